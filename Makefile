@@ -1,0 +1,43 @@
+# make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
+# make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
+# make lint       ruff and mypy --strict
+# make gpu-test   the tests that need a GPU
+# make clean      remove what make made
+#
+# PYTHON=python3.12 picks the interpreter that .venv is made with.
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: bench test lint gpu-test clean
+
+bench: $(READY)
+	$(BIN)/harness run scenarios/quick.yaml
+
+test: lint
+	$(BIN)/pytest -m "not gpu" $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+gpu-test: $(READY)
+	$(BIN)/pytest -m gpu $(ARGS)
+
+clean:
+	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamped last, so that an install that was cut off is done again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Python 3.11 or later is needed; '$(PYTHON)' isn't that. Name one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,lint]'
+	$(BIN)/python -m compileall -q harness
+	@touch $@

@@ -1,0 +1,72 @@
+"""One tree of errors. Each carries the exit code that the command line ends with."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    GATE_FAILED = 1
+    USAGE = 2
+    UNDECIDED = 3
+    ENVIRONMENT = 4
+    CASES_FAILED = 5
+
+
+class HarnessError(Exception):
+    """Anything that the harness itself reports. `advice` says what to do next."""
+
+    exit_code = Exit.USAGE
+
+    def __init__(self, message: str, advice: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.advice = advice
+
+
+class UsageError(HarnessError):
+    """The request can't be carried out as written."""
+
+
+class MachineError(HarnessError):
+    """The machine can't give valid numbers (no device, no room on the disk, a library that is missing)."""
+
+    exit_code = Exit.ENVIRONMENT
+
+
+class CompileError(HarnessError):
+    """A kernel didn't compile. `message` holds the compiler's log."""
+
+    exit_code = Exit.CASES_FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with an input: where it stands, what was found, what is allowed."""
+
+    where: str
+    message: str
+    advice: str = ""
+
+
+class InputError(UsageError):
+    """Everything that is wrong with the given files, at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """Advice naming the allowed spelling nearest to `word`, or all of them where none is near."""
+    choices = sorted(allowed)
+    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    return f"allowed: {', '.join(choices)}" if choices else "none is known"

@@ -1,0 +1,109 @@
+"""Integer expressions of symbols, evaluated over a syntax tree: no `eval`, no names but the symbols."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+
+LIMIT = 2**63 - 1
+_MAX_SHIFT = 64
+
+
+class ExpressionError(ValueError):
+    """The expression can't be read or has no value; the text says why. `symbol` is set if one is unknown."""
+
+    def __init__(self, message: str, symbol: str | None = None) -> None:
+        super().__init__(message)
+        self.symbol = symbol
+
+
+def _floor_div(a: int, b: int) -> int:
+    if b == 0:
+        raise ExpressionError("divides by zero")
+    return a // b
+
+
+def _modulo(a: int, b: int) -> int:
+    if b == 0:
+        raise ExpressionError("takes a remainder by zero")
+    return a % b
+
+
+def _power(a: int, b: int) -> int:
+    if b < 0:
+        raise ExpressionError("has a negative exponent, which isn't an integer")
+    # 2**64 is past the limit already; without this check 9**9**9 would run for hours.
+    if b > _MAX_SHIFT and abs(a) > 1:
+        raise ExpressionError("overflows 64 bits")
+    return int(a**b)
+
+
+_BINARY: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: _floor_div,
+    ast.Mod: _modulo,
+    ast.Pow: _power,
+}
+_FUNCTIONS: dict[str, Callable[..., int]] = {
+    "min": min,
+    "max": max,
+    "cdiv": lambda a, b: -_floor_div(-a, b),
+}
+ALLOWED = "integers, symbols, + - * // % **, parentheses, min(), max(), cdiv() (division rounded up)"
+
+
+def evaluate(text: str | int, symbols: Mapping[str, int]) -> int:
+    """The integer value of `text`, e.g. '2**27 // N' with {'N': 512}.
+
+    Raises ExpressionError for anything but integer arithmetic over known symbols within 64 bits.
+    """
+    try:
+        tree = ast.parse(str(text).strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"isn't an expression ({ALLOWED})") from error
+    try:
+        return _value(tree.body, symbols)
+    except RecursionError as error:
+        raise ExpressionError("is nested too deeply") from error
+
+
+def symbols_in(text: str | int) -> frozenset[str]:
+    """Names of the symbols that an expression uses; empty where it can't be read."""
+    try:
+        tree = ast.parse(str(text).strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return frozenset()
+    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+
+
+def _value(node: ast.expr, symbols: Mapping[str, int]) -> int:
+    result = _unchecked(node, symbols)
+    if abs(result) > LIMIT:
+        raise ExpressionError("overflows 64 bits")
+    return result
+
+
+def _unchecked(node: ast.expr, symbols: Mapping[str, int]) -> int:
+    match node:
+        case ast.Constant(value=bool()):
+            pass
+        case ast.Constant(value=int(value)):
+            return value
+        case ast.Constant(value=float(value)):
+            raise ExpressionError(f"holds the fraction {value}; only integers are allowed")
+        case ast.Name(id=name):
+            if name not in symbols:
+                raise ExpressionError(f"uses '{name}', which isn't a symbol here", symbol=name)
+            return symbols[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, symbols)
+        case ast.BinOp(op=ast.Div()):
+            raise ExpressionError("divides with '/', which gives a fraction; write '//'")
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_value(left, symbols), _value(right, symbols))
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and len(args) == 2:
+            return _FUNCTIONS[name](*(_value(arg, symbols) for arg in args))
+    raise ExpressionError(f"isn't integer arithmetic ({ALLOWED})")

@@ -1,0 +1,82 @@
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness import units
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (1234.5, 4, "1234"),
+        (123456.0, 4, "123456"),
+        (12.346, 4, "12.35"),
+        (0.1234, 4, "0.1234"),
+        (0.00012345, 3, "0.000123"),
+        (-1.5, 2, "-1.5"),
+        (0.0, 4, "0"),
+        (math.inf, 4, "inf"),
+        (math.nan, 4, "nan"),
+    ],
+)
+def test_significant(value: float, digits: int, text: str) -> None:
+    assert units.significant(value, digits) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (7.2e-5, "72.00 us"),
+        (1e-6, "1.000 us"),
+        (9.99e-7, "999.0 ns"),
+        (3e-10, "0.3000 ns"),
+        (0.0123, "12.30 ms"),
+        (90.0, "90.00 s"),
+        (0.0, "0 s"),
+    ],
+)
+def test_seconds(value: float, text: str) -> None:
+    assert units.seconds(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.000 kB"),
+        (308281344, "308.3 MB"),
+        (8589934592, "8.590 GB"),
+        (2.5e12, "2.500 TB"),
+    ],
+)
+def test_size(value: float, text: str) -> None:
+    assert units.size(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(4.3e12, "4300 GB/s"), (1e12, "1000 GB/s"), (12.34e9, "12.3 GB/s"), (9.876e9, "9.88 GB/s"), (5e6, "0.00500 GB/s")],
+)
+def test_rate(value: float, text: str) -> None:
+    assert units.rate(value) == text
+
+
+def test_shares_and_ratios() -> None:
+    assert units.percent(0.987) == "98.7%"
+    assert units.percent(1.02346, decimals=2) == "102.35%"
+    assert units.ratio(1.5) == "1.50x"
+
+
+@pytest.mark.parametrize(
+    ("values", "unit"),
+    [([1.0, 2e-3], "ms"), ([5e-6, math.nan, 0.0], "us"), ([1e-12], "ns"), ([], "s"), ([0.0], "s"), ([-2e-3], "ms")],
+)
+def test_a_column_takes_the_unit_of_its_smallest_number(values: list[float], unit: str) -> None:
+    scale, found = units.time_scale(values)
+    assert found == unit
+    assert scale == {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]

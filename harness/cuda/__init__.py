@@ -1,0 +1,40 @@
+"""Compile kernels with NVRTC, keep them on disk, launch them. The only place that imports cuda.core.
+
+Importing this package costs nothing: cuda.core comes with the first kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness.cuda.compile import architecture, cubin
+from harness.cuda.divide import fast_divisor
+from harness.cuda.launch import Kernel, memcpy
+
+__all__ = ["Kernel", "device", "fast_divisor", "load", "memcpy", "resident_threads"]
+
+
+def load(file: Path, entry: str, macros: Mapping[str, str | int]) -> Kernel:
+    """The kernel `entry` of `file`, compiled for the current device (or taken from the cache on disk) and loaded."""
+    return _load(file, entry, tuple(sorted(macros.items())))
+
+
+@cache
+def _load(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...]) -> Kernel:
+    return Kernel(cubin(file, dict(macros), architecture()), entry)
+
+
+def resident_threads() -> int:
+    """Threads that all multiprocessors together hold at a time, if registers and shared memory allow."""
+    properties = device().properties
+    return int(properties.multiprocessor_count * properties.max_threads_per_multiprocessor)
+
+
+def device() -> Any:
+    """The driver's view of the first visible device, as cuda.core gives it: name, uuid, properties."""
+    from cuda.core import Device
+
+    return Device(0)

@@ -1,0 +1,100 @@
+"""CUDA C++ -> cubin through NVRTC, cached on disk by content, options and compiler version."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from harness import paths
+from harness.errors import CompileError, MachineError
+
+
+def architecture() -> str:
+    """'sm_90' for the current device."""
+    from cuda.core import Device
+
+    return f"sm_{Device().arch}"
+
+
+def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
+    """Machine code of `file` for `arch`. Compiles only what isn't in the cache; processes may share the cache.
+
+    Raises CompileError with the compiler's log, MachineError where NVRTC or the CUDA headers are missing.
+    """
+    from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+
+    source = file.read_text()
+    key = make_program_cache_key(
+        code=source,
+        code_type="c++",
+        options=_options(file, macros, arch),
+        target_type="cubin",
+        extra_digest=_headers_digest(file.parent),
+    )
+    with FileStreamProgramCache(paths.cache() / "kernels") as cache:
+        code: bytes | None = cache.get(key)
+        if code is None:
+            code, _ = compile_verbose(file, macros, arch)
+            cache[key] = code
+    return code
+
+
+def compile_verbose(file: Path, macros: Mapping[str, str | int], arch: str) -> tuple[bytes, str]:
+    """Machine code and the compiler's log with the registers, stack frame and spills of each kernel. Not cached."""
+    from cuda.core import Program
+
+    options = _options(file, macros, arch)
+    log = io.StringIO()
+    try:
+        program = Program(file.read_text(), "c++", options)
+        return bytes(program.compile("cubin", logs=log).code), log.getvalue()
+    except Exception as error:
+        raise CompileError(
+            f"{file.name} doesn't compile for {arch}:\n{error}", "see the compiler's log above"
+        ) from error
+
+
+def _options(file: Path, macros: Mapping[str, str | int], arch: str):  # type: ignore[no-untyped-def]
+    from cuda.core import ProgramOptions
+
+    return ProgramOptions(
+        # The full path lets the profilers find the source lines.
+        name=str(file),
+        arch=arch,
+        std="c++17",
+        lineinfo=True,
+        ptxas_options="-v",
+        include_path=[str(folder) for folder in _include_folders(file.parent)],
+        define_macro=[(name, str(value)) for name, value in macros.items()] or None,
+    )
+
+
+def _include_folders(own: Path) -> list[Path]:
+    return [own / "include", paths.data("kernels") / "include", *_cuda_headers()]
+
+
+@cache
+def _cuda_headers() -> tuple[Path, ...]:
+    """Folders of the CUDA headers (cuda_fp16.h and what it includes), and of CCCL where it's installed."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    found = [find_nvidia_header_directory(library) for library in ("cudart", "cccl")]
+    if found[0] is None:
+        raise MachineError("the CUDA headers (cuda_fp16.h) aren't installed", "pip install nvidia-cuda-runtime")
+    return tuple(Path(folder) for folder in found if folder)
+
+
+def _headers_digest(own: Path) -> bytes:
+    """Hash of every header that a kernel might include, and of where CUDA's own lie (their path has the version)."""
+    digest = hashlib.sha256()
+    for folder in (own / "include", paths.data("kernels") / "include"):
+        for header in sorted(folder.glob("*.cuh")):
+            digest.update(header.name.encode() + header.read_bytes())
+    for folder in _cuda_headers():
+        # The runtime's version stands in this header; where CUDA's headers lie doesn't tell it.
+        for header in folder.glob("cuda_runtime_api.h"):
+            digest.update(header.read_bytes())
+    return digest.digest()

@@ -1,0 +1,83 @@
+"""A loaded kernel, called with torch tensors on torch's current stream."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from harness.model import KernelFacts
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Kernel:
+    """One `extern "C"` kernel. Call it as `kernel(grid, block, *args)`.
+
+    Arguments: torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, or None (a null
+    pointer). An empty grid does nothing, since CUDA refuses it.
+    """
+
+    def __init__(self, cubin: bytes, entry: str) -> None:
+        from cuda.core import Device, ObjectCode
+
+        # torch made the primary context current; this tells cuda.core to use it.
+        Device(_torch_cuda().current_device()).set_current()
+        self._module = ObjectCode.from_cubin(cubin)
+        self._kernel = self._module.get_kernel(entry)
+        attributes = self._kernel.attributes
+        self.facts = KernelFacts(
+            name=entry,
+            registers=attributes.num_regs,
+            local=attributes.local_size_bytes,
+            shared=attributes.shared_size_bytes,
+        )
+
+    def __call__(self, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0) -> None:
+        """Launch asynchronously. grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes."""
+        from cuda.core import launch
+
+        if grid == 0:
+            return
+        launch(_stream(), _config(grid, block, shared), self._kernel, *map(_argument, args))
+
+
+def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy between two contiguous tensors of the same size with the driver's device-to-device copy."""
+    from cuda.core import Buffer
+
+    size = source.numel() * source.element_size()
+    if size:
+        to, of = Buffer.from_handle(destination.data_ptr(), size), Buffer.from_handle(source.data_ptr(), size)
+        to.copy_from(of, stream=_stream())
+
+
+@lru_cache(maxsize=256)
+def _config(grid: int | tuple[int, ...], block: int, shared: int) -> Any:
+    from cuda.core import LaunchConfig
+
+    return LaunchConfig(grid=grid, block=block, shmem_size=shared)
+
+
+def _stream() -> Any:
+    # Asked for at each launch: torch changes its current stream while it captures a graph.
+    return _wrapped(_torch_cuda().current_stream().cuda_stream)
+
+
+@lru_cache(maxsize=64)
+def _wrapped(handle: int) -> Any:
+    from cuda.core import LEGACY_DEFAULT_STREAM, Stream
+
+    return Stream.from_handle(handle) if handle else LEGACY_DEFAULT_STREAM
+
+
+def _argument(value: Any) -> Any:
+    if value is None:
+        return 0
+    return value.data_ptr() if hasattr(value, "data_ptr") else value
+
+
+def _torch_cuda() -> Any:
+    import torch
+
+    return torch.cuda

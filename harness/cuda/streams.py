@@ -1,0 +1,41 @@
+"""The plain streaming kernel: tool of the ceilings, and the copy op's own variants."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness import cuda, paths
+
+if TYPE_CHECKING:
+    import torch
+
+BLOCK = 256
+PACK_BYTES = 16
+SOURCE = paths.data("kernels") / "copy.cu"
+
+
+def macros(reads: int, writes: int, unroll: int, evict_first: bool) -> dict[str, str | int]:
+    """What kernels/copy.cu is compiled with."""
+    return {"READS": reads, "WRITES": writes, "UNROLL": unroll, "EVICT_FIRST": int(evict_first), "BLOCK": BLOCK}
+
+
+class StreamKernel:
+    """Streams `reads` arrays (0 to 3) into `writes` (0 or 1), `unroll` packs of 16 bytes a thread.
+
+    evict_first: mark every access so that the cache gives its line up first.
+    Called with arrays of one size; whole packs are streamed, a tail is left out. All must be aligned to 16 bytes.
+    """
+
+    def __init__(self, reads: int, writes: int, unroll: int, evict_first: bool = False) -> None:
+        self.kernel = cuda.load(SOURCE, "stream", macros(reads, writes, unroll, evict_first))
+        self._per_block = BLOCK * unroll
+
+    def __call__(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:
+        """Launch once. A read-only stream has no destination; its kernel gets a source's address and never writes."""
+        sized = (*sources, *destinations)[0]
+        packs = sized.numel() * sized.element_size() // PACK_BYTES
+        inputs = [*sources, *[None] * (3 - len(sources))]
+        output = destinations[0] if destinations else sources[0]
+        self.kernel(-(-packs // self._per_block), BLOCK, *inputs, output, ctypes.c_int64(packs))

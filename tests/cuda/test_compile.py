@@ -1,0 +1,80 @@
+"""NVRTC and the cache of compiled kernels; needs no GPU."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from harness import paths
+from harness.cuda.compile import compile_verbose, cubin
+from harness.errors import CompileError
+
+PRELU = paths.data("kernels") / "prelu.cu"
+MACROS = {"SCALAR": "__half"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kernels"
+
+
+def entries(cache: Path) -> list[Path]:
+    return [file for file in cache.rglob("*") if file.is_file() and file.stat().st_size > 1000]
+
+
+def test_machine_code_with_line_information():
+    code, _ = compile_verbose(PRELU, MACROS, "sm_90")
+    assert code.startswith(b"\x7fELF")
+    assert b".debug_line" in code
+    # DWARF keeps folder and name apart.
+    assert str(PRELU.parent).encode() in code
+    assert PRELU.name.encode() in code
+
+
+def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
+    first = cubin(PRELU, MACROS, "sm_90")
+    monkeypatch.setattr("harness.cuda.compile.compile_verbose", None)
+    assert cubin(PRELU, MACROS, "sm_90") == first
+
+
+def test_content_options_and_architecture_make_the_key(cache, tmp_path):
+    source = tmp_path / "k.cu"
+    source.write_text('extern "C" __global__ void k(int* p) { *p = VALUE; }')
+    for text in (source.read_text(), source.read_text().replace("*p =", "*p +=")):
+        source.write_text(text)
+        for value in (1, 2):
+            for arch in ("sm_80", "sm_90"):
+                cubin(source, {"VALUE": value}, arch)
+    assert len(entries(cache)) == 8
+
+
+def test_a_changed_header_is_noticed(cache, tmp_path):
+    (tmp_path / "include").mkdir()
+    header = tmp_path / "include" / "own.cuh"
+    header.write_text("#define ADDED 1\n")
+    source = tmp_path / "k.cu"
+    source.write_text('#include "own.cuh"\nextern "C" __global__ void k(int* p) { *p += ADDED; }')
+    before = cubin(source, {}, "sm_90")
+    header.write_text("#define ADDED 2\n")
+    assert cubin(source, {}, "sm_90") != before
+
+
+def _compile(_: int) -> bytes:
+    return cubin(PRELU, MACROS, "sm_90")
+
+
+def test_processes_may_share_the_cache(cache):
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        codes = set(pool.map(_compile, range(8)))
+    assert len(codes) == 1
+    assert len(entries(cache)) == 1
+
+
+def test_an_error_shows_the_compilers_log(tmp_path):
+    source = tmp_path / "bad.cu"
+    source.write_text('extern "C" __global__ void k(int* p) { *p = missing; }')
+    with pytest.raises(CompileError, match=r'bad.cu\(1\): error: identifier "missing" is undefined'):
+        compile_verbose(source, {}, "sm_90")

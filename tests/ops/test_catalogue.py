@@ -1,0 +1,76 @@
+"""Ops are found by file name; what is wrong with one is said with its file."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.ops import Catalogue, Op
+
+SHEET = "from harness.ops import Op\nOP = Op('{name}', '', {{'N': 'elements'}})\n"
+
+
+def plugin(folder: Path, name: str, text: str) -> Path:
+    file = folder / f"{name}.py"
+    file.write_text(text)
+    return file
+
+
+def test_bundled_ops_are_found():
+    catalogue = Catalogue()
+    assert {"copy", "prelu"} <= set(catalogue)
+    assert list(catalogue["prelu"].variants) == ["eager", "compile", "naive", "packed", "tuned"]
+    assert catalogue["prelu"].file.name == "prelu.py"
+
+
+def test_every_bundled_kernel_has_its_twin():
+    for op in Catalogue().values():
+        assert op.find(f"{op.name}.cu").is_file()
+
+
+def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
+    (tmp_path / "mine.cu").write_text("")
+    op = Catalogue([plugin(tmp_path, "mine", SHEET.format(name="mine"))])["mine"]
+    assert op.find("mine.cu") == tmp_path / "mine.cu"
+    assert op.find("prelu.cu").parent.name == "kernels"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SHEET.format(name="prelu"), r"bad.py: there is an op named 'prelu' already \(.*ops/prelu.py\)"),
+        ("x = 1\n", "bad.py: defines no op"),
+        ("1 / 0\n", "bad.py: ZeroDivisionError: division by zero"),
+        ("def f(:\n", "bad.py: SyntaxError"),
+        (SHEET.format(name="a") + "OP.variant('v', '')(print)\nOP.variant('v', '')(print)\n", "two variants named 'v'"),
+    ],
+)
+def test_a_bad_plugin_is_one_clear_error(tmp_path, text, message):
+    with pytest.raises(UsageError, match=message):
+        Catalogue([plugin(tmp_path, "bad", text)])
+
+
+def test_a_missing_plugin(tmp_path):
+    with pytest.raises(UsageError, match="not a Python file"):
+        Catalogue([tmp_path / "none.py"])
+
+
+def test_the_nearest_name_is_offered():
+    with pytest.raises(KeyError, match="did you mean 'prelu'"):
+        Catalogue()["prelou"]
+
+
+def test_listing_ops_imports_neither_torch_nor_the_compiler():
+    code = "import sys, harness.ops; harness.ops.Catalogue(); print('torch' in sys.modules, 'cuda.core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
+
+
+def test_an_empty_op_moves_nothing():
+    op = Op("none", "", {"N": ""})
+    op.variant("v", "")(lambda _: print)
+    assert op.essential({"N": 4}, "float32").moved == 0

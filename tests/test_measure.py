@@ -1,0 +1,192 @@
+"""From a job to a measurement, on a device whose clock, memory and cache the tests control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from harness.devices import Batch
+from harness.devices.cpu import Cpu
+from harness.measure import measure
+from harness.model import Case, Conditions, Job, Measurement, Timing
+from harness.ops import Context, Launch, Op, Tensor
+
+MIB = 2**20
+
+
+class FakeDevice(Cpu):
+    """A processor on which each sample takes what the test says."""
+
+    cache_bytes = MIB
+
+    def __init__(self, samples: Sequence[float], free: int = 2**34, conditions: Conditions | None = None) -> None:
+        self.script = list(samples)
+        self.free = free
+        self.state = conditions or Conditions()
+        self.calls = 0
+
+    def free_bytes(self) -> int:
+        return self.free
+
+    def conditions(self) -> Conditions:
+        return self.state
+
+    def batch(
+        self, calls: Sequence[Callable[[], object]], *, capture: bool, keep: int, seconds: float, agree=float
+    ) -> Batch:
+        self.calls = len(calls)
+
+        def run(n: int) -> list[float]:
+            return [self.script[i % len(self.script)] for i in range(n)]
+
+        return Batch(run, len(calls), "graph" if capture else "launch", seconds)
+
+
+def op(**variant: Any) -> Op:
+    sheet = Op(
+        "twice",
+        "y = 2 x",
+        {"N": "elements"},
+        inputs=(Tensor("x", ("N",)),),
+        outputs=(Tensor("y", ("N",)),),
+        reference=lambda _, t: {"y": t.x.double() * 2},
+        flops="N",
+    )
+
+    @sheet.variant("ours", "doubles", devices=("cpu",), **variant)
+    def ours(_: Context) -> Launch:
+        return lambda t: torch.mul(t.x, 2, out=t.y)
+
+    return sheet
+
+
+def run(device: Cpu, sheet: Op | None = None, n: int = 1024, cache: str = "cold", **timing: float) -> Measurement:
+    case = Case("twice", "ours", "float32", (("N", n),), "cpu", cache)
+    return measure(Job(case, Timing(**{"max_time": 0.05, **timing})), sheet or op(), device, process=3)
+
+
+def test_a_steady_device_stops_by_the_interval():
+    result = run(FakeDevice([2e-6]))
+    assert result.status == "ok"
+    assert result.samples == (2e-6,) * 20
+    assert result.time == 2e-6
+    assert (result.stopped, result.timer, result.process) == ("interval", "graph", 3)
+    assert (result.work.read, result.work.written, result.work.flops) == (4096, 4096, 1024)
+    assert result.warnings == ()
+    assert [name for name, _ in result.phases] == ["setup", "compile", "check", "setup", "warm", "sample", "calls"]
+
+
+def test_a_noisy_device_stops_by_the_time_and_says_so():
+    result = run(FakeDevice([2e-6, 3e-6]))
+    assert result.stopped == "time"
+    assert len(result.samples) >= 6
+    (warning,) = result.warnings
+    assert warning.code == "noisy"
+    assert "asked for 0.2%" in warning.message
+    assert "--max-time" in warning.advice
+
+
+def test_precision_decides_what_is_noisy():
+    assert run(FakeDevice([2.00e-6, 2.01e-6]), precision=0.01).stopped == "interval"
+
+
+def test_sets_outgrow_the_cache_four_times():
+    device = FakeDevice([1e-6])
+    result = run(device, n=1000)
+    assert result.sets == device.calls == -(-4 * MIB // 8000)
+
+
+def test_large_cases_still_rotate_over_a_few_sets():
+    assert run(FakeDevice([1e-6]), n=2 * MIB).sets == 4
+
+
+def test_a_hot_cache_keeps_one_set():
+    result = run(FakeDevice([1e-6]), cache="hot")
+    assert result.sets == 1
+    assert result.case.id == "twice/ours/float32/N1024/hot"
+
+
+def test_too_few_sets_are_reported():
+    result = run(FakeDevice([1e-6]), n=10)
+    assert result.sets == 1024
+    assert [w.code for w in result.warnings] == ["few-sets"]
+
+
+def test_lowered_clocks_are_reported():
+    result = run(FakeDevice([1e-6], conditions=Conditions(temperature_c=95, reasons=("power cap",))))
+    (warning,) = result.warnings
+    assert (warning.code, "power cap" in warning.message) == ("throttled", True)
+    assert result.before == result.after == Conditions(temperature_c=95, reasons=("power cap",))
+
+
+def test_what_asks_for_no_graph_gets_none():
+    assert run(FakeDevice([1e-6]), op(capture=False)).timer == "launch"
+
+
+def test_memory_is_predicted_before_it_is_taken():
+    result = run(FakeDevice([1e-6], free=30_000), n=10_000)
+    assert (result.status, result.phases, result.samples) == ("out_of_memory", (), ())
+    assert result.error == "needs 200.0 kB, 30.00 kB are free on the device"
+
+
+def test_memory_that_runs_out_is_recorded():
+    def greedy(_: Context) -> Launch:
+        return lambda _: torch.empty(2**50, dtype=torch.uint8)
+
+    sheet = op()
+    sheet.variants.clear()
+    sheet.variant("ours", "", devices=("cpu",))(greedy)
+    result = run(FakeDevice([1e-6]), sheet)
+    assert result.status == "out_of_memory"
+    assert result.samples == ()
+
+
+def test_a_wrong_result_has_no_time():
+    sheet = op()
+    sheet.reference = lambda _, t: {"y": t.x.double() * 3}
+    result = run(FakeDevice([1e-6]), sheet)
+    assert (result.status, result.samples, result.call_samples) == ("wrong", (), ())
+    assert "1024 of 1024 elements are wrong" in result.error
+
+
+def test_a_variant_that_cannot_says_why():
+    result = run(FakeDevice([1e-6]), op(unsupported=lambda case: "N is odd" if case.symbols["N"] % 2 else None), n=3)
+    assert (result.status, result.error) == ("unsupported", "N is odd")
+
+
+def test_variants_of_a_group_get_the_same_data_and_others_do_not():
+    seeds = {n: run(FakeDevice([1e-6]), n=n).seed for n in (64, 128)}
+    assert run(FakeDevice([1e-6]), n=64).seed == seeds[64] != seeds[128]
+
+
+def test_any_other_error_is_the_callers():
+    sheet = op()
+    sheet.reference = lambda _, t: {"y": 1 / 0}
+    with pytest.raises(ZeroDivisionError):
+        run(FakeDevice([1e-6]), sheet)
+
+
+def test_the_real_processor_gives_a_plausible_time():
+    """8 MB moved by a processor: more than 10 us on any, less than a second on any that works."""
+    result = run(Cpu(), n=MIB, precision=0.5)
+    assert result.timer == "host"
+    assert 1e-5 < result.time < 1
+    assert 1e-5 < result.call_time < 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["memcpy", "stream"])
+def test_device_time_agrees_with_the_memory(variant):
+    """A copy of 256 MB on a GPU takes neither less than 10 TB/s would nor more than 100 GB/s would."""
+    from harness.devices.cuda import Cuda
+    from harness.ops import Catalogue
+
+    job = Job(Case("copy", variant, "float32", (("N", 2**26),)), Timing(max_time=0.5))
+    result = measure(job, Catalogue()["copy"], Cuda())
+    assert result.status == "ok", result.error
+    assert result.timer == ("launch" if variant == "memcpy" else "graph")
+    assert 1e11 < result.work.moved / result.time < 1e13
+    assert result.after.sm_clock_hz > 1e8

@@ -1,0 +1,104 @@
+"""Scenario files -> definitions. Every name is checked against the op, and all problems are reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from harness.errors import InputError, Problem
+from harness.model import Case, Claim, Expectation, Timing
+from harness.scenario.definition import Definition, Op, Shape
+from harness.scenario.documents import Document, read
+from harness.scenario.schema import Names, ScenarioKeys, validate
+from harness.scenario.shapes import expand
+
+
+def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition, ...]:
+    """The scenarios in the files at `paths`. Raises InputError with all problems of all files."""
+    problems: list[Problem] = []
+    definitions: dict[str, Definition] = {}
+    for path in paths:
+        try:
+            definition = _definition(read(path), catalogue)
+        except InputError as error:
+            problems += error.problems
+            continue
+        first = definitions.setdefault(definition.name, definition)
+        if first is not definition:
+            message = f"another scenario is named '{definition.name}' too: {first.file}"
+            problems.append(Problem(str(path), message, "rename one of the files"))
+    if problems:
+        raise InputError(problems)
+    return tuple(definitions.values())
+
+
+def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
+    """The scenario in one file. Raises InputError with all of its problems."""
+    names = _names(document.data, catalogue)
+    keys, wrong, structure = validate(document, names)
+    problems = [*document.problems, *structure]
+    shapes: tuple[Shape, ...] = ()
+    if names.op and not wrong & {"op", "shapes"}:
+        shapes, unfit = expand(document, keys.shapes, names.op, names.dtypes, names.variants)
+        # A claim about a shape that is wrong would only be a second complaint about it.
+        problems += unfit or _places(document, keys, names.dtypes, shapes)
+    if problems:
+        raise InputError(_one_each(problems))
+    return Definition(
+        file=document.file,
+        title=keys.title,
+        op=keys.op,
+        shapes=shapes,
+        dtypes=names.dtypes,
+        variants=names.variants,
+        baseline=keys.baseline if keys.baseline in names.variants else names.variants[0],
+        shows=keys.shows,
+        source=keys.source,
+        rows=tuple(keys.rows),
+        tags=tuple(keys.tags),
+        cache=keys.cache,
+        timing=Timing(**keys.timing.model_dump()),
+        expect=tuple(
+            Expectation(v, metric, value) for v, least in keys.expect.items() for metric, value in least.items()
+        ),
+        claims=tuple(Claim(**claim.model_dump()) for claim in keys.claims),
+    )
+
+
+def _names(data: Mapping[str, object], catalogue: Mapping[str, Op]) -> Names:
+    """The names that a file may use. Taken from the data as it is, so that one wrong name hides no other."""
+    name = data.get("op")
+    if not isinstance(name, str) or name not in catalogue:
+        return Names(catalogue)
+    op = catalogue[name]
+    return Names(catalogue, op, _chosen(data.get("dtypes"), op.dtypes), _chosen(data.get("variants"), op.variants))
+
+
+def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:
+    """Those listed that exist, each once; every one where nothing is listed."""
+    known = [name for name in listed if isinstance(name, str) and name in every] if isinstance(listed, list) else []
+    return tuple(dict.fromkeys(known or every))
+
+
+def _places(
+    document: Document, keys: ScenarioKeys, dtypes: Sequence[str], shapes: Sequence[Shape]
+) -> Iterator[Problem]:
+    """Claims about cases that this scenario doesn't have."""
+    groups = {Case(keys.op, "", dtype, shape, cache=keys.cache).group for dtype in dtypes for shape in shapes}
+    for index, claim in enumerate(keys.claims):
+        if not any(fnmatchcase(group, claim.where) for group in groups):
+            message = f"'{claim.where}' matches no case of this scenario"
+            yield document.problem(("claims", index, "where"), message, f"cases are such as {min(groups, default='')}")
+
+
+def _one_each(problems: Sequence[Problem]) -> list[Problem]:
+    """The first problem at each place, in the order of the file."""
+    first = {problem.where: problem for problem in reversed(problems)}
+    return sorted(first.values(), key=lambda problem: (_line(problem.where), problem.where))
+
+
+def _line(where: str) -> int:
+    """The line in 'file.yaml:12: key'; 0 for the whole file."""
+    number = where.partition(": ")[0].rpartition(":")[2]
+    return int(number) if number.isdigit() else 0

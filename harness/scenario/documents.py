@@ -1,0 +1,257 @@
+"""Scenario files on disk: finding them, and reading their YAML so that every key keeps its line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from harness.errors import InputError, Problem, nearest
+from harness.paths import data
+
+try:
+    from yaml import CSafeLoader as SafeLoader
+except ImportError:  # PyYAML built without libyaml: the same, ten times slower
+    from yaml import SafeLoader  # type: ignore[assignment]
+
+KeyPath = tuple[str | int, ...]
+
+_EXAMPLE = "see scenarios/quick.yaml for an example"
+_MOST_NESTED = 20
+# What YAML's own words leave unsaid, by a part of its message.
+_EXPLANATIONS = (
+    ("cannot start any token", "a tab or a special character starts a word; indent with spaces, quote the text"),
+    ("mapping values are not allowed", "a second ': ' in one line, or wrong indentation; quote text that holds ': '"),
+    ("could not find expected ':'", "a key without ': ' after it, or a bracket or quote left open"),
+    ("while parsing a flow", "a bracket is left open, or a comma is missing"),
+    ("single document", "only one document a file is allowed; '---' starts a second one"),
+    ("alias", "'*' starts a reference to an anchor; quote the text"),
+)
+
+
+class _Loader(SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but 1350e9 is a number, as in YAML 1.2 and in editors."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A bundled scenario in one line."""
+
+    name: str
+    title: str
+    op: str
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A YAML mapping with the nodes it was made of. `problems` are those that leave the rest readable."""
+
+    file: Path
+    data: dict[str, Any]
+    root: yaml.Node
+    problems: tuple[Problem, ...]
+
+    def problem(self, path: KeyPath, message: str, advice: str = "") -> Problem:
+        """A problem at `path`, with file, line and key. Where the last keys are missing, the line above them."""
+        node, mark, key = self.root, self.root.start_mark, ""
+        for part in path:
+            found = _child(node, part)
+            if found is None:
+                key = _joined(key, part) if isinstance(node, yaml.MappingNode) else key
+                break
+            at, node = found
+            mark, key = at.start_mark, _joined(key, part)
+        return _problem(self.file, mark, key, message, advice)
+
+
+def find(names: Sequence[str]) -> list[Path]:
+    """Files that `names` stand for, each once: bundled scenarios by name, files, folders of *.yaml.
+
+    Raises InputError for all names that are none of these.
+    """
+    files: dict[Path, Path] = {}
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            for file in _named(name):
+                files.setdefault(file.resolve(), file)
+        except InputError as error:
+            problems += error.problems
+        except OSError as error:
+            problems.append(Problem(name, f"can't be read: {error.strerror}"))
+    if problems:
+        raise InputError(problems)
+    return list(files.values())
+
+
+def overview() -> list[Overview]:
+    """The bundled scenarios, by name. Not checked, so that a listing is quick."""
+    documents = [read(file) for file in _bundled()]
+    return [
+        Overview(d.file.stem, str(d.data.get("title", "")), str(d.data.get("op", "")), tuple(d.data.get("tags", ())))
+        for d in documents
+    ]
+
+
+def read(file: Path) -> Document:
+    """The mapping in a YAML file. Raises InputError if there is none to be had."""
+    text = _text(file)
+    try:
+        _check_depth(file, text)
+        return _document(file, _Loader(text))
+    except yaml.MarkedYAMLError as error:
+        mark, message = error.problem_mark, f"isn't valid YAML: {_reason(error)}"
+        raise InputError([_problem(file, mark, "", message, _advice(error))]) from error
+    except yaml.YAMLError as error:
+        message = "holds control characters, so it isn't YAML text"
+        raise InputError([Problem(str(file), message, _EXAMPLE)]) from error
+
+
+def _document(file: Path, loader: _Loader) -> Document:
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            raise InputError([Problem(str(file), "is empty", _EXAMPLE)])
+        if not isinstance(root, yaml.MappingNode):
+            message = f"holds a {_kind(root)}; a scenario is a mapping of keys such as title, op and shapes"
+            raise InputError([_problem(file, root.start_mark, "", message, _EXAMPLE)])
+        builder = _Builder(file, loader)
+        return Document(file, builder.build(root), root, tuple(builder.problems))
+    finally:
+        loader.dispose()
+
+
+class _Builder:
+    """Makes plain data of YAML nodes. Keys stay text: 'on' is a key like any other, and so is '1'."""
+
+    def __init__(self, file: Path, loader: _Loader) -> None:
+        self.problems: list[Problem] = []
+        self._file = file
+        self._loader = loader
+        self._containers: dict[int, Any] = {}
+
+    def build(self, node: yaml.Node, key: str = "") -> Any:
+        # An alias is the node it names: built once, and one that holds itself comes to an end.
+        if id(node) in self._containers:
+            return self._containers[id(node)]
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, key)
+        if isinstance(node, yaml.SequenceNode):
+            items: list[Any] = []
+            self._containers[id(node)] = items
+            items.extend(self.build(item, _joined(key, index)) for index, item in enumerate(node.value))
+            return items
+        try:
+            return self._loader.construct_object(node)
+        except (yaml.YAMLError, ValueError, OverflowError):
+            kind = node.tag.removeprefix("tag:yaml.org,2002:")
+            self._report(node, key, f"'{node.value[:30]}' can't be read as {kind}", "quote it if it is text")
+            return node.value
+
+    def _mapping(self, node: yaml.MappingNode, key: str) -> dict[str, Any]:
+        mapping: dict[str, Any] = {}
+        lines: dict[str, int] = {}
+        self._containers[id(node)] = mapping
+        for name_node, value in node.value:
+            name = name_node.value
+            if not isinstance(name_node, yaml.ScalarNode):
+                self._report(name_node, key, f"a key must be a word, found a {_kind(name_node)}")
+            elif name in mapping:
+                self._report(name_node, _joined(key, name), f"is written twice, first in line {lines[name]}")
+            else:
+                lines[name] = name_node.start_mark.line + 1
+                mapping[name] = self.build(value, _joined(key, name))
+        return mapping
+
+    def _report(self, node: yaml.Node, key: str, message: str, advice: str = "") -> None:
+        self.problems.append(_problem(self._file, node.start_mark, key, message, advice))
+
+
+def _named(name: str) -> list[Path]:
+    """The files that one name stands for. Raises InputError where there is none."""
+    path = Path(name)
+    bundled = {file.stem: file for file in _bundled()}
+    if name in bundled:
+        return [bundled[name]]
+    if path.is_file():
+        return [path]
+    inside = sorted(path.glob("*.yaml"))
+    if inside:
+        return inside
+    if path.is_dir():
+        raise InputError([Problem(name, "this folder holds no scenario", "scenarios are files named *.yaml")])
+    known = [*bundled, *map(str, path.parent.glob("*.yaml"))]
+    raise InputError(
+        [Problem(name, "no scenario file or folder, and none bundled, has this name", nearest(name, known))]
+    )
+
+
+def _bundled() -> list[Path]:
+    return sorted(data("scenarios").glob("*.yaml"))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError([Problem(str(file), f"can't be read: {error.strerror}")]) from error
+    except UnicodeDecodeError as error:
+        raise InputError([Problem(str(file), "isn't UTF-8 text", "a scenario is a YAML file")]) from error
+
+
+def _check_depth(file: Path, text: str) -> None:
+    """Refuse what is nested so deeply that libyaml, which recurses, would crash. No scenario needs six levels."""
+    depth = 0
+    for event in yaml.parse(text, _Loader):
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > _MOST_NESTED:
+            raise InputError([Problem(str(file), f"is nested more than {_MOST_NESTED} levels deep", _EXAMPLE)])
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "mapping"
+    return "list" if isinstance(node, yaml.SequenceNode) else "single value"
+
+
+def _reason(error: yaml.MarkedYAMLError) -> str:
+    return ", ".join(part for part in (error.context, error.problem) if part)
+
+
+def _advice(error: yaml.MarkedYAMLError) -> str:
+    reason = _reason(error)
+    return next((advice for fragment, advice in _EXPLANATIONS if fragment in reason), "")
+
+
+def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
+    """The node to point at for `part` (a key, or an item) and the value under it; None if there is none."""
+    if isinstance(node, yaml.MappingNode):
+        return next(((key, value) for key, value in node.value if key.value == part), None)
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+        return node.value[part], node.value[part]
+    return None
+
+
+def _problem(file: Path, mark: yaml.Mark | None, key: str, message: str, advice: str) -> Problem:
+    where = [f"{file}:{mark.line + 1}" if mark else str(file), *([key] if key else [])]
+    return Problem(": ".join(where), message, advice)
+
+
+def _joined(key: str, part: str | int) -> str:
+    """A key path as people write it: 'shapes[0].N'."""
+    if isinstance(part, int):
+        return f"{key}[{part}]"
+    return f"{key}.{part}" if key else part

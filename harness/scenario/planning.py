@@ -1,0 +1,178 @@
+"""Definitions -> the jobs of a run: cases filtered, put in order, each once."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+
+from harness.errors import InputError, Problem, UsageError, nearest
+from harness.expressions import evaluate
+from harness.model import Case, Job, Scenario, Timing
+from harness.scenario.definition import Definition, Op
+
+_Candidate = tuple[Definition, Case]
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What the command line asks for: a device, filters (empty: everything), timing in place of the scenarios'.
+
+    only: globs on case ids. A case is kept if any glob matches, and its scenario has any of the tags.
+    """
+
+    device: str
+    only: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    precision: float | None = None
+    max_time: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run, in order. A case that several scenarios ask for is one job."""
+
+    scenarios: tuple[Scenario, ...]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    """One of the filters: keeps a candidate if any of its values is among the chosen ones."""
+
+    flag: str
+    chosen: tuple[str, ...]
+    values: Callable[[Definition, Case], Sequence[str]]
+
+    def keeps(self, candidate: _Candidate) -> bool:
+        values = self.values(*candidate)
+        return not self.chosen or any(fnmatchcase(value, choice) for value in values for choice in self.chosen)
+
+
+def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Plan:
+    """The jobs for one device: by scenario, dtype, shape, then variant with the baseline first.
+
+    Variants that don't run on the device are left out. Raises InputError for filters that name what isn't there and
+    for scenarios that time the same case differently, UsageError if nothing is left to run.
+    """
+    if not definitions:
+        raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
+    candidates = [(d, case) for d in definitions for case in d.cases(selection.device)]
+    problems = [*_unknown(definitions, catalogue, selection), *_unmatched(candidates, catalogue, selection)]
+    if problems:
+        raise InputError(problems)
+    chosen = _filtered(candidates, catalogue, selection)
+    jobs = _jobs(chosen, catalogue, selection)
+    cases = {d.name: tuple(case.id for owner, case in chosen if owner is d) for d in definitions}
+    return Plan(tuple(_scenario(d, cases[d.name]) for d in definitions if cases[d.name]), jobs)
+
+
+def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]:
+    return [
+        _Filter("--device", (selection.device,), lambda _, case: catalogue[case.op].variants[case.variant].devices),
+        _Filter("--tag", selection.tags, lambda definition, _: definition.tags),
+        _Filter("--variants", selection.variants, lambda _, case: (case.variant,)),
+        _Filter("--dtype", selection.dtypes, lambda _, case: (case.dtype,)),
+        _Filter("--only", selection.only, lambda _, case: (case.id,)),
+    ]
+
+
+def _unknown(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Iterator[Problem]:
+    """Values of flags that are no variant, dtype or tag of any scenario, or no time."""
+    ops = [catalogue[definition.op] for definition in definitions]
+    known: list[tuple[str, str, tuple[str, ...], set[str]]] = [
+        ("--tag", "tag", selection.tags, {tag for d in definitions for tag in d.tags}),
+        ("--variants", "variant", selection.variants, {name for op in ops for name in op.variants}),
+        ("--dtype", "dtype", selection.dtypes, {dtype for op in ops for dtype in op.dtypes}),
+    ]
+    for flag, what, chosen, allowed in known:
+        for name in chosen:
+            if name not in allowed:
+                yield Problem(flag, f"no {what} of these scenarios is named '{name}'", nearest(name, allowed))
+    if selection.precision is not None and not 0 < selection.precision < 1:
+        yield Problem("--precision", f"must be between 0 and 1, found {selection.precision:g}")
+    if selection.max_time is not None and not 0 < selection.max_time < float("inf"):
+        yield Problem("--max-time", f"must be more than 0 seconds, found {selection.max_time:g}")
+
+
+def _unmatched(
+    candidates: Sequence[_Candidate], catalogue: Mapping[str, Op], selection: Selection
+) -> Iterator[Problem]:
+    """Globs of --only that match no case on the device."""
+    device = _filters(catalogue, selection)[0]
+    ids = list(dict.fromkeys(case.id for definition, case in candidates if device.keeps((definition, case))))
+    for pattern in selection.only:
+        if ids and not any(fnmatchcase(id_, pattern) for id_ in ids):
+            near = ", ".join(difflib.get_close_matches(pattern, ids, n=3, cutoff=0))
+            yield Problem("--only", f"'{pattern}' matches no case on {selection.device}", f"near it are {near}")
+
+
+def _filtered(candidates: list[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> list[_Candidate]:
+    """What all filters keep. Raises UsageError that names the filter after which nothing is left."""
+    for filter_ in _filters(catalogue, selection):
+        kept = [candidate for candidate in candidates if filter_.keeps(candidate)]
+        if not kept:
+            asked = " ".join((filter_.flag, *filter_.chosen))
+            left = sorted({value for candidate in candidates for value in filter_.values(*candidate)})
+            raise UsageError(
+                f"nothing to run: {asked} keeps none of the {len(candidates)} cases that are left",
+                f"they have {_some(left)}" if left else "they have none",
+            )
+        candidates = kept
+    return candidates
+
+
+def _jobs(chosen: Iterable[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> tuple[Job, ...]:
+    """One job a case. Raises InputError if two scenarios time a case differently."""
+    jobs: dict[str, tuple[Job, Definition]] = {}
+    problems: dict[str, Problem] = {}
+    for definition, case in chosen:
+        job = Job(case, _timing(definition, selection), evaluate(catalogue[case.op].ranks, case.symbols))
+        first, owner = jobs.setdefault(case.id, (job, definition))
+        if first.timing != job.timing:
+            problem = Problem(
+                str(definition.file),
+                f"times {case.id} otherwise than {owner.file}: {_shown(job.timing)} against {_shown(first.timing)}",
+                "give both the same timing, or run them apart",
+            )
+            problems.setdefault(problem.where, problem)
+    if problems:
+        raise InputError(list(problems.values()))
+    return tuple(job for job, _ in jobs.values())
+
+
+def _timing(definition: Definition, selection: Selection) -> Timing:
+    timing = definition.timing
+    if selection.precision is not None:
+        timing = replace(timing, precision=selection.precision)
+    if selection.max_time is not None:
+        timing = replace(timing, max_time=selection.max_time)
+    return timing
+
+
+def _scenario(definition: Definition, cases: tuple[str, ...]) -> Scenario:
+    return Scenario(
+        name=definition.name,
+        title=definition.title,
+        op=definition.op,
+        cases=cases,
+        shows=definition.shows,
+        source=definition.source,
+        rows=definition.rows,
+        baseline=definition.baseline,
+        tags=definition.tags,
+        expect=definition.expect,
+        claims=definition.claims,
+    )
+
+
+def _shown(timing: Timing) -> str:
+    return f"precision {timing.precision:g}, max_time {timing.max_time:g}, timeout {timing.timeout:g}"
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

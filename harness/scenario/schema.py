@@ -1,0 +1,255 @@
+"""The keys of a scenario file as a pydantic model, which also gives the JSON Schema for editors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
+
+from harness.errors import Problem, nearest
+from harness.model import Cache, Metric, Timing
+from harness.scenario.definition import Op
+from harness.scenario.documents import Document, KeyPath
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_DEFAULT = Timing()
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What names in a file may be: ops, the op that it names (None: unknown), dtypes and variants that it measures."""
+
+    ops: Collection[str]
+    op: Op | None = None
+    dtypes: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+def _form(value: object) -> str | None:
+    """Which of the three ways of writing shapes `value` is."""
+    if isinstance(value, list | Product | Zip):
+        return "<list>" if isinstance(value, list) else f"<{value.__class__.__name__.lower()}>"
+    if isinstance(value, dict) and len(value) == 1 and value.keys() <= {"product", "zip"}:
+        return f"<{next(iter(value))}>"
+    return None
+
+
+def _op(name: str, info: ValidationInfo[Names]) -> str:
+    if info.context.op and not info.context.op.variants:
+        raise _refused(f"op '{name}' has no variants", "add one with @OP.variant(...)")
+    return _known(name, info.context.ops, "no op is named")
+
+
+def _dtype(name: str, info: ValidationInfo[Names]) -> str:
+    op = info.context.op
+    return _known(name, op.dtypes, f"op '{op.name}' has no dtype") if op else name
+
+
+def _variant(name: str, info: ValidationInfo[Names]) -> str:
+    op = info.context.op
+    return _known(name, op.variants, f"op '{op.name}' has no variant") if op else name
+
+
+def _measured(name: str, info: ValidationInfo[Names]) -> str:
+    return _known(name, info.context.variants, "this scenario measures no variant") if info.context.op else name
+
+
+def _over(name: str, info: ValidationInfo[Names]) -> str:
+    if name:
+        return _variant(name, info)
+    if info.data.get("metric") == "speedup":
+        raise _refused("is missing", "a speed-up is over another variant")
+    return name
+
+
+def _known(name: str, allowed: Collection[str], message: str) -> str:
+    if name not in allowed:
+        raise _refused(f"{message} '{name}'", nearest(name, allowed))
+    return name
+
+
+def _refused(message: str, advice: str) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{message}", {"message": message, "advice": advice})
+
+
+Text = Annotated[str, Field(min_length=1)]
+Row = Annotated[str, Field(pattern="^[A-Z][0-9]+$")]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+OpName = Annotated[str, AfterValidator(_op)]
+Dtype = Annotated[str, AfterValidator(_dtype)]
+Variant = Annotated[str, AfterValidator(_variant)]
+Measured = Annotated[str, AfterValidator(_measured)]
+# Checked where sizes get their values, so that a wrong size hides no other.
+Size = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})]
+_Sizes = Annotated[list[Size], Field(min_length=1)]
+Sizes = Annotated[_Sizes, BeforeValidator(_listed, json_schema_input_type=Size | _Sizes)]
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Product(_Keys):
+    """Every combination of the sizes."""
+
+    product: dict[str, Sizes] = Field(min_length=1, description="Sizes of each symbol: one, or a list of them.")
+
+
+class Zip(_Keys):
+    """The first sizes of all lists, then the second ones, and so on. A single size stands for all."""
+
+    zip: dict[str, Sizes] = Field(min_length=1, description="Sizes of each symbol: one, or lists of one length.")
+
+
+class TimingKeys(_Keys):
+    """How long to sample each case."""
+
+    precision: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=_DEFAULT.precision,
+        description="Stop when the 95% interval of the median is this narrow, relative to it.",
+    )
+    max_time: Positive = Field(default=_DEFAULT.max_time, description="Stop sampling after this many seconds.")
+    timeout: Positive = Field(default=_DEFAULT.timeout, description="Give the case up after this many seconds in all.")
+
+
+class ClaimKeys(_Keys):
+    """What a text says of a variant; printed beside what was measured."""
+
+    row: Row = Field(description="The technique's row, e.g. R2.")
+    variant: Variant = Field(description="The variant that the text speaks of.")
+    metric: Metric = Field(description="What the value is.")
+    over: Annotated[str, AfterValidator(_over)] = Field(
+        default="", validate_default=True, description="The variant that it is compared with; a speed-up needs one."
+    )
+    value: Positive = Field(description="Ratio or share, bandwidth in B/s, or time in s.")
+    hardware: Text = Field(description="What the text measured on.")
+    where: Text = Field(default="*", description="Glob on op/dtype/shape: the cases that the claim is about.")
+    text: str = Field(default="", description="The claim in words.")
+
+
+Shapes = Annotated[
+    Annotated[list[dict[str, Size]], Field(min_length=1), Tag("<list>")]
+    | Annotated[Product, Tag("<product>")]
+    | Annotated[Zip, Tag("<zip>")],
+    Discriminator(_form),
+]
+
+
+class ScenarioKeys(_Keys):
+    """What to measure: one op over shapes, dtypes and variants."""
+
+    title: Text = Field(description="What is measured, in a few words.")
+    shows: str = Field(default="", description="What the reader learns from it.")
+    source: str = Field(default="", description="The text that the techniques come from.")
+    rows: list[Row] = Field(default_factory=list, description="Rows of the techniques that it covers, e.g. R1.")
+    op: OpName = Field(description="The op, as 'harness list' names it.")
+    shapes: Shapes = Field(
+        description="A list of shapes, or {product: ...}, or {zip: ...}. A size is an integer or an expression of "
+        "the other symbols, e.g. 2**27 // N. Symbols left out take the op's defaults."
+    )
+    dtypes: list[Dtype] = Field(default_factory=list, min_length=1, description="Data types. Default: all of the op's.")
+    variants: list[Variant] = Field(
+        default_factory=list, min_length=1, description="Variants of the op. Default: all that the device can run."
+    )
+    baseline: Measured = Field(
+        default="eager",
+        description="The variant that speed-ups are over. Without 'eager' the default is the first variant.",
+    )
+    tags: list[Text] = Field(default_factory=list, description="Words to select scenarios by, with --tag.")
+    cache: Cache = Field(default="cold", description="Whether a call finds its data in the last-level cache.")
+    timing: TimingKeys = Field(
+        default_factory=TimingKeys, description="When to stop sampling, and when to give a case up."
+    )
+    expect: dict[Measured, dict[Metric, Positive]] = Field(
+        default_factory=dict, description="Floors for the gate, by variant and metric, e.g. tuned: {of_ceiling: 0.95}."
+    )
+    claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
+
+
+# Stand-ins for required keys that are missing or wrong, so that the rest can be checked all the same.
+_STAND_INS: dict[str, object] = {"title": "-", "op": "-", "shapes": [{}]}
+_NESTED: dict[object, type[_Keys]] = {"timing": TimingKeys, "claims": ClaimKeys}
+_NOT_IN_FILE = frozenset({"<list>", "<product>", "<zip>", "[key]"})
+_MUST = {
+    "string_type": "must be text",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be more than {gt:g}",
+    "less_than": "must be less than {lt:g}",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "string_pattern_mismatch": "must be a capital and a number, such as R2",
+    "union_tag_not_found": "must be a list of shapes, or {{product: ...}}, or {{zip: ...}}",
+}
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a scenario file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **ScenarioKeys.model_json_schema()}
+
+
+def validate(document: Document, names: Names) -> tuple[ScenarioKeys, frozenset[str], list[Problem]]:
+    """The document's keys, the top-level ones that are missing or wrong (given by stand-ins), and what is wrong."""
+    try:
+        return ScenarioKeys.model_validate(document.data, context=names), frozenset(), []
+    except ValidationError as error:
+        details = error.errors(include_url=False)
+    wrong = frozenset(str(detail["loc"][0]) for detail in details)
+    rest = {key: value for key, value in document.data.items() if key not in wrong}
+    keys = ScenarioKeys.model_validate(_STAND_INS | rest, context=Names(ops=["-", *names.ops]))
+    return keys, wrong, [_problem(document, detail) for detail in details]
+
+
+def _problem(document: Document, detail: ErrorDetails) -> Problem:
+    """What pydantic found, in plain words."""
+    path: KeyPath = tuple(part for part in detail["loc"] if part not in _NOT_IN_FILE)
+    found, context = detail["input"], detail.get("ctx", {})
+    model = _NESTED[path[0]] if len(path) > 1 and path[0] in _NESTED else ScenarioKeys
+    match detail["type"]:
+        case "refused":
+            message, advice = context["message"], context["advice"]
+        case "missing":
+            message, advice = "is missing", model.model_fields[str(path[-1])].description or ""
+        case "extra_forbidden":
+            message, advice = f"unknown key '{path[-1]}'", nearest(str(path[-1]), model.model_fields)
+        case "literal_error":
+            message = f"{shown(found)} isn't known here"
+            advice = nearest(str(found), re.findall("'([^']*)'", context["expected"]))
+        case kind:
+            message, advice = f"{_MUST.get(kind, 'is wrong').format(**context)}, found {shown(found)}", ""
+    return document.problem(path, message, advice)
+
+
+def shown(value: object) -> str:
+    """A value as it stands in the file."""
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(value)}" if value else "an empty mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return f"'{value}'" if isinstance(value, str) else str(value)

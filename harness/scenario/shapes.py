@@ -1,0 +1,170 @@
+"""Shapes as a scenario writes them -> sizes: lists, products and zips; expressions in the order they need."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+from typing import Any
+
+from harness.errors import Problem, nearest
+from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
+from harness.scenario.definition import Op, Shape, Tensor
+from harness.scenario.documents import Document, KeyPath
+from harness.scenario.schema import Product, Zip, shown
+
+Written = list[dict[str, Any]] | Product | Zip
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One shape before its expressions have values, and where each size is written."""
+
+    path: KeyPath
+    sizes: Mapping[str, object]
+    paths: Mapping[str, KeyPath]
+
+    def at(self, symbol: str) -> KeyPath:
+        """Where `symbol` is written; where it would be, if its size is the op's default."""
+        return self.paths.get(symbol, (*self.path, symbol))
+
+
+def expand(
+    document: Document, written: Written, op: Op, dtypes: Sequence[str], variants: Sequence[str]
+) -> tuple[tuple[Shape, ...], list[Problem]]:
+    """Each shape once, in the order written, with the sizes of all of the op's symbols; and what is wrong.
+
+    dtypes, variants: those to be measured, whose tensors must be countable in 64 bits.
+    """
+    problems = list(_symbols(document, written, op))
+    rows, uneven = _rows(document, written)
+    problems += uneven
+    tensors = list(dict.fromkeys(t for name in variants for group in op.tensors(op.variants[name]) for t in group))
+    shapes: dict[Shape, None] = {}
+    for row in rows:
+        sizes, wrong = _resolve(document, row, op)
+        if not wrong and len(sizes) == len(op.symbols):
+            wrong = [document.problem(row.path, message) for message in _misfits(op, tensors, sizes, dtypes)]
+            shapes[tuple((symbol, sizes[symbol]) for symbol in op.symbols)] = None
+        problems += wrong
+    return tuple(shapes), problems
+
+
+def _mappings(written: Written) -> list[tuple[KeyPath, Mapping[str, object]]]:
+    """The mappings of symbols in the file, each with its key path."""
+    if isinstance(written, Product):
+        return [(("shapes", "product"), written.product)]
+    if isinstance(written, Zip):
+        return [(("shapes", "zip"), written.zip)]
+    return [(("shapes", index), sizes) for index, sizes in enumerate(written)]
+
+
+def _symbols(document: Document, written: Written, op: Op) -> Iterator[Problem]:
+    """Symbols that the op doesn't have, and those that it needs."""
+    for path, mapping in _mappings(written):
+        for symbol in mapping.keys() - op.symbols.keys():
+            yield document.problem((*path, symbol), f"op '{op.name}' has no such symbol", nearest(symbol, op.symbols))
+        missing = [symbol for symbol in op.symbols if symbol not in mapping and symbol not in op.defaults]
+        if missing:
+            needed = ", ".join(op.symbols)
+            yield document.problem(path, f"no size for {', '.join(missing)}", f"op '{op.name}' has {needed}")
+
+
+def _rows(document: Document, written: Written) -> tuple[list[_Row], list[Problem]]:
+    if isinstance(written, list):
+        return [
+            _Row(("shapes", index), sizes, {symbol: ("shapes", index, symbol) for symbol in sizes})
+            for index, sizes in enumerate(written)
+        ], []
+    [(path, _)] = _mappings(written)
+    columns = written.product if isinstance(written, Product) else written.zip
+    lengths = {symbol: len(column) for symbol, column in columns.items() if len(column) > 1}
+    places: Iterator[tuple[int, ...]]
+    if isinstance(written, Product):
+        places = itertools.product(*(range(len(column)) for column in columns.values()))
+    elif len(set(lengths.values())) > 1:
+        found = ", ".join(f"{symbol} has {length}" for symbol, length in lengths.items())
+        return [], [document.problem(path, f"the lists must be of one length: {found}")]
+    else:
+        count = max(lengths.values(), default=1)
+        places = (tuple(row % len(column) for column in columns.values()) for row in range(count))
+    rows = []
+    for place in places:
+        picked = dict(zip(columns, place, strict=True))
+        sizes = {symbol: columns[symbol][index] for symbol, index in picked.items()}
+        rows.append(_Row(path, sizes, {symbol: (*path, symbol, index) for symbol, index in picked.items()}))
+    return rows, []
+
+
+def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], list[Problem]]:
+    """Sizes of the symbols that have one, and what is wrong with the others."""
+    problems = [
+        document.problem(
+            row.at(symbol), f"a size is an integer or an expression such as 2**27 // N, found {shown(size)}"
+        )
+        for symbol, size in row.sizes.items()
+        if not _is_size(size)
+    ]
+    written: dict[str, Any] = {**op.defaults, **row.sizes}
+    texts: dict[str, int | str] = {s: written[s] for s in op.symbols if s in written and _is_size(written[s])}
+    uses = {symbol: symbols_in(text) & op.symbols.keys() for symbol, text in texts.items()}
+    try:
+        order = list(TopologicalSorter(uses).static_order())
+    except CycleError as error:
+        circle = list(reversed(error.args[1]))
+        return {}, [*problems, document.problem(row.at(circle[0]), f"depends on itself: {' -> '.join(circle)}")]
+    sizes: dict[str, int] = {}
+    for symbol in order:
+        if symbol not in texts or uses[symbol] - sizes.keys():
+            continue  # missing, or made of what is missing or wrong: said already
+        try:
+            sizes[symbol] = _size(texts[symbol], sizes)
+        except ExpressionError as error:
+            advice = nearest(error.symbol, op.symbols) if error.symbol else _advice(texts[symbol])
+            problems.append(document.problem(row.at(symbol), str(error), advice))
+    return sizes, problems
+
+
+def _advice(text: int | str) -> str:
+    """YAML cuts {N: max(M, 2)} at the comma: then a parenthesis is left open."""
+    cut = isinstance(text, str) and text.count("(") > text.count(")")
+    return "inside {} and [], quote an expression that holds a comma" if cut else ""
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int | str) and not isinstance(value, bool)
+
+
+def _size(text: int | str, sizes: Mapping[str, int]) -> int:
+    """The value of a size. Raises ExpressionError, with the values of the symbols that it uses."""
+    given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(symbols_in(text) & sizes.keys()))
+    expression = f"'{text}'" + (f" (with {given})" if given else "")
+    try:
+        size = evaluate(text, sizes)
+    except ExpressionError as error:
+        raise ExpressionError(f"{expression} {error}", error.symbol) from error
+    if size < 1:
+        found = f"{expression} is {size}" if isinstance(text, str) else f"found {size}"
+        raise ExpressionError(f"a size must be 1 or more; {found}")
+    return size
+
+
+def _misfits(op: Op, tensors: Sequence[Tensor], sizes: Mapping[str, int], dtypes: Sequence[str]) -> Iterator[str]:
+    """What keeps the op from having this shape: tensors of negative size, numbers that 64 bits can't hold."""
+    try:
+        ranks = evaluate(op.ranks, sizes)
+        bytes_ = [(tensor.name, tensor.bytes(sizes, dtype)) for tensor in tensors for dtype in dtypes]
+        for dtype in dtypes:
+            op.essential(sizes, dtype)
+    except Exception as error:  # the op may be a plug-in, whose functions raise anything
+        reason = str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
+        yield f"op '{op.name}' can't have this shape: {reason}"
+        return
+    if ranks < 1:
+        yield f"op '{op.name}' would take {ranks} processes"
+    for name, count in bytes_:
+        if count > LIMIT:
+            yield f"tensor '{name}' overflows 64 bits: it has {count:.3g} bytes"
+        elif count < 0:
+            yield f"tensor '{name}' has a negative size"

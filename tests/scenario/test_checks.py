@@ -1,0 +1,201 @@
+"""What a scenario file may say, and what is said of one that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.model import Claim, Expectation, Timing
+from harness.ops import Op
+from harness.scenario import Definition, load
+
+Write = Callable[..., Path]
+Refused = Callable[[str], list[tuple[str, str]]]
+Loaded = Callable[..., Definition]
+
+ONE = "shapes: [{M: 3, N: 4}]\n"
+
+
+def test_defaults(loaded: Loaded) -> None:
+    definition = loaded(ONE)
+    assert definition == Definition(
+        file=Path("s.yaml"),
+        title="t",
+        op="add",
+        shapes=((("M", 3), ("N", 4)),),
+        dtypes=("float32", "float16", "bfloat16"),
+        variants=("fast", "eager", "slow"),
+        baseline="eager",
+        shows="",
+        source="",
+        rows=(),
+        tags=(),
+        cache="cold",
+        timing=Timing(),
+        expect=(),
+        claims=(),
+    )
+    assert definition.name == "s"
+
+
+def test_everything_that_a_file_may_say(loaded: Loaded) -> None:
+    definition = loaded(
+        """
+shows: what
+source: a text
+rows: [R1, O12]
+shapes: [{M: 3, N: 4}]
+dtypes: [float16]
+variants: [slow, eager, slow]
+baseline: slow
+tags: [a, b]
+cache: hot
+timing: {precision: 0.01, max_time: 1, timeout: 60}
+expect:
+  eager: {of_ceiling: 0.95, bandwidth: 1350e9}
+claims:
+  - {row: R2, variant: fast, over: slow, metric: speedup, value: 2, hardware: A100, where: "*/M3-*", text: twice}
+  - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
+"""
+    )
+    assert definition.variants == ("slow", "eager")
+    assert definition.baseline == "slow"
+    assert (definition.shows, definition.source, definition.rows) == ("what", "a text", ("R1", "O12"))
+    assert (definition.dtypes, definition.tags, definition.cache) == (("float16",), ("a", "b"), "hot")
+    assert definition.timing == Timing(precision=0.01, max_time=1.0, timeout=60.0)
+    assert definition.expect == (Expectation("eager", "of_ceiling", 0.95), Expectation("eager", "bandwidth", 1.35e12))
+    assert definition.claims == (
+        Claim("R2", "fast", "speedup", 2.0, "A100", over="slow", where="*/M3-*", text="twice"),
+        Claim("R3", "fast", "time", 1.5e-6, "A10"),
+    )
+
+
+def test_the_baseline_is_the_first_variant_where_there_is_no_eager(loaded: Loaded) -> None:
+    assert loaded(ONE + "variants: [slow, fast]\n").baseline == "slow"
+    assert loaded("shapes: [{N: 8}]\n", op="shrink").baseline == "first"
+
+
+def test_all_problems_of_a_file_come_at_once_in_its_order(refused: Refused) -> None:
+    text = """\
+title: ''
+op: add
+shape: []
+shapes:
+  - {M: 0, N: 4}
+  - {M: 1, N: true, O: 2}
+dtypes: [float23]
+variants: [egaer, slow]
+baseline: fast
+rows: [R1, r2]
+tags: quick
+cache: warm
+timing: {precison: 1, precision: 2, max_time: true, timeout: .inf}
+expect:
+  fast: {of_ceilin: 0.9, time: quick}
+claims:
+  - {row: R1, variant: fsat, metric: speedupp, value: 0, hardware: A100}
+  - {row: R1, variant: fast, metric: speedup, value: 1, hardware: A100}
+  - {row: R1, variant: fast, metric: time, value: 1, over: eagr}
+  - nothing
+"""
+    assert refused(text) == [
+        ("1: title", "must not be empty, found ''"),
+        ("3: shape", "unknown key 'shape'; did you mean 'shapes'?"),
+        ("5: shapes[0].M", "a size must be 1 or more; found 0"),
+        ("6: shapes[1].N", "a size is an integer or an expression such as 2**27 // N, found true"),
+        ("6: shapes[1].O", "op 'add' has no such symbol; allowed: M, N"),
+        ("7: dtypes[0]", "op 'add' has no dtype 'float23'; did you mean 'float32'?"),
+        ("8: variants[0]", "op 'add' has no variant 'egaer'; did you mean 'eager'?"),
+        ("9: baseline", "this scenario measures no variant 'fast'; allowed: slow"),
+        ("10: rows[1]", "must be a capital and a number, such as R2, found 'r2'"),
+        ("11: tags", "must be a list, found 'quick'"),
+        ("12: cache", "'warm' isn't known here; allowed: cold, hot"),
+        ("13: timing.max_time", "must be a number, found true"),
+        ("13: timing.precision", "must be less than 1, found 2"),
+        ("13: timing.precison", "unknown key 'precison'; did you mean 'precision'?"),
+        ("13: timing.timeout", "must be a finite number, found inf"),
+        ("15: expect.fast", "this scenario measures no variant 'fast'; allowed: slow"),
+        ("15: expect.fast.of_ceilin", "'of_ceilin' isn't known here; did you mean 'of_ceiling'?"),
+        ("15: expect.fast.time", "must be a number, found 'quick'"),
+        ("17: claims[0].metric", "'speedupp' isn't known here; did you mean 'speedup'?"),
+        ("17: claims[0].value", "must be more than 0, found 0"),
+        ("17: claims[0].variant", "op 'add' has no variant 'fsat'; did you mean 'fast'?"),
+        ("18: claims[1].over", "is missing; a speed-up is over another variant"),
+        ("19: claims[2].hardware", "is missing; What the text measured on."),
+        ("19: claims[2].over", "op 'add' has no variant 'eagr'; did you mean 'eager'?"),
+        ("20: claims[3]", "must be a mapping, found 'nothing'"),
+    ]
+
+
+def test_missing_keys_say_what_belongs_there(refused: Refused) -> None:
+    problems = dict(refused("shows: nothing\n"))
+    assert problems["1: title"] == "is missing; What is measured, in a few words."
+    assert problems.keys() == {"1: title", "1: op", "1: shapes"}
+
+
+def test_an_unknown_op_doesn_t_hide_the_rest(refused: Refused) -> None:
+    assert refused("title: 7\nop: ad\nshapes: [{X: 0}]\ncach: hot\n") == [
+        ("1: title", "must be text, found 7"),
+        ("2: op", "no op is named 'ad'; did you mean 'add'?"),
+        ("4: cach", "unknown key 'cach'; did you mean 'cache'?"),
+    ]
+
+
+def test_an_op_without_variants_is_nothing_to_measure(refused: Refused, catalogue: dict[str, Op]) -> None:
+    catalogue["add"].variants.clear()
+    assert refused(f"title: t\nop: add\n{ONE}") == [
+        ("2: op", "op 'add' has no variants; add one with @OP.variant(...)"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "said"),
+    [
+        ("7", "found 7"),
+        ("", "found nothing"),
+        ("{M: 1, N: 2}", "found a mapping with the keys M, N"),
+        ("{prodct: {M: 1}}", "found a mapping with the keys prodct"),
+        ("{zip: {M: 1}, product: {M: 1}}", "found a mapping with the keys zip, product"),
+    ],
+)
+def test_shapes_come_in_three_forms(refused: Refused, shapes: str, said: str) -> None:
+    assert refused(f"title: t\nop: add\nshapes: {shapes}\n") == [
+        ("3: shapes", f"must be a list of shapes, or {{product: ...}}, or {{zip: ...}}, {said}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "place"),
+    [("[]", "shapes"), ("{zip: {}}", "shapes.zip"), ("{product: {M: [], N: 1}}", "shapes.product.M")],
+)
+def test_nothing_is_no_shape(refused: Refused, shapes: str, place: str) -> None:
+    [(where, said)] = refused(f"title: t\nop: add\nshapes: {shapes}\n")
+    assert where == f"3: {place}"
+    assert said.startswith("must not be empty")
+
+
+def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
+    claim = "{row: R1, variant: fast, metric: time, value: 1, hardware: A10, where: 'add/*/M4-*'}"
+    assert refused(f"title: t\nop: add\n{ONE}claims: [{claim}]\n") == [
+        (
+            "4: claims[0].where",
+            "'add/*/M4-*' matches no case of this scenario; cases are such as add/bfloat16/M3-N4",
+        )
+    ]
+
+
+def test_problems_of_all_files_come_together(write: Write, catalogue: dict[str, Op]) -> None:
+    Path("folder").mkdir()
+    files = [
+        write(f"title: t\nop: add\n{ONE}", "a.yaml"),
+        write("title: [\n", "b.yaml"),
+        write(f"op: add\n{ONE}", "c.yaml"),
+        write(f"title: t\nop: add\n{ONE}", "folder/a.yaml"),
+    ]
+    with pytest.raises(InputError) as caught:
+        load(files, catalogue)
+    assert [problem.where for problem in caught.value.problems] == ["b.yaml:2", "c.yaml:1: title", "folder/a.yaml"]
+    assert caught.value.problems[2].message == "another scenario is named 'a' too: a.yaml"

@@ -1,0 +1,116 @@
+"""Finding files, and what is said of YAML that can't be read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.ops import Op
+from harness.scenario import Overview, find, load, overview
+
+Write = Callable[..., Path]
+Refused = Callable[[str], list[tuple[str, str]]]
+
+
+def test_finds_bundled_names_files_and_folders_each_once(write: Write) -> None:
+    write("", "b.yaml")
+    write("", "a.yaml")
+    write("", "notes.txt")
+    [quick] = find(["quick"])
+    assert quick.name == "quick.yaml"
+    assert quick.is_absolute()
+    assert find(["b.yaml", ".", "quick", "b.yaml"]) == [Path("b.yaml"), Path("a.yaml"), quick]
+
+
+def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
+    write("", "mine.yaml")
+    Path("empty").mkdir()
+    with pytest.raises(InputError) as caught:
+        find(["qick", "empty", "mime.yaml", "x" * 300])
+    *missing, overlong = caught.value.problems
+    assert overlong.message == "can't be read: File name too long"
+    assert [(p.where, p.advice) for p in missing] == [
+        ("qick", "did you mean 'quick'?"),
+        ("empty", "scenarios are files named *.yaml"),
+        ("mime.yaml", "did you mean 'mine.yaml'?"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("", "s.yaml", "is empty; see scenarios/quick.yaml for an example"),
+        ("# only a comment\n", "s.yaml", "is empty; see scenarios/quick.yaml for an example"),
+        ("\n- a\n- b\n", "2", "holds a list; a scenario is a mapping of keys"),
+        ("some words\n", "1", "holds a single value; a scenario is a mapping of keys"),
+        ("title: a: b\n", "1", "quote text that holds ': '"),
+        ("title: t\nshapes:\n\t- {M: 1}\n", "3", "indent with spaces"),
+        ("title: t\nshapes: [{M: 1}\nop: add\n", "3", "a bracket is left open"),
+        ("title: t\nop\nshapes: 1\n", "3", "a key without ': ' after it"),
+        ("title: t\n---\ntitle: u\n", "2", "only one document a file is allowed"),
+        ("title: *bold*\n", "1", "quote the text"),
+        ("title: \0\n", "s.yaml", "holds control characters"),
+        ("[" * 100_000, "s.yaml", "is nested more than 20 levels deep"),
+    ],
+)
+def test_broken_yaml_is_one_plain_message_with_its_line(refused: Refused, text: str, place: str, message: str) -> None:
+    [(where, said)] = refused(text)
+    assert where == place
+    assert message in said
+
+
+def test_what_is_no_text_or_no_file_is_named(tmp_path: Path, catalogue: dict[str, Op]) -> None:
+    garbage, folder, gone = tmp_path / "a.yaml", tmp_path / "b.yaml", tmp_path / "c.yaml"
+    garbage.write_bytes(bytes(range(256)))
+    folder.mkdir()
+    with pytest.raises(InputError) as caught:
+        load([garbage, folder, gone], catalogue)
+    assert [(p.where, p.message) for p in caught.value.problems] == [
+        (str(garbage), "isn't UTF-8 text"),
+        (str(folder), "can't be read: Is a directory"),
+        (str(gone), "can't be read: No such file or directory"),
+    ]
+
+
+def test_a_key_written_twice_names_both_lines_and_hides_nothing(refused: Refused) -> None:
+    assert refused("title: t\nop: add\ntitle: u\nshapes:\n  - M: 1\n    N: 2\n    M: 3\ncash: hot\n") == [
+        ("3: title", "is written twice, first in line 1"),
+        ("7: shapes[0].M", "is written twice, first in line 5"),
+        ("8: cash", "unknown key 'cash'; did you mean 'cache'?"),
+    ]
+
+
+def test_values_that_yaml_can_not_make_are_told_beside_the_rest(refused: Refused) -> None:
+    assert refused("title: 2024-13-45\nop: add\nshows: !loud x\nshapes: [{M: 0, N: 1}]\n? [a, b]\n: c\n") == [
+        ("1: title", "'2024-13-45' can't be read as timestamp; quote it if it is text"),
+        ("3: shows", "'x' can't be read as !loud; quote it if it is text"),
+        ("4: shapes[0].M", "a size must be 1 or more; found 0"),
+        ("5", "a key must be a word, found a list"),
+    ]
+
+
+def test_an_anchor_that_holds_itself_comes_to_an_end(refused: Refused) -> None:
+    assert refused("title: t\nop: add\nshapes: &a [*a]\n") == [("3: shapes[0]", "must be a mapping, found a list")]
+
+
+def test_anchors_and_a_byte_order_mark_are_fine(write: Write, catalogue: dict[str, Op]) -> None:
+    text = "\ufefftitle: t\nop: add\ndtypes: &d [float16]\ntags: *d\nshapes: [{M: 1, N: 2}]\n"
+    [definition] = load([write(text)], catalogue)
+    assert definition.dtypes == definition.tags == ("float16",)
+
+
+def test_overview_names_the_bundled_scenarios() -> None:
+    found = {scenario.name: scenario for scenario in overview()}
+    assert {"copy", "prelu", "quick"} <= found.keys()
+    assert found["quick"] == Overview("quick", "A first look", "prelu", ("quick", "ci"))
+
+
+def test_overview_and_plan_leave_pydantic_alone() -> None:
+    code = "import sys; from harness import scenario; scenario.overview(); print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,203 @@
+"""From definitions to jobs: order, filters, and cases that several scenarios share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.errors import InputError, Problem, UsageError
+from harness.model import Job, Timing
+from harness.ops import Catalogue, Op
+from harness.scenario import Definition, Plan, Selection, find, load, plan
+
+Loaded = Callable[..., Definition]
+
+TWO = "shapes: [{M: 1, N: 8}, {M: 2, N: 4}]\ndtypes: [float16, float32]\n"
+
+
+@pytest.fixture
+def both(loaded: Loaded) -> list[Definition]:
+    """Twelve cases of `add`, four of them on a CPU, and two of `shrink`, on CUDA only."""
+    return [loaded(TWO + "tags: [small]\n", "a.yaml"), loaded("shapes: [{N: 8}]\ntags: [odd]\n", "b.yaml", op="shrink")]
+
+
+def ids(planned: Plan) -> list[str]:
+    return [job.case.id for job in planned.jobs]
+
+
+def test_order_is_dtype_then_shape_then_variant_with_the_baseline_first(
+    both: list[Definition], catalogue: dict[str, Op]
+) -> None:
+    planned = plan(both, catalogue, Selection("cuda"))
+    assert ids(planned) == [
+        "add/eager/float16/M1-N8",
+        "add/fast/float16/M1-N8",
+        "add/slow/float16/M1-N8",
+        "add/eager/float16/M2-N4",
+        "add/fast/float16/M2-N4",
+        "add/slow/float16/M2-N4",
+        "add/eager/float32/M1-N8",
+        "add/fast/float32/M1-N8",
+        "add/slow/float32/M1-N8",
+        "add/eager/float32/M2-N4",
+        "add/fast/float32/M2-N4",
+        "add/slow/float32/M2-N4",
+        "shrink/first/float32/N8-K4",
+        "shrink/second/float32/N8-K4",
+    ]
+    assert [(s.name, s.op, len(s.cases), s.baseline) for s in planned.scenarios] == [
+        ("a", "add", 12, "eager"),
+        ("b", "shrink", 2, "first"),
+    ]
+    assert [job.ranks for job in planned.jobs[:6]] == [1, 1, 1, 2, 2, 2]
+    assert {job.case.device for job in planned.jobs} == {"cuda"}
+
+
+def test_only_what_the_device_runs_is_planned(both: list[Definition], catalogue: dict[str, Op]) -> None:
+    planned = plan(both, catalogue, Selection("cpu"))
+    assert {job.case.variant for job in planned.jobs} == {"eager"}
+    assert len(planned.jobs) == 4
+    assert [scenario.name for scenario in planned.scenarios] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "count"),
+    [
+        (Selection("cuda", tags=("odd",)), 2),
+        (Selection("cuda", tags=("odd", "small")), 14),
+        (Selection("cuda", variants=("fast", "first")), 5),
+        (Selection("cuda", dtypes=("float16",)), 6),
+        (Selection("cuda", only=("add/*/float32/M2-*", "shrink/first/*")), 4),
+        (Selection("cuda", only=("add/*",), variants=("slow",), dtypes=("float32",), tags=("small",)), 2),
+    ],
+)
+def test_filters(both: list[Definition], catalogue: dict[str, Op], selection: Selection, count: int) -> None:
+    planned = plan(both, catalogue, selection)
+    assert len(planned.jobs) == count
+    assert [id_ for scenario in planned.scenarios for id_ in scenario.cases] == ids(planned)
+
+
+def test_filters_that_name_what_is_not_there_are_told_together(
+    both: list[Definition], catalogue: dict[str, Op]
+) -> None:
+    selection = Selection(
+        "cuda",
+        only=("add/*", "ADD/*", "add/fats/float32/M2-N4"),
+        tags=("smal",),
+        variants=("fats",),
+        dtypes=("float61",),
+        precision=1.0,
+        max_time=0.0,
+    )
+    with pytest.raises(InputError) as caught:
+        plan(both, catalogue, selection)
+    *rest, upper, typo = caught.value.problems
+    assert rest == [
+        Problem("--tag", "no tag of these scenarios is named 'smal'", "did you mean 'small'?"),
+        Problem("--variants", "no variant of these scenarios is named 'fats'", "did you mean 'fast'?"),
+        Problem("--dtype", "no dtype of these scenarios is named 'float61'", "did you mean 'float16'?"),
+        Problem("--precision", "must be between 0 and 1, found 1"),
+        Problem("--max-time", "must be more than 0 seconds, found 0"),
+    ]
+    assert upper.message == "'ADD/*' matches no case on cuda"
+    assert typo.advice.startswith("near it are add/fast/float32/M2-N4, ")
+
+
+@pytest.mark.parametrize(
+    ("selection", "message", "advice"),
+    [
+        (
+            Selection("cpu", variants=("fast",)),
+            "nothing to run: --variants fast keeps none of the 4 cases that are left",
+            "they have eager",
+        ),
+        (
+            Selection("cuda", dtypes=("bfloat16",)),
+            "nothing to run: --dtype bfloat16 keeps none of the 14 cases that are left",
+            "they have float16, float32",
+        ),
+        (
+            Selection("cuda", tags=("odd",), only=("add/*", "*/float16/*")),
+            "nothing to run: --only add/* */float16/* keeps none of the 2 cases that are left",
+            "they have shrink/first/float32/N8-K4, shrink/second/float32/N8-K4",
+        ),
+    ],
+)
+def test_an_empty_selection_names_the_filter_that_emptied_it(
+    both: list[Definition], catalogue: dict[str, Op], selection: Selection, message: str, advice: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        plan(both, catalogue, selection)
+    assert (caught.value.message, caught.value.advice) == (message, advice)
+
+
+def test_nothing_that_the_device_runs(both: list[Definition], catalogue: dict[str, Op]) -> None:
+    with pytest.raises(UsageError, match=r"--device cpu keeps none of the 2 cases") as caught:
+        plan(both[1:], catalogue, Selection("cpu"))
+    assert caught.value.advice == "they have cuda"
+    with pytest.raises(UsageError, match="no scenario was given"):
+        plan([], catalogue, Selection("cpu"))
+
+
+def test_timing_given_by_hand_replaces_the_scenario_s(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    definition = loaded(TWO + "timing: {precision: 0.1, max_time: 5, timeout: 9}\n")
+    for selection, timing in (
+        (Selection("cpu"), Timing(0.1, 5, 9)),
+        (Selection("cpu", precision=0.5), Timing(0.5, 5, 9)),
+        (Selection("cpu", max_time=1), Timing(0.1, 1, 9)),
+    ):
+        assert {job.timing for job in plan([definition], catalogue, selection).jobs} == {timing}
+
+
+def test_a_case_of_two_scenarios_is_one_job_of_both(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    first = loaded("shapes: [{M: 1, N: 8}]\ndtypes: [float32]\n", "a.yaml")
+    second = loaded(TWO, "b.yaml")
+    planned = plan([first, second], catalogue, Selection("cpu"))
+    assert ids(planned) == [
+        "add/eager/float32/M1-N8",
+        "add/eager/float16/M1-N8",
+        "add/eager/float16/M2-N4",
+        "add/eager/float32/M2-N4",
+    ]
+    assert [len(scenario.cases) for scenario in planned.scenarios] == [1, 4]
+    assert "add/eager/float32/M1-N8" in planned.scenarios[1].cases
+
+
+def test_a_case_timed_in_two_ways_is_refused_with_both_files(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    first = loaded(TWO, "a.yaml")
+    second = loaded(TWO + "timing: {max_time: 9}\n", "b.yaml")
+    with pytest.raises(InputError) as caught:
+        plan([first, second], catalogue, Selection("cpu"))
+    assert caught.value.problems == (
+        Problem(
+            "b.yaml",
+            "times add/eager/float16/M1-N8 otherwise than a.yaml: precision 0.002, max_time 9, timeout 300 against "
+            "precision 0.002, max_time 2, timeout 300",
+            "give both the same timing, or run them apart",
+        ),
+    )
+    # The same by hand for both: no quarrel.
+    assert len(plan([first, second], catalogue, Selection("cpu", max_time=1)).jobs) == 4
+
+
+def test_hot_and_cold_are_two_cases(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    cold = loaded(TWO, "a.yaml")
+    hot = loaded(TWO + "cache: hot\ntiming: {max_time: 9}\n", "b.yaml")
+    jobs = plan([cold, hot], catalogue, Selection("cpu")).jobs
+    assert len(jobs) == 8
+    assert jobs[4] == Job(replace(jobs[0].case, cache="hot"), Timing(max_time=9))
+    assert jobs[4].case.id == "add/eager/float16/M1-N8/hot"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_bundled_scenario_has_cases_on(device: str) -> None:
+    catalogue = Catalogue()
+    for file in find(["quick", "copy", "prelu"]):
+        planned = plan(load([file], catalogue), catalogue, Selection(device))
+        [scenario] = planned.scenarios
+        assert scenario.baseline == "eager"
+        assert planned.jobs[0].case.variant == "eager"
+    together = plan(load(find(["quick", "copy", "prelu"]), catalogue), catalogue, Selection(device))
+    assert len(set(ids(together))) == len(together.jobs)

@@ -1,0 +1,55 @@
+"""The JSON Schema that editors use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from harness.paths import data
+from harness.scenario import json_schema
+from harness.scenario.documents import read
+
+FOLDER = data("scenarios")
+FILES = sorted(FOLDER.glob("*.yaml"))
+
+
+def test_the_file_is_current() -> None:
+    written = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
+    assert written == json_schema(), "run scripts/make_schema.py"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
+    assert file.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
+    jsonschema.Draft202012Validator(json_schema()).validate(read(file).data)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shapes": [{"N": 1.5}]},
+        {"shapes": [{"N": 0}]},
+        {"shapes": {"product": {"N": [1]}, "zip": {"N": [1]}}},
+        {"cach": "hot"},
+        {"expect": {"tuned": {"speed": 1}}},
+        {"timing": {"precision": 0}},
+        {"variants": []},
+    ],
+)
+def test_editors_mark_what_the_harness_refuses(change: dict[str, Any]) -> None:
+    good = {"title": "t", "op": "copy", "shapes": {"product": {"N": [1, "2**4"]}}}
+    validator = jsonschema.Draft202012Validator(json_schema())
+    assert validator.is_valid(good)
+    assert not validator.is_valid(good | change)
+
+
+def test_every_key_is_described() -> None:
+    def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        for model in (schema, *schema["$defs"].values()):
+            yield from model["properties"].items()
+
+    assert [name for name, key in properties(json_schema()) if not key.get("description")] == []

@@ -1,0 +1,131 @@
+"""The process that measures: `python -m harness.worker`, started by the parent and asked through its standard input.
+
+It may die of what it measures; the parent sees to the rest. One worker is one rank: of several that measure a case
+together each gets the same requests, and only rank 0 is listened to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from harness import ceilings, devices, measure, ranks
+from harness.errors import HarnessError
+from harness.model import Case, Measurement
+from harness.ops import Catalogue
+from harness.protocol import (
+    Failed,
+    Measure,
+    MeasureCeilings,
+    Measured,
+    Progress,
+    Ready,
+    Reply,
+    Request,
+    Result,
+    decode_request,
+    encode,
+)
+
+_PR_SET_PDEATHSIG = 1
+_FRAMES = 4
+
+
+class Worker:
+    """What a worker needs to answer: its device, the ops, and the other ranks."""
+
+    def __init__(self, device: str, plugins: Sequence[Path], reply: Callable[[Reply], None]) -> None:
+        self._device = devices.kinds()[devices.choose(device)]
+        self._ops = Catalogue(plugins)
+        self._reply = reply
+        import torch  # noqa: F401  # So that 'ready' means it, and no case pays for the import.
+
+        self._group = ranks.from_environment()
+
+    def answer(self, request: Request) -> Reply:
+        """The reply to one request. Lets pass whatever may have broken the device's context."""
+        match request:
+            case Measure(job, process):
+                try:
+                    measurement = measure.measure(job, self._ops[job.case.op], self._device, self._group, process)
+                except HarnessError as error:
+                    measurement = _crashed(job.case, process, f"{error.message}\n{error.advice}".rstrip())
+                return Result(measurement)
+            case MeasureCeilings(start) if start:
+                return Measured(ceilings.again(self._device, start))
+            case MeasureCeilings():
+                measured = ceilings.measure(self._device, self._progress)
+                ceilings.remember(self._device.machine(), measured)
+                return Measured(measured)
+
+    def _progress(self, text: str, share: float) -> None:
+        self._reply(Progress(text, share))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer requests until standard input ends. Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="harness.worker", description="started by 'harness run'; not for users")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--replies", type=int, required=True, metavar="FD")
+    parser.add_argument("--ops", type=Path, nargs="*", default=[], metavar="FILE")
+    options = parser.parse_args(arguments)
+    _tie_to_parent()
+
+    # A child of this process that held the pipe open would hide the worker's death from the parent.
+    os.set_inheritable(options.replies, False)
+    with os.fdopen(options.replies, "wb", buffering=0) as replies:
+
+        def reply(message: Reply) -> None:
+            replies.write(encode(message))
+
+        try:
+            worker = Worker(options.device, options.ops, reply)
+            reply(Ready())
+            for line in sys.stdin:
+                _serve(worker, decode_request(line), reply)
+        except HarnessError as error:
+            reply(Failed(error.message, error.advice, error.exit_code))
+            return error.exit_code
+    return 0
+
+
+def _serve(worker: Worker, request: Request, reply: Callable[[Reply], None]) -> None:
+    """Answer, or say what was raised and leave: after a device error nothing that this process measures is worth it."""
+    try:
+        reply(worker.answer(request))
+    except Exception as error:
+        traceback.print_exc()
+        if isinstance(request, Measure):
+            reply(Result(_crashed(request.job.case, request.process, _describe(error)), leaving=True))
+        raise SystemExit(1) from error
+
+
+def _crashed(case: Case, process: int, error: str) -> Measurement:
+    return Measurement(case, "crashed", error=error, process=process)
+
+
+def _describe(error: Exception) -> str:
+    """The exception, then the innermost frames that it came through, the last one first."""
+    summary = "".join(traceback.format_exception_only(error)).rstrip()
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return "\n".join([summary, *(f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reversed(frames))])
+
+
+def _tie_to_parent() -> None:
+    """Die with the parent, leave Ctrl-C to it, and say where Python was when killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable(all_threads=False)
+    faulthandler.register(signal.SIGTERM, all_threads=False, chain=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

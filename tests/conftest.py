@@ -1,0 +1,130 @@
+"""What all tests share: a cache folder of their own, records to start from, and plans for the tests' plug-in ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import devices, runner
+from harness.model import Case, Header, Job, Machine, Measurement, Run, Timing, Work
+from harness.scenario import Plan
+
+PLUGINS = tuple(
+    Path(__file__).parent / "plugins" / f"{name}.py" for name in ("cuda_faults", "faults", "ranks", "small")
+)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := devices.kinds()["cuda"].missing()):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled kernels and remembered ceilings stay out of the user's cache, here and in every child process."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("HARNESS_CACHE", str(folder))
+        yield folder
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine(kind="cpu", name="A processor", fingerprint="f00d", memory_bytes=2**34, cache_bytes=2**25)
+
+
+@pytest.fixture
+def header(machine: Machine) -> Header:
+    return Header(
+        name="a-run",
+        machine=machine,
+        scenarios=(),
+        command=("harness", "run", "quick"),
+        started="2026-01-01T00:00:00+00:00",
+        source="5" * 64,
+        plan="9" * 64,
+        jobs=2,
+    )
+
+
+@pytest.fixture
+def measurement() -> Callable[[int], Measurement]:
+    """Measurements that differ by their size N."""
+
+    def make(n: int) -> Measurement:
+        return Measurement(
+            Case("copy", "eager", "float32", (("N", n),), device="cpu"),
+            "ok",
+            samples=tuple(1e-5 + i * 1.23456789e-9 for i in range(50)),
+            work=Work(read=4 * n, written=4 * n),
+            timer="host",
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def job() -> Callable[..., Job]:
+    """Jobs for the variants of the plug-in op `fault`, or of another one, sampled no longer than a test can wait."""
+
+    def make(variant: str, op: str = "fault", n: int = 4096, timeout: float = 60.0, device: str = "cpu") -> Job:
+        timing = Timing(precision=0.5, max_time=0.02, timeout=timeout)
+        ranks = 2 if op == "all_reduce" else 1
+        return Job(Case(op, variant, "float32", (("N", n),), device=device), timing, ranks)
+
+    return make
+
+
+@dataclass
+class Watcher:
+    """An observer that keeps what it is told."""
+
+    plan: tuple[int, int] | None = None
+    notes: list[str] = field(default_factory=list)
+    begun: list[tuple[str, int]] = field(default_factory=list)
+    ended: list[Measurement] = field(default_factory=list)
+
+    def planned(self, total: int, done: int) -> None:
+        self.plan = (total, done)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def started(self, job: Job, process: int) -> None:
+        self.begun.append((job.case.id, process))
+
+    def finished(self, measurement: Measurement) -> None:
+        self.ended.append(measurement)
+
+
+@pytest.fixture
+def watcher() -> Watcher:
+    return Watcher()
+
+
+@pytest.fixture(scope="session")
+def make_watcher() -> type[Watcher]:
+    return Watcher
+
+
+@pytest.fixture(scope="session")
+def run_jobs() -> Callable[..., Run]:
+    """Runs jobs into a folder as `harness run` does, on a CPU that looks small to the worker."""
+
+    def run(folder: Path, *jobs: Job, device: str = "cpu", watcher: Watcher | None = None, **options: Any) -> Run:
+        return runner.run(
+            Plan(scenarios=(), jobs=jobs),
+            name="test",
+            folder=folder,
+            device=device,
+            plugins=options.pop("plugins", PLUGINS),
+            command=("/home/somebody/bin/harness", "run", "test"),
+            observer=watcher or Watcher(),
+            **options,
+        )
+
+    return run

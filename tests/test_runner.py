@@ -1,0 +1,301 @@
+"""A run that survives what it measures, its own death, a full disk and a second run: with real faults."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import devices, runner, store
+from harness.errors import MachineError, UsageError
+from harness.model import Header, Job, Measurement, Run
+
+MakeJob = Callable[..., Job]
+RunJobs = Callable[..., Run]
+ROOT = Path(runner.__file__).parents[1]
+
+FAULTS = {
+    "abort": ("crashed", ["killed by signal SIGABRT", "assertion 'pigs can fly' failed", "faults.py"]),
+    "segfault": ("crashed", ["killed by signal SIGSEGV", "faults.py"]),
+    "exit": ("crashed", ["ended with exit status 7"]),
+    "killed": ("crashed", ["killed by signal SIGKILL from outside", "memory ran out"]),
+    "endless": ("timeout", ["took longer than 1 s", "in spin"]),
+    "raises": ("crashed", ["ValueError: no such table", "in raises: raise ValueError"]),
+    "uncompilable": ("crashed", ["fault.cu(3): error: expected a ';'", "mend the kernel"]),
+    "greedy": ("out_of_memory", ["allocate"]),
+    "forks": ("crashed", ["ended with exit status 3"]),
+    "noisy": ("ok", []),
+}
+
+
+@pytest.fixture(scope="module")
+def wreck(
+    tmp_path_factory: pytest.TempPathFactory, job: MakeJob, run_jobs: RunJobs, make_watcher: Callable[[], Any]
+) -> tuple[Run, list[Measurement]]:
+    """A run over every fault, each followed by a case in order; and what its observer was told of."""
+    jobs = []
+    for n, variant in enumerate(FAULTS, 4096):
+        jobs += [job(variant, n=n, timeout=1.0 if variant == "endless" else 60.0), job("fine", n=n)]
+    jobs += [job("slow"), job("fine", op="lie")]
+    watcher = make_watcher()
+    return run_jobs(tmp_path_factory.mktemp("wreck") / "run", *jobs, watcher=watcher), watcher.ended
+
+
+@pytest.mark.parametrize("variant", FAULTS)
+def test_a_fault_costs_its_own_case_alone(wreck: tuple[Run, list[Measurement]], variant: str) -> None:
+    run, _ = wreck
+    [faulty] = [m for m in run.measurements if m.case.variant == variant]
+    after = run.measurements[run.measurements.index(faulty) + 1]
+    status, phrases = FAULTS[variant]
+    assert faulty.status == status, faulty.error
+    assert [phrase for phrase in phrases if phrase not in (faulty.error or "")] == []
+    assert (faulty.time is not None) == (status == "ok")
+    assert (after.case.variant, after.status) == ("fine", "ok"), after.error
+    assert after.time
+
+
+def test_an_error_is_short_enough_to_print(wreck: tuple[Run, list[Measurement]]) -> None:
+    assert max(len((m.error or "").splitlines()) for m in wreck[0].measurements) <= 21
+
+
+def test_every_case_is_stored_in_order_and_reported_once(wreck: tuple[Run, list[Measurement]]) -> None:
+    run, ended = wreck
+    assert len(run.measurements) == 2 * len(FAULTS) + 2
+    assert run.measurements == tuple(ended)
+
+
+def test_the_header_tells_of_machine_ceilings_and_command(wreck: tuple[Run, list[Measurement]]) -> None:
+    header = wreck[0].header
+    assert header.machine.kind == "cpu"
+    assert header.finished
+    assert header.ceilings
+    assert header.ceilings.peak
+    assert header.ceilings.end
+    assert header.command == ("harness", "run", "test")
+    assert len(header.source) == len(header.plan) == 64
+
+
+def test_more_than_the_memory_can_do_is_warned_of(wreck: tuple[Run, list[Measurement]]) -> None:
+    *_, slow, lie = wreck[0].measurements
+    [warning] = [w for w in lie.warnings if w.code == "above-ceiling"]
+    assert "of the ceiling" in warning.message
+    assert "bytes are counted wrong" in warning.advice
+    assert "above-ceiling" not in [w.code for w in slow.warnings]
+
+
+def test_two_processes_measure_one_case_together(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "64")  # as a cluster's launcher may have left it
+    run = run_jobs(
+        tmp_path / "run",
+        job("gloo", op="all_reduce"),
+        job("stuck", op="all_reduce", timeout=2.0),
+        job("deserted", op="all_reduce"),
+        job("fine"),
+    )
+    statuses = [m.status for m in run.measurements]
+    assert statuses == ["ok", "timeout", "crashed", "ok"], [m.error for m in run.measurements]
+    together, stuck, deserted, alone = run.measurements
+    assert together.time
+    assert "rank 1: took longer than 2 s" in str(stuck.error)
+    assert "rank 1: killed by signal SIGABRT" in str(deserted.error)
+    assert alone.time
+
+
+@pytest.fixture
+def drive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a run of jobs in a process of its own, into tmp_path/run."""
+    monkeypatch.setenv("FAULT_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("FAULT_GATE", str(tmp_path / "gate"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*jobs: Job, largest: int = -1) -> subprocess.Popen[str]:
+        command = [sys.executable, str(ROOT / "tests" / "drive.py"), str(tmp_path / "run"), str(largest)]
+        process = subprocess.Popen([*command, *map(store.dump, jobs)], stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def log(tmp_path: Path) -> list[tuple[str, int]]:
+    """(case id, process id) of each case that a worker prepared."""
+    path = tmp_path / "log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(case, int(pid)) for case, pid in map(str.split, lines)]
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, even if nobody has asked for its exit status yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]], watcher: Any
+) -> None:
+    jobs = [job("fine"), job("waits"), job("fine", n=8192)]
+    parent = drive(*jobs)
+    wait_until(lambda: len(log(tmp_path)) == 2)
+    parent.kill()
+    worker = log(tmp_path)[1][1]
+    wait_until(lambda: is_gone(worker), seconds=5.0)
+
+    assert [m.case for m in store.load(tmp_path / "run").measurements] == [jobs[0].case]
+    (tmp_path / "gate").touch()
+    run = run_jobs(tmp_path / "run", *jobs, resume=True, watcher=watcher)
+    assert [(m.case, m.status) for m in run.measurements] == [(j.case, "ok") for j in jobs]
+    assert [case for case, _ in log(tmp_path)] == [jobs[i].case.id for i in (0, 1, 1, 2)]
+    assert run.header.finished
+    assert watcher.plan == (3, 1)
+
+    # Now there is nothing left, and nothing starts.
+    start = time.monotonic()
+    assert run_jobs(tmp_path / "run", *jobs, resume=True, watcher=watcher) == run
+    assert time.monotonic() - start < 1.0
+    assert watcher.plan == (3, 3)
+
+
+def test_ctrl_c_leaves_a_valid_run_and_no_worker(
+    tmp_path: Path, job: MakeJob, drive: Callable[..., subprocess.Popen[str]]
+) -> None:
+    parent = drive(job("fine"), job("waits"))
+    wait_until(lambda: len(log(tmp_path)) == 2)
+    parent.send_signal(signal.SIGINT)
+    _, stderr = parent.communicate(timeout=10)
+    assert parent.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in stderr
+    assert is_gone(log(tmp_path)[1][1])
+    run = store.load(tmp_path / "run")
+    assert [m.status for m in run.measurements] == ["ok"]
+    assert run.header.finished is None
+    assert run.header.ceilings
+    assert run.losses == ()
+
+
+def test_a_second_run_into_the_same_folder_is_refused(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
+) -> None:
+    parent = drive(job("waits"))
+    wait_until(lambda: log(tmp_path))
+    for resume in (False, True):
+        with pytest.raises(UsageError, match="another run is being written there"):
+            run_jobs(tmp_path / "run", job("waits"), resume=resume)
+    (tmp_path / "gate").touch()
+    assert parent.wait(30) == 0
+    assert [m.status for m in store.load(tmp_path / "run").measurements] == ["ok"]
+    with pytest.raises(UsageError, match="holds a run already"):
+        run_jobs(tmp_path / "run", job("waits"))
+
+
+def test_a_disk_that_fills_up_keeps_what_was_measured(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
+) -> None:
+    jobs = [job("fine", n=4096 + i) for i in range(12)]
+    parent = drive(*jobs, largest=8000)
+    _, stderr = parent.communicate(timeout=60)
+    assert parent.returncode == 1
+    assert "results.jsonl: can't be written: File too large" in stderr
+    before = store.load(tmp_path / "run")
+    assert 0 < len(before.measurements) < 12
+    assert len(before.losses) == 1
+
+    run = run_jobs(tmp_path / "run", *jobs, resume=True)
+    assert [m.case for m in run.measurements] == [j.case for j in jobs]
+    assert run.losses == before.losses
+    assert len(log(tmp_path)) == 13
+
+
+def test_repeating_takes_a_fresh_process_each_time(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAULT_LOG", str(tmp_path / "log"))
+    jobs = [job("fine"), job("fine", n=8192)]
+    run = run_jobs(tmp_path / "run", *jobs, repeat=2)
+    assert [(m.case.id, m.process) for m in run.measurements] == [(j.case.id, p) for p in (0, 1) for j in jobs]
+    first, also_first, second, also_second = (pid for _, pid in log(tmp_path))
+    assert first == also_first != second == also_second
+
+
+def test_resume_refuses_another_run_and_says_in_what_it_differs(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, header: Header
+) -> None:
+    folder = tmp_path / "run"
+    store.create(folder, header).close()
+    with pytest.raises(UsageError, match="can't be resumed") as caught:
+        run_jobs(folder, job("fine"), resume=True, repeat=3)
+    here = devices.kinds()["cpu"].machine().name
+    assert caught.value.message.removeprefix(f"{folder}: can't be resumed: ").split("; ") == [
+        f"the machine was A processor, this is {here}",
+        "the cases or their timing are others",
+        "the harness, a kernel or a plug-in has changed",
+        "--repeat was 1, now it is 3",
+    ]
+    assert store.load(folder).header == header
+
+
+def test_resuming_nothing_is_refused(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        run_jobs(tmp_path / "run", job("fine"), resume=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_worker_that_cannot_start_ends_the_run_with_its_last_words(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import os, sys, pathlib\n"
+        f"pathlib.Path({str(tmp_path / 'starts')!r}).open('a').write('x')\n"
+        "sys.stderr.write('libfrob.so: undefined symbol\\n'); sys.stderr.flush(); os._exit(5)\n"
+    )
+    with pytest.raises(MachineError, match=r"doesn't start: ended with exit status 5\nlibfrob\.so: undefined symbol"):
+        run_jobs(tmp_path / "run", job("fine"), plugins=(plugin,))
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+def test_what_a_worker_reports_of_a_plugin_is_raised_as_it_is(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("1 / 0\n")
+    with pytest.raises(UsageError, match=r"mine\.py: ZeroDivisionError: division by zero") as caught:
+        run_jobs(tmp_path / "run", job("fine"), plugins=(plugin,))
+    assert caught.value.advice == "the plug-in raised while being loaded"
+
+
+def test_the_parent_never_imports_torch() -> None:
+    script = "import sys; from harness import runner; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+@pytest.mark.gpu
+def test_faults_on_the_device_cost_their_own_case_alone(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:
+    def fault(variant: str, n: int, timeout: float = 120.0) -> Job:
+        return job(variant, op="cuda_fault", n=n, timeout=timeout, device="cuda")
+
+    jobs = []
+    for n, variant in enumerate(("out_of_bounds", "endless", "greedy"), 2**20):
+        jobs += [fault(variant, n, timeout=20.0 if variant == "endless" else 120.0), fault("fine", n)]
+    run = run_jobs(tmp_path / "run", *jobs, device="cuda")
+    statuses = [m.status for m in run.measurements]
+    assert statuses == ["crashed", "ok", "timeout", "ok", "out_of_memory", "ok"], [m.error for m in run.measurements]
+    assert "illegal" in str(run.measurements[0].error).lower()

@@ -1,0 +1,93 @@
+"""Which code made a result: what changes the hash, and what git says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import paths, source
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small package with a kernel, in place of the real one."""
+    root = tmp_path / "checkout"
+    (root / "harness" / "ops").mkdir(parents=True)
+    (root / "kernels" / "include").mkdir(parents=True)
+    (root / "harness" / "__init__.py").write_text("")
+    (root / "harness" / "ops" / "copy.py").write_text("OP = 1\n")
+    (root / "kernels" / "include" / "pack.cuh").write_text("// pack\n")
+    monkeypatch.setattr(source, "_PACKAGE", root / "harness")
+    monkeypatch.setattr(paths, "data", lambda name: root / name)
+    return root
+
+
+def test_the_hash_is_that_of_the_contents_wherever_they_lie(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = source.digest()
+    moved = package.rename(package.with_name("elsewhere"))
+    monkeypatch.setattr(source, "_PACKAGE", moved / "harness")
+    monkeypatch.setattr(paths, "data", lambda name: moved / name)
+    assert source.digest() == before
+
+
+@pytest.mark.parametrize("file", ["harness/ops/copy.py", "kernels/include/pack.cuh"])
+def test_a_changed_file_changes_the_hash(package: Path, file: str) -> None:
+    before = source.digest()
+    (package / file).write_text("changed\n")
+    assert source.digest() != before
+
+
+def test_a_renamed_file_changes_the_hash(package: Path) -> None:
+    before = source.digest()
+    (package / "harness" / "ops" / "copy.py").rename(package / "harness" / "ops" / "copies.py")
+    assert source.digest() != before
+
+
+def test_what_python_leaves_behind_does_not_change_the_hash(package: Path) -> None:
+    before = source.digest()
+    (package / "harness" / "__pycache__").mkdir()
+    (package / "harness" / "__pycache__" / "copy.cpython-311.pyc").write_bytes(b"\0")
+    assert source.digest() == before
+
+
+@pytest.mark.usefixtures("package")
+def test_a_plugin_counts_with_the_kernels_beside_it(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine" / "mine.py"
+    plugin.parent.mkdir()
+    plugin.write_text("OP = 2\n")
+    without, alone = source.digest(), source.digest([plugin])
+    plugin.with_suffix(".cu").write_text("// kernel\n")
+    with_kernel = source.digest([plugin])
+    plugin.with_suffix(".txt").write_text("a note\n")
+    assert len({without, alone, with_kernel}) == 3
+    assert source.digest([plugin]) == with_kernel
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    return subprocess.run(
+        ["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_git_tells_revision_and_changes_of_the_code(package: Path) -> None:
+    git(package, "init", "--quiet")
+    assert source.revision() == ("", False)  # in a repository, but no part of it
+    git(package, "add", ".")
+    git(package, "commit", "--quiet", "--message", "first")
+    commit = git(package, "rev-parse", "HEAD").strip()
+    assert source.revision() == (commit, False)
+    (package / "reports").mkdir()
+    (package / "reports" / "a.md").write_text("a report isn't code\n")
+    assert source.revision() == (commit, False)
+    (package / "harness" / "ops" / "new.py").write_text("an op that isn't committed\n")
+    assert source.revision() == (commit, True)
+
+
+def test_without_git_there_is_no_revision(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(package))
+    assert source.revision() == ("", False)

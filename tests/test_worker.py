@@ -1,0 +1,143 @@
+"""A worker spoken to directly, without the parent's care."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import protocol, store
+from harness.errors import Exit
+from harness.model import Ceilings, Job, StreamPoint
+
+ROOT = Path(store.__file__).parents[1]
+PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
+
+
+class Bare:
+    """A worker process with its standard input and its pipe of replies."""
+
+    def __init__(self, *arguments: str) -> None:
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "harness.worker", "--replies", str(writing), *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[writing]
+        )
+        os.close(writing)
+        self._replies = os.fdopen(reading, "rb")
+
+    def say(self, request: protocol.Request) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(protocol.encode(request))
+        self.process.stdin.flush()
+
+    def hear(self) -> protocol.Reply:
+        return protocol.decode_reply(self._replies.readline())
+
+    def silence(self) -> bool:
+        return self._replies.read() == b""
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._replies.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Bare]]:
+    started: list[Bare] = []
+
+    def make(*arguments: str) -> Bare:
+        started.append(Bare(*arguments))
+        return started[-1]
+
+    yield make
+    for worker in started:
+        worker.end()
+
+
+def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
+    start: Callable[..., Bare], job: Callable[..., Job]
+) -> None:
+    worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
+    assert worker.hear() == protocol.Ready()
+
+    worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
+    worker.say(protocol.Measure(job("fine"), process=3))
+    answer = worker.hear()
+    assert isinstance(answer, protocol.Result)
+    assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("ok", 3, False)
+
+    worker.say(protocol.Measure(job("uncompilable"), process=3))
+    answer = worker.hear()
+    assert isinstance(answer, protocol.Result)
+    assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("crashed", 3, False)
+
+    worker.say(protocol.MeasureCeilings())
+    heard = [worker.hear()]
+    while isinstance(heard[-1], protocol.Progress):
+        heard.append(worker.hear())
+    *progress, measured = heard
+    assert isinstance(measured, protocol.Measured)
+    assert [p.share for p in progress if isinstance(p, protocol.Progress)] == [0.0, 0.5]
+
+    assert worker.process.stdin
+    worker.process.stdin.close()
+    assert worker.process.wait(10) == 0
+
+
+def test_a_worker_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
+    worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
+    assert worker.hear() == protocol.Ready()
+    worker.say(protocol.Measure(job("raises")))
+    answer = worker.hear()
+    assert isinstance(answer, protocol.Result)
+    assert (answer.measurement.status, answer.leaving) == ("crashed", True)
+    assert worker.silence()
+    assert worker.process.wait(10) == 1
+
+
+def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) -> None:
+    worker = start("--device", "cpo")
+    failed = worker.hear()
+    assert failed == protocol.Failed("no device named 'cpo'", "did you mean 'cpu'?", Exit.USAGE)
+    assert worker.process.wait(10) == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        protocol.MeasureCeilings(),
+        protocol.MeasureCeilings(Ceilings((StreamPoint(3, 1, 1e-6, "add"),))),
+    ],
+)
+def test_a_request_is_one_line_and_comes_back_equal(message: protocol.Request) -> None:
+    line = protocol.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert protocol.decode_request(line) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        protocol.Ready(),
+        protocol.Progress("16 MB", 0.25),
+        protocol.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
+        protocol.Measured(Ceilings(())),
+    ],
+)
+def test_a_reply_is_one_line_and_comes_back_equal(message: protocol.Reply) -> None:
+    line = protocol.encode(message)
+    assert line.count(b"\n") == 1
+    decoded: Any = protocol.decode_reply(line)
+    assert decoded == message
+    assert type(decoded) is type(message)
+    assert json.loads(line)["kind"] == message.kind

@@ -1,0 +1,116 @@
+"""Two runs, case by case: which times differ by more than their noise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from harness.model import Case, Difference, Machine, Measurement, Result, Run
+from harness.stats import median_interval
+
+Interval = tuple[float, float]
+Verdict = Literal["faster", "slower", "~", "missing"]
+
+
+def interval(result: Result) -> Interval | None:
+    """95% interval of the case's time, in seconds; None if it has no time or too few samples to tell.
+
+    One process: the distribution-free interval of the median of its samples. Several processes: the smallest range
+    that holds every process's median and every process's own interval. Processes differ in ways that samples within
+    one of them can't show (addresses, clocks), and a handful of processes is too few for a rank interval of their
+    medians, which at 95% takes six. The range errs on the wide side: it calls noise a change less often than 1 in 20.
+    """
+    if result.time is None:
+        return None
+    timed = [m for m in result.measurements if m.time is not None]
+    bounds = [bound for m in timed if (own := median_interval(m.samples)) for bound in own]
+    if len(timed) > 1:
+        bounds += result.medians
+    return (min(bounds), max(bounds)) if bounds else None
+
+
+def compare(reference: Run, run: Run) -> list[Difference]:
+    """Every case of either run, matched by id: the reference's in its order, then those that only `run` has.
+
+    `ratio` is the reference's time over the run's. Its interval takes both times at opposite ends of their own
+    (`interval`): low = reference's low / run's high, high = reference's high / run's low. The verdict is '~' where the
+    two intervals overlap, which is where that of the ratio holds 1, or where there are too few samples for one.
+    `samples` counts those of the run that has fewer.
+    """
+    before = {result.case.id: result for result in reference.results}
+    after = {result.case.id: result for result in run.results}
+    cases = {key: result.case for key, result in (before | after).items()}
+    return [_difference(case, before.get(key), after.get(key)) for key, case in cases.items()]
+
+
+def _difference(case: Case, before: Result | None, after: Result | None) -> Difference:
+    old, new = (result.time if result else None for result in (before, after))
+    if before is None or after is None or old is None or new is None:
+        absent = (_absence("the reference", before), _absence("the run", after))
+        return Difference(case, old, new, None, None, None, "missing", note="; ".join(filter(None, absent)))
+    samples = min(_samples(before), _samples(after))
+    ends = interval(before), interval(after)
+    if ends[0] is None or ends[1] is None:
+        note = f"{samples} samples are too few for an interval"
+        return Difference(case, old, new, old / new, None, None, "~", samples, note)
+    low, high = ends[0][0] / ends[1][1], ends[0][1] / ends[1][0]
+    verdict: Verdict = "faster" if low > 1 else "slower" if high < 1 else "~"
+    return Difference(case, old, new, old / new, low, high, verdict, samples)
+
+
+def _absence(which: str, result: Result | None) -> str:
+    """Why a run has no time for the case; empty if it has one."""
+    if result is None:
+        return f"not in {which}"
+    return "" if result.time is not None else f"{result.status} in {which}"
+
+
+def _samples(result: Result) -> int:
+    return sum(len(m.samples) for m in result.measurements)
+
+
+def mismatches(reference: Run, run: Run) -> list[str]:
+    """What else differs between the two runs and could explain a change; one sentence each, none if alike."""
+    return [
+        *_machines(reference.header.machine, run.header.machine),
+        *_timers(reference, run),
+        *_traffic(reference, run),
+    ]
+
+
+def _machines(before: Machine, after: Machine) -> Iterator[str]:
+    if before.fingerprint != after.fingerprint:
+        yield (
+            f"the machines differ: {before.name} ({before.fingerprint}) in the reference, "
+            f"{after.name} ({after.fingerprint}) in the run"
+        )
+    old = {"driver": before.driver, **dict(before.versions)}
+    new = {"driver": after.driver, **dict(after.versions)}
+    changed = [f"{k} {old.get(k) or 'none'} -> {new.get(k) or 'none'}" for k in old | new if old.get(k) != new.get(k)]
+    if changed:
+        yield f"the software differs: {', '.join(changed)}"
+
+
+def _timers(reference: Run, run: Run) -> Iterator[str]:
+    before, after = _by_id(reference.measurements), _by_id(run.measurements)
+    changed = [key for key in before.keys() & after.keys() if before[key].timer != after[key].timer]
+    if changed:
+        first = min(changed)
+        timers = f"{before[first].timer} -> {after[first].timer}"
+        yield f"timed in another way: {first} ({timers}){_more(changed)}"
+
+
+def _traffic(reference: Run, run: Run) -> Iterator[str]:
+    before, after = _by_id(reference.measurements), _by_id(run.measurements)
+    changed = [key for key in before.keys() & after.keys() if before[key].work != after[key].work]
+    if changed:
+        yield f"other bytes or operations under the same name: {min(changed)}{_more(changed)}"
+
+
+def _more(cases: Sequence[str]) -> str:
+    return f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+
+
+def _by_id(measurements: tuple[Measurement, ...]) -> dict[str, Measurement]:
+    """The timed measurement of each case; the first process stands for all."""
+    return {m.case.id: m for m in reversed(measurements) if m.time is not None}

@@ -1,0 +1,123 @@
+"""The house style of figures: half a page wide, readable in black and white and for the colour-blind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import units
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import matplotlib.figure
+
+WIDTH = 3.5
+"""Inches: half of a page between its margins, or one column of two."""
+_DPI = 200
+_LEGEND_CHARACTERS = 68
+_STYLE = {
+    "font.family": "DejaVu Sans",
+    "font.size": 7,
+    "axes.titlesize": 7.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "grid.color": "#DDDDDD",
+    "grid.linewidth": 0.5,
+    "hatch.linewidth": 0.5,
+    "legend.fontsize": 6.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.6,
+    "legend.columnspacing": 1.4,
+    # The same run must give the same file.
+    "svg.hashsalt": "harness",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """How one variant looks: by colour, and without it."""
+
+    color: str
+    hatch: str
+    marker: str
+    dashes: Any
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of a line with markers; later ones are smaller, so that lines that coincide stay visible."""
+        edge = {"markeredgecolor": "black", "markeredgewidth": 0.4, "markersize": 6 - 0.5 * LOOKS.index(self)}
+        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "linewidth": 1.2, **edge}
+
+    @property
+    def bar(self) -> dict[str, Any]:
+        """Keywords of a bar."""
+        return {"color": self.color, "hatch": self.hatch, "edgecolor": "black", "linewidth": 0.4}
+
+
+# The colours of Okabe and Ito, in an order that alternates light and dark; every other one plain.
+LOOKS = (
+    Look("#BBBBBB", "", "o", "-"),
+    Look("#56B4E9", "////", "s", "--"),
+    Look("#F0E442", "....", "^", "-."),
+    Look("#E69F00", "xxxx", "D", ":"),
+    Look("#0072B2", "", "v", (0, (5, 1))),
+    Look("#009E73", "\\\\\\\\", "P", (0, (3, 1, 1, 1))),
+    Look("#CC79A7", "----", "X", (0, (1, 1))),
+    Look("#D55E00", "||||", "*", (0, (7, 2, 1, 2))),
+)
+
+
+@contextmanager
+def canvas(height: float, title: str) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
+    """An empty figure `height` inches high; the style holds while the context lasts."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        # A figure of its own, not pyplot's: no window system, no global state.
+        figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout="constrained")
+        axes = figure.subplots()
+        axes.set_title(title, loc="left")
+        yield figure, axes
+
+
+def save(figure: matplotlib.figure.Figure, path: Path) -> list[Path]:
+    """Write `path` as SVG and as PNG, without date or version, so that equal figures are equal files."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
+    # Not figure.savefig, which draws everything twice; and the second canvas needs no layout of its own.
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
+    figure.set_layout_engine("none")
+    FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})
+    return [svg, png]
+
+
+def legend(figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, title: str | None = None) -> None:
+    """One legend below everything, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    named = dict(zip(labels, handles, strict=True))
+    if named:
+        columns = max(1, min(4, len(named), _LEGEND_CHARACTERS // (max(map(len, named)) + 8)))
+        figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, title=title)
+
+
+def peak_line(draw: Callable[..., object], peak: float | None) -> None:
+    """The library copy's bandwidth (B/s) as a dashed line, by `axes.axhline` or `axes.axvline`."""
+    if peak is not None:
+        draw(peak / 1e9, color="#555555", linestyle=(0, (4, 3)), linewidth=0.9, label="copy peak", zorder=1.5)
+
+
+def byte_axis(axes: matplotlib.axes.Axes) -> None:
+    """A logarithmic axis of bytes, named at each power of ten."""
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(lambda value, _place: units.size(value, 1))

@@ -1,0 +1,131 @@
+"""Drawing of the figures that `_figures` plans, one function a layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import units
+from harness.report._canvas import LOOKS, Look, canvas, legend, peak_line, save
+from harness.report._figures import Figure, size_label
+
+if TYPE_CHECKING:
+    import matplotlib.axes
+    import pandas as pd
+
+_BAND = 0.82
+"""Width of a group of bars; the rest of 1 is the gap to the next."""
+_MOST_TICKS = 8
+_CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4, "label": "ceiling"}
+_AXES = {
+    "effective_bandwidth": ("effective bandwidth (GB/s)", 1e9),
+    "items_per_s": ("items a second (millions)", 1e6),
+    "time_s": ("time (us), shorter is better", 1e-6),
+}
+
+
+def draw(figure: Figure, peak: float | None, path: Path) -> list[Path]:
+    """Draw one figure and save it as SVG and PNG. `peak` is the library copy's bandwidth in B/s."""
+    layout = {"bars": _bars, "lines": _lines, "ranking": _ranking}[figure.layout]
+    with canvas(_height(figure), figure.title) as (drawing, axes):
+        layout(axes, figure)
+        if figure.quantity == "effective_bandwidth":
+            peak_line(axes.axvline if figure.layout == "ranking" else axes.axhline, peak)
+        legend(drawing, axes)
+        return save(drawing, path)
+
+
+def _height(figure: Figure) -> float:
+    """Inches."""
+    if figure.layout == "ranking":
+        return 0.85 + 0.13 * len(figure.rows)
+    return 2.6 + 0.1 * max(label.count("\n") for label in figure.labels.values())
+
+
+def _bars(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """Groups of bars, a shape each, with its ceiling across the group."""
+    label, unit = _AXES[figure.quantity]
+    places = {shape: place for place, shape in enumerate(dict.fromkeys(figure.rows["shape"]))}
+    present = set(figure.rows["variant"])
+    variants = [variant for variant in figure.variants if variant in present]
+    width = _BAND / len(variants)
+    for index, variant in enumerate(variants):
+        rows = figure.rows[figure.rows["variant"] == variant]
+        middles = [places[shape] - _BAND / 2 + (index + 0.5) * width for shape in rows["shape"]]
+        look = _look(figure, variant)
+        axes.bar(middles, rows[figure.quantity] / unit, min(0.92 * width, 0.3), label=variant, **look.bar)
+        _statuses(axes, zip(middles, rows["status"], strict=True))
+    for shape, ceiling in _ceilings(figure).items():
+        middle = places[str(shape)]
+        axes.hlines(ceiling / unit, middle - _BAND / 2, middle + _BAND / 2, **_CEILING)
+    axes.set_xticks(range(len(places)), [figure.labels[shape] for shape in places])
+    axes.set_xlim(-0.55, len(places) - 0.45)
+    axes.tick_params(axis="x", length=0)
+    axes.set_xlabel(figure.axis)
+    axes.set_ylabel(label)
+    axes.grid(axis="y")
+
+
+def _lines(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """A line a variant over the symbol that varies; the ceiling is one too."""
+    label, unit = _AXES[figure.quantity]
+    rows = figure.rows.assign(size=figure.rows["shape"].map(dict(figure.swept))).sort_values("size", kind="stable")
+    for variant in figure.variants:
+        own = rows[rows["variant"] == variant]
+        axes.plot(own["size"], own[figure.quantity] / unit, label=variant, **_look(figure, variant).line)
+    ceilings = _ceilings(figure)
+    if len(ceilings):
+        axes.plot(ceilings.index.map(dict(figure.swept)), ceilings / unit, zorder=1.8, **_CEILING)
+    failed = sorted(set(rows["size"][rows["status"] != "ok"]))
+    if failed:
+        axes.plot(failed, [0] * len(failed), "kx", markersize=4, clip_on=False, label="no result")
+    sizes = sorted(set(figure.swept.values()))
+    shown = sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [size_label(size) for size in shown])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(figure.axis)
+    axes.set_ylabel(label)
+    axes.grid()
+
+
+def _ranking(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """One bar a row, named at its side and valued at its end: for more variants than there are looks."""
+    label, unit = _AXES[figure.quantity]
+    values = figure.rows[figure.quantity] / unit
+    axes.barh(range(len(values)), values, 0.75, **LOOKS[1].bar | {"hatch": ""})
+    for place, (value, status) in enumerate(zip(values, figure.rows["status"], strict=True)):
+        end, text = (0, _words(status)) if math.isnan(value) else (value, units.significant(value))
+        axes.text(end, place, f" {text}", va="center", fontsize=6)
+    for ceiling in _ceilings(figure):
+        axes.axvline(ceiling / unit, **_CEILING)
+    axes.set_yticks(range(len(values)), figure.rows["variant"])
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(label)
+    axes.grid(axis="x")
+
+
+def _look(figure: Figure, variant: str) -> Look:
+    """The same variant looks the same in all figures of a scenario."""
+    return LOOKS[figure.variants.index(variant) % len(LOOKS)]
+
+
+def _ceilings(figure: Figure) -> pd.Series[float]:
+    """The ceiling of each shape in B/s, without shapes that have none; empty if the figure shows something else."""
+    ceilings = figure.rows.groupby("shape", sort=False)["ceiling_bandwidth"].first().dropna()
+    return ceilings if figure.quantity == "effective_bandwidth" else ceilings.iloc[:0]
+
+
+def _statuses(axes: matplotlib.axes.Axes, bars: Iterable[tuple[float, str]]) -> None:
+    """In the place of a bar that isn't there, the status of its case."""
+    for middle, status in bars:
+        if status != "ok":
+            axes.text(middle, 0, f" {_words(status)}", rotation=90, ha="center", va="bottom", fontsize=5.5)
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")

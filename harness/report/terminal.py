@@ -1,0 +1,152 @@
+"""Tables on a terminal, as wide as it is. Colour only underlines what the text says."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from harness import units
+from harness.compare import Verdict
+from harness.model import FAILED, Ceilings, Difference, Machine, Result, Run
+from harness.report import _ceilings, _claims, _facts
+from harness.report._columns import ESSENTIAL, Column, columns, first_line
+from harness.report._frame import by_scenario, frame
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_GAP = 2
+_MOST_FAILURES = 10
+_VERDICTS: dict[Verdict, str] = {"faster": "green", "slower": "red", "~": "", "missing": "yellow"}
+
+
+def render(run: Run, console: Console) -> None:
+    """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way."""
+    claims = _claims.comparisons(run)
+    for scenario, rows in by_scenario(run, frame(run)):
+        _title(console, scenario.title or scenario.name)
+        styles = ["" if status == "ok" else "red" if status in FAILED else "yellow" for status in rows["status"]]
+        shown = [column for column in columns(rows, scenario.baseline) if column.head != "error"]
+        _table(shown, console, styles)
+        for claim in claims[scenario.name]:
+            _line(
+                console, f"{claim.row} claims {claim.claimed} ({claim.what}, {claim.hardware}): here {claim.measured}"
+            )
+    console.print()
+    _failures([result for result in run.results if result.status != "ok"], console)
+    for notice in _facts.notices(run):
+        advice = f"; {notice.warning.advice}" if notice.warning.advice else ""
+        text = f"{notice.warning.code} ({notice.cases}): {notice.example}: {notice.warning.message}{advice}"
+        _line(console, f"warning {text}", "yellow")
+    if processes := _facts.processes(run):
+        _line(console, processes)
+    if run.ceilings and run.ceilings.peak:
+        drift = _ceilings.drift(run.ceilings)
+        _line(console, f"peak: a copy at {units.rate(run.ceilings.peak)}" + (f", {drift} at the end" if drift else ""))
+    _line(console, f"{run.header.machine.name}: {_facts.outcome(run)}", "bold")
+
+
+def render_ceilings(machine: Machine, ceilings: Ceilings, console: Console) -> None:
+    """Best bandwidth in GB/s by bytes moved and by read:write, and the figures that matter most."""
+    _title(console, f"Memory of {machine.name}: best GB/s by bytes moved and read:write")
+    _table(_ceilings.columns(ceilings), console)
+    console.print()
+    for name, value in _ceilings.summary(ceilings):
+        _line(console, f"{name}: {value}")
+
+
+def render_differences(differences: Sequence[Difference], console: Console) -> None:
+    """Both times of each case, their ratio (reference over run) and its 95% interval, and the verdict."""
+    times = [time for d in differences for time in (d.reference, d.run) if time is not None]
+    scale, unit = units.time_scale(times)
+
+    def cell(time: float | None) -> str:
+        return "" if time is None else units.significant(time / scale)
+
+    made = [
+        Column("case", tuple(d.case.id for d in differences), right=False),
+        Column(f"reference ({unit})", tuple(cell(d.reference) for d in differences)),
+        Column(f"run ({unit})", tuple(cell(d.run) for d in differences)),
+        Column("ratio", tuple("" if d.ratio is None else f"{d.ratio:.3f}x" for d in differences)),
+        Column("95% interval", tuple(map(_interval, differences)), keep=3),
+        Column("verdict", tuple(d.verdict for d in differences), right=False),
+        Column("samples", tuple(str(d.samples or "") for d in differences), keep=2),
+    ]
+    _table(made, console, [_VERDICTS[d.verdict] for d in differences])
+    console.print()
+    for note, cases in _by_note(differences).items():
+        _line(console, f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
+    verdicts = Counter(d.verdict for d in differences)
+    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
+    _line(console, ", ".join(counts) or "no case in either run", "bold")
+
+
+def _by_note(differences: Sequence[Difference]) -> dict[str, list[str]]:
+    cases: dict[str, list[str]] = defaultdict(list)
+    for difference in differences:
+        if difference.note:
+            cases[difference.note].append(difference.case.id)
+    return cases
+
+
+def _interval(difference: Difference) -> str:
+    if difference.low is None or difference.high is None:
+        return ""
+    return f"{difference.low:.3f} to {difference.high:.3f}"
+
+
+def _table(made: Sequence[Column], console: Console, styles: Sequence[str] = ()) -> None:
+    """Draw the columns, without the least important ones where the console is too narrow for all."""
+    from rich.table import Table
+    from rich.text import Text
+
+    kept = _fitting(made, console.width)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for column in kept:
+        side: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(Text(_head(column)), justify=side, no_wrap=column.right, overflow="fold", vertical="bottom")
+    for index, row in enumerate(zip(*(column.cells for column in kept), strict=True)):
+        table.add_row(*map(Text, row), style=styles[index] if styles else "")
+    console.print(table)
+
+
+def _fitting(made: Sequence[Column], width: int) -> list[Column]:
+    kept = [column for column in made if any(column.cells)]
+    while sum(map(_width, kept)) + _GAP * len(kept) - _GAP > width:
+        least = min(kept, key=lambda column: column.keep)
+        if least.keep == ESSENTIAL:
+            break
+        kept.remove(least)
+    return kept
+
+
+def _head(column: Column) -> str:
+    """The head, over two lines where it is wider than what stands below."""
+    return column.head.replace(" ", "\n") if len(column.head) > max(map(len, column.cells)) else column.head
+
+
+def _width(column: Column) -> int:
+    return max(map(len, (*_head(column).split("\n"), *column.cells)))
+
+
+def _failures(results: Sequence[Result], console: Console) -> None:
+    """What each case that has no time says of it; the first few."""
+    for result in results[:_MOST_FAILURES]:
+        reason = first_line(result.error or "")
+        style = "red" if result.status in FAILED else "yellow"
+        _line(console, f"{result.status} {result.case.id}" + (f": {reason}" if reason else ""), style)
+    if len(results) > _MOST_FAILURES:
+        _line(console, f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")
+
+
+def _title(console: Console, text: str) -> None:
+    console.print()
+    _line(console, text, "bold")
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    from rich.text import Text
+
+    # Text, not markup: names and errors may hold brackets.
+    console.print(Text(text, style=style))

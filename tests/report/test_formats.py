@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from harness import report
+from harness.errors import MachineError, UsageError
+from harness.model import Ceilings, Machine, Run
+
+
+def test_each_format_says_in_one_line_what_it_writes() -> None:
+    formats = report.formats()
+    assert list(formats) == ["csv", "markdown", "plots"]
+    assert all(module.SUMMARY and "\n" not in module.SUMMARY for module in formats.values())
+
+
+def test_all_formats_are_written_unless_some_are_named(run: Run, tmp_path: Path) -> None:
+    paths = report.write(run, tmp_path / "all")
+    assert {path.relative_to(tmp_path / "all").as_posix() for path in paths} == {
+        "results.csv",
+        "report.md",
+        *(f"plots/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
+    }
+    assert all(path.stat().st_size > 0 for path in paths)
+    assert report.write(run, tmp_path / "one", ["csv"]) == [tmp_path / "one" / "results.csv"]
+
+
+FIGURES = ("prelu-float32", "prelu-float16", "copy-float32", "ceilings")
+
+
+def test_an_unknown_format_is_refused_with_the_nearest_before_anything_is_written(run: Run, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no report format named 'plot'") as caught:
+        report.write(run, tmp_path / "run", ["csv", "plot"])
+    assert caught.value.advice == "did you mean 'plots'?"
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_is_one_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "report.md").symlink_to("/dev/full")
+    with pytest.raises(MachineError, match=r"can't write the report: .*No space left on device") as caught:
+        report.write(run, tmp_path, ["markdown"])
+    assert "make room" in caught.value.advice
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="Not a directory"):
+        report.write(run, tmp_path / "file" / "run", ["csv"])
+
+
+def test_a_run_stopped_before_its_first_case_still_has_a_report(run: Run, tmp_path: Path) -> None:
+    nothing = Run(run.header, ())
+    paths = report.write(nothing, tmp_path)
+    assert "no case was measured" not in (tmp_path / "report.md").read_text()
+    assert "14 not measured" in (tmp_path / "report.md").read_text()
+    assert sum(os.fspath(path).endswith(".png") for path in paths) == 1
+
+
+def test_the_ceilings_alone_make_a_page_a_table_and_a_plot(gpu: Machine, ceilings: Ceilings, tmp_path: Path) -> None:
+    paths = report.write_ceilings(gpu, ceilings, tmp_path / "peak")
+    assert [path.name for path in paths] == ["peak.md", "peak.csv", "peak.svg", "peak.png"]
+    assert all(path.stat().st_size > 0 for path in paths)

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from harness import report
+from harness.model import Ceilings, Machine, Measurement, Run, Work
+from harness.report import _canvas, _draw, _figures, _frame
+
+Build = Callable[..., Measurement]
+MakeRun = Callable[..., Run]
+SWEEP = [(("N", 2**k),) for k in range(18, 23)]
+SHAPES = [(("N", 128), ("C", 64 * k), ("H", 112 // k)) for k in (1, 2, 4, 8)]
+
+
+def texts(path: Path) -> list[str]:
+    """What a figure says, in matplotlib's comments on the outlines of its letters."""
+    return re.findall(r"<!-- (.*?) -->", path.with_suffix(".svg").read_text())
+
+
+def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
+    first = report.write(run, tmp_path / "a", ["plots"])
+    _frame.frame.cache_clear()
+    _figures.plan.cache_clear()
+    second = report.write(run, tmp_path / "b", ["plots"])
+    assert [path.name for path in first] == [path.name for path in second]
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_figures_are_half_a_page_wide_and_undated(run: Run, tmp_path: Path) -> None:
+    for path in report.write(run, tmp_path, ["plots"]):
+        if path.suffix == ".png":
+            assert Image.open(path).width == 3.5 * 200
+        else:
+            assert ElementTree.parse(path).getroot().get("width") == "252pt"
+            assert "dc:date" not in path.read_text()
+
+
+def test_bars_name_shapes_variants_ceiling_peak_and_failures(
+    measured: Build, make_run: MakeRun, tmp_path: Path
+) -> None:
+    cases = [measured(variant, "float32", shape) for shape in SHAPES[:2] for variant in ("eager", "tuned")]
+    failed = measured("naive", "float32", SHAPES[1], status="out_of_memory")
+    report.write(make_run([*cases, failed]), tmp_path, ["plots"])
+    shown = texts(tmp_path / "plots" / "prelu-float32")
+    assert {"C=64", "H=112", "C=128", "H=56", "N=128"} <= set(shown)
+    assert {"eager", "tuned", "naive", "ceiling", "copy peak", "prelu float32"} <= set(shown)
+    assert "effective bandwidth (GB/s)" in shown
+    assert any("out of memory" in text for text in shown)
+
+
+def test_one_swept_symbol_gives_lines_over_it(measured: Build, make_run: MakeRun) -> None:
+    run = make_run([measured(variant, "float32", shape) for shape in SWEEP for variant in ("eager", "tuned")])
+    (figure,), left_out = _figures.plan(run)
+    assert (figure.layout, figure.axis, left_out) == ("lines", "N", 0)
+    assert sorted(figure.swept.values()) == [2**k for k in range(18, 23)]
+
+
+def test_three_sizes_or_two_symbols_stay_bars(measured: Build, make_run: MakeRun) -> None:
+    for shapes in (SWEEP[:3], SHAPES):
+        (figure,), _ = _figures.plan(make_run([measured("eager", "float32", shape) for shape in shapes]))
+        assert figure.layout == "bars"
+
+
+def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: MakeRun, tmp_path: Path) -> None:
+    names = [f"v{i}" for i in range(60)]
+    run = make_run([measured(name, "float32", SHAPES[0], 0.3 + i / 100) for i, name in enumerate(names)])
+    figures, _ = _figures.plan(run)
+    assert [(figure.layout, len(figure.rows)) for figure in figures] == [("ranking", 30), ("ranking", 30)]
+    report.write(run, tmp_path, ["plots"])
+    assert set(names[30:]) <= set(texts(tmp_path / "plots" / "prelu-float32-1"))
+    assert set(names[:30]) <= set(texts(tmp_path / "plots" / "prelu-float32-2"))
+
+
+def test_every_case_is_in_one_page_of_many(measured: Build, make_run: MakeRun) -> None:
+    shapes = [(("N", n), ("C", 100 - n)) for n in range(1, 21)]
+    run = make_run([measured(f"v{i}", "float32", shape) for shape in shapes for i in range(7)])
+    figures, _ = _figures.plan(run)
+    assert [figure.title[-8:] for figure in figures] == [f"({i} of 4)" for i in range(1, 5)]
+    assert sorted(case for figure in figures for case in figure.rows["case"]) == sorted(
+        m.case.id for m in run.measurements
+    )
+
+
+def test_the_number_of_figures_is_bounded_and_each_scenario_keeps_its_first(
+    measured: Build, make_run: MakeRun, tmp_path: Path
+) -> None:
+    scenarios = [
+        [measured("eager", dtype, SHAPES[0], op=f"op{i}") for dtype in ("float32", "float16")] for i in range(8)
+    ]
+    run = make_run(*scenarios)
+    figures, left_out = _figures.plan(run)
+    assert (len(figures), left_out) == (10, 6)
+    assert {figure.scenario for figure in figures} == {f"op{i}" for i in range(8)}
+    report.write(run, tmp_path, ["markdown"])
+    assert "6 figures more were left out" in (tmp_path / "report.md").read_text()
+
+
+def test_what_has_no_bytes_is_drawn_by_what_users_count_or_by_its_time(measured: Build, make_run: MakeRun) -> None:
+    step = Work(0, 0, items=256, item="images")
+    (rates,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=step, samples=(0.5,))]))
+    (times,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=Work(0, 0), samples=(0.5,))]))
+    assert (rates.quantity, times.quantity) == ("items_per_s", "time_s")
+
+
+def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: MakeRun) -> None:
+    assert _figures.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
+
+
+@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "ranking", "one"])
+def test_no_label_lies_on_another(
+    layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variants = [f"v{i}" for i in range(12 if layout == "ranking" else 5)]
+    choices: dict[str, list[Any]] = {
+        "bars": [(("N", 2**27), ("C", 1), ("H", 1)), *SHAPES],
+        "long names": [(("hidden_size", 1024 + i), ("sequence_length", 4096 - i)) for i in range(6)],
+        "lines": [(("N", 7**k),) for k in range(1, 11)],
+        "ranking": SHAPES,
+        "one": SHAPES[:1],
+    }
+    shapes = choices[layout]
+    monkeypatch.setattr(_draw, "save", assert_apart)
+    run = make_run([measured(variant, "float32", shape) for shape in shapes for variant in variants])
+    figures, _ = _figures.plan(run)
+    assert figures
+    for figure in figures:
+        assert _draw.draw(figure, 4e12, tmp_path / "x.png") == []
+
+
+def test_no_label_of_the_ceilings_lies_on_another(
+    gpu: Machine, ceilings: Ceilings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from harness.report import _ceilings
+
+    monkeypatch.setattr(_ceilings, "save", assert_apart)
+    assert _ceilings.draw(gpu, ceilings, tmp_path / "peak.png") == []
+
+
+def assert_apart(drawing: Any, _path: Path) -> list[Path]:
+    """In place of `save`: texts of the laid-out figure must neither overlap nor leave it."""
+    drawing.draw_without_rendering()
+    boxes = list(visible_boxes(drawing))
+    assert len(boxes) > 4
+    for (text, box), (other, another) in combinations(boxes, 2):
+        assert box.width * box.height == 0 or not box.overlaps(another), f"'{text}' lies on '{other}'"
+    for text, box in boxes:
+        assert -0.5 <= box.x0 < box.x1 <= drawing.bbox.x1 + 0.5, f"'{text}' is cut off"
+        assert -0.5 <= box.y0 < box.y1 <= drawing.bbox.y1 + 0.5, f"'{text}' is cut off"
+    return []
+
+
+def visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
+    (axes,), (legend,) = drawing.axes, drawing.legends
+    # Only ticks in view are drawn; _update_ticks gives those.
+    ticks = [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
+    for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
+        if text.get_text().strip() and text.get_visible():
+            yield text.get_text(), text.get_window_extent()
+
+
+def test_looks_differ_without_colour() -> None:
+    assert len({look.hatch + look.color for look in _canvas.LOOKS}) == 8
+    assert len({look.marker for look in _canvas.LOOKS}) == len({str(look.dashes) for look in _canvas.LOOKS}) == 8

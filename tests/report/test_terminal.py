@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.compare import compare
+from harness.model import Ceilings, Machine, Measurement, Run
+from harness.report import terminal
+
+SHAPE = (("N", 64), ("C", 128))
+
+
+def drawn(draw: Callable[..., None], *what: Any, width: int = 80, **options: Any) -> str:
+    console = Console(file=io.StringIO(), width=width, highlight=False, **options)
+    draw(*what, console)
+    assert isinstance(console.file, io.StringIO)
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_results(run: Run, width: int, golden: Callable[[str, str], None]) -> None:
+    text = drawn(terminal.render, run, width=width)
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"terminal-{width}.txt", text)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_differences(run: Run, width: int, golden: Callable[[str, str], None]) -> None:
+    def slower(measurement: Measurement, factor: float) -> Measurement:
+        return replace(measurement, samples=tuple(sample * factor for sample in measurement.samples))
+
+    factors = (1.0, 1.1, 0.9, 1.0005, 1.0, 1.0, 1.0)
+    changed = [slower(m, factor) for m, factor in zip(run.measurements, factors, strict=False)]
+    after = replace(run, measurements=(*changed, *run.measurements[8:]))
+    text = drawn(terminal.render_differences, compare(run, after), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"compare-{width}.txt", text)
+
+
+def test_ceilings(gpu: Machine, ceilings: Ceilings, golden: Callable[[str, str], None]) -> None:
+    golden("peak.txt", drawn(terminal.render_ceilings, gpu, ceilings))
+
+
+def test_eighty_columns_keep_what_matters_most(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    shape = (("N", 128), ("C", 512), ("H", 112), ("W", 112))
+    cases = [measured("eager", "float16", shape), measured("compile", "float16", shape, status="out_of_memory")]
+    text = drawn(terminal.render, make_run(cases))
+    for word in ("N128-C512-H112-W112", "float16", "eager", "GB/s", "ceiling", "50.0%", "1.00x", "out_of_memory"):
+        assert word in text
+
+
+def test_forty_columns_fold_instead_of_losing_letters(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    text = drawn(terminal.render, make_run([measured("eager", "float32", SHAPE)]), width=40)
+    assert max(map(len, text.splitlines())) <= 40
+    assert "1.00x" in text
+
+
+def test_colour_adds_nothing_that_the_text_does_not_say(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    coloured = drawn(terminal.render, run, force_terminal=True, color_system="standard")
+    assert "\x1b[31m" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in drawn(terminal.render, run, force_terminal=True, color_system="standard")
+
+
+def test_names_and_errors_are_not_taken_for_markup(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    failed = measured("[red]x", "float32", SHAPE, status="wrong", error="[bold] at [/] 3")
+    text = drawn(terminal.render, make_run([failed]))
+    assert "wrong prelu/[red]x/float32/N64-C128: [bold] at [/] 3" in text
+
+
+def test_many_failures_are_counted_after_the_first(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    failed = [measured("eager", "float32", (("N", n),), status="timeout", error="60 s") for n in range(1, 14)]
+    text = drawn(terminal.render, make_run(failed))
+    assert text.count("timeout prelu/") == 10
+    assert "and 3 more without a time, see the tables" in text
+    assert text.endswith("A GPU: 13 timeout\n")
+
+
+def test_a_run_without_results_says_so(run: Run) -> None:
+    empty = Run(replace(run.header, scenarios=()), ())
+    assert drawn(terminal.render, empty).endswith("A GPU: no case was measured\n")
+
+
+def test_nothing_to_compare() -> None:
+    assert drawn(terminal.render_differences, []).strip() == "no case in either run"

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.compare import compare, interval, mismatches
+from harness.model import Case, Header, Machine, Measurement, Result, Run, Work
+
+CASE = Case("copy", "eager", "float32", (("N", 8),))
+OTHER = Case("copy", "tuned", "float32", (("N", 8),))
+MACHINE = Machine("cuda", "A GPU", "c0ffee", 1, 1, driver="580", versions=(("torch", "2.13.0"),))
+
+
+def timed(low: float, middle: float, high: float, case: Case = CASE, process: int = 0, **fields: Any) -> Measurement:
+    """Seven samples whose median is `middle`, known to lie between `low` and `high`."""
+    return Measurement(case, "ok", (low, low, middle, middle, middle, high, high), process=process, **fields)
+
+
+def run_of(*measurements: Measurement, machine: Machine = MACHINE) -> Run:
+    return Run(Header("a", machine, (), (), "", "", "", len(measurements)), measurements)
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"),
+    [
+        ((4.0, 5.0, 6.0), "faster"),
+        ((13.0, 20.0, 21.0), "slower"),
+        ((11.0, 12.0, 13.0), "~"),
+        ((8.0, 9.0, 9.5), "~"),
+        ((11.5, 12.0, 13.0), "slower"),
+    ],
+)
+def test_verdict_follows_from_whether_the_intervals_overlap(new: tuple[float, float, float], verdict: str) -> None:
+    reference = timed(9.0, 10.0, 11.0)
+    (difference,) = compare(run_of(reference), run_of(timed(*new)))
+    assert difference.verdict == verdict
+    assert difference.ratio == 10.0 / new[1]
+    assert (difference.low, difference.high) == (9.0 / new[2], 11.0 / new[0])
+    assert (difference.reference, difference.run, difference.samples) == (10.0, new[1], 7)
+
+
+def test_touching_intervals_are_noise() -> None:
+    (difference,) = compare(run_of(timed(9.0, 10.0, 11.0)), run_of(timed(11.0, 12.0, 13.0)))
+    assert (difference.high, difference.verdict) == (1.0, "~")
+
+
+def test_too_few_samples_decide_nothing() -> None:
+    few = Measurement(CASE, "ok", (5.0,) * 5)
+    (difference,) = compare(run_of(timed(9.0, 10.0, 11.0)), run_of(few))
+    assert (difference.verdict, difference.ratio, difference.low, difference.high) == ("~", 2.0, None, None)
+    assert (difference.samples, difference.note) == (5, "5 samples are too few for an interval")
+
+
+def test_a_case_without_a_time_on_either_side_is_missing_and_says_why() -> None:
+    crashed = Measurement(CASE, "crashed", error="gone")
+    wrong = Measurement(CASE, "wrong")
+    good = timed(9.0, 10.0, 11.0)
+    notes = {
+        "crashed in the run": (run_of(good), run_of(crashed)),
+        "not in the run": (run_of(good), run_of()),
+        "not in the reference": (run_of(), run_of(good)),
+        "wrong in the reference; crashed in the run": (run_of(wrong), run_of(crashed)),
+    }
+    for note, (reference, run) in notes.items():
+        (difference,) = compare(reference, run)
+        assert (difference.verdict, difference.note, difference.ratio) == ("missing", note, None)
+    assert compare(run_of(good), run_of(crashed))[0].reference == 10.0
+
+
+def test_cases_come_in_the_references_order_then_those_of_the_run() -> None:
+    third = replace(CASE, variant="third")
+    reference = run_of(timed(1, 1, 1, OTHER), timed(1, 1, 1, CASE))
+    run = run_of(timed(1, 1, 1, third), timed(1, 1, 1, CASE), timed(1, 1, 1, OTHER))
+    assert [difference.case for difference in compare(reference, run)] == [OTHER, CASE, third]
+
+
+def test_several_processes_are_as_uncertain_as_their_medians_and_each_of_them() -> None:
+    result = Result(CASE, (timed(9.0, 10.0, 10.5), timed(11.5, 12.0, 12.2, process=1)))
+    assert interval(result) == (9.0, 12.2)
+
+
+def test_medians_of_processes_with_few_samples_still_bound() -> None:
+    few = [Measurement(CASE, "ok", (time,), process=i) for i, time in enumerate((3.0, 1.0, 2.0))]
+    assert interval(Result(CASE, tuple(few))) == (1.0, 3.0)
+    assert interval(Result(CASE, (few[0],))) is None
+    assert interval(Result(CASE, (Measurement(CASE, "timeout"),))) is None
+
+
+def test_samples_of_all_processes_count_on_the_side_that_has_fewer() -> None:
+    twice = run_of(timed(1, 1, 1), timed(1, 1, 1, process=1))
+    assert compare(twice, run_of(timed(1, 1, 1)))[0].samples == 7
+    assert compare(twice, twice)[0].samples == 14
+
+
+def test_alike_runs_have_no_mismatches() -> None:
+    work = Work(1, 1)
+    assert mismatches(run_of(timed(1, 1, 1, work=work)), run_of(timed(2, 2, 2, work=work))) == []
+
+
+def test_mismatches_name_what_else_could_explain_a_change() -> None:
+    newer = replace(
+        MACHINE, name="Another", fingerprint="f00d", driver="590", versions=(("torch", "2.14.0"), ("triton", "4"))
+    )
+    before = run_of(*(timed(1, 1, 1, case, timer="graph", work=Work(1, 1)) for case in (CASE, OTHER)))
+    after = run_of(*(timed(1, 1, 1, case, timer="launch", work=Work(2, 1)) for case in (CASE, OTHER)), machine=newer)
+    assert mismatches(before, after) == [
+        "the machines differ: A GPU (c0ffee) in the reference, Another (f00d) in the run",
+        "the software differs: driver 580 -> 590, torch 2.13.0 -> 2.14.0, triton none -> 4",
+        "timed in another way: copy/eager/float32/N8 (graph -> launch) and 1 more",
+        "other bytes or operations under the same name: copy/eager/float32/N8 and 1 more",
+    ]

@@ -1,0 +1,49 @@
+"""The command line: wiring and printing, nothing else. One file a command; nothing heavy is imported until one runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from harness import __version__
+from harness.cli import compare, env, listing, peak, report, run
+from harness.cli.group import Commands
+
+app = typer.Typer(
+    cls=Commands,
+    epilog="\b\nFirst steps:\n  harness env          what this machine has, and what is missing\n"
+    "  harness list         what can be measured\n  harness run quick    measure a little of everything",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    no_args_is_help=True,
+    add_completion=False,
+    # Rich help takes as long to draw as everything else together.
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("run", cls=run.Command, epilog=run.EXAMPLES)(run.command)
+app.add_typer(listing.app, name="list")
+app.command("env", epilog=env.EXAMPLES)(env.command)
+app.command("peak", epilog=peak.EXAMPLES)(peak.command)
+app.command("report", epilog=report.EXAMPLES)(report.command)
+app.command("compare", epilog=compare.EXAMPLES)(compare.command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"harness {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def harness(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Measure GPU operators honestly, against what the memory can do."""
+
+
+def main() -> None:
+    """Entry point of `harness` and of `python -m harness`."""
+    app(prog_name="harness")

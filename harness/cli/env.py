@@ -1,0 +1,27 @@
+"""`harness env`: what this machine has, what is missing, and what to do about it."""
+
+from __future__ import annotations
+
+import typer
+
+EXAMPLES = "\b\nExample:\n  harness env"
+
+
+def command() -> None:
+    """Show the machine and what is missing on it.
+
+    Ends with 4 where no device works.
+    """
+    from harness import environment
+    from harness.errors import Exit
+
+    survey = environment.survey()
+    for title, facts in survey.sections:
+        typer.echo(title)
+        width = max(len(fact.name) for fact in facts)
+        for fact in facts:
+            typer.echo(f"  {fact.name:{width}}  {fact.value}")
+            if fact.advice:
+                typer.echo(f"  {'':{width}}  -> {fact.advice}")
+    if not survey.usable:
+        raise typer.Exit(Exit.ENVIRONMENT)

@@ -1,0 +1,51 @@
+"""How every command ends: errors become a message and an exit code, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from harness.errors import Exit, HarnessError, InputError
+
+
+class QuickGroup(TyperGroup):
+    """A group that doesn't load pydantic, which alone takes longer than listing everything."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """The option --help, with a default that typer needn't convert."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
+
+class Commands(QuickGroup):
+    """The group of all commands."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for. Raises typer.Exit with the code of the error, if there is one."""
+        try:
+            return super().invoke(ctx)
+        except HarnessError as error:
+            typer.echo(explain(error), err=True)
+            raise typer.Exit(error.exit_code) from None
+        except BrokenPipeError:
+            # Whoever read has gone, as in `harness list | head`. Python would complain again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        except OSError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(Exit.ENVIRONMENT) from None
+
+
+def explain(error: HarnessError) -> str:
+    """The error as text: what is wrong, then what to do; every problem of an input on a line of its own."""
+    if isinstance(error, InputError):
+        lines = [f"{p.where}: {p.message}{f' ({p.advice})' if p.advice else ''}" for p in error.problems]
+        return f"error: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"error: {len(lines)} problems:", *lines])
+    return f"error: {error.message}" + (f"\n  {error.advice}" if error.advice else "")

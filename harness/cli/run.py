@@ -1,0 +1,197 @@
+"""`harness run`: measure scenarios."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from harness.cli import values
+from harness.errors import Exit, UsageError
+
+if TYPE_CHECKING:
+    from harness.model import Run
+    from harness.scenario import Plan
+
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness run quick\n"
+    "  harness run scenarios/prelu.yaml --dry-run\n"
+    "  harness run prelu --only 'prelu/*/float16/*' --variants tuned,compile --repeat 5\n"
+    "  harness run mine.yaml --ops mine.py --output reports/mine\n"
+    "  harness run prelu --output reports/mine --resume\n"
+    "\n\b\nWhat --json writes:\n"
+    '  {"header": machine, ceilings, scenarios and command, as in run.json,\n'
+    '   "results": [one object a case, with the columns of results.csv]}'
+)
+_STREAMS = ("stdout", "stderr")
+
+
+class Command(TyperCommand):
+    """`run`, whose --json takes the name of a file or a stream, as nvbench's does, and stands for stdout alone."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Spell out a lone --json."""
+        spelled = []
+        for word, following in pairwise([*args, ""]):
+            lone = word == "--json" and following not in _STREAMS and not following.endswith(".json")
+            spelled.append("--json=stdout" if lone else word)
+        return super().parse_args(ctx, spelled)
+
+
+def command(
+    scenarios: Annotated[
+        list[str], typer.Argument(metavar="SCENARIO", help="Scenario files, folders of them, or bundled names.")
+    ],
+    device: Annotated[
+        str | None, typer.Option(metavar="KIND", help="Device to measure on; the first that works unless told.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB", help="Only cases whose id matches, e.g. '*/float16/*'; may be repeated."),
+    ] = None,
+    tag: Annotated[
+        list[str] | None, typer.Option(metavar="TAGS", help="Only scenarios that have one of these tags.")
+    ] = None,
+    variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these variants.")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the cases, their bytes and predicted floor times; measure nothing.")
+    ] = False,
+    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Measure everything in N fresh processes.")] = 1,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --output; what it holds isn't measured again.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run; reports/... unless told.")
+    ] = None,
+    ops: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Python file with more ops; may be repeated.")
+    ] = None,
+    precision: Annotated[
+        float | None,
+        typer.Option(
+            parser=values.share,
+            metavar="SHARE",
+            help="Sample until the median's 95% interval is so narrow, e.g. 0.2% (the scenario says unless told).",
+        ),
+    ] = None,
+    max_time: Annotated[
+        float | None,
+        typer.Option(parser=values.seconds, metavar="SECONDS", help="Sample each case for no longer than this."),
+    ] = None,
+    json: Annotated[
+        str | None, typer.Option(metavar="[WHERE]", help="Write the results as JSON to WHERE: stdout, or a .json file.")
+    ] = None,
+) -> None:
+    """Measure scenarios and leave a report.
+
+    Options that take NAMES or TAGS may be repeated, or given with commas. Progress goes to standard error.
+    """
+    from harness import devices, scenario
+    from harness.model import FAILED
+    from harness.ops import Catalogue
+
+    if resume and output is None:
+        raise UsageError("--resume needs --output", "name the folder of the run to go on with")
+    if json and json not in _STREAMS and not Path(json).parent.is_dir():
+        raise UsageError(f"--json {json}: there is no folder {Path(json).parent}", "make it, or name another file")
+    plugins = tuple(ops or ())
+    catalogue = Catalogue(plugins)
+    definitions = scenario.load(scenario.find(scenarios), catalogue)
+    kind = devices.choose(device)
+    selection = scenario.Selection(
+        device=kind,
+        only=tuple(only or ()),
+        tags=values.names(tag),
+        variants=values.names(variants),
+        dtypes=values.names(dtype),
+        precision=precision,
+        max_time=max_time,
+    )
+    plan = scenario.plan(definitions, catalogue, selection)
+    if dry_run:
+        from harness.cli import dry_run as preview
+
+        preview.show(plan, catalogue, kind, repeat)
+        return
+    name = plan.scenarios[0].name if len(plan.scenarios) == 1 else "run"
+    folder = output or Path("reports") / f"{name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    run = _measure(plan, name=name, folder=folder, device=kind, plugins=plugins, repeat=repeat, resume=resume)
+    _print(run, json)
+    _write_report(folder)
+    typer.echo(f"report: {folder}{os.sep}", err=json == "stdout")
+    if failed := sum(result.status in FAILED for result in run.results):
+        typer.echo(f"{failed} of {len(run.results)} cases failed", err=True)
+        raise typer.Exit(Exit.CASES_FAILED)
+
+
+def _measure(plan: Plan, *, folder: Path, **request: Any) -> Run:
+    """Carry out the plan. On Ctrl-C print what there is, say how to go on, and end with 130."""
+    from harness import runner, store
+    from harness.cli.console import open_console
+    from harness.cli.progress import follow
+
+    arguments = ("harness", *sys.argv[1:])
+    # Asked for when the first case is done, by when they are stored.
+    ceilings = cache(lambda: store.load(folder).ceilings)
+    try:
+        with follow(open_console(err=True), ceilings) as observer:
+            return runner.run(plan, folder=folder, command=arguments, observer=observer, **request)
+    except KeyboardInterrupt:
+        if (folder / store.HEADER).exists():
+            run = store.load(folder)
+            _print(run, None)
+            _tell_how_to_resume(run, folder, arguments)
+        raise typer.Exit(130) from None
+
+
+def _print(run: Run, json: str | None) -> None:
+    """Print the results as a table, and as JSON to where it is wanted."""
+    from harness.cli.console import open_console
+    from harness.cli.messages import tell_losses
+    from harness.report import terminal
+
+    tell_losses(run)
+    terminal.render(run, open_console(err=json == "stdout"))
+    if json in _STREAMS:
+        typer.echo(_as_json(run), err=json == "stderr")
+    elif json:
+        Path(json).write_text(f"{_as_json(run)}\n", encoding="utf-8")
+
+
+def _write_report(folder: Path) -> None:
+    """Leave the report to `harness report`: matplotlib would double the memory of this process. Ends as that does."""
+    command = [sys.executable, "-m", "harness", "report", str(folder)]
+    written = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    if written.returncode:
+        raise typer.Exit(written.returncode)
+
+
+def _as_json(run: Run) -> str:
+    from json import dumps, loads
+
+    from harness import store
+    from harness.report._frame import frame
+
+    rows = frame(run).astype(object)
+    results = rows.where(rows.notna(), None).to_dict(orient="records")
+    return dumps({"header": loads(store.dump(run.header)), "results": results}, indent=2)
+
+
+def _tell_how_to_resume(run: Run, folder: Path, arguments: Sequence[str]) -> None:
+    done, total = len(run.measurements), run.header.jobs * run.header.repeat
+    given = {argument.partition("=")[0] for argument in arguments}
+    missing = [option for option in (f"--output={folder}", "--resume") if option.partition("=")[0] not in given]
+    typer.echo(f"stopped after {done} of {total} measurements; go on with", err=True)
+    typer.echo(f"  {shlex.join([*arguments, *missing])}", err=True)

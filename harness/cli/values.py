@@ -1,0 +1,36 @@
+"""Values of options: what a user may write, and what the harness makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import typer
+
+
+def names(values: Sequence[str] | None) -> tuple[str, ...]:
+    """Names given one by one or with commas: ['eager,naive', 'tuned'] -> ('eager', 'naive', 'tuned')."""
+    return tuple(name for value in values or () for name in (part.strip() for part in value.split(",")) if name)
+
+
+def share(text: str) -> float:
+    """A share between 0 and 1: '0.002' and '0.2%' are the same."""
+    value = _number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 < value < 1:
+        raise typer.BadParameter(f"'{text}' isn't between 0 and 1; write 0.002 or 0.2%.")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    value = _number(text)
+    if not (0 < value < math.inf):
+        raise typer.BadParameter(f"'{text}' isn't a positive number of seconds.")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"'{text}' isn't a number.") from None

@@ -1,0 +1,154 @@
+"""What this machine has and what is missing, each with what to do about it. Never imports torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import devices, paths, units
+from harness.errors import HarnessError
+from harness.model import Machine
+
+_SELF = "gpu-bench-harness"
+_PROFILERS = {
+    "ncu": "Nsight Compute: hardware counters of a kernel",
+    "nsys": "Nsight Systems: timelines",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One thing looked at. `advice` says what to do where it is missing; empty where all is well."""
+
+    name: str
+    value: str
+    advice: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Everything looked at, by section. `usable`: at least one device works."""
+
+    sections: tuple[tuple[str, tuple[Fact, ...]], ...]
+    usable: bool
+
+
+def survey() -> Survey:
+    """Look at the devices, the packages, the compiler, the profilers and the folders."""
+    found = {name: device.missing() for name, device in devices.kinds().items()}
+    sections: dict[str, Callable[[], Iterator[Fact]]] = {
+        "devices": lambda: _devices(found),
+        "packages": _packages,
+        "kernel compiler": _compiler,
+        "profilers": _profilers,
+        "folders": _folders,
+    }
+    facts = tuple((title, tuple(look())) for title, look in sections.items())
+    return Survey(facts, usable=any(reason is None for reason in found.values()))
+
+
+def _devices(missing: dict[str, str | None]) -> Iterator[Fact]:
+    available = devices.kinds()
+    for name, reason in missing.items():
+        if reason is not None:
+            yield Fact(name, "not usable", reason)
+            continue
+        try:
+            yield Fact(name, _describe(available[name].machine()))
+        except HarnessError as error:
+            yield Fact(name, error.message, error.advice)
+    yield Fact("driver", *_driver())
+
+
+def _describe(machine: Machine) -> str:
+    """The facts of a machine that matter for a measurement, in one line."""
+    facts = [
+        machine.name,
+        f"compute capability {machine.compute_capability}" if machine.compute_capability else "",
+        f"{machine.multiprocessors} multiprocessors" if machine.multiprocessors else "",
+        f"{units.size(machine.memory_bytes)} memory",
+        f"{units.size(machine.cache_bytes)} last-level cache",
+        f"power limit {machine.power_limit_w:.0f} W" if machine.power_limit_w else "",
+    ]
+    return ", ".join(filter(None, facts))
+
+
+def _driver() -> tuple[str, str]:
+    """The NVIDIA driver and the newest CUDA that it runs, or what to do to get one."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"none ({error})", "install the NVIDIA driver to measure on a GPU; the CPU needs none"
+    try:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return f"{pynvml.nvmlSystemGetDriverVersion()}, CUDA {cuda // 1000}.{cuda % 1000 // 10}", ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _packages() -> Iterator[Fact]:
+    """The interpreter, the harness, and the version of everything that it declares to need."""
+    yield Fact("python", platform.python_version())
+    for name in [_SELF, *_required()]:
+        try:
+            yield Fact(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Fact(name, "missing", f"pip install {name}")
+
+
+def _required() -> list[str]:
+    """Names of the packages that the harness declares to need; none where it runs without being installed."""
+    try:
+        declared = importlib.metadata.requires(_SELF) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return sorted(re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in declared if "extra ==" not in line)
+
+
+def _compiler() -> Iterator[Fact]:
+    """NVRTC and the headers that kernels include."""
+    from cuda import pathfinder
+
+    try:
+        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
+        yield Fact("NVRTC", str(library))
+    except pathfinder.DynamicLibNotFoundError:
+        yield Fact("NVRTC", "missing", "pip install nvidia-cuda-nvrtc; without it no kernel of ours can be compiled")
+    folder = pathfinder.find_nvidia_header_directory("cudart")
+    if folder and (Path(folder) / "cuda_fp16.h").is_file():
+        yield Fact("CUDA headers", folder)
+    else:
+        yield Fact("CUDA headers", "missing", "pip install nvidia-cuda-runtime; half-precision kernels include them")
+
+
+def _profilers() -> Iterator[Fact]:
+    for name, purpose in _PROFILERS.items():
+        path = shutil.which(name)
+        yield Fact(name, path or "not on PATH", "" if path else f"only for profiling; {purpose}")
+
+
+def _folders() -> Iterator[Fact]:
+    for name in ("kernels", "scenarios"):
+        folder = paths.data(name)
+        yield Fact(name, str(folder), "" if folder.is_dir() else "missing from this installation; install it again")
+    cache = paths.cache()
+    advice = "" if _writable(cache) else "can't be written; name another folder in HARNESS_CACHE"
+    yield Fact("cache", str(cache), advice)
+
+
+def _writable(folder: Path) -> bool:
+    """Whether a file can be made in the folder, which is made if need be. Permissions alone don't tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,438 @@
+"""The command line as a user meets it: what it prints, where, and the exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner, Result
+
+from harness import __version__, runner, store
+from harness.cli import app, values
+from harness.cli.progress import follow
+from harness.model import Ceilings, Job, Machine, Measurement, StreamPoint
+
+ROOT = Path(__file__).parents[1]
+PLUGINS = [
+    f"--ops={file}" for file in sorted((ROOT / "tests" / "plugins").glob("*.py")) if file.stem in ("faults", "small")
+]
+HARNESS = [sys.executable, "-m", "harness"]
+SCENARIO = """
+title: Copies
+op: fault
+shapes: {sizes}
+dtypes: [float32]
+variants: {variants}
+baseline: {first}
+timing: {{max_time: 0.02, precision: 0.5, timeout: 60}}
+"""
+COLOUR = r"\x1b\[[\d;]*3[0-8]"
+COMMANDS = ["run", "list", "env", "peak", "report", "compare"]
+
+Harness = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def invoke(*arguments: object) -> Result:
+    """Run a command in this process, for those that load no plug-ins."""
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def write_scenario(file: Path, sizes: list[int], variants: list[str]) -> Path:
+    shapes = json.dumps([{"N": size} for size in sizes])
+    file.write_text(SCENARIO.format(sizes=shapes, variants=json.dumps(variants), first=variants[0]))
+    return file
+
+
+def environment(**more: str) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(ROOT)} | more
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run."""
+    return tmp_path_factory.mktemp("cli")
+
+
+@pytest.fixture(scope="module")
+def harness(folder: Path) -> Harness:
+    """Runs `harness` as a process, so that plug-ins which change the CPU don't reach the tests."""
+
+    def run(*arguments: object, **more: str) -> subprocess.CompletedProcess[str]:
+        command = [*HARNESS, *map(str, arguments)]
+        return subprocess.run(
+            command, cwd=folder, env=environment(**more), capture_output=True, text=True, check=False, timeout=100
+        )
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def finished(harness: Harness, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A run of two cases into `one`, with its results as JSON on standard output."""
+    scenario = write_scenario(folder / "copies.yaml", [4096, 8192], ["fine"])
+    return harness("run", scenario, "--device=cpu", *PLUGINS, "--output=one", "--json")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_help_shows_an_example(command: str, flag: str) -> None:
+    result = invoke(command, flag)
+    assert result.exit_code == 0
+    assert f"\n    harness {command}" in result.stdout
+
+
+def test_help_names_every_command() -> None:
+    result = invoke("--help")
+    assert result.exit_code == 0
+    assert re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[:6] == [
+        *(command for command in COMMANDS if command != "list"),
+        "list",
+    ]
+
+
+def test_version() -> None:
+    assert invoke("--version").stdout == f"harness {__version__}\n"
+
+
+def test_python_m_harness_is_the_same(harness: Harness) -> None:
+    done = harness("--version")
+    assert (done.returncode, done.stdout) == (0, f"harness {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["rnu"], "Did you mean 'run'?"),
+        (["run", "quick", "--varaints=eager"], "--variants"),
+        (["list", "scenarois"], "Did you mean 'scenarios'?"),
+        (["run"], "Missing argument"),
+        (["run", "quick", "--repeat=0"], "--repeat"),
+        (["run", "quick", "--precision=2"], "'2' isn't between 0 and 1; write 0.002 or 0.2%."),
+        (["run", "quick", "--precision=high"], "'high' isn't a number."),
+        (["run", "quick", "--max-time=nan"], "'nan' isn't a positive number of seconds."),
+        (["run", "quick", "--resume"], "error: --resume needs --output"),
+        (["run", "quick", "--json=gone/results.json"], "error: --json gone/results.json: there is no folder gone"),
+        (["run", "quikc"], "did you mean 'quick'?"),
+        (["run", "missing.yaml"], "missing.yaml"),
+        (["run", "quick", "--device=gpu"], "error: no device named 'gpu'"),
+        (["run", "quick", "--device=cpu", "--variants=eagre"], "eager"),
+        (["run", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
+        (["run", "quick", "--ops=missing.py"], "missing.py: not a Python file"),
+        (["report", "missing"], "missing: holds no run"),
+        (["compare", "missing", "gone"], "missing: holds no run"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_request_is_refused_with_what_is_right(arguments: list[str], hint: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code == 2, result.output
+    assert hint in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_all_problems_of_all_files_are_printed_at_once(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("title: t\nop: prelu\nshapes: [{N: 0, C: 1, H: 1, W: 1}]\ndtypes: [flaot32]\ncolour: blue\n")
+    second.write_text("title: [unclosed\n")
+    result = invoke("run", first, second)
+    assert result.exit_code == 2
+    heading, *lines = result.stderr.splitlines()
+    assert heading == f"error: {len(lines)} problems:"
+    assert [re.match(r"  (\S+?):(\d+)", line).groups() for line in lines[:3]] == [
+        (str(first), "3"),
+        (str(first), "4"),
+        (str(first), "5"),
+    ]
+    assert "did you mean 'float32'?" in result.stderr
+    assert str(second) in lines[3]
+
+
+def test_a_plugin_that_raises_is_named(tmp_path: Path) -> None:
+    plugin = tmp_path / "broken.py"
+    plugin.write_text("1 / 0\n")
+    result = invoke("run", "quick", "--ops", plugin)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {plugin}: ZeroDivisionError: division by zero\n")
+
+
+def test_a_device_that_is_not_there_is_refused(harness: Harness) -> None:
+    done = harness("run", "quick", "--device=cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode in (2, 4)
+    assert "CUDA_VISIBLE_DEVICES='' hides every GPU" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("text", "value"), [("0.002", 0.002), ("0.2%", 0.002), ("1e-3", 0.001), ("50%", 0.5)])
+def test_a_share_is_a_number_or_a_percentage(text: str, value: float) -> None:
+    assert values.share(text) == pytest.approx(value, rel=1e-15)
+
+
+def test_names_may_be_repeated_or_given_with_commas() -> None:
+    assert values.names(["eager,naive", " tuned , "]) == ("eager", "naive", "tuned")
+    assert values.names(None) == ()
+
+
+def test_list_shows_what_there_is() -> None:
+    everything = invoke("list").stdout
+    for section in ("ops", "scenarios", "formats", "devices"):
+        assert f"{section}\n{invoke('list', section).stdout}" in everything
+    names = {line.split()[0] for line in invoke("list", "scenarios").stdout.splitlines()}
+    assert {"quick", "copy", "prelu"} <= names
+    assert re.search(r"^  +naive +cuda +R1 +\S", invoke("list", "ops").stdout, re.MULTILINE)
+
+
+def test_env_tells_what_is_missing_and_what_to_do(harness: Harness) -> None:
+    done = harness("env", CUDA_VISIBLE_DEVICES="", PATH="/nowhere", HARNESS_CACHE="/dev/null/cache")
+    assert done.returncode == 0, done.stderr
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert lines[lines.index("cuda    not usable") + 1] == "-> CUDA_VISIBLE_DEVICES='' hides every GPU"
+    assert any(re.fullmatch(r"torch +2\.\d+\.\d+\S*", line) for line in lines)
+    [cache] = [index for index, line in enumerate(lines) if line.startswith("cache ")]
+    assert lines[cache + 1] == "-> can't be written; name another folder in HARNESS_CACHE"
+    [ncu] = [index for index, line in enumerate(lines) if line.startswith("ncu ")]
+    assert lines[ncu].endswith("not on PATH")
+
+
+def test_peak_prints_the_ceilings_and_leaves_them_in_a_folder(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = [
+        StreamPoint(read=2**19 * scale, written=2**19 * scale, seconds=1e-4 * scale, way="memcpy", is_copy=True)
+        for scale in (1, 4)
+    ]
+    monkeypatch.setattr(runner, "measure_ceilings", lambda device, observer: (machine, Ceilings(tuple(points))))
+    result = invoke("peak", "--device=cpu", "--output", tmp_path / "peak")
+    assert result.exit_code == 0, result.output
+    # 1 MiB in 100 us, twice.
+    assert "10.5 GB/s" in result.stdout
+    assert {"peak.md", "peak.svg", "peak.png"} <= {path.name for path in (tmp_path / "peak").iterdir()}
+    assert str(tmp_path / "peak" / "peak.md") in result.stdout.splitlines()
+
+
+def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(harness: Harness, folder: Path) -> None:
+    done = harness("run", "quick", "--device=cpu", "--dry-run", "--repeat=3", HARNESS_CACHE=str(folder / "empty"))
+    assert done.returncode == 0, done.stderr
+    [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("prelu/eager/float32/N8-C64-H56-W56")]
+    # x and alpha are read, y is written: 4 * 8 * 64 * 56 * 56 bytes and 4 * 64 more.
+    assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "32.11", "MB"]
+    assert "12 measurements on " in done.stdout
+    assert "run 'harness peak'" in done.stdout
+    assert not (folder / "reports").exists()
+
+
+def test_a_run_prints_json_alone_on_standard_output(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert finished.returncode == 0, finished.stderr
+    printed = json.loads(finished.stdout)
+    assert printed["header"]["jobs"] == 2
+    assert [row["case"] for row in printed["results"]] == ["fault/fine/float32/N4096", "fault/fine/float32/N8192"]
+    run = store.load(folder / "one")
+    assert [row["time_s"] for row in printed["results"]] == [result.time for result in run.results]
+    with (folder / "one" / "results.csv").open() as file:
+        assert list(printed["results"][0]) == csv.DictReader(file).fieldnames
+
+
+def test_a_run_reports_progress_by_the_line_and_where_the_report_lies(
+    finished: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    lines = finished.stderr.splitlines()
+    [line] = [line for line in lines if line.startswith("[2/2] ")]
+    assert re.match(r"\[2/2\] fault/fine/float32/N8192  [\d.]+ us  [\d.]+ GB/s  \d+% of ceiling", line)
+    assert lines[-1] == "report: one/"
+    assert {"run.json", "results.jsonl", "results.csv", "report.md"} <= {
+        path.name for path in (folder / "one").iterdir()
+    }
+    assert "\x1b" not in finished.stderr
+
+
+def test_the_command_is_kept_with_the_run(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert finished.returncode == 0
+    command = store.load(folder / "one").header.command
+    assert command[:2] == ("harness", "run")
+    assert command[-2:] == ("--output=one", "--json")
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_resumed(
+    finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
+) -> None:
+    assert finished.returncode == 0
+    arguments = ["run", "copies.yaml", "--device=cpu", *PLUGINS, "--output=one"]
+    refused = harness(*arguments)
+    assert refused.returncode == 2
+    assert "go on with it by --resume" in refused.stderr
+    before = (folder / "one" / "results.jsonl").read_bytes()
+    resumed = harness(*arguments, "--resume", "--json=results.json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert (folder / "one" / "results.jsonl").read_bytes() == before
+    assert json.loads((folder / "results.json").read_text())["results"] == json.loads(finished.stdout)["results"]
+    another = harness(*arguments, "--resume", "--only=*/N4096")
+    assert another.returncode == 2
+    assert "the cases or their timing are others" in another.stderr
+
+
+def test_a_dry_run_predicts_what_does_not_fit(tmp_path: Path) -> None:
+    scenario = tmp_path / "huge.yaml"
+    scenario.write_text("title: Huge\nop: copy\nshapes: [{N: 2**50}]\ndtypes: [float32]\nvariants: [eager]\n")
+    done = invoke("run", scenario, "--device=cpu", "--dry-run")
+    assert done.exit_code == 0, done.output
+    [row] = [line for line in done.stdout.splitlines() if line.startswith("copy/eager/")]
+    assert row.endswith(", out of memory")
+
+
+def test_a_dry_run_knows_the_ceilings_that_were_measured(
+    finished: subprocess.CompletedProcess[str], harness: Harness
+) -> None:
+    assert finished.returncode == 0
+    done = harness("run", "copies.yaml", "--device=cpu", *PLUGINS, "--dry-run")
+    assert re.search(r"^fault/fine/float32/N4096 +16.38 kB +16.38 kB +[\d.]+ [nu]s ", done.stdout, re.MULTILINE)
+    assert "harness peak" not in done.stdout
+
+
+def test_report_writes_again_what_was_stored_and_names_what_is_lost(
+    finished: subprocess.CompletedProcess[str], folder: Path, tmp_path: Path
+) -> None:
+    assert finished.returncode == 0
+    for name in ("run.json", "results.jsonl"):
+        shutil.copy(folder / "one" / name, tmp_path)
+    results = tmp_path / "results.jsonl"
+    results.write_bytes(results.read_bytes()[:-20])
+    result = invoke("report", tmp_path, "--format=csv")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines() == [str(tmp_path / "results.csv")]
+    assert result.stderr == f"warning: {results}:2: one result is lost: the line is cut short\n"
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 2
+
+
+def test_an_unknown_format_is_refused(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert finished.returncode == 0
+    result = invoke("report", folder / "one", "--format=cvs")
+    assert result.exit_code == 2
+    assert "csv" in result.stderr
+
+
+def test_a_run_is_no_different_from_itself(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
+    assert finished.returncode == 0
+    result = invoke("compare", folder / "one", folder / "one")
+    assert result.exit_code == 0
+    assert result.stdout.count("~") >= 2
+    assert "faster" not in result.stdout
+
+
+def test_failed_cases_end_with_5_and_leave_a_report(harness: Harness, folder: Path) -> None:
+    scenario = write_scenario(folder / "faulty.yaml", [4096], ["fine", "abort"])
+    done = harness("run", scenario, "--device=cpu", *PLUGINS)
+    assert done.returncode == 5
+    assert done.stderr.splitlines()[-1] == "1 of 2 cases failed"
+    assert "crashed" in done.stdout
+    [report] = (folder / "reports").glob("faulty-cpu-*/report.md")
+    assert "crashed" in report.read_text()
+
+
+def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Harness) -> None:
+    scenario = write_scenario(folder / "waiting.yaml", [4096, 8192], ["fine", "waits"])
+    gate = folder / "gate"
+    command = ["run", str(scenario), "--device=cpu", *PLUGINS, "--output=stopped"]
+    process = subprocess.Popen(
+        [*HARNESS, *command],
+        cwd=folder,
+        env=environment(FAULT_GATE=str(gate)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    results = folder / "stopped" / "results.jsonl"
+    deadline = time.monotonic() + 60
+    while not (results.exists() and results.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    # As a terminal does it: to every process of the group.
+    os.killpg(process.pid, signal.SIGINT)
+    printed, told = process.communicate(timeout=30)
+    assert process.returncode == 130, told
+    assert "N4096" in printed
+    assert "fine" in printed
+    *_, stopped, again = told.splitlines()
+    assert stopped == "stopped after 1 of 4 measurements; go on with"
+    assert again.split() == ["harness", *command, "--resume"]
+    assert "Traceback" not in told
+    gate.touch()
+    done = harness(*again.split()[1:], FAULT_GATE=str(gate))
+    assert done.returncode == 0, done.stderr
+    assert "[2/4]" in done.stderr
+    assert "[1/4]" not in done.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error() -> None:
+    process = subprocess.Popen(
+        [*HARNESS, "list"], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stderr
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=30) == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+def on_a_terminal(command: list[str], folder: Path, **more: str) -> str:
+    """What a command draws on a terminal of 100 columns."""
+    main, terminal = pty.openpty()
+    variables = environment(TERM="xterm-256color", COLUMNS="100", **more)
+    process = subprocess.Popen(command, cwd=folder, env=variables, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    drawn = b""
+    while True:
+        try:
+            drawn += (piece := os.read(main, 65536))
+        except OSError:  # Linux: the other end is closed
+            break
+        if not piece:
+            break
+    process.wait(timeout=30)
+    os.close(main)
+    return drawn.decode()
+
+
+def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(folder: Path) -> None:
+    write_scenario(folder / "drawn.yaml", [4096], ["fine"])
+    # Long enough to be drawn, which happens ten times a second.
+    slowly = ["--max-time=0.5", "--precision=0.0001%"]
+    command = [*HARNESS, "run", "drawn.yaml", "--device=cpu", *PLUGINS, *slowly, "--output=drawn"]
+    drawn = on_a_terminal(command, folder, NO_COLOR="1")
+    assert re.search(r"0/1 .*left  fault/fine/float32/N4096", drawn)
+    assert "report: drawn/" in drawn
+    assert not re.search(COLOUR, drawn)
+
+
+def test_a_bar_has_colour_otherwise(monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    drawn = io.StringIO()
+    with follow(Console(file=drawn, force_terminal=True, color_system="standard", width=100), lambda: None) as bar:
+        bar.planned(total=4, done=1)
+        bar.started(job("fine"), 2)
+    assert "1/4" in drawn.getvalue()
+    assert "left  fault/fine/float32/N4096 (process 3)" in drawn.getvalue()
+    assert re.search(COLOUR, drawn.getvalue())
+
+
+def test_failures_stay_above_the_bar(job: Callable[..., Job]) -> None:
+    drawn = io.StringIO()
+    with follow(Console(file=drawn, force_terminal=True, width=100), lambda: None) as bar:
+        bar.planned(total=2, done=0)
+        bar.finished(Measurement(job("abort").case, "crashed", error="killed by signal SIGABRT\nand more"))
+        bar.finished(Measurement(job("fine").case, "ok", samples=(1e-6,)))
+    assert "fault/abort/float32/N4096 crashed: killed by signal SIGABRT\n" in drawn.getvalue()
+    assert "fault/fine" not in drawn.getvalue()

@@ -1,0 +1,105 @@
+"""The rooms of the house: who may import whom, and what the parent process never loads."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import harness
+
+PACKAGE = Path(harness.__file__).parent
+ROWS = [
+    {"errors", "units", "expressions", "paths", "ranks"},
+    {"model"},
+    {"stats"},
+    {"store"},
+    {"protocol", "source"},
+    {"scenario"},
+    {"cuda"},
+    {"ops"},
+    {"devices"},
+    {"ceilings", "check"},
+    {"measure"},
+    {"worker", "team"},
+    {"workers"},
+    {"runner"},
+    {"compare"},
+    {"gate"},
+    {"report"},
+    {"profile"},
+    {"environment"},
+    {"cli"},
+    {"__main__"},
+]
+ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+# Rooms that run in the worker, and may load torch inside their functions.
+WORKER = {"ops", "devices", "ceilings", "check", "measure", "worker", "ranks", "cuda"}
+
+
+def room(file: Path) -> str:
+    first = file.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if room(file) != "__init__" and "_data" not in file.parts]
+
+
+def modules(file: Path) -> Iterator[str]:
+    """Full names of everything that a file imports, at its top or inside functions."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            assert node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_room_has_a_row() -> None:
+    assert {room(file) for file in FILES} <= set(ROW_OF)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_a_room_imports_only_rooms_above_it(file: Path) -> None:
+    own = room(file)
+    # `harness.__version__` belongs to the package, not to a room.
+    rooms = {name.split(".")[1] for name in modules(file) if name.startswith("harness.")} - {"__version__"}
+    assert {other for other in rooms if other != own and ROW_OF[other] >= ROW_OF[own]} == set()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_the_parent_process_has_no_way_to_torch(file: Path) -> None:
+    imported = {name.split(".")[0] for name in modules(file)}
+    assert room(file) in WORKER or not imported & {"torch", "triton"}
+
+
+def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:
+    users = {room(file) for file in FILES if any(name.startswith("cuda.core") for name in modules(file))}
+    assert users == {"cuda"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "refused"),
+    [
+        (["--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
+        (["list"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2"}),
+        (["run", "quick", "--device", "cpu", "--dry-run"], {"torch", "pandas", "matplotlib"}),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_a_command_loads(arguments: list[str], refused: set[str]) -> None:
+    program = (
+        "import json, sys\n"
+        "from harness.cli import app\n"
+        "code = app(sys.argv[1:], standalone_mode=False)\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stderr.splitlines()[-1]))
+    assert loaded & refused == set()

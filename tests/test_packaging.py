@@ -1,0 +1,105 @@
+"""What is shipped, and the two commands of a fresh machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from harness import __version__
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINS = {
+    canonicalize_name(name): version
+    for name, version in re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+}
+DECLARED = [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]
+
+
+@pytest.mark.parametrize("line", DECLARED)
+def test_a_dependency_has_a_lower_bound_and_a_tested_version_within_it(line: str) -> None:
+    requirement = Requirement(line)
+    assert any(part.operator == ">=" for part in requirement.specifier)
+    assert PINS[canonicalize_name(requirement.name)] in requirement.specifier
+
+
+def test_torch_is_the_one_that_was_tested() -> None:
+    assert PINS["torch"] == "2.13.0"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist, built from a copy of the tree."""
+    folder = tmp_path_factory.mktemp("built")
+    tree = folder / "tree"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", "reports"))
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=tree, check=True)
+    return folder
+
+
+def shipped(*folders: str) -> set[str]:
+    """Paths of our files below `folders`, relative to the checkout."""
+    return {
+        file.relative_to(ROOT).as_posix()
+        for folder in folders
+        for file in (ROOT / folder).rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+
+
+def test_the_wheel_carries_kernels_scenarios_schema_and_templates(built: Path) -> None:
+    with zipfile.ZipFile(built / f"gpu_bench_harness-{__version__}-py3-none-any.whl") as wheel:
+        names = set(wheel.namelist())
+    data = {f"harness/_data/{name}" for name in shipped("kernels", "scenarios")}
+    assert "harness/_data/scenarios/schema.json" in data
+    assert shipped("harness") | data <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests") for name in names)
+
+
+def test_the_sdist_has_all_that_it_takes_to_build_and_test(built: Path) -> None:
+    with tarfile.open(built / f"gpu_bench_harness-{__version__}.tar.gz") as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    files = {"LICENSE", "Makefile", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"}
+    assert files | shipped("harness", "kernels", "scenarios", "scripts", "tests") <= names
+
+
+def test_an_installed_harness_finds_its_scenarios_without_a_checkout(built: Path, tmp_path: Path) -> None:
+    site, elsewhere = tmp_path / "site", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
+        wheel.extractall(site)
+    program = (
+        "import harness; from harness import scenario\nprint(harness.__file__); print(scenario.find(['quick'])[0])"
+    )
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=elsewhere, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == [str(site / "harness/__init__.py"), str(site / "harness/_data/scenarios/quick.yaml")]
+
+
+def test_make_says_what_is_wrong_with_an_old_python(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    done = subprocess.run(["make", "PYTHON=false", "bench"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Python 3.11 or later is needed; 'false' isn't that. Name one: make PYTHON=python3.12 bench" in done.stderr
+    assert not (tmp_path / ".venv").exists()
+
+
+def test_continuous_integration_runs_make_test() -> None:
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text().splitlines()[-1] == "exec make test"

@@ -40,6 +40,19 @@ def measure(job: Job, op: Op, device: Device, group: Group | None = None, proces
     return _Measuring(job, op, device, group or Group(), process).run()
 
 
+def bytes_needed(case: Case, op: Op) -> int:
+    """Bytes without which a case can't be measured.
+
+    The op's inputs to compare with, and beside them two sets of buffers, or one and the reference's outputs.
+    """
+    symbols = case.symbols
+    canonical = sum(tensor.bytes(symbols, case.dtype) for tensor in op.inputs)
+    elements = sum(math.prod(shape) for tensor in op.outputs for shape in tensor.shapes(symbols))
+    reference = elements * _WIDEST if op.reference is not None else 0
+    one_set = _set_bytes(case, op)
+    return canonical + one_set + max(one_set, reference)
+
+
 def prepared_calls(job: Job, op: Op, device: Device) -> list[Callable[[], object]]:
     """The calls that `measure` would time, one a set of buffers: for another timer or a profiler."""
     return _Measuring(job, op, device, Group(), 0).calls()
@@ -157,7 +170,7 @@ class _Measuring:
 
     def _rotation(self, ctx: Context, canonical: SimpleNamespace, first: SimpleNamespace) -> list[SimpleNamespace]:
         """Sets of buffers that together outgrow the cache; a single one if the case asks for a hot cache."""
-        size = self._set_bytes()
+        size = _set_bytes(self.case, self.op)
         if self.case.cache == "hot" or not size:
             return [first]
         needed = max(2, math.ceil(CACHES * self.device.cache_bytes / size))
@@ -239,22 +252,11 @@ class _Measuring:
             )
 
     def _too_much_memory(self) -> str | None:
-        """Why the case can't fit, from its declared sizes: two sets of buffers and the reference's outputs."""
-        symbols, dtype = self.case.symbols, self.case.dtype
-        elements = sum(math.prod(shape) for tensor in self.op.outputs for shape in tensor.shapes(symbols))
-        canonical = sum(tensor.bytes(symbols, dtype) for tensor in self.op.inputs)
-        needed = canonical + 2 * self._set_bytes()
-        if self.op.reference is not None:
-            needed = max(needed, canonical + self._set_bytes() + elements * _WIDEST)
-        free = self.device.free_bytes()
+        """Why the case can't fit into the memory that is free now, from its declared sizes."""
+        needed, free = bytes_needed(self.case, self.op), self.device.free_bytes()
         if needed <= free:
             return None
         return f"needs {units.size(needed)}, {units.size(free)} are free on the device"
-
-    def _set_bytes(self) -> int:
-        """Bytes of one set of buffers."""
-        inputs, outputs = self.op.tensors(self.variant)
-        return sum(tensor.bytes(self.case.symbols, self.case.dtype) for tensor in (*inputs, *outputs))
 
     def _warn(self, code: str, message: str, advice: str) -> None:
         self.warnings.append(Warning(code, message, advice))
@@ -300,3 +302,9 @@ def _is_out_of_memory(error: Exception) -> bool:
         return True
     # The CPU allocator has no class of its own.
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def _set_bytes(case: Case, op: Op) -> int:
+    """Bytes of one set of buffers."""
+    inputs, outputs = op.tensors(op.variants[case.variant])
+    return sum(tensor.bytes(case.symbols, case.dtype) for tensor in (*inputs, *outputs))

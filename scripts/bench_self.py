@@ -103,10 +103,10 @@ def wall_time(command: list[str]) -> float:
 
 
 class Stopwatch:
-    """An observer that notes when the first case starts and the last one ends."""
+    """An observer that notes when each case ends."""
 
-    first: float | None = None
-    last = 0.0
+    def __init__(self) -> None:
+        self.ends: list[float] = []
 
     def planned(self, total: int, done: int) -> None:
         """Not timed."""
@@ -115,16 +115,15 @@ class Stopwatch:
         """Not timed."""
 
     def started(self, job: Job, process: int) -> None:
-        """Start, if it is the first."""
-        self.first = self.first or time.perf_counter()
+        """Not timed."""
 
     def finished(self, measurement: Measurement) -> None:
-        """Stop."""
-        self.last = time.perf_counter()
+        """Note the time."""
+        self.ends.append(time.perf_counter())
 
 
 def a_run(folder: Path) -> Iterator[Bar]:
-    """Tiny cases on the CPU: what a case costs beside itself, and the memory of the parent, reports included."""
+    """Tiny cases on the CPU: what a case costs beside itself, and the memory of the parent."""
     op, file = folder / "tiny.py", folder / "tiny_cases.yaml"
     op.write_text(TINY_OP)
     file.write_text(TINY_SCENARIO)
@@ -132,22 +131,19 @@ def a_run(folder: Path) -> Iterator[Bar]:
     plan = scenario.plan(scenario.load([file], catalogue), catalogue, scenario.Selection(device="cpu"))
     watch = Stopwatch()
     run = runner.run(plan, name="tiny", folder=folder / "timed", device="cpu", plugins=(op,), observer=watch)
-    not_counted = sum(seconds for m in run.measurements for name, seconds in m.phases if name in NOT_COUNTED)
-    assert watch.first is not None
-    yield Bar(
-        "a case, beside compiling, checking, sampling",
-        1e3 * (watch.last - watch.first - not_counted) / len(run.measurements),
-        50,
-        "ms",
-    )
+    # The first case waits for its worker to load torch, which is a cost of the process.
+    elapsed, measured = watch.ends[-1] - watch.ends[0], run.measurements[1:]
+    not_counted = sum(seconds for m in measured for name, seconds in m.phases if name in NOT_COUNTED)
+    per_case = (elapsed - not_counted) / len(measured)
+    yield Bar("a case, beside compiling, checking, sampling", 1e3 * per_case, 50, "ms")
     arguments = ["run", str(file), "--device", "cpu", "--ops", str(op), "--output", str(folder / "weighed")]
-    yield Bar("parent's memory, report included", peak_memory(arguments) / 1e6, 150, "MB")
+    yield Bar("memory of the parent of a run", peak_memory(arguments) / 1e6, 150, "MB")
 
 
 def peak_memory(arguments: list[str]) -> int:
     """Most bytes that a command's own process had in memory, without the workers'."""
     program = (
-        "import atexit, re, sys; from pathlib import Path\n"
+        "import atexit, sys; from pathlib import Path\n"
         "atexit.register(lambda: Path(sys.argv[1]).write_text(Path('/proc/self/status').read_text()))\n"
         "from harness.cli import app; app(sys.argv[2:])"
     )

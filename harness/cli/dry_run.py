@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 
 from rich.table import Table
 
 from harness import ceilings, devices, units
 from harness.cli.console import open_console
-from harness.model import Case, Ceilings, Job
-from harness.ops import Op, Tensor
+from harness.measure import bytes_needed
+from harness.model import Ceilings, Job
+from harness.ops import Op
 from harness.scenario import Plan
 
 _BESIDE_SAMPLING = 1.0  # seconds a case, for compiling and checking
@@ -41,7 +42,7 @@ def _row(job: Job, op: Op, known: Ceilings | None, memory: int) -> tuple[str, ..
     case = job.case
     work = op.essential(case.symbols, case.dtype)
     floor = known.seconds(work) if known else None
-    needed = _needed(op, case)
+    needed = bytes_needed(case, op)
     return (
         case.id,
         units.size(work.read),
@@ -49,13 +50,3 @@ def _row(job: Job, op: Op, known: Ceilings | None, memory: int) -> tuple[str, ..
         units.seconds(floor) if floor else "-",
         f"{units.size(needed)}{'' if needed <= memory else ', out of memory'}",
     )
-
-
-def _needed(op: Op, case: Case) -> int:
-    """Bytes without which the case can't be measured: the inputs to compare with, and two sets of buffers to rotate."""
-    inputs, outputs = op.tensors(op.variants[case.variant])
-
-    def size(tensors: Iterable[Tensor]) -> int:
-        return sum(tensor.bytes(case.symbols, case.dtype) for tensor in tensors)
-
-    return size(op.inputs) + 2 * size((*inputs, *outputs))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ _SAMPLES_A_ROUND = 10  # queued together; fewer where a single one takes long
 _BATCH_SECONDS = 5e-3
 _WARM_SECONDS = 0.05
 _CALL_ROUNDS = 5
+_SHORT = 100e-6  # seconds of a call below which the cost of timing it alone shows
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
 _FEWEST_SETS = 4  # where buffers lie in memory moves a time by some tenths of a percent; a few places average that
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
@@ -244,11 +246,11 @@ class _Measuring:
                 f"the device lowered its clocks: {', '.join(reasons)}",
                 "let it cool, check its power limit and what else runs on it, and measure again",
             )
-        if self.variant.capture and batch.timer == "launch" and self.group.size == 1:
+        if batch.timer == "launch" and statistics.median(samples) < _SHORT:
             self._warn(
-                "not-captured",
-                "the calls can't be captured into a CUDA graph, so each was timed alone with the L2 flushed",
-                "times below 10 us include the cost of a launch",
+                "launch-timed",
+                "each call was timed alone, between two events and with the L2 flushed, not in a CUDA graph",
+                "take about 3 us off for the launch, or compare only with times taken alike",
             )
 
     def _too_much_memory(self) -> str | None:

@@ -139,8 +139,9 @@ def render(run: Run, rows: list[Row]) -> str:
         f"{machine.name}, driver {machine.driver}. Cases of 100 MB and more. `ours` is the median over"
         f" {run.header.repeat} fresh processes; `ncu` the median gpu__time_duration of {CALLS} calls on the same"
         " rotation of buffers, with clocks and caches left alone; `do_bench` triton's, which overwrites the L2 before"
-        f" each call and times it between two events. An empty call takes {units.seconds(rows[0].floor)} that way; the"
-        " last column but one is the difference with that taken off."
+        " each call and times it between two events. A kernel of one element takes"
+        f" {units.seconds(rows[0].floor)} that way; the last column but one is the difference with that taken off,"
+        " which takes off its microsecond of work too."
     )
     lines = [
         "# Do the times hold?",

@@ -123,7 +123,13 @@ def test_lowered_clocks_are_reported():
 
 
 def test_what_asks_for_no_graph_gets_none():
-    assert run(FakeDevice([1e-6]), op(capture=False)).timer == "launch"
+    result = run(FakeDevice([1e-3]), op(capture=False))
+    assert (result.timer, result.warnings) == ("launch", ())
+
+
+def test_the_launch_in_a_short_time_is_reported():
+    (warning,) = run(FakeDevice([1e-5]), op(capture=False)).warnings
+    assert warning.code == "launch-timed"
 
 
 def test_memory_is_predicted_before_it_is_taken():

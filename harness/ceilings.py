@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 _ALIGN = 512  # bytes; what the allocators give, and whole 16-byte packs
 _ELEMENT = 4  # bytes; torch streams float32, and bytes are bytes to the others
-_CACHES = 4  # a rotation covers this many times the cache
+_CACHES = 4  # a rotation covers this many times the cache, and so many sets at least, as a case's does
+_FEWEST_SETS = 4
 _BATCH_SECONDS = 2e-3
 _FEWEST, _MOST = 6, 30
 _PRECISION = 0.005
@@ -74,16 +75,18 @@ class _Arena:
     def __init__(self, device: Device, largest: int) -> None:
         import torch
 
-        self.span = max(largest, (_CACHES + 1) * device.cache_bytes)
+        self.rotation = _CACHES * device.cache_bytes
         generator = torch.Generator(device.torch_device).manual_seed(0)
         # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on others.
-        self.data = torch.rand(self.span // _ELEMENT, generator=generator, device=device.torch_device)
+        size = max(largest, self.rotation + device.cache_bytes)
+        self.data = torch.rand(size // _ELEMENT, generator=generator, device=device.torch_device)
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
-        """As many disjoint sets of `arrays` arrays as fill the rotation; at least one."""
+        """As many disjoint sets of `arrays` arrays as a case of that size rotates over, if they fit; at least one."""
         elements = array_bytes // _ELEMENT
         per_set = arrays * elements
-        count = max(1, min(self.data.numel() // per_set, -(-self.span // (per_set * _ELEMENT))))
+        wanted = max(_FEWEST_SETS, -(-self.rotation // (per_set * _ELEMENT)))
+        count = max(1, min(wanted, self.data.numel() // per_set))
         starts = [[s * per_set + a * elements for a in range(arrays)] for s in range(count)]
         return [[self.data[start : start + elements] for start in of_set] for of_set in starts]
 

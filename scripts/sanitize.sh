@@ -8,11 +8,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer isn't on the PATH; it comes with the CUDA toolkit" >&2; exit 4; }
 
-for tool in "${@:-memcheck racecheck initcheck}"; do
-  for one in $tool; do
-    echo "== $one"
-    # torch's caching allocator would hide an access past the end of a tensor, so each tensor gets its own allocation.
-    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$one" --error-exitcode 9 --print-limit 20 \
-      python3 -m pytest -q -m gpu -p no:cacheprovider tests/ops -k "not 2_to_31"
-  done
+for tool in ${*:-memcheck racecheck initcheck}; do
+  echo "== $tool"
+  options=(--error-exitcode 9 --print-limit 20)
+  # Bindings newer than the driver ask it for functions that it lacks, which memcheck would count as errors.
+  if [ "$tool" = memcheck ]; then options+=(--report-api-errors no); fi
+  # torch's caching allocator would hide an access past the end of a tensor, so each tensor gets its own allocation.
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" "${options[@]}" \
+    python3 -m pytest -q -m gpu -p no:cacheprovider tests/ops -k "not 2_to_31"
 done

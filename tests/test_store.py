@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -245,35 +246,35 @@ def test_a_full_disk_is_an_error_of_the_machine(folder: Path, header: Header, me
     assert "--resume" in caught.value.advice
 
 
-@pytest.fixture
-def small_files() -> Iterator[Callable[[int], None]]:
-    """Limits how large a file may grow: a disk that fills up in the middle of a line."""
+@contextmanager
+def small_files(size: int) -> Iterator[None]:
+    """No file may grow beyond `size` bytes: a disk that fills up in the middle of a line.
+
+    Only around the statement under test, since it holds for pytest's own output as well.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_what_was_written_before_the_disk_was_full_is_kept(
-    folder: Path, header: Header, measurement: Make, small_files: Callable[[int], None]
-) -> None:
+def test_what_was_written_before_the_disk_was_full_is_kept(folder: Path, header: Header, measurement: Make) -> None:
     with store.create(folder, header) as writer:
         writer.append(measurement(1))
         size = (folder / "results.jsonl").stat().st_size
-        small_files(2 * size - 50)
-        with pytest.raises(MachineError, match="can't be written: File too large"):
+        with pytest.raises(MachineError, match="can't be written: File too large"), small_files(2 * size - 50):
             writer.append(measurement(2))
     run = store.load(folder)
     assert run.measurements == (measurement(1),)
     assert len(run.losses) == 1
 
 
-def test_a_header_that_does_not_fit_leaves_the_old_one(
-    folder: Path, header: Header, small_files: Callable[[int], None]
-) -> None:
-    with store.create(folder, header) as writer:
-        small_files(100)
-        with pytest.raises(MachineError, match=r"run\.json: can't be written"):
-            writer.update(replace(header, finished="later"))
+def test_a_header_that_does_not_fit_leaves_the_old_one(folder: Path, header: Header) -> None:
+    refused = pytest.raises(MachineError, match=r"run\.json: can't be written")
+    with store.create(folder, header) as writer, refused, small_files(100):
+        writer.update(replace(header, finished="later"))
     assert store.load(folder).header == header
     assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "run.json"]
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import datetime
@@ -172,6 +170,8 @@ def _print(run: Run, json: str | None) -> None:
 
 def _write_report(folder: Path) -> None:
     """Leave the report to `harness report`: matplotlib would double the memory of this process. Ends as that does."""
+    import subprocess
+
     command = [sys.executable, "-m", "harness", "report", str(folder)]
     written = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if written.returncode:
@@ -190,6 +190,8 @@ def _as_json(run: Run) -> str:
 
 
 def _tell_how_to_resume(run: Run, folder: Path, arguments: Sequence[str]) -> None:
+    import shlex
+
     done, total = len(run.measurements), run.header.jobs * run.header.repeat
     given = {argument.partition("=")[0] for argument in arguments}
     missing = [option for option in (f"--output={folder}", "--resume") if option.partition("=")[0] not in given]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -44,6 +42,8 @@ def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
 
 def compile_verbose(file: Path, macros: Mapping[str, str | int], arch: str) -> tuple[bytes, str]:
     """Machine code and the compiler's log with the registers, stack frame and spills of each kernel. Not cached."""
+    import io
+
     from cuda.core import Program
 
     options = _options(file, macros, arch)
@@ -89,6 +89,8 @@ def _cuda_headers() -> tuple[Path, ...]:
 
 def _headers_digest(own: Path) -> bytes:
     """Hash of every header that a kernel might include, and of where CUDA's own lie (their path has the version)."""
+    import hashlib
+
     digest = hashlib.sha256()
     for folder in (own / "include", paths.data("kernels") / "include"):
         for header in sorted(folder.glob("*.cuh")):

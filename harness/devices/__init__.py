@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.errors import MachineError, UsageError, nearest
+from harness.errors import UsageError, nearest
 from harness.model import Conditions, Machine
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def kinds() -> dict[str, Device]:
 def choose(requested: str | None) -> str:
     """The kind to use: the requested one, else the first that works here.
 
-    Raises UsageError for an unknown kind, MachineError for one that isn't here.
+    Raises UsageError for a kind that is unknown or isn't here.
     """
     available = kinds()
     if requested is None:
@@ -126,5 +126,5 @@ def choose(requested: str | None) -> str:
     if requested not in available:
         raise UsageError(f"no device named '{requested}'", nearest(requested, available))
     if reason := available[requested].missing():
-        raise MachineError(f"device '{requested}' can't be used: {reason}", "run 'harness env' for the whole picture")
+        raise UsageError(f"device '{requested}' can't be used: {reason}", "run 'harness env' for the whole picture")
     return requested

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import platform
 from importlib import metadata
 from pathlib import Path
 
@@ -13,11 +11,15 @@ PACKAGES = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc"
 
 def fingerprint(*parts: object) -> str:
     """A short hash that tells machines apart without naming them."""
+    import hashlib
+
     return hashlib.sha256("|".join(map(str, parts)).encode()).hexdigest()[:12]
 
 
 def cpu_name() -> str:
     """The processor's marketing name, or its architecture where the system doesn't tell."""
+    import platform
+
     return _proc_value("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
@@ -39,6 +41,8 @@ def available_bytes() -> int:
 
 def system() -> str:
     """Operating system and Python, e.g. 'Linux 6.1 x86_64, Python 3.11.7'."""
+    import platform
+
     release = platform.release().split("-")[0]
     return f"{platform.system()} {release} {platform.machine()}, Python {platform.python_version()}"
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +39,8 @@ class Cpu:
 
     def machine(self) -> Machine:
         """Facts about the host."""
+        import platform
+
         name, count, memory = _host.cpu_name(), _host.cpu_count(), _host.memory_bytes()
         return Machine(
             kind=self.kind,

@@ -9,7 +9,7 @@ import pytest
 from harness import devices
 from harness.devices.cpu import Cpu, _parse_size
 from harness.devices.cuda import Cuda
-from harness.errors import MachineError, UsageError
+from harness.errors import UsageError
 
 
 def test_cuda_is_preferred_and_the_cpu_always_there():
@@ -28,7 +28,7 @@ def test_a_hidden_gpu_is_not_used(monkeypatch, hidden):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
     assert "hides every GPU" in Cuda().missing()
     assert devices.choose(None) == "cpu"
-    with pytest.raises(MachineError, match="hides every GPU"):
+    with pytest.raises(UsageError, match="hides every GPU"):
         devices.choose("cuda")
 
 

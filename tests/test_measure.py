@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -87,6 +88,14 @@ def test_a_noisy_device_stops_by_the_time_and_says_so():
     assert warning.code == "noisy"
     assert "asked for 0.2%" in warning.message
     assert "--max-time" in warning.advice
+
+
+def test_profilers_see_the_sampling_under_the_id_of_the_case(monkeypatch):
+    seen = []
+    monkeypatch.setattr("nvtx.annotate", lambda message, domain: seen.append((message, domain)) or nullcontext())
+    run(FakeDevice([1e-6]))
+    assert ("twice/ours/float32/N1024", "harness") in seen
+    assert ("check: twice/ours/float32/N1024", "harness") in seen
 
 
 def test_precision_decides_what_is_noisy():

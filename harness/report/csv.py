@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.model import Run
-from harness.report._frame import frame
 
 SUMMARY = "results.csv: one row a case, SI units, for other programs"
 
 
 def write(run: Run, folder: Path) -> list[Path]:
     """Write results.csv. A case of several scenarios has one row, that of the first."""
+    from harness.report._frame import frame
+
     path = folder / "results.csv"
     table = frame(run)
     if len(table):

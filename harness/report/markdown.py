@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from harness.model import Run
-from harness.report import _ceilings, _claims, _facts, _figures
-from harness.report._columns import Column, columns
-from harness.report._frame import by_scenario, frame
-from harness.report._page import render
 
 SUMMARY = "report.md: tables and figures, claims beside measurements, the machine and the command"
 
 
 def write(run: Run, folder: Path) -> list[Path]:
     """Write report.md, which shows the figures that the format `plots` draws."""
+    from harness.report._content import content
+    from harness.report._page import render
+
     path = folder / "report.md"
-    path.write_text(render("report.md.j2", **_values(run)), encoding="utf-8")
+    path.write_text(render("report.md.j2", **content(run)), encoding="utf-8")
     return [path]
-
-
-def _values(run: Run) -> dict[str, Any]:
-    """What the template needs."""
-    figures, left_out = _figures.plan(run)
-    return {
-        "run": run,
-        "outcome": _facts.outcome(run),
-        "processes": _facts.processes(run),
-        "unmeasured": _facts.unmeasured(run),
-        "sections": list(_sections(run, figures)),
-        "left_out": left_out,
-        "ceilings": _ceilings.columns(run.ceilings) if run.ceilings else [],
-        "summary": _ceilings.summary(run.ceilings) if run.ceilings else [],
-        "notices": _facts.notices(run),
-        "machine": _facts.machine(run.header.machine),
-        "command": _facts.command(run),
-        "provenance": _facts.provenance(run),
-    }
-
-
-def _sections(run: Run, figures: list[_figures.Figure]) -> Iterator[dict[str, Any]]:
-    claims = _claims.comparisons(run)
-    for scenario, rows in by_scenario(run, frame(run)):
-        yield {
-            "scenario": scenario,
-            "origin": _facts.origin(scenario),
-            "table": columns(rows, scenario.baseline),
-            "figures": [figure for figure in figures if figure.scenario == scenario.name],
-            "claims": _claim_columns(claims[scenario.name]),
-        }
-
-
-def _claim_columns(comparisons: list[_claims.Comparison]) -> list[Column]:
-    made = [
-        Column("row", tuple(c.row for c in comparisons), right=False),
-        Column("what", tuple(c.what for c in comparisons), right=False),
-        Column("claimed", tuple(c.claimed for c in comparisons)),
-        Column("on", tuple(c.hardware for c in comparisons), right=False),
-        Column("measured here", tuple(c.measured for c in comparisons), right=False),
-        Column("in the text's words", tuple(c.text for c in comparisons), right=False),
-    ]
-    return [column for column in made if any(column.cells)]

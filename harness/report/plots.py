@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.model import Run
-from harness.report import _ceilings, _draw, _figures
 
 SUMMARY = "plots/*.svg and *.png: bandwidth by variant and shape, and the ceilings"
 
 
 def write(run: Run, folder: Path) -> list[Path]:
     """Draw the run's figures into `folder`/plots."""
+    from harness.report import _ceilings, _draw, _figures
+
     figures, _ = _figures.plan(run)
     (folder / _figures.FOLDER).mkdir(exist_ok=True)
     peak = run.ceilings.peak if run.ceilings else None

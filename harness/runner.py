@@ -89,7 +89,7 @@ def _carry_out(header: Header, todo: Sequence[_Task], writer: Writer, workers: W
         writer.update(header)
     for process, tasks in groupby(todo, key=lambda task: task[0]):
         # Fresh also after the ceilings: what a process allocated before decides where its next buffers lie, and that
-        # moves a median by up to 0.6% (seen on an H200). Passes that start alike agree.
+        # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
         for _, job in tasks:
             observer.started(job, process)

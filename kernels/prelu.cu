@@ -1,8 +1,8 @@
 // PReLU: y = x > 0 ? x : alpha[channel] * x, over a contiguous (outer, channels, inner) tensor.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16); for prelu_tuned also INDEX (unsigned, or unsigned long long from 2^31
-// elements on), ALPHA (how packs and alphas meet, below), SHIFTED (x and y are misaligned differently), PACKS (packs a thread),
-// EVICT_FIRST (cache hint) and BLOCK (threads).
+// elements on), ALPHA (how packs and alphas meet, below), SHIFTED (x and y are misaligned differently), PACKS (packs a
+// thread), EVICT_FIRST (cache hint) and BLOCK (threads).
 //
 // Every kernel reads x once and writes y once. What differs is the arithmetic for each element and the width of each
 // access: memory gives about 20 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
@@ -54,9 +54,9 @@ extern "C" __global__ void prelu_packed(const T* __restrict__ x, const T* __rest
 //    worked on in pairs, as they lie in a register. The few elements before y's first 16-byte boundary and after its
 //    last one go to threads of their own at the grid's end.
 //    A thread takes one pack, which keeps many blocks coming; but where two packs a thread let the whole grid be resident
-//    at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only: it saves up
-//    to 0.2 us there (measured on an H200; the plain stream gains the same). On large ones it gains nothing, and where
-//    another kernel left the L2 full of its own lines it costs 5%, since these then outstay ours.
+//    at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only: there it saves
+//    some percent, as it does for a plain copy (`evict_first` against `stream` in reports/h200/copy). On large ones it
+//    gains nothing, and after a kernel that left the L2 full of lines of its own it loses, since these then outstay ours.
 #ifdef ALPHA
 
 #define ALPHA_ONE 0       // one alpha for the whole tensor

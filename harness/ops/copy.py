@@ -26,8 +26,8 @@ OP = Op(
 )
 
 
-# Inside a CUDA graph a copy of a gigabyte is slower than outside (a memcpy node takes another path), so the two copies
-# that end in cudaMemcpyAsync are timed as users call them.
+# Inside a CUDA graph a copy of a gigabyte is slower than outside (the ceilings in reports/h200/peak show both), so the
+# two copies that end in cudaMemcpyAsync are timed as users call them.
 @OP.variant("eager", "torch's copy_, which is a cudaMemcpyAsync", rows=("O1",), devices=("cuda", "cpu"), capture=False)
 def eager(_: Context) -> Launch:
     """`y.copy_(x)` into the given output."""

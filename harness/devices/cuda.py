@@ -206,7 +206,7 @@ class Cuda:
             nonlocal turn
             pairs = [_events(2) for _ in range(n)]
             for start, end in pairs:
-                # The fill also keeps the device busy while the host issues the call, so no launch latency is timed.
+                # The fill also keeps the device busy while the host issues the call, so no wait for the host is timed.
                 scratch.fill_(1)
                 start.record()
                 kept.append(calls[turn % len(calls)]())

@@ -19,7 +19,7 @@ bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
 
 test: lint
-	$(BIN)/pytest -n auto -m "not gpu" $(ARGS)
+	$(BIN)/pytest -n auto --dist worksteal -m "not gpu" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

@@ -132,7 +132,7 @@ def ncu_seconds(folder: Path, cases: list[Case]) -> dict[str, float]:
     return {case.id: statistics.median(chunk) * 1e-9 for case, chunk in zip(cases, chunks, strict=True)}
 
 
-def render(run: Run, rows: list[Row]) -> str:
+def render(run: Run, folder: Path, rows: list[Row]) -> str:
     """The table as Markdown, with the worst of each column against its bar."""
     machine = run.header.machine
     how = (
@@ -171,7 +171,7 @@ def render(run: Run, rows: list[Row]) -> str:
             f"- {name}: {within} of {len(values)} cases within {units.percent(bar)};"
             f" median {units.percent(statistics.median(values), 2)}, worst {units.percent(max(values), 2)}."
         )
-    lines += ["", f"Made by `python scripts/trust.py` from the run `{run.header.name}` in this folder."]
+    lines += ["", f"Made by `python scripts/trust.py` from the run in `{folder.name}/`."]
     return "\n".join(lines)
 
 
@@ -188,7 +188,7 @@ def main() -> None:
         child_do_bench(cases)
     else:
         ncu, do_bench = ncu_seconds(folder, cases), json.loads(ask_child("--do-bench", folder, []).splitlines()[-1])
-        print(render(run, [Row(r, ncu[r.case.id], do_bench[r.case.id], do_bench[""]) for r in results]))
+        print(render(run, folder, [Row(r, ncu[r.case.id], do_bench[r.case.id], do_bench[""]) for r in results]))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import paths, stats
-from harness.devices import Device, Stream
+from harness.devices import CACHES, FEWEST_SETS, Device, Stream, covering_sets
 from harness.model import Ceilings, Machine, StreamPoint
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _ALIGN = 512  # bytes; what the allocators give, and whole 16-byte packs
 _ELEMENT = 4  # bytes; torch streams float32, and bytes are bytes to the others
-_CACHES = 4  # a rotation covers this many times the cache, and so many sets at least, as a case's does
-_FEWEST_SETS = 4
 _BATCH_SECONDS = 2e-3
 _FEWEST, _MOST = 6, 30
 _PRECISION = 0.005
@@ -43,7 +41,7 @@ def measure(device: Device, progress: Progress = lambda _text, _share: None) -> 
 
 
 def again(device: Device, ceilings: Ceilings) -> Ceilings:
-    """The same ceilings, with the best way at a middle and the largest size of each mix measured once more."""
+    """The same ceilings, with the best way of each mix measured once more at some of the larger sizes."""
     streams = {(stream.way, stream.read_share): stream for stream in device.streams()}
     largest = max(point.moved for point in ceilings.best)
     repeated = [point for point in ceilings.best if largest // 20 <= point.moved <= largest // 2]
@@ -75,17 +73,17 @@ class _Arena:
     def __init__(self, device: Device, largest: int) -> None:
         import torch
 
-        self.rotation = _CACHES * device.cache_bytes
+        self.cache_bytes = device.cache_bytes
         generator = torch.Generator(device.torch_device).manual_seed(0)
         # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on others.
-        size = max(largest, self.rotation + device.cache_bytes)
+        size = max(largest, (CACHES + 1) * device.cache_bytes)
         self.data = torch.rand(size // _ELEMENT, generator=generator, device=device.torch_device)
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
         """As many disjoint sets of `arrays` arrays as a case of that size rotates over, if they fit; at least one."""
         elements = array_bytes // _ELEMENT
         per_set = arrays * elements
-        wanted = max(_FEWEST_SETS, -(-self.rotation // (per_set * _ELEMENT)))
+        wanted = max(FEWEST_SETS, covering_sets(self.cache_bytes, per_set * _ELEMENT))
         count = max(1, min(wanted, self.data.numel() // per_set))
         starts = [[s * per_set + a * elements for a in range(arrays)] for s in range(count)]
         return [[self.data[start : start + elements] for start in of_set] for of_set in starts]

@@ -13,13 +13,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness import check, stats, units
-from harness.devices import Batch, Device
+from harness.devices import FEWEST_SETS, Batch, Device, covering_sets
 from harness.model import Case, Conditions, Job, Measurement, Status, Timing, Warning
 from harness.ops import Context, Launch, Op, Variant
 from harness.ranks import Group
 
-CACHES = 4
-"""A rotation's sets cover together at least this many times the last-level cache."""
 _FEWEST_SAMPLES = 20
 _FEWEST_FOR_INTERVAL = 6  # below, no pair of samples covers the median with 95%
 _SAMPLES_A_ROUND = 10  # queued together; fewer where a single one takes long
@@ -28,7 +26,6 @@ _WARM_SECONDS = 0.05
 _CALL_ROUNDS = 5
 _SHORT = 100e-6  # seconds of a call below which the cost of timing it alone shows
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
-_FEWEST_SETS = 4  # where buffers lie in memory moves a time by some tenths of a percent; a few places average that
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
 _WIDEST = 8  # bytes an element of the reference may take
 
@@ -71,7 +68,6 @@ class _Measuring:
     process: int
     phases: list[tuple[str, float]] = field(default_factory=list)
     warnings: list[Warning] = field(default_factory=list)
-    ctx: Context | None = None
 
     @property
     def case(self) -> Case:
@@ -93,7 +89,6 @@ class _Measuring:
                 raise
             return self._without_time("out_of_memory", str(error).splitlines()[0])
         finally:
-            self.ctx = None
             self.device.release()
 
     def calls(self) -> list[Callable[[], object]]:
@@ -104,7 +99,7 @@ class _Measuring:
         return [_bind(launch, tensors) for tensors in self._rotation(ctx, canonical, self._set(ctx, canonical))]
 
     def _checked_and_timed(self) -> Measurement:
-        ctx = self.ctx = self._context()
+        ctx = self._context()
         with self._phase("setup"):
             canonical = check.make_inputs(ctx)
         with self._phase("compile"):
@@ -175,7 +170,7 @@ class _Measuring:
         size = _set_bytes(self.case, self.op)
         if self.case.cache == "hot" or not size:
             return [first]
-        needed = max(2, math.ceil(CACHES * self.device.cache_bytes / size))
+        needed = max(2, covering_sets(self.device.cache_bytes, size))
         fitting = min(_MOST_SETS, 1 + int(_MEMORY_SHARE * self.device.free_bytes() / size))
         if fitting < needed:
             self._warn(
@@ -183,7 +178,7 @@ class _Measuring:
                 f"only {fitting} of the {needed} sets of buffers that would outgrow the cache are used",
                 "free memory on the device" if fitting < _MOST_SETS else "take a larger shape, or say 'cache: hot'",
             )
-        count = int(self.group.agree(min(max(needed, _FEWEST_SETS), fitting)))
+        count = int(self.group.agree(min(max(needed, FEWEST_SETS), fitting)))
         return [first, *(self._set(ctx, canonical) for _ in range(count - 1))]
 
     def _batch(self, calls: list[Callable[[], object]]) -> Batch:
@@ -269,7 +264,7 @@ class _Measuring:
         import nvtx
 
         start = time.perf_counter()
-        with nvtx.annotate(f"{self.case.id}" if name == "sample" else f"{name}: {self.case.id}", domain="harness"):
+        with nvtx.annotate(self.case.id if name == "sample" else f"{name}: {self.case.id}", domain="harness"):
             try:
                 yield
             finally:

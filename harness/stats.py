@@ -30,14 +30,6 @@ def relative_width(samples: Sequence[float], confidence: float = 0.95) -> float:
     return (interval[1] - interval[0]) / middle if middle > 0 else math.inf
 
 
-def spread(samples: Sequence[float]) -> float:
-    """Noise of single samples: interquartile range over the median; 0 for fewer than 4 samples."""
-    if len(samples) < 4:
-        return 0.0
-    first, middle, third = statistics.quantiles(samples, n=4, method="inclusive")
-    return (third - first) / middle if middle > 0 else 0.0
-
-
 def range_over_median(values: Sequence[float]) -> float:
     """(max - min) / median: how far apart a few medians of separate processes lie."""
     return (max(values) - min(values)) / statistics.median(values)

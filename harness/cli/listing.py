@@ -33,7 +33,7 @@ def everything(ctx: typer.Context) -> None:
 
 @app.command()
 def ops() -> None:
-    """Ops and their variants, with devices and rows of SEEDS.md."""
+    """Ops and their variants, with devices and the rows that they reproduce."""
     _print(_ops())
 
 

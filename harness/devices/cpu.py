@@ -63,10 +63,6 @@ class Cpu:
         """Memory available without swapping."""
         return _host.available_bytes()
 
-    def total_bytes(self) -> int:
-        """The host's memory."""
-        return _host.memory_bytes()
-
     @property
     def torch_device(self) -> torch.device:
         """Torch's CPU device."""

@@ -103,12 +103,6 @@ class Cuda:
         free, _ = torch.cuda.mem_get_info()
         return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
 
-    def total_bytes(self) -> int:
-        """Memory of the device, without torch."""
-        import pynvml
-
-        return int(pynvml.nvmlDeviceGetMemoryInfo(self._nvml).total)
-
     @property
     def torch_device(self) -> torch.device:
         """Torch's current CUDA device."""

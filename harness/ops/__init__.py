@@ -116,11 +116,11 @@ class Context:
 class Variant:
     """One way of doing the op.
 
-    summary: one line, what it does differently. rows: rows of SEEDS.md that it reproduces. inputs, outputs: declared
-    where they differ from the op's; then `encode(ctx, tensors)` gives this variant's inputs (a dict by name) from the
-    op's inputs, and `decode(ctx, tensors)` gives the op's outputs (a dict by name) from what
-    this variant wrote. traffic: bytes that it really moves, if more than it declares. unsupported: a reason why it
-    can't run a case, or None. capture: False for what must be timed call by call rather than from a CUDA graph.
+    summary: one line, what it does differently. rows: techniques of public texts that it reproduces. inputs, outputs:
+    declared where they differ from the op's; then `encode(ctx, tensors)` gives this variant's inputs (a dict by name)
+    from the op's inputs, and `decode(ctx, tensors)` gives the op's outputs (a dict by name) from what this variant
+    wrote. traffic: bytes that it really moves, if more than it declares. unsupported: a reason why it can't run a case,
+    or None. capture: False for what must be timed call by call rather than from a CUDA graph.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""PReLU, y = x if x > 0 else alpha[c] * x: rows R1 to R4 of SEEDS.md. Twin of kernels/prelu.cu.
+"""PReLU, y = x if x > 0 else alpha[c] * x: rows R1 to R4. Twin of kernels/prelu.cu.
 
 A shape of C = 1 is the single-parameter PReLU: element-wise, no broadcast.
 """

@@ -9,13 +9,10 @@
 // 4-byte element can't keep up.
 
 #include "fastdiv.cuh"
+#include "number.cuh"
 #include "pack.cuh"
 
 using T = SCALAR;
-
-__device__ __forceinline__ float to_float(float value) { return value; }
-__device__ __forceinline__ float to_float(__half value) { return __half2float(value); }
-__device__ __forceinline__ float to_float(__nv_bfloat16 value) { return __bfloat162float(value); }
 
 __device__ __forceinline__ T prelu(T x, T alpha) {
   const float value = to_float(x);

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 class Kernel:
     """One `extern "C"` kernel. Call it as `kernel(grid, block, *args)`.
 
-    Arguments: torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, or None (a null
-    pointer). An empty grid does nothing, since CUDA refuses it.
+    Arguments: contiguous torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, or None (a
+    null pointer). An empty grid does nothing, since CUDA refuses it. Raises ValueError for a tensor with gaps or in
+    another order, whose elements a kernel would look for in the wrong places.
     """
 
     def __init__(self, cubin: bytes, entry: str) -> None:
@@ -74,7 +75,14 @@ def _wrapped(handle: int) -> Any:
 def _argument(value: Any) -> Any:
     if value is None:
         return 0
-    return value.data_ptr() if hasattr(value, "data_ptr") else value
+    if not hasattr(value, "data_ptr"):
+        return value
+    if not value.is_contiguous():
+        raise ValueError(
+            f"a tensor of shape {tuple(value.shape)} with strides {value.stride()} isn't contiguous; pass "
+            "`tensor.contiguous()`"
+        )
+    return value.data_ptr()
 
 
 def _torch_cuda() -> Any:

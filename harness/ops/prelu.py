@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 
 if TYPE_CHECKING:
     import torch
 
-PACK_BYTES = 16
-BLOCK = 256
 EVICT_FIRST_BELOW = 2**26  # bytes moved; about the L2 of the GPU on which the hint was tried
-CUDA_TYPE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
-BOTH = ("cuda", "cpu")
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -68,7 +65,7 @@ def naive(ctx: Context) -> Launch:
 
     def launch(t: Tensors) -> None:
         n = t.x.numel()
-        kernel(_blocks(n), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(n), inner, channels)
+        kernel(blocks(n), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(n), inner, channels)
 
     return launch
 
@@ -85,11 +82,11 @@ def packed(ctx: Context) -> Launch:
     packs_per_channel, channels = ctypes.c_int64(inner // pack), ctypes.c_int64(ctx.s.C)
 
     def launch(t: Tensors) -> None:
-        if (t.x.data_ptr() | t.y.data_ptr()) % PACK_BYTES:
+        if not aligned(t.x, t.y):
             fallback(t)
             return
         packs = t.x.numel() // pack
-        kernel(_blocks(packs), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(packs), packs_per_channel, channels)
+        kernel(blocks(packs), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(packs), packs_per_channel, channels)
 
     return launch
 
@@ -140,7 +137,7 @@ class _Tuned:
             *(word(elements), word(head), word(packs), ctypes.c_uint32(misaligned)),
             *(word(inner), *cuda.fast_divisor(inner, bits), word(channels), *cuda.fast_divisor(channels, bits)),
         )
-        return cls(ctx.kernel("prelu.cu", "prelu_tuned", macros), _blocks(-(-threads // per_thread)), scalars)
+        return cls(ctx.kernel("prelu.cu", "prelu_tuned", macros), blocks(-(-threads // per_thread)), scalars)
 
     def launch(self, x: torch.Tensor, alpha: torch.Tensor, y: torch.Tensor) -> None:
         self.kernel(self.grid, BLOCK, x, alpha, y, *self.scalars)
@@ -177,7 +174,3 @@ def _alpha_mode(inner: int, channels: int, head: int, pack: int) -> str:
     if inner % pack == 0 and head % pack == 0:
         return "ALPHA_UNIFORM"
     return "ALPHA_STRADDLE" if inner >= pack else "ALPHA_SHORT"
-
-
-def _blocks(threads: int) -> int:
-    return -(-threads // BLOCK)

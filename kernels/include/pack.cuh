@@ -39,6 +39,37 @@ __device__ __forceinline__ void store_pack(Element* to, const Pack<Element>& pac
   store_16<EvictFirst>(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(pack));
 }
 
+// How many of a pack's elements exist, if the pack begins at element `first` of `n`.
+template <typename Element>
+__device__ __forceinline__ unsigned filled(long long n, long long first) {
+  const long long left = n - first;
+  return left >= Pack<Element>::SIZE ? Pack<Element>::SIZE : left > 0 ? static_cast<unsigned>(left) : 0;
+}
+
+// The first `count` elements of a pack, at any address: one access if the pack is full and the tensor `aligned` to 16
+// bytes, else element by element. What isn't loaded is zero.
+template <typename Element>
+__device__ __forceinline__ Pack<Element> load_filled(const Element* from, unsigned count, bool aligned) {
+  if (aligned && count == Pack<Element>::SIZE) return load_pack(from);
+  Pack<Element> pack{};
+#pragma unroll
+  for (unsigned j = 0; j < Pack<Element>::SIZE; ++j) {
+    if (j < count) pack.at[j] = from[j];
+  }
+  return pack;
+}
+template <typename Element>
+__device__ __forceinline__ void store_filled(Element* to, const Pack<Element>& pack, unsigned count, bool aligned) {
+  if (aligned && count == Pack<Element>::SIZE) {
+    store_pack(to, pack);
+    return;
+  }
+#pragma unroll
+  for (unsigned j = 0; j < Pack<Element>::SIZE; ++j) {
+    if (j < count) to[j] = pack.at[j];
+  }
+}
+
 template <unsigned WORD>
 __device__ __forceinline__ uint4 funnel(const unsigned (&words)[8], unsigned bits) {
   // The highest word needed is WORD + 4; for WORD == 3 that is words[7].

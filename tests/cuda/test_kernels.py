@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from harness import cuda
 from harness.cuda.compile import compile_verbose
 from harness.model import Case, KernelFacts
-from harness.ops import ITEMSIZE, Catalogue, Context, Tensors
+from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
 
 RESIDENT = 132 * 2048
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
-SHAPES = {
-    "copy": [{"N": 1000}, {"N": 1001}],
-    "prelu": [
-        {"N": n, "C": c, "H": h, "W": w}
-        for n, c, h, w in [
-            # Each way that packs meet channels, at sizes for one pack a thread and for two, in halves and in floats.
-            *[(n, 64, 8, 8) for n in (2, 400, 800)],
-            *[(n, 3, 7, 7) for n in (2, 12_000, 24_000)],
-            *[(n, 3, 1, 3) for n in (2, 200_000, 400_000)],
-            *[(n, 1, 7, 7) for n in (2, 40_000, 80_000)],
-            (2**17, 64, 16, 16),
-            (2**29, 3, 1, 3),
-        ]
-    ],
-}
+TESTS = Path(__file__).parents[1] / "ops"
 
 
 @dataclass(frozen=True)
@@ -64,6 +52,11 @@ class FakeTensor:
         return self.itemsize
 
 
+class FakeGenerator:
+    def initial_seed(self) -> int:
+        return 2**40 + 1
+
+
 class FakeKernel:
     facts = KernelFacts("fake", 0, 0, 0)
 
@@ -71,8 +64,20 @@ class FakeKernel:
         pass
 
 
-def requests(monkeypatch: pytest.MonkeyPatch) -> set[Request]:
-    """What every CUDA variant compiles over dtypes, shapes and alignments."""
+def told(op: str) -> ModuleType:
+    """tests/ops/test_<op>.py, which tells of its kernels:
+
+    COMPILED: shapes that together ask for every compilation that a launch may need.
+    LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
+    """
+    spec = importlib.util.spec_from_file_location(f"compiled_{op}", TESTS / f"test_{op}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def requests(monkeypatch: pytest.MonkeyPatch, op: Op) -> list[Request]:
+    """What every CUDA variant compiles over dtypes, shapes and alignments, by name."""
     found: set[Request] = set()
 
     def load(file: Path, _entry: str, macros: dict[str, str | int]) -> FakeKernel:
@@ -81,42 +86,49 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> set[Request]:
 
     monkeypatch.setattr(cuda, "load", load)
     monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
-    for op in Catalogue().values():
-        own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name != "memcpy"]
-        assert op.name in SHAPES, f"add shapes of '{op.name}' to this test"
-        for variant, dtype, shape in itertools.product(own, op.dtypes, SHAPES[op.name]):
-            case = Case(op.name, variant.name, dtype, tuple(shape.items()))
-            launch = variant.prepare(Context(case, None, None, None, op))
-            for tensors in alignments(op.inputs + op.outputs, shape, dtype):
-                launch(tensors)
-    return found
+    module = told(op.name)
+    left_out = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
+    own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in left_out]
+    for variant, dtype, shape in itertools.product(own, op.dtypes, module.COMPILED):
+        case = Case(op.name, variant.name, dtype, tuple(shape.items()))
+        launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
+        inputs, outputs = op.tensors(variant)
+        for tensors in alignments(inputs + outputs, shape, dtype):
+            launch(tensors)
+    return sorted(found, key=lambda request: request.name)
 
 
-def alignments(declared, shape: dict[str, int], dtype: str) -> Iterator[Tensors]:
-    size = ITEMSIZE[dtype]
-    for first, second in ((0, 0), (size, size), (size, 0), (0, size)):
-        tensors = [
-            (t.name, FakeTensor(4096 + (first if i == 0 else second), t.bytes(shape, dtype) // size, size))
-            for i, t in enumerate(declared)
-        ]
-        yield Tensors(**dict(tensors))
+def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) -> Iterator[Tensors]:
+    for first, others in ((0, 0), (1, 1), (1, 0), (0, 1)):
+        tensors = {}
+        for place, tensor in enumerate(declared):
+            size = ITEMSIZE[tensor.dtype_of(dtype)]
+            shift = (first if place == 0 else others) * size
+            tensors[tensor.name] = FakeTensor(4096 + shift, tensor.bytes(shape, dtype) // size, size)
+        yield Tensors(**tensors)
 
 
-def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch):
-    found = requests(monkeypatch)
-    assert {request.file.stem for request in found} == {"copy", "prelu"}
-    assert any(("INDEX", "unsigned long long") in request.macros for request in found)
-    assert any(("SHIFTED", 1) in request.macros for request in found)
-    assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arch):
+    found = requests(monkeypatch, op)
+    assert found
     wasteful = []
-    for request, arch in itertools.product(sorted(found, key=lambda r: r.name), ARCHITECTURES):
+    for request in found:
         _, log = compile_verbose(request.file, dict(request.macros), arch)
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert frames, log
         if any(int(size) for frame in frames for size in frame):
-            wasteful.append((request.name, arch, frames))
+            wasteful.append((request.name, frames))
         assert "warning" not in log, log
     assert not wasteful
+
+
+def test_prelu_asks_for_all_its_ways(monkeypatch):
+    found = requests(monkeypatch, Catalogue()["prelu"])
+    assert any(("INDEX", "unsigned long long") in request.macros for request in found)
+    assert any(("SHIFTED", 1) in request.macros for request in found)
+    assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}
 
 
 def test_a_kernel_with_local_memory_would_be_noticed(tmp_path):

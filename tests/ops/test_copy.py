@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+COMPILED = [{"N": 1000}, {"N": 1001}]
 VARIANTS = ["memcpy", "stream", "stream2", "stream4"]
 
 

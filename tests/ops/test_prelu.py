@@ -8,6 +8,18 @@ import pytest
 
 from harness.ops.prelu import split
 
+# Each way that packs meet channels, at sizes for one pack a thread and for two, in halves and in floats.
+COMPILED = [
+    dict(zip("NCHW", shape, strict=True))
+    for shape in [
+        *[(n, 64, 8, 8) for n in (2, 400, 800)],
+        *[(n, 3, 7, 7) for n in (2, 12_000, 24_000)],
+        *[(n, 3, 1, 3) for n in (2, 200_000, 400_000)],
+        *[(n, 1, 7, 7) for n in (2, 40_000, 80_000)],
+        (2**17, 64, 16, 16),
+        (2**29, 3, 1, 3),
+    ]
+]
 DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["naive", "packed", "tuned"]
 SHAPES = [

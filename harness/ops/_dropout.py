@@ -1,0 +1,76 @@
+"""What the ops that drop elements at random share: the probability, the kernels' arguments, and the check."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.ops import Context, Tensor
+
+if TYPE_CHECKING:
+    import torch
+
+NARROW, WIDE = 16, 24
+"""Bits of an element's random number: eight elements share a Philox call, or four (kernels/include/philox.cuh)."""
+PERCENT = {"P": "percent of the elements that are dropped"}
+CALL = Tensor("call", ("1",), "int64")
+"""Tells one call's random numbers from the next one's. In device memory, so that a captured graph can advance it."""
+_SIGMAS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The probability of keeping an element as the kernels have it: threshold / 2**bits, nearest to the one asked for.
+
+    scale: what kept elements are multiplied by, the inverse of the probability as it is, so that the mean stays.
+    """
+
+    percent: int
+    bits: int
+
+    @property
+    def threshold(self) -> int:
+        return round((100 - self.percent) / 100 * (1 << self.bits))
+
+    @property
+    def scale(self) -> float:
+        return (1 << self.bits) / self.threshold if self.threshold else 0.0
+
+
+def seed(ctx: Context) -> int:
+    """The key of the case's random numbers."""
+    return int(ctx.generator.initial_seed())
+
+
+def arguments(ctx: Context, bits: int) -> tuple[Any, ...]:
+    """(seed, threshold, scale) as the kernels take them: unsigned 64 bits, unsigned 32 bits, float."""
+    keep = Keep(ctx.s.P, bits)
+    return ctypes.c_uint64(seed(ctx)), ctypes.c_uint32(keep.threshold), ctypes.c_float(keep.scale)
+
+
+def density_complaint(ctx: Context, mask: torch.Tensor) -> str | None:
+    """What is wrong with the share of elements that `mask` (bool) keeps, if it is 5 sigma or more off."""
+    count, kept, wanted = mask.numel(), int(mask.sum()), 1 - ctx.s.P / 100
+    # A narrow number's probability may be 2**-17 off.
+    allowed = _SIGMAS * math.sqrt(count * wanted * (1 - wanted)) + count * 2.0**-17
+    if abs(kept - count * wanted) <= allowed:
+        return None
+    return f"{kept} of {count} elements are kept; {count * wanted:.0f} within {allowed:.0f} would be random"
+
+
+def value_complaint(ctx: Context, name: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """What is wrong with values (any precision) against those that the mask asks for, in float32 or wider.
+
+    The scale may be off by the rounding of the probability, hence a tolerance of 2**-16 beside the dtype's own.
+    """
+    relative = {"float32": 2.0**-15, "float16": 2.0**-10, "bfloat16": 2.0**-7}[ctx.case.dtype]
+    wrong = ~((got.to(want.dtype) - want).abs() <= relative * want.abs() + relative / 16)
+    if not bool(wrong.any()):
+        return None
+    first = int(wrong.view(-1).nonzero()[0])
+    return (
+        f"{name}: {int(wrong.sum())} of {wrong.numel()} elements are wrong; element {first} is "
+        f"{got.view(-1)[first].item()}, its mask asks for {want.view(-1)[first].item()}"
+    )

@@ -1,0 +1,56 @@
+// Bit masks. Bit i % 32 of word i / 32 is element i's; since words are stored lowest byte first, bit i % 8 of byte i / 8
+// is so too. A mask has whole words, and the bits past its last element are zero.
+#pragma once
+
+#include "pack.cuh"
+
+constexpr unsigned GROUP = 8;  // elements of one byte
+constexpr unsigned WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// The 256 elements that a warp works on: 32 groups, one a lane, so that the warp's 32 mask bytes are one transaction.
+// The elements move in packs, neighbouring lanes beside each other. A pack of halves is the lane's own group. A pack of
+// floats is half a group: lane l moves packs l and 32 + l, which belong to lanes l / 2 and 16 + l / 2, and two shuffles
+// bring the bits from one to the other.
+//
+// Every lane of a warp must take part, also past the end of the tensor. The block must be whole warps.
+template <typename Element>
+struct Tile {
+  static constexpr unsigned PACKS = GROUP / Pack<Element>::SIZE;  // packs a lane moves: 1 of halves, 2 of floats
+  unsigned lane;
+  long long group;  // this lane's
+
+  __device__ __forceinline__ Tile()
+      : lane(threadIdx.x % WARP), group(static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) {}
+
+  // The first element of the lane's pack k.
+  __device__ __forceinline__ long long element(unsigned k) const {
+    return (group - lane) * GROUP + (k * WARP + lane) * Pack<Element>::SIZE;
+  }
+
+  // The bits of the lane's pack k, lowest first, from the bytes that the groups' lanes hold.
+  __device__ __forceinline__ unsigned to_pack(unsigned byte, unsigned k) const {
+    if constexpr (PACKS == 1) {
+      return byte;
+    } else {
+      return __shfl_sync(ALL_LANES, byte, k * (WARP / 2) + lane / 2) >> (lane % 2 * Pack<Element>::SIZE) & 0xfu;
+    }
+  }
+
+  // The byte of the lane's group, from the bits of the packs that all lanes hold.
+  __device__ __forceinline__ unsigned to_group(const unsigned (&bits)[PACKS]) const {
+    if constexpr (PACKS == 1) {
+      return bits[0];
+    } else {
+      const unsigned both = bits[0] | bits[1] << 8;
+      const unsigned bytes = both | __shfl_down_sync(ALL_LANES, both, 1) << 4;  // whole on even lanes
+      return __shfl_sync(ALL_LANES, bytes, lane * 2 % WARP) >> (lane / (WARP / 2) * 8) & 0xffu;
+    }
+  }
+
+  // `byte` without the bits of elements that don't exist.
+  __device__ __forceinline__ unsigned within(unsigned byte, long long n) const {
+    const long long left = n - group * GROUP;
+    return left >= GROUP ? byte : left > 0 ? byte & ((1u << left) - 1) : 0;
+  }
+};

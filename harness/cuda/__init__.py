@@ -14,7 +14,7 @@ from harness.cuda.compile import architecture, cubin
 from harness.cuda.divide import fast_divisor
 from harness.cuda.launch import Kernel, memcpy
 
-__all__ = ["Kernel", "device", "fast_divisor", "load", "memcpy", "resident_threads"]
+__all__ = ["Kernel", "device", "fast_divisor", "load", "memcpy", "multiprocessors", "resident_threads"]
 
 
 def load(file: Path, entry: str, macros: Mapping[str, str | int]) -> Kernel:
@@ -29,8 +29,12 @@ def _load(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...]) -> 
 
 def resident_threads() -> int:
     """Threads that all multiprocessors together hold at a time, if registers and shared memory allow."""
-    properties = device().properties
-    return int(properties.multiprocessor_count * properties.max_threads_per_multiprocessor)
+    return multiprocessors() * int(device().properties.max_threads_per_multiprocessor)
+
+
+def multiprocessors() -> int:
+    """Multiprocessors of the current device."""
+    return int(device().properties.multiprocessor_count)
 
 
 def device() -> Any:

@@ -50,6 +50,16 @@ def arguments(ctx: Context, bits: int) -> tuple[Any, ...]:
     return ctypes.c_uint64(seed(ctx)), ctypes.c_uint32(keep.threshold), ctypes.c_float(keep.scale)
 
 
+def split(count: int, bits: int) -> tuple[int, int]:
+    """(threads, whole) of a kernel whose threads each take the elements of one draw, four or eight.
+
+    threads: as many as the words of a bit mask need. whole: those of them, from the first one on, whose elements all
+    exist; in the narrow stream only where the whole warp's do, since a warp moves a tile (kernels/include/bitmask.cuh).
+    """
+    per_thread, together = {WIDE: (4, 4), NARROW: (8, 256)}[bits]
+    return -(-count // 32) * 32 // per_thread, count // together * together // per_thread
+
+
 def density_complaint(ctx: Context, mask: torch.Tensor) -> str | None:
     """What is wrong with the share of elements that `mask` (bool) keeps, if it is 5 sigma or more off."""
     count, kept, wanted = mask.numel(), int(mask.sum()), 1 - ctx.s.P / 100
@@ -60,13 +70,18 @@ def density_complaint(ctx: Context, mask: torch.Tensor) -> str | None:
     return f"{kept} of {count} elements are kept; {count * wanted:.0f} within {allowed:.0f} would be random"
 
 
-def value_complaint(ctx: Context, name: str, got: torch.Tensor, want: torch.Tensor) -> str | None:
+def value_complaint(
+    ctx: Context, name: str, got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor | None = None
+) -> str | None:
     """What is wrong with values (any precision) against those that the mask asks for, in float32 or wider.
 
-    The scale may be off by the rounding of the probability, hence a tolerance of 2**-16 beside the dtype's own.
+    The scale may be off by the rounding of the probability, 2**-17 of 1, hence a tolerance beside the dtype's own.
+    magnitude: what the tolerance is relative to where that isn't `want`: a sum's terms may be far larger than the sum.
     """
-    relative = {"float32": 2.0**-15, "float16": 2.0**-10, "bfloat16": 2.0**-7}[ctx.case.dtype]
-    wrong = ~((got.to(want.dtype) - want).abs() <= relative * want.abs() + relative / 16)
+    rounding = 2.0**-16 / max(1 - ctx.s.P / 100, 2.0**-16)
+    relative = rounding + {"float32": 2.0**-15, "float16": 2.0**-10, "bfloat16": 2.0**-7}[ctx.case.dtype]
+    magnitude = want.abs() if magnitude is None else magnitude
+    wrong = ~((got.to(want.dtype) - want).abs() <= relative * magnitude + relative / 16)
     if not bool(wrong.any()):
         return None
     first = int(wrong.view(-1).nonzero()[0])

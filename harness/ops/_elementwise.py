@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 PACK_BYTES = 16
 BLOCK = 256
 CUDA_TYPE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
+WORD_TYPE = {2: "unsigned short", 4: "unsigned"}
+"""By the bytes of an element, for kernels that only move elements."""
 BOTH = ("cuda", "cpu")
 
 
@@ -21,3 +23,22 @@ def blocks(threads: int, block: int = BLOCK) -> int:
 def aligned(*tensors: torch.Tensor) -> bool:
     """Whether packs may be loaded from and stored to all of them: each begins on 16 bytes."""
     return not any(tensor.data_ptr() % PACK_BYTES for tensor in tensors)
+
+
+def split(elements: int, size: int, x_offset: int, y_offset: int) -> tuple[int, int, int]:
+    """(head, packs, misaligned): elements before the first pack, full packs, and bytes by which x's packs are off.
+
+    Packs begin on a 16-byte boundary of y. x is read from the two aligned words around each pack, which must both lie
+    inside the tensor: so the head grows by a pack, and the packs shrink by one, where they wouldn't.
+    size: bytes an element; offsets: addresses modulo 16.
+    """
+    pack = PACK_BYTES // size
+    head = (-y_offset % PACK_BYTES) // size
+    misaligned = (x_offset + head * size) % PACK_BYTES
+    if misaligned > head * size:
+        head += pack
+    packs = max(0, (elements - head) // pack)
+    unread = (elements - head - packs * pack) * size
+    if misaligned and packs and PACK_BYTES - misaligned > unread:
+        packs -= 1
+    return min(head, elements), packs, misaligned

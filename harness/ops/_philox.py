@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
+GROUP = {16: 8, 24: 4}
+"""Elements that share a draw, by the bits of their numbers."""
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -34,13 +36,15 @@ def numbers(seed: int, call: int, elements: torch.Tensor, bits: int) -> torch.Te
 
     bits: 16 for the narrow stream, whose groups of eight elements share a draw; 24 for the wide one's groups of four.
     """
+    per_group = GROUP[bits]
+    drawn = draws(seed, call, elements // per_group, bits)
+    return drawn.gather(-1, (elements % per_group).unsqueeze(-1)).squeeze(-1)
+
+
+def draws(seed: int, call: int, groups: torch.Tensor, bits: int) -> torch.Tensor:
+    """The numbers of all elements of the groups with these indexes (int64), in one more dimension."""
     import torch
 
-    per_group = {16: 8, 24: 4}[bits]
-    group = elements // per_group
-    upper = [torch.full_like(group, call & _LOW), torch.full_like(group, call >> 32 & _LOW)]
-    words = torch.stack(philox([group & _LOW, group >> 32 & _LOW, *upper], (seed & _LOW, seed >> 32 & _LOW)))
-    place = elements % per_group
-    if bits == 24:
-        return words.gather(0, place.unsqueeze(0))[0] >> 8
-    return words.gather(0, place.unsqueeze(0) // 2)[0] >> place % 2 * 16 & 0xFFFF
+    upper = [torch.full_like(groups, call & _LOW), torch.full_like(groups, call >> 32 & _LOW)]
+    words = torch.stack(philox([groups & _LOW, groups >> 32 & _LOW, *upper], (seed & _LOW, seed >> 32 & _LOW)), -1)
+    return words >> 8 if bits == 24 else torch.stack([words & 0xFFFF, words >> 16], -1).flatten(-2)

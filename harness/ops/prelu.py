@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, split
 
 if TYPE_CHECKING:
     import torch
@@ -141,25 +141,6 @@ class _Tuned:
 
     def launch(self, x: torch.Tensor, alpha: torch.Tensor, y: torch.Tensor) -> None:
         self.kernel(self.grid, BLOCK, x, alpha, y, *self.scalars)
-
-
-def split(elements: int, size: int, x_offset: int, y_offset: int) -> tuple[int, int, int]:
-    """(head, packs, misaligned): elements before the first pack, full packs, and bytes by which x's packs are off.
-
-    Packs begin on a 16-byte boundary of y. x is read from the two aligned words around each pack, which must both lie
-    inside the tensor: so the head grows by a pack, and the packs shrink by one, where they wouldn't.
-    size: bytes an element; offsets: addresses modulo 16.
-    """
-    pack = PACK_BYTES // size
-    head = (-y_offset % PACK_BYTES) // size
-    misaligned = (x_offset + head * size) % PACK_BYTES
-    if misaligned > head * size:
-        head += pack
-    packs = max(0, (elements - head) // pack)
-    unread = (elements - head - packs * pack) * size
-    if misaligned and packs and PACK_BYTES - misaligned > unread:
-        packs -= 1
-    return min(head, elements), packs, misaligned
 
 
 def packs_per_thread(packs: int) -> int:

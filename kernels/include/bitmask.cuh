@@ -8,6 +8,24 @@ constexpr unsigned GROUP = 8;  // elements of one byte
 constexpr unsigned WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
+// The bits of pack number `pack`, lowest first: a byte's for halves, half a byte's for floats.
+template <typename Element>
+__device__ __forceinline__ unsigned bits_of_pack(const unsigned char* __restrict__ mask, long long pack) {
+  constexpr unsigned SIZE = Pack<Element>::SIZE;
+  return mask[pack * SIZE / GROUP] >> (pack * SIZE % GROUP) & ((1u << SIZE) - 1);
+}
+
+// Store the `bits` of pack number `pack`, which the lane holds. The even one of two lanes with floats stores for both.
+// mask_bytes: bytes of the mask. Every lane of the warp must take part, also past the end, with bits 0.
+template <typename Element>
+__device__ __forceinline__ void store_bits_of_pack(unsigned char* __restrict__ mask, long long pack, unsigned bits,
+                                                   long long mask_bytes) {
+  constexpr unsigned SIZE = Pack<Element>::SIZE;
+  if constexpr (SIZE < GROUP) bits |= __shfl_down_sync(ALL_LANES, bits, 1) << SIZE;
+  const long long byte = pack * SIZE / GROUP;
+  if (pack * SIZE % GROUP == 0 && byte < mask_bytes) mask[byte] = static_cast<unsigned char>(bits);
+}
+
 // The 256 elements that a warp works on: 32 groups, one a lane, so that the warp's 32 mask bytes are one transaction.
 // The elements move in packs, neighbouring lanes beside each other. A pack of halves is the lane's own group. A pack of
 // floats is half a group: lane l moves packs l and 32 + l, which belong to lanes l / 2 and 16 + l / 2, and two shuffles
@@ -25,6 +43,7 @@ struct Tile {
 
   // The first element of the lane's pack k.
   __device__ __forceinline__ long long element(unsigned k) const {
+    if constexpr (PACKS == 1) return group * GROUP;
     return (group - lane) * GROUP + (k * WARP + lane) * Pack<Element>::SIZE;
   }
 
@@ -34,17 +53,6 @@ struct Tile {
       return byte;
     } else {
       return __shfl_sync(ALL_LANES, byte, k * (WARP / 2) + lane / 2) >> (lane % 2 * Pack<Element>::SIZE) & 0xfu;
-    }
-  }
-
-  // The byte of the lane's group, from the bits of the packs that all lanes hold.
-  __device__ __forceinline__ unsigned to_group(const unsigned (&bits)[PACKS]) const {
-    if constexpr (PACKS == 1) {
-      return bits[0];
-    } else {
-      const unsigned both = bits[0] | bits[1] << 8;
-      const unsigned bytes = both | __shfl_down_sync(ALL_LANES, both, 1) << 4;  // whole on even lanes
-      return __shfl_sync(ALL_LANES, bytes, lane * 2 % WARP) >> (lane / (WARP / 2) * 8) & 0xffu;
     }
   }
 

@@ -17,7 +17,8 @@ from harness.cuda.compile import compile_verbose
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
 
-RESIDENT = 132 * 2048
+MULTIPROCESSORS = 132
+RESIDENT = MULTIPROCESSORS * 2048
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TESTS = Path(__file__).parents[1] / "ops"
 
@@ -86,6 +87,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, op: Op) -> list[Request]:
 
     monkeypatch.setattr(cuda, "load", load)
     monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
     module = told(op.name)
     left_out = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
     own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in left_out]

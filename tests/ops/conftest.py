@@ -81,3 +81,31 @@ def placed() -> Callable[..., Placed]:
         return Placed(buffer[offset : offset + count].view(shape), buffer, offset)
 
     return place
+
+
+@pytest.fixture(scope="session")
+def ptx() -> Callable[..., str]:
+    """ptx(file, entry, macros) is a kernel in PTX for sm_90: the reads, writes and branches that the compiler has left.
+
+    Needs no GPU. (cuda.core would ask the driver whether it can load the PTX.)
+    """
+    from cuda.bindings import nvrtc
+
+    from harness.cuda import compile as compiler
+    from harness.paths import data
+
+    def text(file: str, entry: str, macros: dict[str, str | int]) -> str:
+        source = data("kernels") / file
+        folders = [f"-I{folder}" for folder in compiler._include_folders(source.parent)]
+        options = ["--gpu-architecture=sm_90", *folders, *(f"-D{name}={value}" for name, value in macros.items())]
+        _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), file.encode(), 0, [], [])
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
+        _, size = nvrtc.nvrtcGetPTXSize(program)
+        made = bytes(size)
+        nvrtc.nvrtcGetPTX(program, made)
+        nvrtc.nvrtcDestroyProgram(program)
+        (kernel,) = [part for part in made.decode().split(".entry ") if part.startswith(f"{entry}(")]
+        return kernel
+
+    return text

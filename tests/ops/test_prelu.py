@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness.ops.prelu import split
+from harness.ops._elementwise import split
 
 # Each way that packs meet channels, at sizes for one pack a thread and for two, in halves and in floats.
 COMPILED = [

@@ -1,0 +1,75 @@
+// The backward of ReLU from the bits that relu_mask.cu keeps: dx = bit ? dy : 0. Where the bit is 0, dx is zero for any
+// dy, NaN included.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16).
+//
+// PyTorch's backward reads y to find the sign: three tensors of D bytes move. The bits take D / 32 in floats, D / 16 in
+// halves, so two tensors and little more move. What differs here is the width of each access.
+
+#include "bitmask.cuh"
+
+using T = SCALAR;
+
+__device__ __forceinline__ long long thread_index() {
+  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+
+// 1. One element a thread, bits in the natural order. A warp's elements are those of one word, which it loads once.
+extern "C" __global__ void relu_grad_bitset(const T* __restrict__ dy, const unsigned* __restrict__ mask,
+                                            T* __restrict__ dx, long long n) {
+  const long long i = thread_index();
+  if (i < n) dx[i] = mask[i / WARP] >> (i % WARP) & 1u ? dy[i] : T(0.0f);
+}
+
+// 2. The order of relu_mask_strided: bit k of byte i is element i + k * mask_bytes. A thread takes a byte and its eight
+//    elements, so that the lanes of a warp are neighbours in each access and eight loads a thread are in flight.
+extern "C" __global__ void relu_grad_bitset_strided(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
+                                                    T* __restrict__ dx, long long n, long long mask_bytes) {
+  const long long i = thread_index();
+  if (i >= mask_bytes) return;
+  const unsigned byte = mask[i];
+  T value[GROUP];
+#pragma unroll
+  for (unsigned k = 0; k < GROUP; ++k) {
+    const long long element = i + k * mask_bytes;
+    if (element < n) value[k] = dy[element];
+  }
+#pragma unroll
+  for (unsigned k = 0; k < GROUP; ++k) {
+    const long long element = i + k * mask_bytes;
+    if (element < n) dx[element] = byte >> k & 1u ? value[k] : T(0.0f);
+  }
+}
+
+// 3. One pack of 16 bytes a thread, in the natural order: with halves its bits are a byte, with floats half of one. Both
+//    loads are under way before either is used. A register's elements are kept by an AND, a pair of halves at once.
+constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
+
+// All ones in the elements of register w that the pack's bits keep.
+__device__ __forceinline__ unsigned kept(unsigned bits, unsigned w) {
+  if constexpr (sizeof(T) == 4) {
+    return bits >> w & 1u ? ~0u : 0u;
+  } else {
+    // The two bits move to the low ends of the two halves, and the product fills each half with its bit.
+    return ((bits | bits << 15) >> (2 * w) & 0x00010001u) * 0xffffu;
+  }
+}
+
+// aligned: dy and dx begin on 16 bytes; otherwise, and in the tensor's last pack, elements move one by one.
+extern "C" __global__ void relu_grad_tuned(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
+                                           T* __restrict__ dx, long long n, int aligned) {
+  const long long i = thread_index(), first = i * Pack<T>::SIZE;
+  if (aligned && first + Pack<T>::SIZE <= n) {
+    Pack<T> pack = load_pack(dy + first);
+    const unsigned bits = bits_of_pack<T>(mask, i);
+    unsigned(&word)[WORDS] = reinterpret_cast<unsigned(&)[WORDS]>(pack);
+#pragma unroll
+    for (unsigned w = 0; w < WORDS; ++w) word[w] &= kept(bits, w);
+    store_pack(dx + first, pack);
+  } else {
+#pragma unroll 1
+    for (long long e = first; e < n && e < first + Pack<T>::SIZE; ++e) {
+      dx[e] = mask[e / GROUP] >> (e % GROUP) & 1u ? dy[e] : T(0.0f);
+    }
+  }
+}

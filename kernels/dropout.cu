@@ -1,0 +1,119 @@
+// Dropout: y = x * scale where a random number is below `threshold`, else 0; and the mask of what was kept.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16).
+//
+// An element's number depends on the seed, the call and the element's index alone (philox.cuh), so a mask doesn't
+// depend on the launch, kernels 1 to 4 draw the same one, and a backward can draw it again. Ten rounds of Philox are 60
+// instructions, while memory gives a multiprocessor about 20 bytes a clock: what counts is how many elements share the
+// rounds. From kernel 2 on the loads come first, so that the rounds run while memory answers.
+
+#include "bitmask.cuh"
+#include "keep.cuh"
+#include "philox.cuh"
+#include "quad.cuh"
+
+using T = SCALAR;
+
+__device__ __forceinline__ long long thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// 1. One element a thread. Of the four words that a Philox call gives, three are thrown away, and a thread stores one
+//    byte of mask.
+extern "C" __global__ void dropout_naive(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                         T* __restrict__ y, bool* __restrict__ mask, long long n,
+                                         unsigned long long seed, unsigned threshold, float scale) {
+  const long long i = thread();
+  if (i < n) {
+    const bool kept = keep_4({seed, *call}, i / 4, threshold) >> (i % 4) & 1u;
+    y[i] = keep(x[i], kept, scale);
+    mask[i] = kept;
+  }
+}
+
+// What kernels 2 to 4 share: four elements a thread by one load, one Philox call and one store. Gives the bits of what
+// was kept, none for elements that don't exist. whole: quads that are moved as such; other elements go one by one.
+__device__ __forceinline__ unsigned drop_quad(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                              T* __restrict__ y, long long quad, long long n, long long whole,
+                                              unsigned long long seed, unsigned threshold, float scale) {
+  const long long begin = quad * Quad<T>::SIZE;
+  Quad<T> values;
+  if (quad < whole) values = load_quad(x + begin);
+  unsigned bits = keep_4({seed, *call}, quad, threshold);
+  if (quad < whole) {
+    keep_all(values.at, bits, scale);
+    store_quad(y + begin, values);
+  } else {
+    bits = within_quad(bits, n - begin);
+    keep_each(x, y, begin, min(begin + Quad<T>::SIZE, n), bits, scale);
+  }
+  return bits;
+}
+
+// 2. Four elements a thread: a quarter of the arithmetic for the numbers, one load, one store, and the four bytes of
+//    mask in one store.
+extern "C" __global__ void dropout_vectorized(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                              T* __restrict__ y, bool* __restrict__ mask, long long n, long long whole,
+                                              unsigned long long seed, unsigned threshold, float scale) {
+  const long long quad = thread();
+  const unsigned bits = drop_quad(x, call, y, quad, n, whole, seed, threshold, scale);
+  const long long begin = quad * Quad<T>::SIZE;
+  if (quad < whole) {
+    store_quad(mask + begin, Quad<bool>{bool(bits & 1u), bool(bits & 2u), bool(bits & 4u), bool(bits & 8u)});
+  } else {
+#pragma unroll 1
+    for (long long i = begin; i < min(begin + Quad<T>::SIZE, n); ++i) mask[i] = bits >> (i - begin) & 1u;
+  }
+}
+
+// 3. A bit of mask an element, an eighth of the bytes. Eight neighbouring threads share a word. A match of the word's
+//    index tells each thread which lanes these are, a reduction over them gives each the word, and one writes it. Every
+//    lane takes part, also past the end.
+extern "C" __global__ void dropout_bitmask_match(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                                 T* __restrict__ y, unsigned* __restrict__ mask, long long n,
+                                                 long long whole, unsigned long long seed, unsigned threshold,
+                                                 float scale) {
+  const long long quad = thread();
+  const unsigned bits = drop_quad(x, call, y, quad, n, whole, seed, threshold, scale);
+  // The words of a warp differ in the lower half of their index.
+  const unsigned lanes = __match_any_sync(ALL_LANES, static_cast<unsigned>(quad / 8));
+  const unsigned word = __reduce_or_sync(lanes, bits << (quad % 8 * 4));
+  if (quad % 8 == 0 && quad * 4 < n) mask[quad / 8] = word;
+}
+
+// 4. The same with a tree of three shuffles.
+extern "C" __global__ void dropout_bitmask_shuffle(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                                   T* __restrict__ y, unsigned* __restrict__ mask, long long n,
+                                                   long long whole, unsigned long long seed, unsigned threshold,
+                                                   float scale) {
+  const long long quad = thread();
+  const unsigned word = word_of_quads(drop_quad(x, call, y, quad, n, whole, seed, threshold, scale));
+  if (quad % 8 == 0 && quad * 4 < n) mask[quad / 8] = word;
+}
+
+// 5. Sixteen bits of randomness an element in place of 24, so that a Philox call does for eight: a pack of halves, or
+//    two of floats. Each lane writes the mask of its eight elements as a byte, so that no lanes need combining and a
+//    warp's mask is one 32-byte transaction. Halves are masked in pairs.
+//    whole: groups whose whole warp moves packs, a multiple of 32. The others have a path of their own, Philox and all,
+//    so that the packs' path has no branch and the compiler leaves its loads at the top.
+extern "C" __global__ void dropout_tuned(const T* __restrict__ x, const unsigned long long* __restrict__ call,
+                                         T* __restrict__ y, unsigned char* __restrict__ mask, long long n,
+                                         long long whole, unsigned long long seed, unsigned threshold, float scale) {
+  const Tile<T> tile;
+  if (tile.group >= whole) {
+    const long long begin = tile.group * GROUP;
+    const unsigned byte = tile.within(keep_8({seed, *call}, tile.group, threshold), n);
+    keep_each(x, y, begin, min(begin + GROUP, n), byte, scale);
+    // The last word's bytes are written also where they stand for no element.
+    if (begin < (n + 31) / 32 * 32) mask[tile.group] = byte;
+    return;
+  }
+  Pack<T> packs[Tile<T>::PACKS];
+#pragma unroll
+  for (unsigned k = 0; k < Tile<T>::PACKS; ++k) packs[k] = load_pack(x + tile.element(k));
+  const unsigned byte = keep_8({seed, *call}, tile.group, threshold);
+#pragma unroll
+  for (unsigned k = 0; k < Tile<T>::PACKS; ++k) {
+    keep_all(packs[k].at, tile.to_pack(byte, k), scale);
+    store_pack(y + tile.element(k), packs[k]);
+  }
+  mask[tile.group] = byte;
+}

@@ -1,0 +1,83 @@
+// The gradient of dropout: dx = dy * scale where an element was kept, else 0.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16).
+//
+// Next to no arithmetic: what differs is how many bytes say what was kept, and how wide the accesses are.
+
+#include "bitmask.cuh"
+#include "keep.cuh"
+#include "philox.cuh"
+#include "quad.cuh"
+
+using T = SCALAR;
+
+__device__ __forceinline__ long long thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// 1. A byte of mask an element, four elements a thread. Of float's 9 bytes an element the mask is one; of half's 5 too.
+//    whole: quads that are moved as such; the others' elements go one by one.
+extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bool* __restrict__ mask,
+                                              T* __restrict__ dx, long long n, long long whole, float scale) {
+  const long long quad = thread(), begin = quad * Quad<T>::SIZE;
+  if (quad < whole) {
+    Quad<T> values = load_quad(dy + begin);
+    const Quad<bool> kept = load_quad(mask + begin);
+#pragma unroll
+    for (unsigned j = 0; j < Quad<T>::SIZE; ++j) values.at[j] = keep(values.at[j], kept.at[j], scale);
+    store_quad(dx + begin, values);
+  } else {
+#pragma unroll 1
+    for (long long i = begin; i < min(begin + Quad<T>::SIZE, n); ++i) dx[i] = keep(dy[i], mask[i], scale);
+  }
+}
+
+// 2. A bit an element: eight threads read the same word, and each takes its four bits.
+extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const unsigned* __restrict__ mask,
+                                                T* __restrict__ dx, long long n, long long whole, float scale) {
+  const long long quad = thread(), begin = quad * Quad<T>::SIZE;
+  if (begin >= n) return;
+  const unsigned bits = mask[quad / 8] >> (quad % 8 * Quad<T>::SIZE) & 0xfu;
+  if (quad < whole) {
+    Quad<T> values = load_quad(dy + begin);
+    keep_all(values.at, bits, scale);
+    store_quad(dx + begin, values);
+  } else {
+    keep_each(dy, dx, begin, min(begin + Quad<T>::SIZE, n), bits, scale);
+  }
+}
+
+// 3. One pack of 16 bytes a thread: with halves its bits are a byte, with floats half of one. Halves are masked in pairs.
+//    whole: packs that are moved as such; the others' elements go one by one.
+extern "C" __global__ void dropout_grad_tuned(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
+                                              T* __restrict__ dx, long long n, long long whole, float scale) {
+  const long long i = thread(), begin = i * Pack<T>::SIZE;
+  if (i < whole) {
+    Pack<T> pack = load_pack(dy + begin);
+    keep_all(pack.at, bits_of_pack<T>(mask, i), scale);
+    store_pack(dx + begin, pack);
+  } else if (begin < n) {
+    keep_each(dy, dx, begin, min(begin + Pack<T>::SIZE, n), bits_of_pack<T>(mask, i), scale);
+  }
+}
+
+// 4. No mask in memory: the numbers of the forward's call are drawn again (dropout.cu, kernel 5), which costs what the
+//    forward paid and saves the mask's bytes, here and there. whole: groups whose whole warp moves packs, a multiple of
+//    32.
+extern "C" __global__ void dropout_grad_replay(const T* __restrict__ dy, const unsigned long long* __restrict__ call,
+                                               T* __restrict__ dx, long long n, long long whole,
+                                               unsigned long long seed, unsigned threshold, float scale) {
+  const Tile<T> tile;
+  if (tile.group >= whole) {
+    const long long begin = tile.group * GROUP;
+    keep_each(dy, dx, begin, min(begin + GROUP, n), keep_8({seed, *call}, tile.group, threshold), scale);
+    return;
+  }
+  Pack<T> packs[Tile<T>::PACKS];
+#pragma unroll
+  for (unsigned k = 0; k < Tile<T>::PACKS; ++k) packs[k] = load_pack(dy + tile.element(k));
+  const unsigned byte = keep_8({seed, *call}, tile.group, threshold);
+#pragma unroll
+  for (unsigned k = 0; k < Tile<T>::PACKS; ++k) {
+    keep_all(packs[k].at, tile.to_pack(byte, k), scale);
+    store_pack(dx + tile.element(k), packs[k]);
+  }
+}

@@ -1,0 +1,302 @@
+"""Dropout: every bit is what seed, call and element say, at the sizes and addresses that break kernels.
+
+What is random has fixed seeds here, so a test that passes once passes always; |z| < 5 fails by chance once in 1.7
+million draws.
+"""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from harness import check
+from harness.model import Case
+from harness.ops import Context
+from harness.ops._bits import pack, unpack
+from harness.ops._dropout import NARROW, WIDE, Keep
+from harness.ops._philox import numbers
+from harness.ops.dropout import OP
+
+COMPILED = [{"N": 1000, "P": 10}]
+DTYPES = ["float32", "float16", "bfloat16"]
+OURS = ["naive", "vectorized", "bitmask_match", "bitmask_shuffle", "tuned"]
+SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
+PERCENTS = [0, 1, 10, 50, 100]
+BIG = 2**27  # elements of the statistics
+SIGMAS = 5
+
+
+def bits_of(variant):
+    return NARROW if variant == "tuned" else WIDE
+
+
+def drawn(variant, percent, seed, call, begin, end):
+    """The mask that the variant must draw for elements `begin` to `end`."""
+    import torch
+
+    bits = bits_of(variant)
+    elements = torch.arange(begin, end, device="cuda")
+    return numbers(seed, call, elements, bits) < Keep(percent, bits).threshold
+
+
+def expected(variant, percent, x, mask):
+    """Rounded to float and then to x's type, as the kernels do; 0 where dropped, also for an infinity."""
+    import torch
+
+    scale = torch.tensor(Keep(percent, bits_of(variant)).scale, device=x.device, dtype=torch.float32)
+    return torch.where(mask, (x.float() * scale).to(x.dtype), 0)
+
+
+def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
+    """y and the mask (bool) for x; fails if the mask has a wrong form, or if anything around them is written."""
+    import torch
+
+    n, dtype = x.numel(), str(x.dtype)[6:]
+    y = placed(n, dtype, offsets[0])
+    declared = OP.tensors(OP.variants[variant])[1][1]
+    kept = placed(declared.shapes({"N": n})[0], declared.dtype, offsets[1])
+    tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": y.tensor, declared.name: kept.tensor}
+    launch("dropout", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
+    y.assert_untouched_around()
+    kept.assert_untouched_around()
+    if declared.name == "mask":
+        assert bool((kept.tensor.view(torch.uint8) <= 1).all())
+        return y.tensor, kept.tensor
+    mask = unpack(kept.tensor, n)
+    assert torch.equal(pack(mask), kept.tensor), "bits past the last element"
+    return y.tensor, mask
+
+
+def run_and_check(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
+    import torch
+
+    y, mask = run(launch, placed, variant, x, percent, seed, call, offsets)
+    assert torch.equal(mask, drawn(variant, percent, seed, call, 0, x.numel()))
+    torch.testing.assert_close(y, expected(variant, percent, x, mask), rtol=0, atol=0, equal_nan=True)
+
+
+def values(n, dtype, offset=0):
+    """Normal random numbers, `offset` elements past an aligned address."""
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(n + offset)
+    return torch.randn(n + offset, generator=generator, device="cuda", dtype=getattr(torch, dtype))[offset:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_sizes(launch, placed, variant, dtype):
+    for n in SIZES:
+        run_and_check(launch, placed, variant, values(n, dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_seeds_calls_and_probabilities(launch, placed, variant):
+    x = values(1000, "float16")
+    for percent in PERCENTS:
+        for seed, call in [(0, 0), (2**32 + 5, 1), (7, 2**32 + 3), (2**63 - 1, 2**63 - 1)]:
+            run_and_check(launch, placed, variant, x, percent, seed, call)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_unaligned_addresses(launch, placed, variant, dtype):
+    for n in (1, 300, 1027):
+        for x_offset, *offsets in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 5, 2), (4, 4, 4), (8, 8, 1)]:
+            run_and_check(launch, placed, variant, values(n, dtype, x_offset), offsets=offsets)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_special_values(launch, placed, variant, dtype):
+    import torch
+
+    kind = getattr(torch, dtype)
+    big, tiny = torch.finfo(kind).max, torch.finfo(kind).tiny
+    special = [math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, tiny, -tiny, tiny / 4, 1.0, -1.0]
+    x = torch.tensor(special, device="cuda", dtype=torch.float64).to(kind).repeat(90)
+    run_and_check(launch, placed, variant, x, percent=50)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_more_than_2_to_31_elements(launch, variant):
+    import torch
+
+    n = 2**31 + 259
+    x = values(n, "float16")
+    y = torch.full_like(x, math.nan)
+    declared = OP.tensors(OP.variants[variant])[1][1]
+    kept = torch.zeros(declared.shapes({"N": n})[0], device="cuda", dtype=getattr(torch, declared.dtype))
+    call = torch.tensor([4], device="cuda")
+    launch("dropout", variant, "float16", {"N": n, "P": 10}, seed=3, x=x, call=call, y=y, **{declared.name: kept})
+    # Slices at the start, around 2**31 and at the end stand for the rest.
+    for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
+        end = min(begin + 2**17, n)
+        mask = drawn(variant, 10, 3, 4, begin, end)
+        got = kept[begin:end] if declared.name == "mask" else unpack(kept[begin // 32 : -(-end // 32)], end - begin)
+        assert torch.equal(got, mask), begin
+        assert torch.equal(y[begin:end], expected(variant, 10, x[begin:end], mask)), begin
+    assert not bool(y.isnan().any())
+
+
+@pytest.mark.gpu
+def test_the_call_is_read_when_the_kernel_runs(launch):
+    """So that a captured graph draws new numbers when the number of the call is advanced in memory."""
+    import torch
+
+    x = torch.ones(4096, device="cuda")
+    call, stream = torch.tensor([0], device="cuda"), torch.cuda.Stream()
+    y, kept = torch.empty_like(x), torch.empty(128, device="cuda", dtype=torch.int32)
+    ctx = context("tuned", "float32", 4096, place="cuda")
+    call_once = OP.variants["tuned"].prepare(ctx)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        call_once(SimpleNamespace(x=x, call=call, y=y, bits=kept))
+        call.add_(1)
+    for number in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(unpack(kept, 4096), drawn("tuned", 10, ctx.generator.initial_seed(), number, 0, 4096))
+
+
+def context(variant, dtype, n, percent=10, place="cpu"):
+    import torch
+
+    case = Case("dropout", variant, dtype, (("N", n), ("P", percent)), device=place)
+    return Context(case, getattr(torch, dtype), torch.device(place), torch.Generator(place).manual_seed(1), OP)
+
+
+# Statistics, on masks of 2**27 elements.
+
+
+@pytest.fixture(scope="module")
+def draw(launch):
+    """draw(variant, seed, call) gives y for ones in float32, and the mask (bool)."""
+    import torch
+
+    def call_once(variant, seed=11, call=5):
+        x = torch.ones(BIG, device="cuda")
+        tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": torch.empty_like(x)}
+        declared = OP.tensors(OP.variants[variant])[1][1]
+        kept = torch.empty(declared.shapes({"N": BIG})[0], device="cuda", dtype=getattr(torch, declared.dtype))
+        launch("dropout", variant, "float32", {"N": BIG, "P": 10}, seed=seed, **tensors, **{declared.name: kept})
+        return tensors["y"], kept if declared.name == "mask" else unpack(kept, BIG)
+
+    return call_once
+
+
+def probability(variant):
+    bits = bits_of(variant)
+    return Keep(10, bits).threshold / 2**bits
+
+
+def density_z(mask, p):
+    """Standard deviations by which the share of kept elements is off."""
+    n = mask.numel()
+    return (int(mask.sum()) - n * p) / math.sqrt(n * p * (1 - p))
+
+
+def correlation_z(a, b, p):
+    """Standard deviations by which the covariance of two masks is off 0."""
+    n, both, one, other = a.numel(), int((a & b).sum()), int(a.sum()), int(b.sum())
+    return (both - p * (one + other) + n * p * p) / (math.sqrt(n) * p * (1 - p))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["bitmask_shuffle", "tuned"])
+def test_the_mean_stays_and_no_position_is_favoured(draw, variant):
+    y, mask = draw(variant)
+    p = probability(variant)
+    sigma = math.sqrt((1 - p) / p / BIG)
+    assert abs(float(y.double().mean()) - 1) < SIGMAS * sigma
+    assert abs(density_z(mask, p)) < SIGMAS
+    # Positions in a Philox call, a mask byte and a word, and two that share a word of the generator.
+    for position in range(32):
+        assert abs(density_z(mask.view(-1, 32)[:, position], p)) < SIGMAS, position
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["bitmask_shuffle", "tuned"])
+def test_neighbours_and_positions_are_independent(draw, variant):
+    _, mask = draw(variant)
+    p = probability(variant)
+    for lag in (1, 2, 4, 8, 32, 256):
+        assert abs(correlation_z(mask[:-lag], mask[lag:], p)) < SIGMAS, lag
+    of_byte = mask.view(-1, 8)
+    for one in range(8):
+        for other in range(one + 1, 8):
+            assert abs(correlation_z(of_byte[:, one], of_byte[:, other], p)) < SIGMAS, (one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["bitmask_shuffle", "tuned"])
+def test_calls_and_seeds_are_independent(draw, variant):
+    _, mask = draw(variant)
+    p = probability(variant)
+    for seed, call in [(11, 6), (12, 5), (11, 5 + 2**32), (11 + 2**32, 5)]:
+        _, other = draw(variant, seed, call)
+        assert abs(correlation_z(mask, other, p)) < SIGMAS, (seed, call)
+
+
+# Without a GPU.
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("percent", PERCENTS)
+def test_torch_passes_the_check(dtype, percent):
+    ctx = context("eager", dtype, 10_001, percent)
+    before = check.make_inputs(ctx)
+    variant = OP.variants["eager"]
+    after = check.collect(OP, variant, before, variant.prepare(ctx)(before))
+    assert check.complaint(ctx, variant, before, after) is None
+
+
+def played(percent, bits, change=None):
+    """A complaint about what `tuned` would write with numbers of `bits` bits, after `change` to its tensors."""
+    import torch
+
+    ctx = context("tuned", "float32", 1001, percent)
+    before = check.make_inputs(ctx)
+    keep = Keep(percent, bits)
+    mask = numbers(1, 2, torch.arange(1001), bits) < keep.threshold
+    after = check.merged(before, SimpleNamespace(y=torch.where(mask, before.x * keep.scale, 0), bits=pack(mask)))
+    if change:
+        change(after)
+    return check.complaint(ctx, OP.variants["tuned"], before, after)
+
+
+@pytest.mark.parametrize("bits", [NARROW, WIDE])
+@pytest.mark.parametrize("percent", [*PERCENTS, 90, 99])
+def test_a_rounded_probability_passes_the_check(percent, bits):
+    assert played(percent, bits) is None
+
+
+def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share():
+    import torch
+
+    def one_value(t):
+        t.y[500] += 1
+
+    def stray_bit(t):
+        t.bits[-1] |= 1 << 30
+
+    def too_many(t):
+        t.bits.copy_(pack(torch.ones(1001, dtype=torch.bool)))
+
+    assert "y: 1 of 1001 elements are wrong; element 500" in played(10, NARROW, one_value)
+    assert played(10, NARROW, stray_bit) == "bits: some are set past the last element"
+    assert "1001 of 1001 elements are kept" in played(10, NARROW, too_many)
+
+
+def test_the_check_sees_bytes_that_no_kernel_wrote():
+    ctx = context("vectorized", "float32", 100)
+    before = check.make_inputs(ctx)
+    after = check.merged(before, check.make_outputs(ctx, OP.variants["vectorized"]))
+    assert check.complaint(ctx, OP.variants["vectorized"], before, after) == "mask: has bytes other than 0 and 1"

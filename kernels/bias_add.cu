@@ -1,0 +1,161 @@
+// A bias for each channel: y[o, c, i] = x[o, c, i] + bias[c], over a contiguous (outer, channels, inner) tensor.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16); for bias_add_any and bias_add_rows also INDEX (unsigned, or unsigned
+// long long from 2^31 elements on).
+//
+// One addition an element: what costs is to find the channel. Steps 1 to 6 take one element a thread and differ in
+// nothing but that index arithmetic; steps 7 and 8 make one piece of it serve 16 bytes.
+
+#include "bias.cuh"
+
+using T = SCALAR;
+
+// `channel` gives an element's channel. A sum of halves is rounded once, like one of floats.
+template <typename Index, typename Channel>
+__device__ __forceinline__ void add_one(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, Index n,
+                                        Channel channel) {
+  const Index i = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) y[i] = x[i] + bias[channel(i)];
+}
+
+// 1. A division and a modulo in 64 bits. The GPU has no instruction for either: each is a call of about a hundred, or,
+//    found out at run time, twenty where both numbers fit into 32 bits.
+extern "C" __global__ void bias_add_index64(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                            unsigned long long n, unsigned long long channels,
+                                            unsigned long long inner) {
+  add_one(x, bias, y, n, [=](unsigned long long i) { return i / inner % channels; });
+}
+
+// 2. The same in 32 bits: twenty instructions each, and nothing to find out. For fewer than 2^31 elements, as all up to
+//    step 6.
+extern "C" __global__ void bias_add_index32(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                            unsigned n, unsigned channels, unsigned inner) {
+  add_one(x, bias, y, n, [=](unsigned i) { return i / inner % channels; });
+}
+
+// 3. No modulo: a quotient, a multiplication and a subtraction give the remainder. Compilers make the same of a modulo
+//    now, so this and step 2 become the same instructions.
+extern "C" __global__ void bias_add_divmul(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                           unsigned n, unsigned channels, unsigned inner) {
+  add_one(x, bias, y, n, [=](unsigned i) {
+    const unsigned row = i / inner;
+    return row - row / channels * channels;
+  });
+}
+
+// 4. Both divisors are known at launch: each division becomes a multiplication, an addition and a shift.
+extern "C" __global__ void bias_add_fastdiv(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                            unsigned n, unsigned channels, unsigned channels_multiplier,
+                                            unsigned channels_shift, unsigned inner_multiplier, unsigned inner_shift) {
+  const Columns<unsigned> columns{channels, channels_multiplier, channels_shift};
+  add_one(x, bias, y, n, [=](unsigned i) { return columns.of(fast_divide(i, inner_multiplier, inner_shift)); });
+}
+
+// 5. inner == 1, a matrix with a bias for each column: nothing to divide by, only the modulo of step 2 is left.
+extern "C" __global__ void bias_add_inner1(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                           unsigned n, unsigned channels) {
+  add_one(x, bias, y, n, [=](unsigned i) { return i % channels; });
+}
+
+// 6. outer == 1, a matrix with a bias for each row: no remainder to take, only the division of step 2 is left.
+extern "C" __global__ void bias_add_outer1(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                           unsigned n, unsigned inner) {
+  add_one(x, bias, y, n, [=](unsigned i) { return i / inner; });
+}
+
+// 7. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 4, and the others'
+//    follow from it. How they do depends on the sizes: all threads take the same branch, but for a few at rows' ends.
+#ifdef INDEX
+
+constexpr unsigned SIZE = Pack<T>::SIZE;
+
+// The two divisors on the way from an element to its channel.
+struct Channels {
+  Columns<INDEX> inner, channels;
+
+  __device__ __forceinline__ INDEX of(INDEX element) const {
+    return channels.of(fast_divide(element, inner.multiplier, inner.shift));
+  }
+  __device__ __forceinline__ INDEX after(INDEX channel) const {
+    return channel + 1 == channels.count ? 0 : channel + 1;
+  }
+};
+
+__device__ __forceinline__ void store_sum(T* to, const Pack<T>& x, const Pack<T>& added) {
+  Pack<T> sum;
+#pragma unroll
+  for (unsigned j = 0; j < SIZE; ++j) sum.at[j] = x.at[j] + added.at[j];
+  store_pack(to, sum);
+}
+
+// x is the pack that begins at `first`. Each branch stores by itself: halves stay paired in their registers then, and
+// aren't taken apart to meet again.
+__device__ __forceinline__ void add_pack(const Pack<T>& x, const T* __restrict__ bias, T* __restrict__ y, INDEX first,
+                                         const Channels& of) {
+  T* to = y + first;
+  const INDEX inner = of.inner.count;
+  INDEX channel = of.of(first);
+  if (inner == 1) {
+    // Neighbours have neighbouring biases still: a pack of them at any address, if the two words around it lie in bias.
+    // All packs of a row are misaligned alike, so a warp parts only where a row ends in it.
+    const T* from = bias + channel;
+    const unsigned misaligned = reinterpret_cast<unsigned long long>(from) % PACK_BYTES;
+    const T* words = from - misaligned / sizeof(T);
+    if (words >= bias && words + 2 * SIZE <= bias + of.channels.count) {
+      return store_sum(to, x, load_pack_shifted(from, misaligned));
+    }
+  }
+
+  Pack<T> added;
+  INDEX left = inner - of.inner.of(first);  // elements of the first one's channel before the next channel's
+  if (inner % SIZE == 0 || of.channels.count == 1) {
+    // One channel.
+    const T only = bias[channel];
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) added.at[j] = only;
+    store_sum(to, x, added);
+  } else if (inner > SIZE) {
+    // Two at most. The second bias is read even if no element needs it: mostly it is the neighbour's and in L1.
+    const T one = bias[channel], other = bias[of.after(channel)];
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) added.at[j] = j < left ? one : other;
+    store_sum(to, x, added);
+  } else {
+    // Any number.
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) {
+      added.at[j] = bias[channel];
+      if (--left == 0) {
+        left = inner;
+        channel = of.after(channel);
+      }
+    }
+    store_sum(to, x, added);
+  }
+}
+
+// aligned: x and y begin on 16 bytes. If they don't, and in the tensor's last pack, elements go one by one.
+extern "C" __global__ void bias_add_any(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, INDEX n,
+                                        int aligned, INDEX channels, INDEX channels_multiplier, unsigned channels_shift,
+                                        INDEX inner, INDEX inner_multiplier, unsigned inner_shift) {
+  const Channels of{{inner, inner_multiplier, inner_shift}, {channels, channels_multiplier, channels_shift}};
+  const INDEX first = (static_cast<INDEX>(blockIdx.x) * blockDim.x + threadIdx.x) * SIZE;
+  if (aligned && first + SIZE <= n) {
+    add_pack(load_pack(x + first), bias, y, first, of);
+  } else {
+#pragma unroll 1
+    for (INDEX i = first; i < n && i < first + SIZE; ++i) y[i] = x[i] + bias[of.of(i)];
+  }
+}
+
+// 8. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its own:
+//    as a first branch of the other one it became predicated instructions, at which every thread, whichever way it went,
+//    waited for x before it asked for its bias.
+extern "C" __global__ void bias_add_rows(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, INDEX n,
+                                         INDEX channels, INDEX channels_multiplier, unsigned channels_shift) {
+  const Columns<INDEX> columns{channels, channels_multiplier, channels_shift};
+  const INDEX first = (static_cast<INDEX>(blockIdx.x) * blockDim.x + threadIdx.x) * SIZE;
+  if (first < n) store_sum(y + first, load_pack(x + first), load_bias<true>(bias, first, columns));
+}
+
+#endif  // INDEX

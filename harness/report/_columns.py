@@ -53,10 +53,16 @@ def columns(table: pd.DataFrame, baseline: str) -> list[Column]:
         Column("of ceiling", _cells(table["of_ceiling"], units.percent)),
         Column(f"vs {baseline}", _cells(table["speedup"], units.ratio)),
         Column("noise", _cells(table["noise"], lambda value: units.percent(value, 2)), keep=4),
+        Column("registers", _cells(table["registers"], _count), keep=2),
+        Column("local bytes", _cells(table["local_bytes"].where(table["local_bytes"] > 0), _count), keep=6),
         Column("warnings", tuple(table["warnings"].str.replace(";", ", ")), right=False, keep=6),
         Column("error", tuple(map(first_line, table["error"])), right=False, keep=1, code=True),
     ]
     return [column for column in made if any(column.cells)]
+
+
+def _count(value: float) -> str:
+    return f"{value:.0f}"
 
 
 def first_line(error: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness import report
-from harness.model import Measurement, Run
+from harness.model import KernelFacts, Measurement, Run
 from harness.report._page import cell, code
 
 SHAPE = (("N", 64),)
@@ -61,6 +61,20 @@ def test_columns_that_would_be_empty_are_left_out(
     assert [name.strip() for name in head.strip("|").split("|")] == [
         "shape", "dtype", "variant", "time (ns)", "GB/s", "of peak", "of ceiling", "noise",
     ]  # fmt: skip
+
+
+def test_local_memory_has_a_column_where_a_kernel_uses_some(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run], page: Callable[[Run], str]
+) -> None:
+    def table(*local: int) -> list[list[str]]:
+        kernels = tuple(KernelFacts(f"k{i}", 20 + i, size, 0) for i, size in enumerate(local))
+        cases = [measured("tuned", "float32", SHAPE, kernels=kernels), measured("eager", "float32", SHAPE)]
+        lines = page(make_run(cases)).splitlines()
+        return [[text.strip() for text in line.strip("|").split("|")][-2:] for line in lines if "float32 |" in line]
+
+    # Of several kernels the most; eager's own kernels aren't known.
+    assert table(0, 64) == [["21", "64"], ["", ""]]
+    assert table(0, 0) == [["0.08%", "21"], ["0.08%", ""]]
 
 
 def test_cells_hold_pipes_tags_and_line_breaks() -> None:

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -11,13 +12,33 @@ import pytest
 from PIL import Image
 
 from harness import report
-from harness.model import Ceilings, Machine, Measurement, Run, Work
+from harness.model import Ceilings, Curve, Machine, Measurement, Run, Work
 from harness.report import _canvas, _draw, _figures, _frame
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
 SWEEP = [(("N", 2**k),) for k in range(18, 23)]
 SHAPES = [(("N", 128), ("C", 64 * k), ("H", 112 // k)) for k in (1, 2, 4, 8)]
+
+
+FLIGHT = [(("N", 2**22), ("T", 32 * t), ("V", v)) for t in (1, 2, 5, 8, 64) for v in (4, 16)]
+IN_FLIGHT = Curve("T * V", "bytes in flight", by="V", littles_law=True)
+
+
+@pytest.fixture
+def in_flight(measured: Build, make_run: MakeRun) -> Callable[..., Run]:
+    """Bytes read at a latency of 500 ns, until they would be faster than 2 TB/s; of 132 multiprocessors."""
+
+    def make(curve: Curve | None = IN_FLIGHT, variants: tuple[str, ...] = ("loop",)) -> Run:
+        cases = []
+        for shape, variant in product(FLIGHT, variants):
+            sizes = dict(shape)
+            work = Work(4 * sizes["N"], 4 * sizes["N"])
+            rate = min(132 * sizes["T"] * sizes["V"] / 500e-9, 2e12)
+            cases.append(measured(variant, "float32", shape, work=work, traffic=work, samples=(work.read / rate,) * 7))
+        return make_run(cases, curve=curve)
+
+    return make
 
 
 def texts(path: Path) -> list[str]:
@@ -69,6 +90,87 @@ def test_three_sizes_or_two_symbols_stay_bars(measured: Build, make_run: MakeRun
         assert figure.layout == "bars"
 
 
+def test_a_curve_stands_over_its_expression_and_tells_a_symbol_apart(in_flight: Callable[..., Run]) -> None:
+    (figure,), _ = _figures.plan(in_flight())
+    assert (figure.layout, figure.axis, figure.series) == ("curve", "bytes in flight", ("V=4", "V=16"))
+    assert sorted(figure.swept.values()) == [128, 256, 512, 640, 1024, 1024, 2560, 4096, 8192, 32768]
+    assert figure.title == "prelu float32, N=$2^{22}$"
+    assert figure.alt == "prelu float32, N=222: effective bandwidth over bytes in flight"
+
+
+def test_a_curve_of_several_variants_tells_them_apart_too(in_flight: Callable[..., Run]) -> None:
+    (both,), _ = _figures.plan(in_flight(variants=("a", "b")))
+    assert set(both.series) == {"a, V=4", "a, V=16", "b, V=4", "b, V=16"}
+    (plain,), _ = _figures.plan(in_flight(Curve("T * V", "bytes"), ("a", "b")))
+    assert plain.series == ("a", "b")
+
+
+def test_a_curve_s_symbol_need_not_be_one_of_other_scenarios(measured: Build, in_flight: Callable[..., Run]) -> None:
+    run = in_flight()
+    copies = [measured("eager", "float32", shape, op="copy") for shape in SWEEP]
+    ids = tuple(m.case.id for m in copies)
+    copy = replace(run.header.scenarios[0], name="copy", op="copy", cases=ids, curve=None)
+    header = replace(run.header, scenarios=(*run.header.scenarios, copy))
+    figures, _ = _figures.plan(Run(header, (*run.measurements, *copies)))
+    assert [figure.layout for figure in figures] == ["curve", "lines"]
+
+
+def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..., Run], tmp_path: Path) -> None:
+    report.write(in_flight(), tmp_path, ["plots"])
+    shown = texts(tmp_path / "plots" / "prelu-float32")
+    assert {"V=4", "V=16", "bytes in flight", "Little's law, 500 ns", "ceiling"} <= set(shown)
+    _figures.plan.cache_clear()
+    report.write(in_flight(replace(IN_FLIGHT, littles_law=False)), tmp_path, ["plots"])
+    assert not any("Little" in text for text in texts(tmp_path / "plots" / "prelu-float32"))
+
+
+def test_little_s_law_is_straight_and_ends_at_the_fastest(
+    in_flight: Callable[..., Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes = drawn(in_flight(), tmp_path, monkeypatch)
+    (law,) = [line for line in axes.get_lines() if str(line.get_label()).startswith("Little")]
+    # 4e12 bytes a second, read and written, are 2e12 read: 132 multiprocessors have 7576 bytes each under way.
+    assert list(law.get_xdata()) == pytest.approx([128, 2e12 * 500e-9 / 132])
+    assert list(law.get_ydata()) == pytest.approx([2 * 132 * 128 / 500, 4000])
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "scale", "shown"),
+    [
+        ([2, 3, 5, 7], "log", ["2", "3", "5", "7"]),
+        ([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64], "log", ["1", "2", "4", "8", "16", "32", "64"]),
+        (list(range(1, 10)), "log", ["1", "2", "4", "8"]),
+        ([0, 1, 2, 8, 32], "linear", ["0", "8", "16", "24", "32"]),
+    ],
+)
+def test_the_axis_of_lines(
+    sizes: list[int],
+    scale: str,
+    shown: list[str],
+    measured: Build,
+    make_run: MakeRun,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shapes = [(("N", 2**20), ("F", size)) for size in sizes]
+    work = Work(2**22, 2**22)
+    axes = drawn(make_run([measured("a", "float32", shape, work=work) for shape in shapes]), tmp_path, monkeypatch)
+    assert axes.get_xscale() == scale
+    low, high = axes.get_xlim()
+    assert [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high] == shown
+
+
+def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The axes of the run's only figure."""
+    monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
+    (figure,), _ = _figures.plan(run)
+    drawing: Any
+    (drawing,) = _draw.draw(figure, 4e12, folder / "x.png")
+    drawing.draw_without_rendering()
+    return drawing.axes[0]
+
+
 def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: MakeRun, tmp_path: Path) -> None:
     names = [f"v{i}" for i in range(60)]
     run = make_run([measured(name, "float32", SHAPES[0], 0.3 + i / 100) for i, name in enumerate(names)])
@@ -114,7 +216,7 @@ def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: M
     assert _figures.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
 
 
-@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "ranking", "one"])
+@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "zero", "curve", "ranking", "one"])
 def test_no_label_lies_on_another(
     layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,12 +225,18 @@ def test_no_label_lies_on_another(
         "bars": [(("N", 2**27), ("C", 1), ("H", 1)), *SHAPES],
         "long names": [(("hidden_size", 1024 + i), ("sequence_length", 4096 - i)) for i in range(6)],
         "lines": [(("N", 7**k),) for k in range(1, 11)],
+        "zero": [(("N", 2**20), ("F", offset)) for offset in (0, 1, 2, 3, 31, 32)],
+        "curve": FLIGHT,
         "ranking": SHAPES,
         "one": SHAPES[:1],
     }
     shapes = choices[layout]
     monkeypatch.setattr(_draw, "save", assert_apart)
-    run = make_run([measured(variant, "float32", shape) for shape in shapes for variant in variants])
+    work = Work(2**22, 2**22)
+    run = make_run(
+        [measured(variant, "float32", shape, work=work) for shape in shapes for variant in variants],
+        curve=IN_FLIGHT if layout == "curve" else None,
+    )
     figures, _ = _figures.plan(run)
     assert figures
     for figure in figures:

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.compare import compare
-from harness.model import Ceilings, Machine, Measurement, Run
+from harness.model import Ceilings, KernelFacts, Machine, Measurement, Run
 from harness.report import terminal
 
 SHAPE = (("N", 64), ("C", 128))
@@ -54,6 +54,17 @@ def test_eighty_columns_keep_what_matters_most(
     text = drawn(terminal.render, make_run(cases))
     for word in ("N128-C512-H112-W112", "float16", "eager", "GB/s", "ceiling", "50.0%", "1.00x", "out_of_memory"):
         assert word in text
+
+
+def test_eighty_columns_tell_of_local_memory_before_registers(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    kernels = (KernelFacts("local_array_runtime_index", 26, 64, 0),)
+    case = measured("runtime_index", "float32", (("G", 2**24), ("K", 3)), kernels=kernels)
+    text = drawn(terminal.render, make_run([measured("eager", "float32", case.case.shape), case], baseline="eager"))
+    (row,) = [line for line in text.splitlines() if "runtime_index" in line]
+    assert row.split()[-1] == "64"
+    assert "registers" not in text
 
 
 def test_forty_columns_fold_instead_of_losing_letters(

@@ -360,6 +360,20 @@ class Expectation:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """A figure over an expression of the op's symbols, in the place of the usual ones.
+
+    label: of its axis. by: a symbol whose sizes are told apart. littles_law: the expression is bytes being read on a
+    multiprocessor at a time, so Little's law is drawn.
+    """
+
+    over: str
+    label: str
+    by: str = ""
+    littles_law: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scenario:
     """What a scenario file asked for, as stored with a run, so that a report needs no other file."""
 
@@ -374,6 +388,7 @@ class Scenario:
     tags: tuple[str, ...] = ()
     expect: tuple[Expectation, ...] = ()
     claims: tuple[Claim, ...] = ()
+    curve: Curve | None = None
 
 
 @dataclass(frozen=True, slots=True)

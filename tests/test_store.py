@@ -24,6 +24,7 @@ from harness.model import (
     Case,
     Ceilings,
     Conditions,
+    Curve,
     Expectation,
     Header,
     KernelFacts,
@@ -70,9 +71,19 @@ def test_a_measurement_with_every_field_comes_back_equal() -> None:
 
 def test_a_header_with_scenarios_and_ceilings_comes_back_equal(folder: Path, header: Header) -> None:
     scenario = Scenario("s", "A title", "prelu", ("a/b",), expect=(Expectation("tuned", "of_ceiling", 0.95),))
+    scenario = replace(scenario, curve=Curve("T * V", "bytes", by="V", littles_law=True))
     ceilings = Ceilings((StreamPoint(10, 5, 1e-6, "add"),), (StreamPoint(10, 5, 1.1e-6, "add"),))
     full = replace(header, scenarios=(scenario,), ceilings=ceilings, finished="now", git_revision="abc", git_dirty=True)
     store.create(folder, full).close()
+    assert store.load(folder).header == full
+
+
+def test_a_header_from_before_there_were_curves_is_read(folder: Path, header: Header) -> None:
+    full = replace(header, scenarios=(Scenario("s", "A title", "prelu", ("a/b",)),))
+    store.create(folder, full).close()
+    written = json.loads((folder / store.HEADER).read_text())
+    del written["scenarios"][0]["curve"]
+    (folder / store.HEADER).write_text(json.dumps(written))
     assert store.load(folder).header == full
 
 

@@ -143,11 +143,12 @@ class Op:
     """The data sheet of an operator.
 
     symbols: meaning of each size, in the order of ids; defaults: expressions for symbols that a scenario may leave
-    out. reference(ctx, t): the declared outputs by name, in higher precision. make(ctx): inputs by name, where normal
-    random numbers won't do. check(ctx, t): a complaint or None, in place of the comparison with the reference, for
-    outputs that are random. tolerance: relative and absolute, by dtype. flops, items: expressions, what one call does
-    and what a user counts of it (`item` names the unit). work: overrides the essential traffic where the tensors'
-    sizes don't give it. ranks: an expression, the processes that one case takes.
+    out (sizes are 1 or more, but where a default is '0', 0 is one too). reference(ctx, t): the declared outputs by
+    name, in higher precision. make(ctx): inputs by name, where normal random numbers won't do. check(ctx, t): a
+    complaint or None, in place of the comparison with the reference, for outputs that are random. tolerance: relative
+    and absolute, by dtype. flops, items: expressions, what one call does and what a user counts of it (`item` names the
+    unit). work: overrides the essential traffic where the tensors' sizes don't give it. ranks: an expression, the
+    processes that one case takes.
     """
 
     name: str

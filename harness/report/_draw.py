@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _BAND = 0.82
 """Width of a group of bars; the rest of 1 is the gap to the next."""
 _MOST_TICKS = 8
+_FEWEST_POWERS = 4
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4, "label": "ceiling"}
 _AXES = {
     "effective_bandwidth": ("effective bandwidth (GB/s)", 1e9),
@@ -28,7 +29,7 @@ _AXES = {
 
 def draw(figure: Figure, peak: float | None, path: Path) -> list[Path]:
     """Draw one figure and save it as SVG and PNG. `peak` is the library copy's bandwidth in B/s."""
-    layout = {"bars": _bars, "lines": _lines, "ranking": _ranking}[figure.layout]
+    layout = {"bars": _bars, "lines": _lines, "curve": _curve, "ranking": _ranking}[figure.layout]
     with canvas(_height(figure), figure.title) as (drawing, axes):
         layout(axes, figure)
         if figure.quantity == "effective_bandwidth":
@@ -48,14 +49,14 @@ def _bars(axes: matplotlib.axes.Axes, figure: Figure) -> None:
     """Groups of bars, a shape each, with its ceiling across the group."""
     label, unit = _AXES[figure.quantity]
     places = {shape: place for place, shape in enumerate(dict.fromkeys(figure.rows["shape"]))}
-    present = set(figure.rows["variant"])
-    variants = [variant for variant in figure.variants if variant in present]
-    width = _BAND / len(variants)
-    for index, variant in enumerate(variants):
-        rows = figure.rows[figure.rows["variant"] == variant]
+    present = set(figure.rows["series"])
+    shown = [series for series in figure.series if series in present]
+    width = _BAND / len(shown)
+    for index, series in enumerate(shown):
+        rows = figure.rows[figure.rows["series"] == series]
         middles = [places[shape] - _BAND / 2 + (index + 0.5) * width for shape in rows["shape"]]
-        look = _look(figure, variant)
-        axes.bar(middles, rows[figure.quantity] / unit, min(0.92 * width, 0.3), label=variant, **look.bar)
+        look = _look(figure, series)
+        axes.bar(middles, rows[figure.quantity] / unit, min(0.92 * width, 0.3), label=series, **look.bar)
         _statuses(axes, zip(middles, rows["status"], strict=True))
     for shape, ceiling in _ceilings(figure).items():
         middle = places[str(shape)]
@@ -70,26 +71,79 @@ def _bars(axes: matplotlib.axes.Axes, figure: Figure) -> None:
 
 def _lines(axes: matplotlib.axes.Axes, figure: Figure) -> None:
     """A line a variant over the symbol that varies; the ceiling is one too."""
+    _over_sizes(axes, figure)
+    _from_zero(axes)
+
+
+def _curve(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """The same over an expression; with Little's law on two logarithmic axes, where it is a straight line."""
+    _over_sizes(axes, figure)
+    timed = _by_size(figure).dropna(subset=["effective_bandwidth"])
+    if figure.curve and figure.curve.littles_law and figure.multiprocessors and len(timed):
+        _littles_law(axes, timed, figure.multiprocessors)
+    else:
+        _from_zero(axes)
+
+
+def _from_zero(axes: matplotlib.axes.Axes) -> None:
+    """The whole of the bandwidth, with room for the markers at the top."""
+    axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
+
+
+def _over_sizes(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """Every series and the ceiling, as lines; as points where several shapes stand at one place."""
     label, unit = _AXES[figure.quantity]
-    rows = figure.rows.assign(size=figure.rows["shape"].map(dict(figure.swept))).sort_values("size", kind="stable")
-    for variant in figure.variants:
-        own = rows[rows["variant"] == variant]
-        axes.plot(own["size"], own[figure.quantity] / unit, label=variant, **_look(figure, variant).line)
+    rows = _by_size(figure)
+    for index, series in enumerate(figure.series):
+        own = rows[rows["series"] == series]
+        # Points that coincide are seen around each other.
+        points = {"linestyle": "none", "markersize": 7.5 - 5 * index / len(figure.series)}
+        look = _look(figure, series).line | (points if own["size"].duplicated().any() else {})
+        axes.plot(own["size"], own[figure.quantity] / unit, label=series, **look)
     ceilings = _ceilings(figure)
     if len(ceilings):
-        axes.plot(ceilings.index.map(dict(figure.swept)), ceilings / unit, zorder=1.8, **_CEILING)
+        by_size = ceilings.groupby(ceilings.index.map(dict(figure.swept))).max()
+        axes.plot(by_size.index, by_size / unit, zorder=1.8, **_CEILING)
     failed = sorted(set(rows["size"][rows["status"] != "ok"]))
     if failed:
-        axes.plot(failed, [0] * len(failed), "kx", markersize=4, clip_on=False, label="no result")
-    sizes = sorted(set(figure.swept.values()))
-    shown = sizes[:: math.ceil(len(sizes) / _MOST_TICKS)]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(shown, [size_label(size) for size in shown])
-    axes.minorticks_off()
-    axes.set_ylim(bottom=0)
+        bottom = axes.get_xaxis_transform()
+        axes.plot(failed, [0] * len(failed), "kx", markersize=4, clip_on=False, transform=bottom, label="no result")
+    _size_axis(axes, sorted(set(figure.swept.values())))
     axes.set_xlabel(figure.axis)
     axes.set_ylabel(label)
     axes.grid()
+
+
+def _by_size(figure: Figure) -> pd.DataFrame:
+    return figure.rows.assign(size=figure.rows["shape"].map(dict(figure.swept))).sort_values("size", kind="stable")
+
+
+def _size_axis(axes: matplotlib.axes.Axes, sizes: Sequence[int]) -> None:
+    """Logarithmic, with powers of two where they suffice; linear if there is a zero."""
+    from matplotlib.ticker import MaxNLocator
+
+    if sizes[0] == 0:
+        axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, steps=[1, 2, 4, 8, 10], integer=True))
+        return
+    powers = [size for size in sizes if size.bit_count() == 1]
+    shown = powers if len(sizes) > _MOST_TICKS and len(powers) >= _FEWEST_POWERS else sizes
+    shown = shown[:: math.ceil(len(shown) / _MOST_TICKS)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(shown, [size_label(size) for size in shown])
+    axes.minorticks_off()
+
+
+def _littles_law(axes: matplotlib.axes.Axes, timed: pd.DataFrame, multiprocessors: int) -> None:
+    """Bandwidth at the latency of the fewest bytes in flight, up to that of the fastest result."""
+    fewest = timed[timed["size"] == timed["size"].min()]
+    first = fewest.loc[fewest["time_s"].idxmin()]
+    latency = first["size"] * multiprocessors * first["time_s"] / first["read_bytes"]
+    slope, most = first["effective_bandwidth"] / first["size"], timed["effective_bandwidth"].max()
+    sizes = [first["size"], most / slope]
+    text = f"Little's law, {latency * 1e9:.0f} ns"
+    axes.plot(sizes, [slope * size / 1e9 for size in sizes], "k:", linewidth=1.2, label=text)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
 
 
 def _ranking(axes: matplotlib.axes.Axes, figure: Figure) -> None:
@@ -102,16 +156,16 @@ def _ranking(axes: matplotlib.axes.Axes, figure: Figure) -> None:
         axes.text(end, place, f" {text}", va="center", fontsize=6)
     for ceiling in _ceilings(figure):
         axes.axvline(ceiling / unit, **_CEILING)
-    axes.set_yticks(range(len(values)), figure.rows["variant"])
+    axes.set_yticks(range(len(values)), figure.rows["series"])
     axes.set_ylim(len(values) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(label)
     axes.grid(axis="x")
 
 
-def _look(figure: Figure, variant: str) -> Look:
-    """The same variant looks the same in all figures of a scenario."""
-    return LOOKS[figure.variants.index(variant) % len(LOOKS)]
+def _look(figure: Figure, series: str) -> Look:
+    """The same series looks the same in all figures of a scenario."""
+    return LOOKS[figure.series.index(series) % len(LOOKS)]
 
 
 def _ceilings(figure: Figure) -> pd.Series[float]:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from harness.model import Run
+from harness.expressions import evaluate
+from harness.model import Curve, Run, Scenario
 from harness.report._frame import by_scenario, frame
 
 if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "ranking"]
+Layout = Literal["bars", "lines", "curve", "ranking"]
 Shapes = dict[str, dict[str, int]]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
-MOST_VARIANTS = 8
+MOST_SERIES = 8
 """As many as have a colour, a hatch and a marker of their own; beyond that each bar carries its name."""
 _MOST_BARS = 40
 _MOST_SHAPES = 8
@@ -35,9 +36,10 @@ _LABEL_CHARACTERS = 52
 class Figure:
     """One picture of one scenario and dtype.
 
-    rows: of the frame. quantity: its column to show. labels: what to write for each shape; `swept`: its size of the
-    one symbol that varies, for lines. axis: that symbol, or the sizes that all shapes share. variants: all of the
-    scenario's, so that each looks the same in every figure. turn: its place among the scenario's figures.
+    rows: of the frame, with a column `series`: the variant, or what else is told apart. series: all of the scenario's,
+    so that each looks the same in every figure. quantity: the column to show. labels: what to write for each shape;
+    `swept`: where it stands on the axis of lines and curves. axis: what varies there, or the sizes that all shapes
+    share. curve: the scenario's. turn: the figure's place among the scenario's. multiprocessors: the machine's.
     """
 
     scenario: str
@@ -48,14 +50,17 @@ class Figure:
     quantity: str
     labels: Mapping[str, str]
     axis: str
-    variants: tuple[str, ...]
+    series: tuple[str, ...]
     swept: Mapping[str, int]
+    curve: Curve | None = None
     turn: int = 0
+    multiprocessors: int = 0
 
     @property
     def alt(self) -> str:
         """What the figure shows, for those who can't see it; without matplotlib's formulas."""
-        return f"{_plain(self.title)}: {self.quantity.removesuffix('_s').replace('_', ' ')} by variant and shape"
+        by = f"over {self.axis}" if self.layout == "curve" else "by variant and shape"
+        return f"{_plain(self.title)}: {self.quantity.removesuffix('_s').replace('_', ' ')} {by}"
 
     @property
     def png(self) -> str:
@@ -72,49 +77,74 @@ def plan(run: Run) -> tuple[list[Figure], int]:
     shapes = {m.case.shape_text: m.case.symbols for m in run.measurements}
     wanted: list[Figure] = []
     for scenario, rows in by_scenario(run, frame(run)):
-        figures = _of_scenario(scenario.name, rows, shapes)
-        wanted += [replace(figure, turn=turn) for turn, figure in enumerate(figures)]
+        figures = _of_scenario(scenario, rows, shapes)
+        count = run.header.machine.multiprocessors
+        wanted += [replace(figure, turn=turn, multiprocessors=count) for turn, figure in enumerate(figures)]
     kept = {figure.name for figure in sorted(wanted, key=lambda figure: figure.turn)[:MOST_FIGURES]}
     return [figure for figure in wanted if figure.name in kept], len(wanted) - len(kept)
 
 
-def _of_scenario(scenario: str, table: pd.DataFrame, shapes: Shapes) -> Iterator[Figure]:
-    variants = tuple(dict.fromkeys(table["variant"]))
+def _of_scenario(scenario: Scenario, table: pd.DataFrame, shapes: Shapes) -> Iterator[Figure]:
+    table = table.assign(series=_series(scenario.curve, table, shapes))
+    series = tuple(dict.fromkeys(table["series"]))
     for (dtype, cache), rows in table.groupby(["dtype", "cache"], sort=False):
         quantity = next((q for q in ("effective_bandwidth", "items_per_s", "time_s") if rows[q].notna().any()), None)
         if quantity is None:
             continue
         kind = [str(dtype)] if cache == "cold" else [str(dtype), str(cache)]
-        name = re.sub(r"[^\w.-]+", "_", "-".join([scenario, *kind]))
+        name = re.sub(r"[^\w.-]+", "_", "-".join([scenario.name, *kind]))
         title = " ".join([rows["op"].iloc[0], *kind])
         own = {shape: shapes[shape] for shape in dict.fromkeys(rows["shape"])}
         varying = _varying(own)
         fixed = ", ".join(f"{s}={size_label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
-        figure = Figure(scenario, name, title, "bars", rows, quantity, _labels(own, varying), fixed, variants, {})
+        labels = _labels(own, varying)
+        figure = Figure(scenario.name, name, title, "bars", rows, quantity, labels, fixed, series, {}, scenario.curve)
         yield from _numbered(list(_pages(figure, own, varying)))
+
+
+def _series(curve: Curve | None, table: pd.DataFrame, shapes: Shapes) -> pd.Series[str]:
+    """The variant, or the size of the symbol that a curve tells apart, or both."""
+    if curve is None or not curve.by:
+        return table["variant"]
+    sizes = table["shape"].map(lambda shape: f"{curve.by}={size_label(shapes[shape][curve.by])}")
+    return sizes if table["variant"].nunique() == 1 else table["variant"] + ", " + sizes
 
 
 def _pages(figure: Figure, shapes: Shapes, varying: Sequence[str]) -> Iterator[Figure]:
     """The figure in parts that can be read, in the layout that suits it."""
-    rows, variants = figure.rows, list(dict.fromkeys(figure.rows["variant"]))
-    if len(varying) == 1 and len(shapes) >= _LEAST_SWEPT:
+    if figure.curve is not None:
+        over = {shape: evaluate(figure.curve.over, sizes) for shape, sizes in shapes.items()}
+        yield from _swept(figure, "curve", figure.curve.label, over)
+    elif len(varying) == 1 and len(shapes) >= _LEAST_SWEPT:
         symbol = varying[0]
-        swept = {shape: sizes[symbol] for shape, sizes in shapes.items()}
-        title = f"{figure.title}, {figure.axis}" if figure.axis else figure.title
-        for part in _parts(variants, MOST_VARIANTS):
-            chosen = rows[rows["variant"].isin(part)]
-            yield replace(figure, layout="lines", rows=chosen, swept=swept, axis=symbol, title=title, variants=part)
-    elif len(variants) > MOST_VARIANTS:
-        for shape, own in rows.groupby("shape", sort=False):
-            ordered = own.sort_values(figure.quantity, ascending=figure.quantity == "time_s", kind="stable")
-            for part in _parts(range(len(ordered)), _MOST_RANKED):
-                page = ordered.iloc[part[0] : part[-1] + 1]
-                yield replace(figure, layout="ranking", rows=page, title=f"{figure.title}, {shape}")
+        yield from _swept(figure, "lines", symbol, {shape: sizes[symbol] for shape, sizes in shapes.items()})
+    elif figure.rows["series"].nunique() > MOST_SERIES:
+        yield from _rankings(figure)
     else:
-        widest = max(len(line) for label in figure.labels.values() for line in _plain(label).split("\n"))
-        most = min(_MOST_SHAPES, _MOST_BARS // len(variants), max(1, _LABEL_CHARACTERS // (widest + 1)))
-        for part in _parts(list(shapes), most):
-            yield replace(figure, rows=rows[rows["shape"].isin(part)])
+        yield from _groups_of_bars(figure, list(shapes))
+
+
+def _swept(figure: Figure, layout: Layout, axis: str, swept: Mapping[str, int]) -> Iterator[Figure]:
+    title = f"{figure.title}, {figure.axis}" if figure.axis else figure.title
+    for part in _parts(list(dict.fromkeys(figure.rows["series"])), MOST_SERIES):
+        rows = figure.rows[figure.rows["series"].isin(part)]
+        yield replace(figure, layout=layout, rows=rows, swept=swept, axis=axis, title=title, series=part)
+
+
+def _rankings(figure: Figure) -> Iterator[Figure]:
+    for shape, own in figure.rows.groupby("shape", sort=False):
+        ordered = own.sort_values(figure.quantity, ascending=figure.quantity == "time_s", kind="stable")
+        for part in _parts(range(len(ordered)), _MOST_RANKED):
+            page = ordered.iloc[part[0] : part[-1] + 1]
+            yield replace(figure, layout="ranking", rows=page, title=f"{figure.title}, {shape}")
+
+
+def _groups_of_bars(figure: Figure, shapes: Sequence[str]) -> Iterator[Figure]:
+    widest = max(len(line) for label in figure.labels.values() for line in _plain(label).split("\n"))
+    bars = figure.rows["series"].nunique()
+    most = min(_MOST_SHAPES, _MOST_BARS // bars, max(1, _LABEL_CHARACTERS // (widest + 1)))
+    for part in _parts(shapes, most):
+        yield replace(figure, rows=figure.rows[figure.rows["shape"].isin(part)])
 
 
 def _numbered(pages: list[Figure]) -> list[Figure]:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness.errors import InputError, Problem
-from harness.model import Case, Claim, Expectation, Timing
+from harness.errors import InputError, Problem, nearest
+from harness.expressions import ExpressionError
+from harness.model import Case, Claim, Curve, Expectation, Timing
 from harness.scenario.definition import Definition, Op, Shape
 from harness.scenario.documents import Document, read
 from harness.scenario.schema import Names, ScenarioKeys, validate
-from harness.scenario.shapes import expand
+from harness.scenario.shapes import expand, value
 
 
 def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition, ...]:
@@ -42,7 +43,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
     if names.op and not wrong & {"op", "shapes"}:
         shapes, unfit = expand(document, keys.shapes, names.op, names.dtypes, names.variants)
         # A claim about a shape that is wrong would only be a second complaint about it.
-        problems += unfit or _places(document, keys, names.dtypes, shapes)
+        problems += unfit or [*_places(document, keys, names.dtypes, shapes), *_curve(document, keys, names.op, shapes)]
     if problems:
         raise InputError(_one_each(problems))
     return Definition(
@@ -63,6 +64,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
             Expectation(v, metric, value) for v, least in keys.expect.items() for metric, value in least.items()
         ),
         claims=tuple(Claim(**claim.model_dump()) for claim in keys.claims),
+        curve=Curve(**keys.curve.model_dump()) if keys.curve else None,
     )
 
 
@@ -90,6 +92,18 @@ def _places(
         if not any(fnmatchcase(group, claim.where) for group in groups):
             message = f"'{claim.where}' matches no case of this scenario"
             yield document.problem(("claims", index, "where"), message, f"cases are such as {min(groups, default='')}")
+
+
+def _curve(document: Document, keys: ScenarioKeys, op: Op, shapes: Sequence[Shape]) -> Iterator[Problem]:
+    """Why the curve's expression has no place on a logarithmic axis, said of the first shape where it hasn't."""
+    if keys.curve is None:
+        return
+    try:
+        for shape in shapes:
+            value(keys.curve.over, dict(shape), what="what a curve is over")
+    except ExpressionError as error:
+        advice = nearest(error.symbol, op.symbols) if error.symbol else ""
+        yield document.problem(("curve", "over"), str(error), advice)
 
 
 def _one_each(problems: Sequence[Problem]) -> list[Problem]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from harness.model import Cache, Case, Claim, Expectation, Timing, Work
+from harness.model import Cache, Case, Claim, Curve, Expectation, Timing, Work
 
 Shape = tuple[tuple[str, int], ...]
 
@@ -67,6 +67,7 @@ class Definition:
     timing: Timing
     expect: tuple[Expectation, ...]
     claims: tuple[Claim, ...]
+    curve: Curve | None
 
     @property
     def name(self) -> str:

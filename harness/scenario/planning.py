@@ -166,6 +166,7 @@ def _scenario(definition: Definition, cases: tuple[str, ...]) -> Scenario:
         tags=definition.tags,
         expect=definition.expect,
         claims=definition.claims,
+        curve=definition.curve,
     )
 
 

@@ -75,6 +75,11 @@ def _measured(name: str, info: ValidationInfo[Names]) -> str:
     return _known(name, info.context.variants, "this scenario measures no variant") if info.context.op else name
 
 
+def _symbol(name: str, info: ValidationInfo[Names]) -> str:
+    op = info.context.op
+    return _known(name, op.symbols, f"op '{op.name}' has no symbol") if op else name
+
+
 def _over(name: str, info: ValidationInfo[Names]) -> str:
     if name:
         return _variant(name, info)
@@ -100,8 +105,9 @@ OpName = Annotated[str, AfterValidator(_op)]
 Dtype = Annotated[str, AfterValidator(_dtype)]
 Variant = Annotated[str, AfterValidator(_variant)]
 Measured = Annotated[str, AfterValidator(_measured)]
+Symbol = Annotated[str, AfterValidator(_symbol)]
 # Checked where sizes get their values, so that a wrong size hides no other.
-Size = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}]})]
+Size = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})]
 _Sizes = Annotated[list[Size], Field(min_length=1)]
 Sizes = Annotated[_Sizes, BeforeValidator(_listed, json_schema_input_type=Size | _Sizes)]
 
@@ -148,6 +154,18 @@ class ClaimKeys(_Keys):
     text: str = Field(default="", description="The claim in words.")
 
 
+class CurveKeys(_Keys):
+    """A figure over an expression, in place of one by shape."""
+
+    over: Text = Field(description="What the figure is over: an expression of the op's symbols, e.g. T * V * U.")
+    label: Text = Field(description="What the expression is, with its unit: the label of the axis.")
+    by: Symbol = Field(default="", description="A symbol whose sizes are told apart. Default: variants are.")
+    littles_law: bool = Field(
+        default=False,
+        description="Draw Little's law: the expression is bytes being read on a multiprocessor at a time.",
+    )
+
+
 Shapes = Annotated[
     Annotated[list[dict[str, Size]], Field(min_length=1), Tag("<list>")]
     | Annotated[Product, Tag("<product>")]
@@ -185,11 +203,12 @@ class ScenarioKeys(_Keys):
         default_factory=dict, description="Floors for the gate, by variant and metric, e.g. tuned: {of_ceiling: 0.95}."
     )
     claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
+    curve: CurveKeys | None = Field(default=None, description="A figure over an expression, in place of one by shape.")
 
 
 # Stand-ins for required keys that are missing or wrong, so that the rest can be checked all the same.
 _STAND_INS: dict[str, object] = {"title": "-", "op": "-", "shapes": [{}]}
-_NESTED: dict[object, type[_Keys]] = {"timing": TimingKeys, "claims": ClaimKeys}
+_NESTED: dict[object, type[_Keys]] = {"timing": TimingKeys, "claims": ClaimKeys, "curve": CurveKeys}
 _NOT_IN_FILE = frozenset({"<list>", "<product>", "<zip>", "[key]"})
 _MUST = {
     "string_type": "must be text",
@@ -197,6 +216,7 @@ _MUST = {
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "float_type": "must be a number",
+    "bool_type": "must be true or false",
     "finite_number": "must be a finite number",
     "greater_than": "must be more than {gt:g}",
     "less_than": "must be less than {lt:g}",

@@ -119,7 +119,7 @@ def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], lis
         if symbol not in texts or uses[symbol] - sizes.keys():
             continue  # missing, or made of what is missing or wrong: said already
         try:
-            sizes[symbol] = _size(texts[symbol], sizes)
+            sizes[symbol] = value(texts[symbol], sizes, least=0 if op.defaults.get(symbol) == "0" else 1)
         except ExpressionError as error:
             advice = nearest(error.symbol, op.symbols) if error.symbol else _advice(texts[symbol])
             problems.append(document.problem(row.at(symbol), str(error), advice))
@@ -136,18 +136,21 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int | str) and not isinstance(value, bool)
 
 
-def _size(text: int | str, sizes: Mapping[str, int]) -> int:
-    """The value of a size. Raises ExpressionError, with the values of the symbols that it uses."""
+def value(text: int | str, sizes: Mapping[str, int], least: int = 1, what: str = "a size") -> int:
+    """The value of a size, or of `what` is made of sizes.
+
+    Raises ExpressionError, with the values of the symbols that it uses.
+    """
     given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(symbols_in(text) & sizes.keys()))
     expression = f"'{text}'" + (f" (with {given})" if given else "")
     try:
-        size = evaluate(text, sizes)
+        found = evaluate(text, sizes)
     except ExpressionError as error:
         raise ExpressionError(f"{expression} {error}", error.symbol) from error
-    if size < 1:
-        found = f"{expression} is {size}" if isinstance(text, str) else f"found {size}"
-        raise ExpressionError(f"a size must be 1 or more; {found}")
-    return size
+    if found < least:
+        shown_ = f"{expression} is {found}" if isinstance(text, str) else f"found {found}"
+        raise ExpressionError(f"{what} must be {least} or more; {shown_}")
+    return found
 
 
 def _misfits(op: Op, tensors: Sequence[Tensor], sizes: Mapping[str, int], dtypes: Sequence[str]) -> Iterator[str]:

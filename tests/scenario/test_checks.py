@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError
-from harness.model import Claim, Expectation, Timing
+from harness.model import Claim, Curve, Expectation, Timing
 from harness.ops import Op
 from harness.scenario import Definition, load
 
@@ -37,6 +37,7 @@ def test_defaults(loaded: Loaded) -> None:
         timing=Timing(),
         expect=(),
         claims=(),
+        curve=None,
     )
     assert definition.name == "s"
 
@@ -59,8 +60,10 @@ expect:
 claims:
   - {row: R2, variant: fast, over: slow, metric: speedup, value: 2, hardware: A100, where: "*/M3-*", text: twice}
   - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
+curve: {over: M * N, label: elements, by: M, littles_law: true}
 """
     )
+    assert definition.curve == Curve("M * N", "elements", by="M", littles_law=True)
     assert definition.variants == ("slow", "eager")
     assert definition.baseline == "slow"
     assert (definition.shows, definition.source, definition.rows) == ("what", "a text", ("R1", "O12"))
@@ -184,6 +187,29 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
             "4: claims[0].where",
             "'add/*/M4-*' matches no case of this scenario; cases are such as add/bfloat16/M3-N4",
         )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("curve", "place", "said"),
+    [
+        ("{over: M * n, label: x}", "over", "'M * n' (with M = 3) uses 'n', which isn't a symbol here; allowed: M, N"),
+        ("{over: M - 3, label: x}", "over", "what a curve is over must be 1 or more; 'M - 3' (with M = 3) is 0"),
+        ("{over: N //, label: x}", "over", "'N //' isn't an expression (integers, symbols,"),
+        ("{over: 7, label: x}", "over", "must be text, found 7"),
+        ("{over: N, label: x, by: m}", "by", "op 'add' has no symbol 'm'; allowed: M, N"),
+        ("{over: N, label: x, littles_law: 1}", "littles_law", "must be true or false, found 1"),
+        ("{over: N, labels: x}", "labels", "unknown key 'labels'; did you mean 'label'?"),
+    ],
+)
+def test_a_curve_that_can_not_be_drawn_is_refused(refused: Refused, curve: str, place: str, said: str) -> None:
+    problems = dict(refused(f"title: t\nop: add\n{ONE}curve: {curve}\n"))
+    assert problems[f"4: curve.{place}"].startswith(said)
+
+
+def test_a_curve_is_a_mapping(refused: Refused) -> None:
+    assert refused(f"title: t\nop: add\n{ONE}curve: M * N\n") == [
+        ("4: curve", "must be a mapping, found 'M * N'"),
     ]
 
 

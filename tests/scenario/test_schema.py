@@ -32,11 +32,12 @@ def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
     "change",
     [
         {"shapes": [{"N": 1.5}]},
-        {"shapes": [{"N": 0}]},
+        {"shapes": [{"N": -1}]},
         {"shapes": {"product": {"N": [1]}, "zip": {"N": [1]}}},
         {"cach": "hot"},
         {"expect": {"tuned": {"speed": 1}}},
         {"timing": {"precision": 0}},
+        {"curve": {"over": "N"}},
         {"variants": []},
     ],
 )

@@ -41,6 +41,15 @@ def test_symbols_left_out_take_the_op_s_default(loaded: Loaded) -> None:
     assert sizes(loaded("shapes: [{N: 8}, {N: 8, K: 3}]\n", op="shrink")) == [(8, 4), (8, 3)]
 
 
+def test_a_size_whose_default_is_0_may_be_0(loaded: Loaded, refused: Refused, catalogue: dict[str, Op]) -> None:
+    catalogue["add"].defaults, catalogue["add"].ranks = {"M": "0"}, "1"
+    assert sizes(loaded("shapes: [{N: 8}, {M: 0, N: 4}, {M: 1, N: 4}]\n")) == [(0, 8), (0, 4), (1, 4)]
+    assert refused("title: t\nop: add\nshapes: [{M: 2 - N, N: 3}, {M: 0, N: 0}]\n") == [
+        ("3: shapes[0].M", "a size must be 0 or more; '2 - N' (with N = 3) is -1"),
+        ("3: shapes[1].N", "a size must be 1 or more; found 0"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("shape", "place", "said"),
     [

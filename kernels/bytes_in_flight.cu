@@ -1,0 +1,30 @@
+// A copy whose bytes in flight are known: a grid that is resident as a whole, and a loop over the data.
+//
+// Macros: VECTOR (unsigned, uint2, uint4: what one load moves), IN_FLIGHT (loads that a thread issues before it waits
+// for the first of them).
+//
+// Latency times throughput is what has to be under way (Little's law). A multiprocessor with T threads, each waiting
+// for IN_FLIGHT loads of V bytes, has T * V * IN_FLIGHT bytes under way; it doesn't matter which of the three factors
+// brings them. Below what the memory can take, bandwidth is proportional to that; beyond it, more only queues up.
+
+// The widest vectors and most loads need more than the 32 registers with which two full blocks are resident.
+#define RESIDENT_BLOCKS (sizeof(VECTOR) * IN_FLIGHT <= 64 ? 2 : 1)
+
+// step: threads of the whole grid. A warp's vectors are neighbours, a thread's lie `step` apart. Indices of 32 bits
+// leave the registers to the loads; vectors + IN_FLIGHT * step must stay below 2^32. For all that the compiler knows x
+// and y overlap, so it can't put off a load until after a store: all of a round's loads are issued first.
+extern "C" __global__ void __launch_bounds__(1024, RESIDENT_BLOCKS)
+    grid_stride(const VECTOR* x, VECTOR* y, unsigned vectors, unsigned step) {
+  unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+// Rounds that the compiler overlapped would have more loads in flight than the curve says.
+#pragma unroll 1
+  for (; i + (IN_FLIGHT - 1) * step < vectors; i += IN_FLIGHT * step) {
+    VECTOR value[IN_FLIGHT];
+#pragma unroll
+    for (unsigned k = 0; k < IN_FLIGHT; ++k) value[k] = x[i + k * step];
+#pragma unroll
+    for (unsigned k = 0; k < IN_FLIGHT; ++k) y[i + k * step] = value[k];
+  }
+#pragma unroll 1
+  for (; i < vectors; i += step) y[i] = x[i];
+}

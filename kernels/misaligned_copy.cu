@@ -1,0 +1,47 @@
+// Copy between addresses that aren't aligned: y[to + i] = x[from + i] for i < n.
+//
+// Macros: SCALAR (unsigned short, unsigned: as wide as an element). Nothing is computed, so all types of one width
+// share a kernel.
+
+#include "pack.cuh"
+
+using T = SCALAR;
+
+// 1. One element a thread. A warp of floats asks for 128 bytes, which lie in 4 sectors of 32 bytes if they are aligned,
+//    else in 5. The fifth is the first one of the next warp, so where an L1 lies before the memory, it is fetched once.
+extern "C" __global__ void misaligned_scalar(const T* __restrict__ x, T* __restrict__ y, long long n, long long from,
+                                             long long to) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) y[to + i] = x[from + i];
+}
+
+// 2. One pack of 16 bytes a thread, if both sides are aligned to 16 bytes; anything else would fault. Threads of their
+//    own at the grid's end take the elements after the last pack.
+extern "C" __global__ void misaligned_packed(const T* __restrict__ x, T* __restrict__ y, long long n, long long from,
+                                             long long to, long long packs) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < packs) {
+    store_pack(y + to + i * Pack<T>::SIZE, load_pack(x + from + i * Pack<T>::SIZE));
+  } else {
+    const long long element = i - packs + packs * Pack<T>::SIZE;
+    if (element < n) y[to + element] = x[from + element];
+  }
+}
+
+// 3. Packs at any address. The first one begins at y's first 16-byte boundary, so that every store is whole. x's packs
+//    are then off by `misaligned` bytes: two aligned loads, shifted together. Neighbouring threads load the same words,
+//    so memory sees each byte once. head: elements before the first pack.
+extern "C" __global__ void misaligned_tuned(const T* __restrict__ x, T* __restrict__ y, long long n, long long from,
+                                            long long to, long long head, long long packs, unsigned misaligned) {
+  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < packs) {
+    const long long element = head + i * Pack<T>::SIZE;
+    const T* source = x + from + element;
+    // The same for the whole grid.
+    store_pack(y + to + element, misaligned ? load_pack_shifted(source, misaligned) : load_pack(source));
+  } else {
+    const long long edge = i - packs;
+    const long long element = edge < head ? edge : edge + packs * Pack<T>::SIZE;
+    if (element < n) y[to + element] = x[from + element];
+  }
+}

@@ -5,8 +5,8 @@
 //
 // Memory is read and written in sectors of 32 bytes. Of each sector a stride of s floats uses one float in s, down to
 // one in 8; a longer stride touches no more sectors, only more rows of the memory. No kernel can do better: what counts
-// is how near to that bound it comes. A sector that is written in part may cost more still, if the memory wants it
-// whole: then the rest of it is read first.
+// is how near to that bound it comes. A sector that is written in part costs more still: memory takes whole ones, so
+// the rest of it is read first (on an H200 the counter dram__bytes_read has y's sectors in it).
 
 using T = SCALAR;
 

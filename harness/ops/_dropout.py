@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import Context, Tensor
+from harness.ops import Context, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -68,6 +68,19 @@ def density_complaint(ctx: Context, mask: torch.Tensor) -> str | None:
     if abs(kept - count * wanted) <= allowed:
         return None
     return f"{kept} of {count} elements are kept; {count * wanted:.0f} within {allowed:.0f} would be random"
+
+
+def sum_complaint(ctx: Context, t: Tensors, x: torch.Tensor, addend: torch.Tensor) -> str | None:
+    """What is wrong with the outputs mask and y = dropout(x) + addend, given x and addend in float32.
+
+    eager rounds the product too, on a CPU also the scale, and a sum can be far smaller than its terms: so the tolerance
+    is of both terms, and of the first one twice.
+    """
+    import torch
+
+    dropped = torch.where(t.mask, x * Keep(ctx.s.P, WIDE).scale, 0)
+    magnitude = 2 * dropped.abs() + addend.abs()
+    return density_complaint(ctx, t.mask) or value_complaint(ctx, "y", t.y, dropped + addend, magnitude)
 
 
 def value_complaint(

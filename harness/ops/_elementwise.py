@@ -25,6 +25,13 @@ def aligned(*tensors: torch.Tensor) -> bool:
     return not any(tensor.data_ptr() % PACK_BYTES for tensor in tensors)
 
 
+def widened(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors as a reference computes with them: float32 in float64, halves in float32."""
+    import torch
+
+    return [tensor.to(torch.float64 if tensor.dtype == torch.float32 else torch.float32) for tensor in tensors]
+
+
 def split(elements: int, size: int, x_offset: int, y_offset: int) -> tuple[int, int, int]:
     """(head, packs, misaligned): elements before the first pack, full packs, and bytes by which x's packs are off.
 

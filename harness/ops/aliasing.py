@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel
@@ -17,11 +17,8 @@ ITEMS = 4  # elements a thread of all kernels but tuned
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 for the others."""
-    import torch
-
-    wide = torch.float64 if t.x.dtype == torch.float32 else torch.float32
-    x, w = t.x.to(wide), t.w.to(wide)
+    """In higher precision."""
+    x, w = widened(t.x, t.w)
     return {"sum": x + w, "difference": x - w}
 
 

@@ -14,7 +14,7 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +23,8 @@ LIMIT_32 = 2**31  # elements; one bit of 32 is left to the fast division, which 
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 for the others."""
-    import torch
-
-    wide = torch.float64 if t.x.dtype == torch.float32 else torch.float32
-    return {"y": add(t.x.to(wide), t.bias.to(wide))}
+    """In higher precision."""
+    return {"y": add(*widened(t.x, t.bias))}
 
 
 def add(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from harness import cuda
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +22,8 @@ PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 for the others."""
-    import torch
-
-    wide = torch.float64 if t.x.dtype == torch.float32 else torch.float32
-    return {"y": add(t.x.to(wide), t.bias.to(wide), t.residual.to(wide))}
+    """In higher precision."""
+    return {"y": add(*widened(t.x, t.bias, t.residual))}
 
 
 def add(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
@@ -49,9 +46,9 @@ OP = Op(
 
 
 def two_passes(symbols: Symbols, itemsize: int) -> Work:
-    """Bytes of two kernels, of which the first writes x + bias and the second reads it."""
+    """Two kernels, of which the first writes x + bias and the second reads it."""
     tensor = symbols["R"] * symbols["C"] * itemsize
-    return Work(read=3 * tensor + symbols["C"] * itemsize, written=2 * tensor)
+    return Work(read=3 * tensor + symbols["C"] * itemsize, written=2 * tensor, flops=2 * symbols["R"] * symbols["C"])
 
 
 def _needs_halves(together: int) -> Callable[[Case], str | None]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     import torch
@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 (exact for the product of two halves) for the others."""
-    import torch
-
-    wide = torch.float64 if t.x.dtype == torch.float32 else torch.float32
-    x, w = t.x.to(wide), t.w.to(wide)
-    return {"y": torch.where(x > 0, x, w * x)}
+    """In higher precision."""
+    return {"y": select_by_sign(*widened(t.x, t.w))}
 
 
 OP = Op(

@@ -13,17 +13,7 @@ from harness.model import Work
 from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._bits import WORDS, unpack
-from harness.ops._dropout import (
-    CALL,
-    NARROW,
-    PERCENT,
-    WIDE,
-    Keep,
-    arguments,
-    density_complaint,
-    split,
-    value_complaint,
-)
+from harness.ops._dropout import CALL, NARROW, PERCENT, WIDE, arguments, split, sum_complaint
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
 
 if TYPE_CHECKING:
@@ -33,18 +23,8 @@ _BITS = (Tensor("y", ("N",)), Tensor("mask", (WORDS,), "int32"))
 
 
 def check(ctx: Context, t: Tensors) -> str | None:
-    """The mask keeps the right share, and y is what this mask asks for.
-
-    eager rounds the product too, on a CPU also the scale, and a sum can be far smaller than its terms: so the tolerance
-    is of both terms, and of the first one twice.
-    """
-    import torch
-
-    addend = t.before.addend.float()
-    dropped = torch.where(t.mask, t.before.x.float() * Keep(ctx.s.P, WIDE).scale, 0)
-    return density_complaint(ctx, t.mask) or value_complaint(
-        ctx, "y", t.y, dropped + addend, magnitude=2 * dropped.abs() + addend.abs()
-    )
+    """The mask keeps the right share, and y is what this mask asks for."""
+    return sum_complaint(ctx, t, t.before.x.float(), t.before.addend.float())
 
 
 def _unfused(symbols: Symbols, size: int) -> Work:

@@ -13,7 +13,7 @@ from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._bits import WORDS, pack
 from harness.ops._dropout import CALL, NARROW, PERCENT, Keep, arguments, seed, split
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.ops._philox import GROUP, draws
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def _drawn(ctx: Context) -> torch.Tensor:
 
 
 def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 for the others."""
+    """In higher precision."""
     import torch
 
-    wide = torch.float64 if t.dy.dtype == torch.float32 else torch.float32
-    return {"dx": torch.where(t.mask, t.dy.to(wide) * scale(ctx.s.P), 0)}
+    (dy,) = widened(t.dy)
+    return {"dx": torch.where(t.mask, dy * scale(ctx.s.P), 0)}
 
 
 OP = Op(

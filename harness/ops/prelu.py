@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, split
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, split, widened
 
 if TYPE_CHECKING:
     import torch
@@ -21,11 +21,10 @@ EVICT_FIRST_BELOW = 2**26  # bytes moved; about the L2 of the GPU on which the h
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64 for float32, in float32 (exact for the product of two halves) for the others."""
+    """In higher precision."""
     import torch
 
-    wide = torch.float64 if t.x.dtype == torch.float32 else torch.float32
-    x, alpha = t.x.to(wide), t.alpha.to(wide)
+    x, alpha = widened(t.x, t.alpha)
     return {"y": torch.where(x > 0, x, alpha.view(1, -1, 1, 1) * x)}
 
 

@@ -1,33 +1,49 @@
-"""Calls of single variants on tensors that a test makes, outside of `measure`."""
+"""What the tests of ops share: types, inputs, and calls of single variants on the GPU or the CPU without `measure`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness import check
 from harness.model import Case
-from harness.ops import Catalogue, Context, Tensors
+from harness.ops import FLOATS, Catalogue, Context, Tensors
+from harness.ops._dropout import Keep
+from harness.ops._philox import numbers
 
 if TYPE_CHECKING:
     import torch
 
 _ROOM = 64  # elements around a tensor that must stay as they are
+_POISON = 0xA5
+
+
+@pytest.fixture(params=FLOATS)
+def dtype(request: pytest.FixtureRequest) -> str:
+    """Each type that an element-wise op has, in turn."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
-def launch() -> Callable[..., Tensors]:
+def catalogue() -> Catalogue:
+    return Catalogue()
+
+
+@pytest.fixture(scope="session")
+def launch(catalogue: Catalogue) -> Callable[..., Tensors]:
     """launch(op, variant, dtype, shape, tensors...) prepares the variant on the GPU, calls it once and waits.
 
-    seed: of the case's random numbers. Returns the tensors, for a variant that makes its own outputs with these.
+    seed: of the case's random numbers. Tensors may be given as `placed` makes them: then nothing around them may have
+    been written. Returns the tensors, for a variant that makes its own outputs with these.
     """
     import torch
 
-    catalogue = Catalogue()
-
-    def call(op: str, variant: str, dtype: str, shape: dict[str, int], seed: int = 0, **tensors: Any) -> Tensors:
+    def call(op: str, variant: str, dtype: str, shape: dict[str, int], seed: int = 0, **given: Any) -> Tensors:
+        tensors = {name: value.tensor if isinstance(value, Placed) else value for name, value in given.items()}
         case = Case(op, variant, dtype, tuple(shape.items()))
         place = torch.device("cuda")
         generator = torch.Generator(place).manual_seed(seed)
@@ -38,6 +54,9 @@ def launch() -> Callable[..., Tensors]:
         if chosen.returns:
             _, outputs = catalogue[op].tensors(chosen)
             tensors |= dict(zip((output.name for output in outputs), returned, strict=True))
+        for value in given.values():
+            if isinstance(value, Placed):
+                value.assert_untouched_around()
         return Tensors(**tensors)
 
     return call
@@ -62,14 +81,9 @@ class Placed:
         assert bool((raw[end:] == _POISON).all()), "wrote after the tensor"
 
 
-_POISON = 0xA5
-
-
 @pytest.fixture(scope="session")
 def placed() -> Callable[..., Placed]:
     """placed(shape, dtype, offset=0) is a poisoned tensor on the GPU, `offset` elements past an aligned address."""
-    import math
-
     import torch
 
     def place(shape: Sequence[int] | int, dtype: str, offset: int = 0) -> Placed:
@@ -81,6 +95,100 @@ def placed() -> Callable[..., Placed]:
         return Placed(buffer[offset : offset + count].view(shape), buffer, offset)
 
     return place
+
+
+@pytest.fixture(scope="session")
+def normal() -> Callable[..., torch.Tensor]:
+    """normal(n, dtype, offset=0, seed=0): normal random numbers on the GPU, `offset` elements past an aligned address.
+
+    The last one is the last one of its buffer.
+    """
+    import torch
+
+    def make(n: int, dtype: str, offset: int = 0, seed: int = 0) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(seed)
+        return torch.randn(n + offset, generator=generator, device="cuda", dtype=getattr(torch, dtype))[offset:]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def any_bits() -> Callable[..., torch.Tensor]:
+    """any_bits(n, dtype, offset=0): as `normal`, but any bits, not-a-numbers too, as integers of the dtype's size."""
+    import torch
+
+    def make(n: int, dtype: str, offset: int = 0) -> torch.Tensor:
+        kind = torch.int32 if dtype == "float32" else torch.int16
+        info = torch.iinfo(kind)
+        generator = torch.Generator("cuda").manual_seed(n + offset)
+        return torch.randint(info.min, info.max, (n + offset,), generator=generator, device="cuda", dtype=kind)[offset:]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def special() -> Callable[[str], torch.Tensor]:
+    """special(dtype) are 12 values on the GPU: not finite, zero, the largest, the smallest normal, a subnormal, 1."""
+    import torch
+
+    def make(dtype: str) -> torch.Tensor:
+        kind = getattr(torch, dtype)
+        big, small = torch.finfo(kind).max, torch.finfo(kind).tiny
+        values = [math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, small, -small, small / 4, 1.0, -1.0]
+        return torch.tensor(values, device="cuda", dtype=kind)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def replay() -> Callable[..., torch.Tensor]:
+    """replay(percent, bits, seed, call, begin, end) is the mask that a kernel must draw for these elements."""
+    import torch
+
+    def draw(percent: int, bits: int, seed: int, call: int, begin: int, end: int, device: str = "cuda") -> torch.Tensor:
+        elements = torch.arange(begin, end, device=device)
+        return numbers(seed, call, elements, bits) < Keep(percent, bits).threshold
+
+    return draw
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case and its inputs."""
+
+    ctx: Context
+    inputs: Tensors
+
+    def call(self) -> Tensors:
+        """All tensors after a call of the variant, with outputs that were poisoned before."""
+        op, variant = self.ctx.op, self.ctx.op.variants[self.ctx.case.variant]
+        tensors = check.merged(self.inputs, check.make_outputs(self.ctx, variant))
+        return check.collect(op, variant, tensors, variant.prepare(self.ctx)(tensors))
+
+    def complaint(self, **written: torch.Tensor) -> str | None:
+        """What the op's check says of these outputs."""
+        variant = self.ctx.op.variants[self.ctx.case.variant]
+        return check.complaint(self.ctx, variant, self.inputs, check.merged(self.inputs, Tensors(**written)))
+
+    def complaint_after_call(self, change: Callable[[Tensors], Any] = lambda _: None) -> str | None:
+        """What the op's check says of a call's outputs, `change` of which was made."""
+        after = self.call()
+        change(after)
+        return self.complaint(**vars(after))
+
+
+@pytest.fixture(scope="session")
+def trial(catalogue: Catalogue) -> Callable[..., Trial]:
+    """trial(op, variant, dtype, sizes...): a case with its inputs on the CPU, or on another `device`."""
+    import torch
+
+    def make(op: str, variant: str, dtype: str, device: str = "cpu", seed: int = 1, **sizes: int) -> Trial:
+        case = Case(op, variant, dtype, tuple(sizes.items()), device=device)
+        generator = torch.Generator(device).manual_seed(seed)
+        ctx = Context(case, getattr(torch, dtype), torch.device(device), generator, catalogue[op])
+        return Trial(ctx, check.make_inputs(ctx))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from harness.ops import Catalogue
@@ -11,7 +9,6 @@ from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.aliasing import ITEMS
 
 COMPILED = [{"N": 1000}]
-DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["may_alias", "restrict", "load_first", "tuned"]
 NAMES = ("x", "w", "sum", "difference")
 
@@ -30,22 +27,19 @@ def check(launch, placed, variant, dtype, n, offsets=(0, 0, 0, 0)):
     tensors["x"].copy_(torch.randn(n, device="cuda"))
     tensors["w"].copy_(torch.randn(n, device="cuda"))
     wanted = expected(tensors["x"], tensors["w"])
-    launch("aliasing", variant, dtype, {"N": n}, **tensors)
+    launch("aliasing", variant, dtype, {"N": n}, **held)
     for name, values in wanted.items():
         assert torch.equal(tensors[name], values.to(tensors[name].dtype)), name
-        held[name].assert_untouched_around()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [0, 1, 3, 7, 8, 9, 255, 1023, 1024, 1025, 2047, 4099, 100_003])
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
 def test_sizes(launch, placed, variant, dtype, n):
     check(launch, placed, variant, dtype, n)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, variant, dtype):
     for n in (1, 17, 4099):
@@ -54,20 +48,15 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_special_values(launch, variant, dtype):
+def test_special_values(launch, special, variant, dtype):
     import torch
 
-    kind = getattr(torch, dtype)
-    big, small = torch.finfo(kind).max, torch.finfo(kind).tiny
-    values = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, small, 1.0], device="cuda", dtype=kind)
-    pairs = torch.cartesian_prod(values, values)
-    x, w = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    x, w = torch.cartesian_prod(special(dtype), special(dtype)).T.contiguous()
     made = {"sum": torch.zeros_like(x), "difference": torch.zeros_like(x)}
     launch("aliasing", variant, dtype, {"N": len(x)}, x=x, w=w, **made)
     for name, wanted in expected(x, w).items():
-        torch.testing.assert_close(made[name], wanted.to(kind), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(made[name], wanted.to(x.dtype), rtol=0, atol=0, equal_nan=True)
         numbers = ~wanted.isnan()
         assert torch.equal(made[name].signbit()[numbers], wanted.signbit()[numbers])
 
@@ -82,16 +71,13 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
     tensors = {name: place.tensor for name, place in held.items()}
     tensors["x"].normal_()
     tensors["w"].normal_()
-    launch("aliasing", variant, "float16", {"N": n}, **tensors)
+    launch("aliasing", variant, "float16", {"N": n}, **held)
     for start in (0, 2**31 - 500, n - 1000):
         part = slice(start, start + 1000)
         for name, values in expected(tensors["x"][part], tensors["w"][part]).items():
             assert torch.equal(tensors[name][part], values.half()), (name, start)
-    for name in ("sum", "difference"):
-        held[name].assert_untouched_around()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_only_what_may_alias_is_read_twice(ptx, dtype):
     macros = {"SCALAR": CUDA_TYPE[dtype], "BLOCK": 256}
     reads = {name: ptx("aliasing.cu", f"aliasing_{name}", macros).count("ld.global") for name in OURS}
@@ -101,7 +87,6 @@ def test_only_what_may_alias_is_read_twice(ptx, dtype):
     assert reads["tuned"] == 2 + at_the_end
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_only_what_may_alias_must_be_read_between_writes(ptx, dtype):
     macros = {"SCALAR": CUDA_TYPE[dtype], "BLOCK": 256}
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from harness.ops import Catalogue
 from harness.ops._elementwise import CUDA_TYPE
 
 COMPILED = [{"N": 1000}]
-DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["branch", "select", "tuned"]
 
 
@@ -26,21 +23,18 @@ def check(launch, placed, variant, dtype, n, offsets=(0, 0, 0)):
     x, w, y = (placed(n, dtype, offset) for offset in offsets)
     x.tensor.copy_(torch.randn(n, device="cuda"))
     w.tensor.copy_(torch.randn(n, device="cuda"))
-    launch("branches", variant, dtype, {"N": n}, x=x.tensor, w=w.tensor, y=y.tensor)
+    launch("branches", variant, dtype, {"N": n}, x=x, w=w, y=y)
     assert torch.equal(y.tensor, expected(x.tensor, w.tensor))
-    y.assert_untouched_around()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [0, 1, 3, 7, 8, 9, 255, 256, 257, 2047, 2049, 100_003])
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
 def test_sizes(launch, placed, variant, dtype, n):
     check(launch, placed, variant, dtype, n)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, variant, dtype):
     for n in (1, 17, 4099):
@@ -49,16 +43,11 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_special_values(launch, variant, dtype):
+def test_special_values(launch, special, variant, dtype):
     import torch
 
-    kind = getattr(torch, dtype)
-    big, small = torch.finfo(kind).max, torch.finfo(kind).tiny
-    values = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, small, 1.0], device="cuda", dtype=kind)
-    pairs = torch.cartesian_prod(values, values)
-    x, w = pairs[:, 0].contiguous(), pairs[:, 1].contiguous()
+    x, w = torch.cartesian_prod(special(dtype), special(dtype)).T.contiguous()
     y = torch.zeros_like(x)
     launch("branches", variant, dtype, {"N": len(x)}, x=x, w=w, y=y)
     torch.testing.assert_close(y, expected(x, w), rtol=0, atol=0, equal_nan=True)
@@ -73,14 +62,12 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
     x, w, y = (placed(n, "float16") for _ in range(3))
     x.tensor.normal_()
     w.tensor.normal_()
-    launch("branches", variant, "float16", {"N": n}, x=x.tensor, w=w.tensor, y=y.tensor)
+    launch("branches", variant, "float16", {"N": n}, x=x, w=w, y=y)
     for start in (0, 2**31 - 500, n - 1000):
         part = slice(start, start + 1000)
         assert torch.equal(y.tensor[part], expected(x.tensor[part], w.tensor[part])), start
-    y.assert_untouched_around()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_only_the_branch_stands_between_the_reads(ptx, dtype):
     """The compiler moves reads into branches where it can, so this must be seen to."""
     for variant in OURS:

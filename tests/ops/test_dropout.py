@@ -12,15 +12,11 @@ from types import SimpleNamespace
 import pytest
 
 from harness import check
-from harness.model import Case
-from harness.ops import Context
 from harness.ops._bits import pack, unpack
 from harness.ops._dropout import NARROW, WIDE, Keep
-from harness.ops._philox import numbers
 from harness.ops.dropout import OP
 
 COMPILED = [{"N": 1000, "P": 10}]
-DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["naive", "vectorized", "bitmask_match", "bitmask_shuffle", "tuned"]
 SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
 PERCENTS = [0, 1, 10, 50, 100]
@@ -30,15 +26,6 @@ SIGMAS = 5
 
 def bits_of(variant):
     return NARROW if variant == "tuned" else WIDE
-
-
-def drawn(variant, percent, seed, call, begin, end):
-    """The mask that the variant must draw for elements `begin` to `end`."""
-    import torch
-
-    bits = bits_of(variant)
-    elements = torch.arange(begin, end, device="cuda")
-    return numbers(seed, call, elements, bits) < Keep(percent, bits).threshold
 
 
 def expected(variant, percent, x, mask):
@@ -57,10 +44,8 @@ def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
     y = placed(n, dtype, offsets[0])
     declared = OP.tensors(OP.variants[variant])[1][1]
     kept = placed(declared.shapes({"N": n})[0], declared.dtype, offsets[1])
-    tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": y.tensor, declared.name: kept.tensor}
+    tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": y, declared.name: kept}
     launch("dropout", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
-    y.assert_untouched_around()
-    kept.assert_untouched_around()
     if declared.name == "mask":
         assert bool((kept.tensor.view(torch.uint8) <= 1).all())
         return y.tensor, kept.tensor
@@ -69,68 +54,55 @@ def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
     return y.tensor, mask
 
 
-def run_and_check(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
+@pytest.fixture
+def run_and_check(launch, placed, replay):
     import torch
 
-    y, mask = run(launch, placed, variant, x, percent, seed, call, offsets)
-    assert torch.equal(mask, drawn(variant, percent, seed, call, 0, x.numel()))
-    torch.testing.assert_close(y, expected(variant, percent, x, mask), rtol=0, atol=0, equal_nan=True)
+    def check_one(variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
+        y, mask = run(launch, placed, variant, x, percent, seed, call, offsets)
+        assert torch.equal(mask, replay(percent, bits_of(variant), seed, call, 0, x.numel()))
+        torch.testing.assert_close(y, expected(variant, percent, x, mask), rtol=0, atol=0, equal_nan=True)
 
-
-def values(n, dtype, offset=0):
-    """Normal random numbers, `offset` elements past an aligned address."""
-    import torch
-
-    generator = torch.Generator("cuda").manual_seed(n + offset)
-    return torch.randn(n + offset, generator=generator, device="cuda", dtype=getattr(torch, dtype))[offset:]
+    return check_one
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_sizes(launch, placed, variant, dtype):
+def test_sizes(run_and_check, normal, variant, dtype):
     for n in SIZES:
-        run_and_check(launch, placed, variant, values(n, dtype))
+        run_and_check(variant, normal(n, dtype))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
-def test_seeds_calls_and_probabilities(launch, placed, variant):
-    x = values(1000, "float16")
+def test_seeds_calls_and_probabilities(run_and_check, normal, variant):
+    x = normal(1000, "float16")
     for percent in PERCENTS:
         for seed, call in [(0, 0), (2**32 + 5, 1), (7, 2**32 + 3), (2**63 - 1, 2**63 - 1)]:
-            run_and_check(launch, placed, variant, x, percent, seed, call)
+            run_and_check(variant, x, percent, seed, call)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_unaligned_addresses(launch, placed, variant, dtype):
+def test_unaligned_addresses(run_and_check, normal, variant, dtype):
     for n in (1, 300, 1027):
         for x_offset, *offsets in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 5, 2), (4, 4, 4), (8, 8, 1)]:
-            run_and_check(launch, placed, variant, values(n, dtype, x_offset), offsets=offsets)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("variant", OURS)
-def test_special_values(launch, placed, variant, dtype):
-    import torch
-
-    kind = getattr(torch, dtype)
-    big, tiny = torch.finfo(kind).max, torch.finfo(kind).tiny
-    special = [math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, tiny, -tiny, tiny / 4, 1.0, -1.0]
-    x = torch.tensor(special, device="cuda", dtype=torch.float64).to(kind).repeat(90)
-    run_and_check(launch, placed, variant, x, percent=50)
+            run_and_check(variant, normal(n, dtype, x_offset), offsets=offsets)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
-def test_more_than_2_to_31_elements(launch, variant):
+def test_special_values(run_and_check, special, variant, dtype):
+    run_and_check(variant, special(dtype).repeat(90), percent=50)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     import torch
 
     n = 2**31 + 259
-    x = values(n, "float16")
+    x = normal(n, "float16")
     y = torch.full_like(x, math.nan)
     declared = OP.tensors(OP.variants[variant])[1][1]
     kept = torch.zeros(declared.shapes({"N": n})[0], device="cuda", dtype=getattr(torch, declared.dtype))
@@ -139,7 +111,7 @@ def test_more_than_2_to_31_elements(launch, variant):
     # Slices at the start, around 2**31 and at the end stand for the rest.
     for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
         end = min(begin + 2**17, n)
-        mask = drawn(variant, 10, 3, 4, begin, end)
+        mask = replay(10, bits_of(variant), 3, 4, begin, end)
         got = kept[begin:end] if declared.name == "mask" else unpack(kept[begin // 32 : -(-end // 32)], end - begin)
         assert torch.equal(got, mask), begin
         assert torch.equal(y[begin:end], expected(variant, 10, x[begin:end], mask)), begin
@@ -147,15 +119,14 @@ def test_more_than_2_to_31_elements(launch, variant):
 
 
 @pytest.mark.gpu
-def test_the_call_is_read_when_the_kernel_runs(launch):
+def test_the_call_is_read_when_the_kernel_runs(trial, replay):
     """So that a captured graph draws new numbers when the number of the call is advanced in memory."""
     import torch
 
     x = torch.ones(4096, device="cuda")
     call, stream = torch.tensor([0], device="cuda"), torch.cuda.Stream()
     y, kept = torch.empty_like(x), torch.empty(128, device="cuda", dtype=torch.int32)
-    ctx = context("tuned", "float32", 4096, place="cuda")
-    call_once = OP.variants["tuned"].prepare(ctx)
+    call_once = OP.variants["tuned"].prepare(trial("dropout", "tuned", "float32", "cuda", seed=1, N=4096, P=10).ctx)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         call_once(SimpleNamespace(x=x, call=call, y=y, bits=kept))
@@ -163,14 +134,7 @@ def test_the_call_is_read_when_the_kernel_runs(launch):
     for number in range(3):
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(unpack(kept, 4096), drawn("tuned", 10, ctx.generator.initial_seed(), number, 0, 4096))
-
-
-def context(variant, dtype, n, percent=10, place="cpu"):
-    import torch
-
-    case = Case("dropout", variant, dtype, (("N", n), ("P", percent)), device=place)
-    return Context(case, getattr(torch, dtype), torch.device(place), torch.Generator(place).manual_seed(1), OP)
+        assert torch.equal(unpack(kept, 4096), replay(10, NARROW, 1, number, 0, 4096))
 
 
 # Statistics, on masks of 2**27 elements.
@@ -248,37 +212,34 @@ def test_calls_and_seeds_are_independent(draw, variant):
 # Without a GPU.
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("percent", PERCENTS)
-def test_torch_passes_the_check(dtype, percent):
-    ctx = context("eager", dtype, 10_001, percent)
-    before = check.make_inputs(ctx)
-    variant = OP.variants["eager"]
-    after = check.collect(OP, variant, before, variant.prepare(ctx)(before))
-    assert check.complaint(ctx, variant, before, after) is None
+def test_torch_passes_the_check(trial, dtype, percent):
+    assert trial("dropout", "eager", dtype, N=10_001, P=percent).complaint_after_call() is None
 
 
-def played(percent, bits, change=None):
-    """A complaint about what `tuned` would write with numbers of `bits` bits, after `change` to its tensors."""
+@pytest.fixture
+def played(trial, replay):
+    """A complaint about what `tuned` would write with numbers of `bits` bits, after `change` to its outputs."""
     import torch
 
-    ctx = context("tuned", "float32", 1001, percent)
-    before = check.make_inputs(ctx)
-    keep = Keep(percent, bits)
-    mask = numbers(1, 2, torch.arange(1001), bits) < keep.threshold
-    after = check.merged(before, SimpleNamespace(y=torch.where(mask, before.x * keep.scale, 0), bits=pack(mask)))
-    if change:
-        change(after)
-    return check.complaint(ctx, OP.variants["tuned"], before, after)
+    def complaint(percent, bits, change=lambda _: None):
+        tuned = trial("dropout", "tuned", "float32", N=1001, P=percent)
+        mask = replay(percent, bits, 1, 2, 0, 1001, "cpu")
+        y = torch.where(mask, tuned.inputs.x * Keep(percent, bits).scale, 0)
+        outputs = SimpleNamespace(y=y, bits=pack(mask))
+        change(outputs)
+        return tuned.complaint(**vars(outputs))
+
+    return complaint
 
 
 @pytest.mark.parametrize("bits", [NARROW, WIDE])
 @pytest.mark.parametrize("percent", [*PERCENTS, 90, 99])
-def test_a_rounded_probability_passes_the_check(percent, bits):
+def test_a_rounded_probability_passes_the_check(played, percent, bits):
     assert played(percent, bits) is None
 
 
-def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share():
+def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share(played):
     import torch
 
     def one_value(t):
@@ -295,8 +256,7 @@ def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share():
     assert "1001 of 1001 elements are kept" in played(10, NARROW, too_many)
 
 
-def test_the_check_sees_bytes_that_no_kernel_wrote():
-    ctx = context("vectorized", "float32", 100)
-    before = check.make_inputs(ctx)
-    after = check.merged(before, check.make_outputs(ctx, OP.variants["vectorized"]))
-    assert check.complaint(ctx, OP.variants["vectorized"], before, after) == "mask: has bytes other than 0 and 1"
+def test_the_check_sees_bytes_that_no_kernel_wrote(trial):
+    untouched = trial("dropout", "vectorized", "float32", N=100, P=10)
+    poison = check.make_outputs(untouched.ctx, OP.variants["vectorized"])
+    assert untouched.complaint(**vars(poison)) == "mask: has bytes other than 0 and 1"

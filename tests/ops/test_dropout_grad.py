@@ -6,26 +6,14 @@ import math
 
 import pytest
 
-from harness import check
-from harness.model import Case
-from harness.ops import Context
 from harness.ops._bits import pack, unpack
-from harness.ops._dropout import NARROW, Keep
-from harness.ops._philox import numbers
+from harness.ops._dropout import NARROW
 from harness.ops.dropout import OP as DROPOUT
 from harness.ops.dropout_grad import OP, REPLAYED, scale
 
 COMPILED = [{"N": 1000, "P": 10}]
-DTYPES = ["float32", "float16", "bfloat16"]
 OURS = ["bytes", "bitmask", "tuned", "replay"]
 SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
-
-
-def drawn(n, percent, seed, call, begin=0, place="cuda"):
-    """The narrow stream's mask of elements from `begin` to n."""
-    import torch
-
-    return numbers(seed, call, torch.arange(begin, n, device=place), NARROW) < Keep(percent, NARROW).threshold
 
 
 def expected(dy, mask, percent=10):
@@ -36,76 +24,62 @@ def expected(dy, mask, percent=10):
     return torch.where(mask, (dy.float() * factor).to(dy.dtype), 0)
 
 
-def run_and_check(launch, placed, variant, dy, percent=10, seed=1, call=2, offsets=(0, 0)):
+@pytest.fixture
+def run_and_check(launch, placed, replay):
     import torch
 
-    n, dtype = dy.numel(), str(dy.dtype)[6:]
-    mask = drawn(n, percent, seed, call)
-    dx = placed(n, dtype, offsets[0])
-    values = {"mask": mask, "bits": pack(mask), "call": torch.tensor([call], device="cuda")}
-    declared = OP.tensors(OP.variants[variant])[0][1]
-    other = placed(values[declared.name].shape, declared.dtype, offsets[1])
-    other.tensor.copy_(values[declared.name])
-    tensors = {"dy": dy, "dx": dx.tensor, declared.name: other.tensor}
-    launch("dropout_grad", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
-    dx.assert_untouched_around()
-    torch.testing.assert_close(dx.tensor, expected(dy, mask, percent), rtol=0, atol=0, equal_nan=True)
+    def check_one(variant, dy, percent=10, seed=1, call=2, offsets=(0, 0)):
+        n, dtype = dy.numel(), str(dy.dtype)[6:]
+        mask = replay(percent, NARROW, seed, call, 0, n)
+        dx = placed(n, dtype, offsets[0])
+        inputs = {"mask": mask, "bits": pack(mask), "call": torch.tensor([call], device="cuda")}
+        declared = OP.tensors(OP.variants[variant])[0][1]
+        other = placed(inputs[declared.name].shape, declared.dtype, offsets[1])
+        other.tensor.copy_(inputs[declared.name])
+        tensors = {"dy": dy, "dx": dx, declared.name: other}
+        launch("dropout_grad", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
+        torch.testing.assert_close(dx.tensor, expected(dy, mask, percent), rtol=0, atol=0, equal_nan=True)
 
-
-def values(n, dtype, offset=0):
-    """Normal random numbers, `offset` elements past an aligned address."""
-    import torch
-
-    generator = torch.Generator("cuda").manual_seed(n + offset)
-    return torch.randn(n + offset, generator=generator, device="cuda", dtype=getattr(torch, dtype))[offset:]
+    return check_one
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_sizes(launch, placed, variant, dtype):
+def test_sizes(run_and_check, normal, variant, dtype):
     for n in SIZES:
-        run_and_check(launch, placed, variant, values(n, dtype))
+        run_and_check(variant, normal(n, dtype))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
-def test_seeds_calls_and_probabilities(launch, placed, variant):
-    dy = values(1000, "float16")
+def test_seeds_calls_and_probabilities(run_and_check, normal, variant):
+    dy = normal(1000, "float16")
     for percent in (0, 1, 10, 50, 100):
         for seed, call in [(0, 0), (2**32 + 5, 1), (7, 2**32 + 3)]:
-            run_and_check(launch, placed, variant, dy, percent, seed, call)
+            run_and_check(variant, dy, percent, seed, call)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
-def test_unaligned_addresses(launch, placed, variant, dtype):
+def test_unaligned_addresses(run_and_check, normal, variant, dtype):
     for n in (1, 300, 1027):
         for dy_offset, *offsets in [(1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 5, 2), (4, 4, 4), (8, 8, 1)]:
-            run_and_check(launch, placed, variant, values(n, dtype, dy_offset), offsets=offsets)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("variant", OURS)
-def test_special_values(launch, placed, variant, dtype):
-    import torch
-
-    kind = getattr(torch, dtype)
-    big, tiny = torch.finfo(kind).max, torch.finfo(kind).tiny
-    special = [math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, tiny, -tiny, tiny / 4, 1.0, -1.0]
-    dy = torch.tensor(special, device="cuda", dtype=torch.float64).to(kind).repeat(90)
-    run_and_check(launch, placed, variant, dy, percent=50)
+            run_and_check(variant, normal(n, dtype, dy_offset), offsets=offsets)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
-def test_more_than_2_to_31_elements(launch, variant):
+def test_special_values(run_and_check, special, variant, dtype):
+    run_and_check(variant, special(dtype).repeat(90), percent=50)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     import torch
 
     n, call = 2**31 + 259, 4
-    dy = values(n, "float16")
+    dy = normal(n, "float16")
     dx = torch.full_like(dy, math.nan)
     generator = torch.Generator("cuda").manual_seed(0)
     bits = torch.randint(-(2**31), 2**31, (-(-n // 32),), generator=generator, device="cuda", dtype=torch.int32)
@@ -117,23 +91,22 @@ def test_more_than_2_to_31_elements(launch, variant):
     for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
         end = min(begin + 2**17, n)
         told = unpack(bits[begin // 32 : -(-end // 32)], end - begin)
-        mask = drawn(end, 10, 3, call, begin) if variant == "replay" else told
+        mask = replay(10, NARROW, 3, call, begin, end) if variant == "replay" else told
         assert torch.equal(dx[begin:end], expected(dy[begin:end], mask)), begin
     assert not bool(dx.isnan().any())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("forward", "backwards"),
     [("vectorized", ["bytes"]), ("bitmask_match", ["bitmask"]), ("tuned", ["tuned", "replay"])],
 )
-def test_forward_and_backward_fit(launch, forward, backwards, dtype):
+def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
     """The gradient is autograd's for the mask that the forward wrote, read in the forward's own form."""
     import torch
 
     n, seed, shape = 100_003, 9, {"N": 100_003, "P": 10}
-    x, dy = values(n, dtype), values(n, dtype, 1)
+    x, dy = normal(n, dtype, seed=1), normal(n, dtype, seed=2)
     call = torch.tensor([6], device="cuda")
     declared = DROPOUT.tensors(DROPOUT.variants[forward])[1][1]
     kept = torch.empty(declared.shapes(shape)[0], device="cuda", dtype=getattr(torch, declared.dtype))
@@ -151,38 +124,26 @@ def test_forward_and_backward_fit(launch, forward, backwards, dtype):
 # Without a GPU.
 
 
-def context(variant, dtype, n, percent=10):
-    import torch
-
-    case = Case("dropout_grad", variant, dtype, (("N", n), ("P", percent)), device="cpu")
-    return Context(case, getattr(torch, dtype), torch.device("cpu"), torch.Generator().manual_seed(2**32 + 1), OP)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("percent", [0, 1, 10, 50, 100])
-def test_torch_agrees_with_the_reference(dtype, percent):
-    ctx = context("eager", dtype, 10_001, percent)
-    before = check.make_inputs(ctx)
-    variant = OP.variants["eager"]
-    after = check.collect(OP, variant, before, variant.prepare(ctx)(before))
-    assert check.complaint(ctx, variant, before, after) is None
+def test_torch_agrees_with_the_reference(trial, dtype, percent):
+    assert trial("dropout_grad", "eager", dtype, N=10_001, P=percent).complaint_after_call() is None
 
 
-def test_the_mask_is_the_one_that_replay_draws(monkeypatch):
+def test_the_mask_is_the_one_that_replay_draws(trial, replay, monkeypatch):
     """Also where it is drawn in several chunks, the last one not full."""
     import torch
 
     monkeypatch.setattr("harness.ops.dropout_grad._CHUNK", 256)
-    ctx = context("replay", "float32", 1001)
-    inputs = check.make_inputs(ctx)
-    assert torch.equal(inputs.mask, drawn(1001, 10, 2**32 + 1, REPLAYED, place="cpu"))
-    assert OP.variants["replay"].encode(ctx, inputs)["call"].tolist() == [REPLAYED]
-    assert bool((inputs.dy != 0).all())
+    seed = 2**32 + 1
+    made = trial("dropout_grad", "replay", "float32", seed=seed, N=1001, P=10)
+    assert torch.equal(made.inputs.mask, replay(10, NARROW, seed, REPLAYED, 0, 1001, "cpu"))
+    assert OP.variants["replay"].encode(made.ctx, made.inputs)["call"].tolist() == [REPLAYED]
+    assert bool((made.inputs.dy != 0).all())
 
 
-def test_bits_are_the_mask():
+def test_bits_are_the_mask(trial):
     import torch
 
-    ctx = context("bitmask", "float32", 1001)
-    inputs = check.make_inputs(ctx)
-    assert torch.equal(unpack(OP.variants["bitmask"].encode(ctx, inputs)["bits"], 1001), inputs.mask)
+    made = trial("dropout_grad", "bitmask", "float32", N=1001, P=10)
+    bits = OP.variants["bitmask"].encode(made.ctx, made.inputs)["bits"]
+    assert torch.equal(unpack(bits, 1001), made.inputs.mask)

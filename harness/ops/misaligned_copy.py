@@ -13,6 +13,10 @@ from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, blocks,
 if TYPE_CHECKING:
     from harness.cuda import Kernel
 
+_SECTOR_BYTES = 32
+_WORD_BYTES = 4
+_WORDS_A_BLOCK = 4 * BLOCK  # of misaligned_words
+
 
 def work(symbols: Symbols, size: int) -> Work:
     """The elements copied, without those before them."""
@@ -88,14 +92,18 @@ def packed(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("tuned", "whole packs at any offset: two aligned loads, shifted together", rows=("O10",))
+@OP.variant("tuned", "whole sectors at any offset: packs shifted together, or single words", rows=("O10",))
 def tuned(ctx: Context) -> Launch:
-    """Every store is 16 bytes; see kernels/misaligned_copy.cu."""
-    kernel = _kernel(ctx, "misaligned_tuned")
+    """No store splits a sector; see kernels/misaligned_copy.cu."""
+    kernel, words = _kernel(ctx, "misaligned_tuned"), _kernel(ctx, "misaligned_words")
     n, size, places = ctx.s.N, ITEMSIZE[ctx.case.dtype], _places(ctx)
 
     def launch(t: Tensors) -> None:
         head, packs, misaligned = split(n, size, *_offsets(ctx, t))
+        if misaligned and size == _WORD_BYTES:
+            before = -(t.y.data_ptr() + ctx.s.G * size) % _SECTOR_BYTES // size
+            words(blocks(n, _WORDS_A_BLOCK), BLOCK, t.x, t.y, ctypes.c_int64(n), *places, ctypes.c_uint32(before))
+            return
         grid = blocks(packs + n - packs * (PACK_BYTES // size))
         scalars = (ctypes.c_int64(head), ctypes.c_int64(packs), ctypes.c_uint32(misaligned))
         kernel(grid, BLOCK, t.x, t.y, ctypes.c_int64(n), *places, *scalars)
@@ -104,7 +112,8 @@ def tuned(ctx: Context) -> Launch:
 
 
 def _kernel(ctx: Context, entry: str) -> Kernel:
-    return ctx.kernel("misaligned_copy.cu", entry, {"SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]]})
+    macros: dict[str, str | int] = {"SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]], "BLOCK": BLOCK}
+    return ctx.kernel("misaligned_copy.cu", entry, macros)
 
 
 def _places(ctx: Context) -> tuple[ctypes.c_int64, ctypes.c_int64]:

@@ -16,6 +16,7 @@ def content(run: Run) -> dict[str, Any]:
     figures, left_out = _figures.plan(run)
     return {
         "run": run,
+        "title": ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name,
         "outcome": _facts.outcome(run),
         "processes": _facts.processes(run),
         "unmeasured": _facts.unmeasured(run),

@@ -59,8 +59,9 @@ def _print(rows: Iterator[Row]) -> None:
     """Aligned columns. Drawing them with rich would take longer than everything before it."""
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        typer.echo("  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    # At once, since every echo flushes.
+    typer.echo("\n".join(f"  {line}" for line in lines))
 
 
 def _ops() -> Iterator[Row]:

@@ -26,8 +26,8 @@ extern "C" __global__ void bias_add_index64(const T* __restrict__ x, const T* __
   add_one(x, bias, y, n, [=](unsigned long long i) { return i / inner % channels; });
 }
 
-// 2. The same in 32 bits: twenty instructions each, and nothing to find out. For fewer than 2^31 elements, as all up to
-//    step 6.
+// 2. The same in 32 bits: twenty instructions each, and nothing to find out (on an H200 that gains in halves only). For
+//    fewer than 2^31 elements, as all up to step 6.
 extern "C" __global__ void bias_add_index32(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                             unsigned n, unsigned channels, unsigned inner) {
   add_one(x, bias, y, n, [=](unsigned i) { return i / inner % channels; });

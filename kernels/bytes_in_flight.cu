@@ -4,8 +4,9 @@
 // for the first of them).
 //
 // Latency times throughput is what has to be under way (Little's law). A multiprocessor with T threads, each waiting
-// for IN_FLIGHT loads of V bytes, has T * V * IN_FLIGHT bytes under way; it doesn't matter which of the three factors
-// brings them. Below what the memory can take, bandwidth is proportional to that; beyond it, more only queues up.
+// for IN_FLIGHT loads of V bytes, has T * V * IN_FLIGHT bytes under way. Threads and vectors bring them about equally,
+// loads a thread a little less, since a round's stores stand between its loads and the next round's. Far below what the
+// memory can take, bandwidth is nearly proportional to that; beyond it, more only queues up, or costs a little.
 
 // The widest vectors and most loads need more than the 32 registers with which two full blocks are resident.
 #define RESIDENT_BLOCKS (sizeof(VECTOR) * IN_FLIGHT <= 64 ? 2 : 1)

@@ -4,7 +4,7 @@
 //
 // An element's number depends on the seed, the call and the element's index alone (philox.cuh), so a mask doesn't
 // depend on the launch, kernels 1 to 4 draw the same one, and a backward can draw it again. Ten rounds of Philox are 60
-// instructions, while memory gives a multiprocessor about 20 bytes a clock: what counts is how many elements share the
+// instructions, while memory gives a multiprocessor about 16 bytes a clock: what counts is how many elements share the
 // rounds. From kernel 2 on the loads come first, so that the rounds run while memory answers.
 
 #include "bitmask.cuh"

@@ -5,7 +5,7 @@
 //
 // As two kernels, dropout writes a tensor that the addition reads again: 2 of the 5 tensors that pass through memory.
 // In one kernel it stays in registers. What differs below is the size of the mask, and how many instructions the random
-// numbers take: memory feeds a multiprocessor about 20 bytes a clock, so arithmetic that seems free may not be.
+// numbers take: memory feeds a multiprocessor about 16 bytes a clock, so arithmetic that seems free may not be.
 
 #include "number.cuh"
 #include "pack.cuh"

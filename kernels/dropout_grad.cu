@@ -2,7 +2,7 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
-// Next to no arithmetic: what differs is how many bytes say what was kept, and how wide the accesses are.
+// Next to no arithmetic, but in kernel 4: what differs is how many bytes say what was kept, and how wide the accesses are.
 
 #include "bitmask.cuh"
 #include "keep.cuh"

@@ -5,7 +5,7 @@
 // thread), EVICT_FIRST (cache hint) and BLOCK (threads).
 //
 // Every kernel reads x once and writes y once. What differs is the arithmetic for each element and the width of each
-// access: memory gives about 20 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
+// access: memory gives about 16 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
 // 4-byte element can't keep up.
 
 #include "fastdiv.cuh"

@@ -4,7 +4,7 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
 // PyTorch's backward reads y to find the sign: three tensors of D bytes move. The bits take D / 32 in floats, D / 16 in
-// halves, so two tensors and little more move. What differs here is the width of each access.
+// halves, so two tensors and little more move. What differs here is how much a thread has in flight.
 
 #include "bitmask.cuh"
 

@@ -4,7 +4,8 @@
 // (elements a thread) and BLOCK (threads). Nothing is computed, so all types of one width share a kernel.
 //
 // Memory is read and written in sectors of 32 bytes. Of each sector a stride of s floats uses one float in s, down to
-// one in 8; a longer stride touches no more sectors, only more rows of the memory. No kernel can do better: what counts
+// one in 8. A longer stride touches no more sectors, but an H200 fetches two at a time for reads, so they take twice the
+// time again at 64 bytes; beyond that only more rows of the memory are touched. No kernel can do better: what counts
 // is how near to that bound it comes. A sector that is written in part costs more still: memory takes whole ones, so
 // the rest of it is read first (on an H200 the counter dram__bytes_read has y's sectors in it).
 

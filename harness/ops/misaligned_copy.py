@@ -92,9 +92,9 @@ def packed(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("tuned", "whole sectors at any offset: packs shifted together, or single words", rows=("O10",))
+@OP.variant("tuned", "whole stores at any offset: packs, shifted where need be, or single words", rows=("O10",))
 def tuned(ctx: Context) -> Launch:
-    """No store splits a sector; see kernels/misaligned_copy.cu."""
+    """Packs begin on 16 bytes of y, words on a sector of it; see kernels/misaligned_copy.cu."""
     kernel, words = _kernel(ctx, "misaligned_tuned"), _kernel(ctx, "misaligned_words")
     n, size, places = ctx.s.N, ITEMSIZE[ctx.case.dtype], _places(ctx)
 

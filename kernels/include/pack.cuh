@@ -79,8 +79,8 @@ __device__ __forceinline__ uint4 funnel(const unsigned (&words)[8], unsigned bit
 
 // A pack from any element's address: the two aligned 16-byte words around it, shifted together. Both words must lie
 // inside the tensor. Neighbours share their words, so the second load hits L1 and memory sees each byte once.
-// `misaligned` is the address modulo 16; it is the same for the whole grid, so the switch doesn't diverge, and each
-// case indexes the words with constants, so they stay in registers.
+// `misaligned` is the address modulo 16. Lanes have the same one, but where a row of biases ends, so the switch hardly
+// diverges; and each case indexes the words with constants, so they stay in registers.
 template <typename Element>
 __device__ __forceinline__ Pack<Element> load_pack_shifted(const Element* from, unsigned misaligned) {
   const uint4* aligned = reinterpret_cast<const uint4*>(reinterpret_cast<const char*>(from) - misaligned);

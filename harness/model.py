@@ -336,14 +336,15 @@ Metric = Literal["speedup", "bandwidth", "of_peak", "of_ceiling", "time", "traff
 class Claim:
     """What a text says of a variant, to print beside what was measured; never a result of ours.
 
-    value is in SI units of the metric: a ratio, B/s, a share, seconds, or a ratio of bytes for 'traffic'.
+    value is in SI units of the metric: a ratio, B/s, a share, seconds, or a ratio of bytes for 'traffic'; None where
+    the text says only that the variant is faster, or moves less.
     `where` is a glob on case groups (op/dtype/shape) that the claim speaks of.
     """
 
     row: str
     variant: str
     metric: Metric
-    value: float
+    value: float | None
     hardware: str
     over: str = ""
     where: str = "*"
@@ -363,14 +364,19 @@ class Expectation:
 class Curve:
     """A figure over an expression of the op's symbols, in the place of the usual ones.
 
-    label: of its axis. by: a symbol whose sizes are told apart. littles_law: the expression is bytes being read on a
-    multiprocessor at a time, so Little's law is drawn.
+    label: of its axis. by: a symbol whose sizes are told apart; without one, variants are. littles_law: the expression
+    is bytes being read on a multiprocessor at a time, so Little's law is drawn.
     """
 
     over: str
     label: str
     by: str = ""
     littles_law: bool = False
+
+    @property
+    def of_variants(self) -> bool:
+        """Whether nothing but variants is told apart: each has a line, and may stop somewhere on it."""
+        return not self.by and not self.littles_law
 
 
 @dataclass(frozen=True, slots=True)

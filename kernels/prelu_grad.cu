@@ -11,12 +11,11 @@
 #include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"
+#include "warp.cuh"
 
 using T = SCALAR;
 
 constexpr unsigned BLOCK = 256;
-constexpr unsigned WARP = 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
 constexpr unsigned PIECE = 16 * BLOCK;  // elements of a row that a block of kernels 1 and 2 adds
 
 // dx of one element; its product goes into `product`. The comparison is the one that NaN fails, as in torch.

@@ -10,11 +10,22 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.cuda.compile import architecture, cubin
+from harness.cuda.compile import architecture, cubin, need_cccl
 from harness.cuda.divide import fast_divisor
 from harness.cuda.launch import Kernel, memcpy
 
-__all__ = ["Kernel", "device", "fast_divisor", "load", "memcpy", "multiprocessors", "resident_threads"]
+__all__ = [
+    "Kernel",
+    "device",
+    "fast_divisor",
+    "has_clusters",
+    "load",
+    "memcpy",
+    "multiprocessors",
+    "need_cccl",
+    "resident_threads",
+    "shared_memory",
+]
 
 
 def load(file: Path, entry: str, macros: Mapping[str, str | int]) -> Kernel:
@@ -35,6 +46,16 @@ def resident_threads() -> int:
 def multiprocessors() -> int:
     """Multiprocessors of the current device."""
     return int(device().properties.multiprocessor_count)
+
+
+def has_clusters() -> bool:
+    """Whether blocks of the current device can form clusters that share their shared memory (sm_90 and later)."""
+    return int(device().properties.compute_capability_major) >= 9
+
+
+def shared_memory() -> int:
+    """Bytes of shared memory that a block of the current device may have at most."""
+    return int(device().properties.max_shared_memory_per_block_optin)
 
 
 def device() -> Any:

@@ -76,6 +76,12 @@ def _include_folders(own: Path) -> list[Path]:
     return [own / "include", paths.data("kernels") / "include", *_cuda_headers()]
 
 
+def need_cccl() -> None:
+    """For kernels that include CUB or libcu++: raises MachineError where their headers are missing."""
+    if len(_cuda_headers()) < 2:
+        raise MachineError("the headers of CUB (cub/cub.cuh) aren't installed", "pip install nvidia-cuda-cccl")
+
+
 @cache
 def _cuda_headers() -> tuple[Path, ...]:
     """Folders of the CUDA headers (cuda_fp16.h and what it includes), and of CCCL where it's installed."""
@@ -96,7 +102,7 @@ def _headers_digest(own: Path) -> bytes:
         for header in sorted(folder.glob("*.cuh")):
             digest.update(header.name.encode() + header.read_bytes())
     for folder in _cuda_headers():
-        # The runtime's version stands in this header; where CUDA's headers lie doesn't tell it.
-        for header in folder.glob("cuda_runtime_api.h"):
+        # The versions stand in these headers; where CUDA's headers lie doesn't tell them.
+        for header in (*folder.glob("cuda_runtime_api.h"), *folder.glob("cuda/std/__cccl/version.h")):
             digest.update(header.read_bytes())
     return digest.digest()

@@ -5,10 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from harness.errors import MachineError
 from harness.model import KernelFacts
 
 if TYPE_CHECKING:
     import torch
+
+
+_ALWAYS_ALLOWED = 48 * 1024  # bytes of shared memory, static and dynamic
 
 
 class Kernel:
@@ -26,6 +30,7 @@ class Kernel:
         Device(_torch_cuda().current_device()).set_current()
         self._module = ObjectCode.from_cubin(cubin)
         self._kernel = self._module.get_kernel(entry)
+        self._shared = 0  # dynamic bytes that the driver has allowed beyond what every kernel may have
         attributes = self._kernel.attributes
         self.facts = KernelFacts(
             name=entry,
@@ -34,13 +39,39 @@ class Kernel:
             shared=attributes.shared_size_bytes,
         )
 
-    def __call__(self, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0) -> None:
-        """Launch asynchronously. grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes."""
+    def __call__(
+        self, grid: int | tuple[int, ...], block: int, *args: Any, shared: int = 0, cluster: int | None = None
+    ) -> None:
+        """Launch asynchronously.
+
+        grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
+        along the first dimension of a grid that is a multiple of it there.
+        """
         from cuda.core import launch
 
         if grid == 0:
             return
-        launch(_stream(), _config(grid, block, shared), self._kernel, *map(_argument, args))
+        if shared > max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
+            self._allow(shared)
+        launch(_stream(), _config(grid, block, shared, cluster), self._kernel, *map(_argument, args))
+
+    def resident_clusters(self, block: int, shared: int, cluster: int) -> int:
+        """Clusters of `cluster` blocks that the device runs at a time. block: threads; shared: dynamic bytes."""
+        if shared > max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
+            self._allow(shared)
+        config = _config(cluster, block, shared, cluster)
+        return int(self._kernel.occupancy.max_active_clusters(config, stream=_stream()))
+
+    def _allow(self, shared: int) -> None:
+        """Ask the driver for more dynamic shared memory. Raises MachineError where a block can't have as much."""
+        from cuda.bindings import driver
+
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = _torch_cuda().current_device()
+        (status,) = driver.cuKernelSetAttribute(attribute, shared, self._kernel.handle, device)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise MachineError(f"{self.facts.name} can't have {shared} bytes of shared memory: {status.name}")
+        self._shared = shared
 
 
 def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -54,10 +85,14 @@ def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
 
 
 @lru_cache(maxsize=256)
-def _config(grid: int | tuple[int, ...], block: int, shared: int) -> Any:
+def _config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | None) -> Any:
     from cuda.core import LaunchConfig
 
-    return LaunchConfig(grid=grid, block=block, shmem_size=shared)
+    if cluster is None:
+        return LaunchConfig(grid=grid, block=block, shmem_size=shared)
+    first, *others = (grid,) if isinstance(grid, int) else grid
+    # cuda.core counts clusters.
+    return LaunchConfig(grid=(first // cluster, *others), cluster=cluster, block=block, shmem_size=shared)
 
 
 def _stream() -> Any:

@@ -1,8 +1,8 @@
-"""The house style of figures: half a page wide, readable in black and white and for the colour-blind."""
+"""The house style of figures: half a page wide or all of it, readable in black and white and for the colour-blind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 WIDTH = 3.5
 """Inches: half of a page between its margins, or one column of two."""
+WIDE = 2 * WIDTH
 _DPI = 200
 _LEGEND_CHARACTERS = 68
 _STYLE = {
@@ -73,16 +74,44 @@ LOOKS = (
     Look("#D55E00", "||||", "*", (0, (7, 2, 1, 2))),
 )
 
+_BASELINES = {"eager": ("#999999", "s", "--"), "compile": ("#666666", "D", "-.")}
+_PEER = ("#AAAAAA", "p", ":")
+_COLORS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
+_MARKERS = ("^", "v", "P", "X", "*", "<", ">", "h", "d")
+
+
+def variant_lines(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Keywords of a line with markers for each variant: `tuned` stands out, below those that coincide with it."""
+    edge = {"markeredgecolor": "black", "markeredgewidth": 0.4}
+    plain = {"linestyle": "-", "linewidth": 1.1, "markersize": 4.5, "zorder": 2.4, **edge}
+    stout = {"linestyle": "-", "linewidth": 2.6, "markersize": 6.5, "zorder": 2.2, **edge}
+    faint = {"linewidth": 1.0, "markersize": 3.2, "zorder": 2.3, **edge}
+    lines: dict[str, dict[str, Any]] = {}
+    own = 0
+    for name in names:
+        if name == "tuned":
+            lines[name] = {"color": "#D55E00", "marker": "o", **stout}
+        elif name in _BASELINES or name.startswith("peer:"):
+            color, marker, dashes = _BASELINES.get(name, _PEER)
+            lines[name] = {"color": color, "marker": marker, "linestyle": dashes, **faint}
+        else:
+            color, marker = _COLORS[own % len(_COLORS)], _MARKERS[own % len(_MARKERS)]
+            lines[name] = {"color": color, "marker": marker, **plain}
+            own += 1
+    return lines
+
 
 @contextmanager
-def canvas(height: float, title: str) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
-    """An empty figure `height` inches high; the style holds while the context lasts."""
+def canvas(
+    height: float, title: str, width: float = WIDTH
+) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
+    """An empty figure of `width` x `height` inches; the style holds while the context lasts."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
         # A figure of its own, not pyplot's: no window system, no global state.
-        figure = Figure(figsize=(WIDTH, height), dpi=_DPI, layout="constrained")
+        figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
         axes.set_title(title, loc="left")
         yield figure, axes
@@ -106,7 +135,9 @@ def legend(figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, title: 
     handles, labels = axes.get_legend_handles_labels()
     named = dict(zip(labels, handles, strict=True))
     if named:
-        columns = max(1, min(4, len(named), _LEGEND_CHARACTERS // (max(map(len, named)) + 8)))
+        share = figure.get_figwidth() / WIDTH
+        most = int(_LEGEND_CHARACTERS * share) // (max(map(len, named)) + 8)
+        columns = max(1, min(int(4 * share), len(named), most))
         figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=columns, title=title)
 
 

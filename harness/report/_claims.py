@@ -26,6 +26,8 @@ _NAMES: dict[Metric, str] = {
     "of_ceiling": "of ceiling",
     "time": "time",
 }
+_WORDS: dict[Metric, str] = {"speedup": "faster", "traffic": "less"}
+"""What is claimed where the text gives no value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,8 @@ def _comparison(run: Run, claim: Claim, over: str, groups: dict[str, list[Result
         else:
             reasons.extend(_reasons(variants, (claim.variant, over) if relative else (claim.variant,)))
     measured = _summary(values, form) if values else f"not measured: {reasons[0]}"
-    return Comparison(claim.row, what, form(claim.value), claim.hardware, measured, claim.text)
+    claimed = _WORDS[claim.metric] if claim.value is None else form(claim.value)
+    return Comparison(claim.row, what, claimed, claim.hardware, measured, claim.text)
 
 
 def _value(run: Run, metric: Metric, result: Result | None, over: Result | None) -> float | None:

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.model import Run
-from harness.report import _ceilings, _claims, _facts, _figures
+from harness.report import _ceilings, _claims, _facts, _figures, _sweep
 from harness.report._columns import Column, columns
-from harness.report._frame import by_scenario, frame
+from harness.report._frame import by_scenario, frame, sizes_of
 
 
 def content(run: Run) -> dict[str, Any]:
@@ -34,10 +34,16 @@ def content(run: Run) -> dict[str, Any]:
 def _sections(run: Run, figures: list[_figures.Figure]) -> Iterator[dict[str, Any]]:
     claims = _claims.comparisons(run)
     for scenario, rows in by_scenario(run, frame(run)):
+        sweep = _sweep.of(scenario, rows, sizes_of(run), best="**{}**")
+        table = columns(rows, scenario.baseline)
         yield {
             "scenario": scenario,
             "origin": _facts.origin(scenario),
-            "table": columns(rows, scenario.baseline),
+            # The reasons are told with the stops.
+            "table": [column for column in table if not (sweep and column.head == "error")],
+            "cases": len(rows),
+            "sweep": sweep,
+            "stops": _sweep.stop_columns(sweep.over, sweep.stops) if sweep and sweep.stops else [],
             "figures": [figure for figure in figures if figure.scenario == scenario.name],
             "claims": _claim_columns(claims[scenario.name]),
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import units
-from harness.report._canvas import LOOKS, Look, canvas, legend, peak_line, save
+from harness.report._canvas import LOOKS, WIDE, WIDTH, Look, canvas, legend, peak_line, save, variant_lines
 from harness.report._figures import Figure, size_label
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ _BAND = 0.82
 _MOST_TICKS = 8
 _FEWEST_POWERS = 4
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4, "label": "ceiling"}
+_WALL: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 15, "markeredgewidth": 1.8, "zorder": 3.5}
 _AXES = {
     "effective_bandwidth": ("effective bandwidth (GB/s)", 1e9),
     "items_per_s": ("items a second (millions)", 1e6),
@@ -29,8 +30,10 @@ _AXES = {
 
 def draw(figure: Figure, peak: float | None, path: Path) -> list[Path]:
     """Draw one figure and save it as SVG and PNG. `peak` is the library copy's bandwidth in B/s."""
-    layout = {"bars": _bars, "lines": _lines, "curve": _curve, "ranking": _ranking}[figure.layout]
-    with canvas(_height(figure), figure.title) as (drawing, axes):
+    layout = {"bars": _bars, "lines": _lines, "curve": _curve, "variants": _variants, "ranking": _ranking}[
+        figure.layout
+    ]
+    with canvas(_height(figure), figure.title, WIDE if figure.layout == "variants" else WIDTH) as (drawing, axes):
         layout(axes, figure)
         if figure.quantity == "effective_bandwidth":
             peak_line(axes.axvline if figure.layout == "ranking" else axes.axhline, peak)
@@ -42,6 +45,8 @@ def _height(figure: Figure) -> float:
     """Inches."""
     if figure.layout == "ranking":
         return 0.85 + 0.13 * len(figure.rows)
+    if figure.layout == "variants":
+        return 3.6
     return 2.6 + 0.1 * max(label.count("\n") for label in figure.labels.values())
 
 
@@ -92,7 +97,7 @@ def _from_zero(axes: matplotlib.axes.Axes) -> None:
 
 def _over_sizes(axes: matplotlib.axes.Axes, figure: Figure) -> None:
     """Every series and the ceiling, as lines; as points where several shapes stand at one place."""
-    label, unit = _AXES[figure.quantity]
+    unit = _AXES[figure.quantity][1]
     rows = _by_size(figure)
     for index, series in enumerate(figure.series):
         own = rows[rows["series"] == series]
@@ -100,17 +105,56 @@ def _over_sizes(axes: matplotlib.axes.Axes, figure: Figure) -> None:
         points = {"linestyle": "none", "markersize": 7.5 - 5 * index / len(figure.series)}
         look = _look(figure, series).line | (points if own["size"].duplicated().any() else {})
         axes.plot(own["size"], own[figure.quantity] / unit, label=series, **look)
-    ceilings = _ceilings(figure)
-    if len(ceilings):
-        by_size = ceilings.groupby(ceilings.index.map(dict(figure.swept))).max()
-        axes.plot(by_size.index, by_size / unit, zorder=1.8, **_CEILING)
+    _ceiling_line(axes, figure)
     failed = sorted(set(rows["size"][rows["status"] != "ok"]))
     if failed:
         bottom = axes.get_xaxis_transform()
         axes.plot(failed, [0] * len(failed), "kx", markersize=4, clip_on=False, transform=bottom, label="no result")
-    _size_axis(axes, sorted(set(figure.swept.values())))
+    _axes_of_sizes(axes, figure)
+
+
+def _variants(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    """A line a variant over the curve's expression; it breaks where there is no result, and a bar is where it ends."""
+    unit = _AXES[figure.quantity][1]
+    rows = _by_size(figure)
+    for series, look in variant_lines(figure.series).items():
+        own = rows[rows["series"] == series]
+        timed = own.dropna(subset=[figure.quantity])
+        axes.plot(own["size"], own[figure.quantity] / unit, label=series + _reach(own, timed), **look)
+        ends = timed[timed["size"].isin(_ends(own, timed))]
+        axes.plot(ends["size"], ends[figure.quantity] / unit, color=look["color"], **_WALL)
+    _ceiling_line(axes, figure)
+    _axes_of_sizes(axes, figure)
+    _from_zero(axes)
+
+
+def _ends(tried: pd.DataFrame, timed: pd.DataFrame) -> set[int]:
+    """The first and the last size with a result, each where others were tried beyond it."""
+    reached = {timed["size"].min(), timed["size"].max()}
+    return reached - {tried["size"].min(), tried["size"].max()}
+
+
+def _reach(tried: pd.DataFrame, timed: pd.DataFrame) -> str:
+    """What the legend says of a variant that doesn't reach both ends."""
+    if timed.empty:
+        return ": no result"
+    first, last = timed["size"].min(), timed["size"].max()
+    words = [f"from {first}"] if first > tried["size"].min() else []
+    words += [f"up to {last}"] if last < tried["size"].max() else []
+    return f", {' '.join(words)}" if words else ""
+
+
+def _ceiling_line(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    ceilings = _ceilings(figure)
+    if len(ceilings):
+        by_size = ceilings.groupby(ceilings.index.map(dict(figure.swept))).max()
+        axes.plot(by_size.index, by_size / _AXES[figure.quantity][1], zorder=1.8, **_CEILING)
+
+
+def _axes_of_sizes(axes: matplotlib.axes.Axes, figure: Figure) -> None:
+    _size_axis(axes, sorted(set(figure.swept.values())), _MOST_TICKS * (2 if figure.layout == "variants" else 1))
     axes.set_xlabel(figure.axis)
-    axes.set_ylabel(label)
+    axes.set_ylabel(_AXES[figure.quantity][0])
     axes.grid()
 
 
@@ -118,16 +162,16 @@ def _by_size(figure: Figure) -> pd.DataFrame:
     return figure.rows.assign(size=figure.rows["shape"].map(dict(figure.swept))).sort_values("size", kind="stable")
 
 
-def _size_axis(axes: matplotlib.axes.Axes, sizes: Sequence[int]) -> None:
+def _size_axis(axes: matplotlib.axes.Axes, sizes: Sequence[int], most: int) -> None:
     """Logarithmic, with powers of two where they suffice; linear if there is a zero."""
     from matplotlib.ticker import MaxNLocator
 
     if sizes[0] == 0:
-        axes.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS, steps=[1, 2, 4, 8, 10], integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 4, 8, 10], integer=True))
         return
     powers = [size for size in sizes if size.bit_count() == 1]
-    shown = powers if len(sizes) > _MOST_TICKS and len(powers) >= _FEWEST_POWERS else sizes
-    shown = shown[:: math.ceil(len(shown) / _MOST_TICKS)]
+    shown = powers if len(sizes) > most and len(powers) >= _FEWEST_POWERS else sizes
+    shown = shown[:: math.ceil(len(shown) / most)]
     axes.set_xscale("log", base=2)
     axes.set_xticks(shown, [size_label(size) for size in shown])
     axes.minorticks_off()

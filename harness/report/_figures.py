@@ -9,21 +9,23 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from harness.expressions import evaluate
 from harness.model import Curve, Run, Scenario
-from harness.report._frame import by_scenario, frame
+from harness.report._frame import by_scenario, frame, sizes_of
+from harness.report._sweep import places
 
 if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "curve", "ranking"]
+Layout = Literal["bars", "lines", "curve", "variants", "ranking"]
 Shapes = dict[str, dict[str, int]]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
 MOST_SERIES = 8
 """As many as have a colour, a hatch and a marker of their own; beyond that each bar carries its name."""
+_MOST_VARIANTS = 9
+"""Of a figure as wide as the page."""
 _MOST_BARS = 40
 _MOST_SHAPES = 8
 _MOST_RANKED = 40
@@ -59,7 +61,7 @@ class Figure:
     @property
     def alt(self) -> str:
         """What the figure shows, for those who can't see it; without matplotlib's formulas."""
-        by = f"over {self.axis}" if self.layout == "curve" else "by variant and shape"
+        by = f"over {self.axis}" if self.layout in ("curve", "variants") else "by variant and shape"
         return f"{_plain(self.title)}: {self.quantity.removesuffix('_s').replace('_', ' ')} {by}"
 
     @property
@@ -74,10 +76,10 @@ def plan(run: Run) -> tuple[list[Figure], int]:
 
     Where there are too many, each scenario keeps its first ones.
     """
-    shapes = {m.case.shape_text: m.case.symbols for m in run.measurements}
+    sizes = sizes_of(run)
     wanted: list[Figure] = []
     for scenario, rows in by_scenario(run, frame(run)):
-        figures = _of_scenario(scenario, rows, shapes)
+        figures = _of_scenario(scenario, rows, sizes)
         count = run.header.machine.multiprocessors
         wanted += [replace(figure, turn=turn, multiprocessors=count) for turn, figure in enumerate(figures)]
     kept = {figure.name for figure in sorted(wanted, key=lambda figure: figure.turn)[:MOST_FIGURES]}
@@ -113,8 +115,9 @@ def _series(curve: Curve | None, table: pd.DataFrame, shapes: Shapes) -> pd.Seri
 def _pages(figure: Figure, shapes: Shapes, varying: Sequence[str]) -> Iterator[Figure]:
     """The figure in parts that can be read, in the layout that suits it."""
     if figure.curve is not None:
-        over = {shape: evaluate(figure.curve.over, sizes) for shape, sizes in shapes.items()}
-        yield from _swept(figure, "curve", figure.curve.label, over)
+        over = places(figure.curve, shapes)
+        alone = figure.curve.of_variants and len(set(over.values())) == len(over)
+        yield from _swept(figure, "variants" if alone else "curve", figure.curve.label, over)
     elif len(varying) == 1 and len(shapes) >= _LEAST_SWEPT:
         symbol = varying[0]
         yield from _swept(figure, "lines", symbol, {shape: sizes[symbol] for shape, sizes in shapes.items()})
@@ -126,7 +129,8 @@ def _pages(figure: Figure, shapes: Shapes, varying: Sequence[str]) -> Iterator[F
 
 def _swept(figure: Figure, layout: Layout, axis: str, swept: Mapping[str, int]) -> Iterator[Figure]:
     title = f"{figure.title}, {figure.axis}" if figure.axis else figure.title
-    for part in _parts(list(dict.fromkeys(figure.rows["series"])), MOST_SERIES):
+    most = _MOST_VARIANTS if layout == "variants" else MOST_SERIES
+    for part in _parts(list(dict.fromkeys(figure.rows["series"])), most):
         rows = figure.rows[figure.rows["series"].isin(part)]
         yield replace(figure, layout=layout, rows=rows, swept=swept, axis=axis, title=title, series=part)
 

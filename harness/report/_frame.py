@@ -61,6 +61,11 @@ def _row(scenario: Scenario, case: Case, facts: dict[str, Any]) -> dict[str, Any
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
+def sizes_of(run: Run) -> dict[str, dict[str, int]]:
+    """The sizes behind each text in the frame's column `shape`."""
+    return {m.case.shape_text: m.case.symbols for m in run.measurements}
+
+
 def by_scenario(run: Run, table: pd.DataFrame) -> Iterator[tuple[Scenario, pd.DataFrame]]:
     """Each scenario of the run with its rows of the run's frame; those without any are left out."""
     for scenario in run.header.scenarios:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Literal
 from harness import units
 from harness.compare import Verdict
 from harness.model import FAILED, Ceilings, Difference, Machine, Result, Run
-from harness.report import _ceilings, _claims, _facts
+from harness.report import _ceilings, _claims, _facts, _sweep
 from harness.report._columns import ESSENTIAL, Column, columns, first_line
-from harness.report._frame import by_scenario, frame
+from harness.report._frame import by_scenario, frame, sizes_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
 _GAP = 2
@@ -22,19 +23,26 @@ _VERDICTS: dict[Verdict, str] = {"faster": "green", "slower": "red", "~": "", "m
 
 
 def render(run: Run, console: Console) -> None:
-    """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way."""
+    """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way.
+
+    A scenario with a curve of variants has a table a dtype, and tells there what has no result.
+    """
     claims = _claims.comparisons(run)
+    told: set[str] = set()
     for scenario, rows in by_scenario(run, frame(run)):
         _title(console, scenario.title or scenario.name)
-        styles = ["" if status == "ok" else "red" if status in FAILED else "yellow" for status in rows["status"]]
-        shown = [column for column in columns(rows, scenario.baseline) if column.head != "error"]
-        _table(shown, console, styles)
+        sweep = _sweep.of(scenario, rows, sizes_of(run))
+        if sweep:
+            _swept(sweep, console)
+            told.update(case for case, status in zip(rows["case"], rows["status"], strict=True) if status not in FAILED)
+        else:
+            _cases(rows, scenario.baseline, console)
         for claim in claims[scenario.name]:
             _line(
                 console, f"{claim.row} claims {claim.claimed} ({claim.what}, {claim.hardware}): here {claim.measured}"
             )
     console.print()
-    _failures([result for result in run.results if result.status != "ok"], console)
+    _failures([r for r in run.results if r.status != "ok" and r.case.id not in told], console)
     for notice in _facts.notices(run):
         advice = f"; {notice.warning.advice}" if notice.warning.advice else ""
         text = f"{notice.warning.code} ({notice.cases}): {notice.example}: {notice.warning.message}{advice}"
@@ -45,6 +53,25 @@ def render(run: Run, console: Console) -> None:
         drift = _ceilings.drift(run.ceilings)
         _line(console, f"peak: a copy at {units.rate(run.ceilings.peak)}" + (f", {drift} at the end" if drift else ""))
     _line(console, f"{run.header.machine.name}: {_facts.outcome(run)}", "bold")
+
+
+def _cases(rows: pd.DataFrame, baseline: str, console: Console) -> None:
+    styles = ["" if status == "ok" else "red" if status in FAILED else "yellow" for status in rows["status"]]
+    _table([column for column in columns(rows, baseline) if column.head != "error"], console, styles)
+
+
+def _swept(sweep: _sweep.Sweep, console: Console) -> None:
+    for number, table in enumerate(sweep.tables):
+        if number:
+            console.print()
+        _line(console, table.caption)
+        _table(table.columns, console)
+        if hidden := [c.head for c in table.columns if c not in _fitting(table.columns, console.width)]:
+            _line(console, f"too wide to show: {', '.join(hidden)}")
+    console.print()
+    for stop in sweep.stops:
+        where = f"{stop.variant} ({', '.join(stop.dtypes)}): no result at {sweep.over} = {stop.without}"
+        _line(console, f"{where}: {stop.reason}", "yellow")
 
 
 def render_ceilings(machine: Machine, ceilings: Ceilings, console: Console) -> None:

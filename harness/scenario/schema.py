@@ -88,6 +88,13 @@ def _over(name: str, info: ValidationInfo[Names]) -> str:
     return name
 
 
+def _value(value: float | None, info: ValidationInfo[Names]) -> float | None:
+    metric = info.data.get("metric", "speedup")
+    if value is None and metric not in ("speedup", "traffic"):
+        raise _refused("is missing", "only a speed-up or traffic may be without, where a text says faster, or less")
+    return value
+
+
 def _known(name: str, allowed: Collection[str], message: str) -> str:
     if name not in allowed:
         raise _refused(f"{message} '{name}'", nearest(name, allowed))
@@ -148,18 +155,25 @@ class ClaimKeys(_Keys):
     over: Annotated[str, AfterValidator(_over)] = Field(
         default="", validate_default=True, description="The variant that it is compared with; a speed-up needs one."
     )
-    value: Positive = Field(description="Ratio or share, bandwidth in B/s, or time in s.")
+    value: Annotated[Positive | None, AfterValidator(_value)] = Field(
+        default=None,
+        validate_default=True,
+        description="Ratio or share, bandwidth in B/s, or time in s. A speed-up without one reads: faster.",
+    )
     hardware: Text = Field(description="What the text measured on.")
     where: Text = Field(default="*", description="Glob on op/dtype/shape: the cases that the claim is about.")
     text: str = Field(default="", description="The claim in words.")
 
 
 class CurveKeys(_Keys):
-    """A figure over an expression, in place of one by shape."""
+    """A figure over an expression, in place of one by shape. A curve of variants has tables over it, too."""
 
     over: Text = Field(description="What the figure is over: an expression of the op's symbols, e.g. T * V * U.")
     label: Text = Field(description="What the expression is, with its unit: the label of the axis.")
-    by: Symbol = Field(default="", description="A symbol whose sizes are told apart. Default: variants are.")
+    by: Symbol = Field(
+        default="",
+        description="A symbol whose sizes are told apart. Default: variants are, and where each of them stops.",
+    )
     littles_law: bool = Field(
         default=False,
         description="Draw Little's law: the expression is bytes being read on a multiprocessor at a time.",

@@ -3,10 +3,9 @@
 #pragma once
 
 #include "pack.cuh"
+#include "warp.cuh"
 
 constexpr unsigned GROUP = 8;  // elements of one byte
-constexpr unsigned WARP = 32;
-constexpr unsigned ALL_LANES = 0xffffffffu;
 
 // The bits of pack number `pack`, lowest first: a byte's for halves, half a byte's for floats.
 template <typename Element>

@@ -19,6 +19,7 @@ from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
 
 MULTIPROCESSORS = 132
 RESIDENT = MULTIPROCESSORS * 2048
+SHARED_MEMORY = 227 * 1024
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TESTS = Path(__file__).parents[1] / "ops"
 
@@ -64,6 +65,9 @@ class FakeKernel:
     def __call__(self, *_: object, **__: object) -> None:
         pass
 
+    def resident_clusters(self, *_: object) -> int:
+        return 1
+
 
 def told(op: str) -> ModuleType:
     """tests/ops/test_<op>.py, which tells of its kernels:
@@ -88,11 +92,15 @@ def requests(monkeypatch: pytest.MonkeyPatch, op: Op) -> list[Request]:
     monkeypatch.setattr(cuda, "load", load)
     monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
     monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
     module = told(op.name)
     left_out = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
     own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in left_out]
     for variant, dtype, shape in itertools.product(own, op.dtypes, module.COMPILED):
         case = Case(op.name, variant.name, dtype, tuple(shape.items()))
+        if variant.unsupported and variant.unsupported(case):
+            continue
         launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
         inputs, outputs = op.tensors(variant)
         for tensors in alignments(inputs + outputs, shape, dtype):

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from harness import cuda
+from harness.errors import MachineError
 
 SOURCE = 'extern "C" __global__ void twice(float* x, long long n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }'
 
@@ -35,3 +36,30 @@ def test_an_empty_grid_does_nothing(twice):
     x = torch.ones(8, device="cuda")
     twice(0, 32, x, ctypes.c_int64(8))
     assert x.tolist() == [1.0] * 8
+
+
+@pytest.mark.gpu
+def test_blocks_of_a_cluster_are_counted_as_blocks(tmp_path):
+    import torch
+
+    if not cuda.has_clusters():
+        pytest.skip("clusters came with sm_90")
+    (tmp_path / "ranks.cu").write_text(
+        'extern "C" __global__ void ranks(int* x) { x[blockIdx.x] = 10 * __clusterSizeInBlocks() + '
+        "__clusterRelativeBlockRank(); }"
+    )
+    ranks = cuda.load(tmp_path / "ranks.cu", "ranks", {})
+    x = torch.zeros(8, device="cuda", dtype=torch.int32)
+    ranks(8, 32, x, cluster=4)
+    assert x.tolist() == [40, 41, 42, 43, 40, 41, 42, 43]
+
+
+@pytest.mark.gpu
+def test_more_shared_memory_than_every_block_may_have(twice):
+    import torch
+
+    x = torch.ones(8, device="cuda")
+    twice(1, 32, x, ctypes.c_int64(8), shared=64 * 1024)
+    assert x.tolist() == [2.0] * 8
+    with pytest.raises(MachineError, match="twice can't have 1048576 bytes of shared memory"):
+        twice(1, 32, x, ctypes.c_int64(8), shared=2**20)

@@ -31,6 +31,8 @@ def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -
 @pytest.mark.parametrize(
     ("metric", "value", "claimed", "here"),
     [
+        ("speedup", None, "faster", "2.00x"),
+        ("traffic", None, "less", "0.50x"),
         ("speedup", 1.5, "1.50x", "2.00x"),
         ("traffic", 0.4, "0.40x", "0.50x"),
         ("bandwidth", 1.35e12, "1350 GB/s", "4000 GB/s"),
@@ -40,7 +42,7 @@ def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -
     ],
 )
 def test_each_metric(
-    answer: Callable[[Claim], tuple[str, str]], metric: Metric, value: float, claimed: str, here: str
+    answer: Callable[[Claim], tuple[str, str]], metric: Metric, value: float | None, claimed: str, here: str
 ) -> None:
     claim = Claim("R1", "tuned", metric, value, "V100", where="*/N1048576")
     assert answer(claim) == (claimed, here)

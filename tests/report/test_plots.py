@@ -216,7 +216,7 @@ def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: M
     assert _figures.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
 
 
-@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "zero", "curve", "ranking", "one"])
+@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "zero", "curve", "variants", "ranking", "one"])
 def test_no_label_lies_on_another(
     layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +227,7 @@ def test_no_label_lies_on_another(
         "lines": [(("N", 7**k),) for k in range(1, 11)],
         "zero": [(("N", 2**20), ("F", offset)) for offset in (0, 1, 2, 3, 31, 32)],
         "curve": FLIGHT,
+        "variants": [(("M", 2**27 // n), ("N", n)) for n in (*(2**k for k in range(19)), 3, 49, 1000, 1023, 50257)],
         "ranking": SHAPES,
         "one": SHAPES[:1],
     }
@@ -235,7 +236,7 @@ def test_no_label_lies_on_another(
     work = Work(2**22, 2**22)
     run = make_run(
         [measured(variant, "float32", shape, work=work) for shape in shapes for variant in variants],
-        curve=IN_FLIGHT if layout == "curve" else None,
+        curve={"curve": IN_FLIGHT, "variants": Curve("N", "elements a row, N")}.get(layout),
     )
     figures, _ = _figures.plan(run)
     assert figures

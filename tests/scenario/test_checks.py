@@ -60,6 +60,7 @@ expect:
 claims:
   - {row: R2, variant: fast, over: slow, metric: speedup, value: 2, hardware: A100, where: "*/M3-*", text: twice}
   - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
+  - {row: R3, variant: fast, over: slow, metric: speedup, hardware: A10, text: faster}
 curve: {over: M * N, label: elements, by: M, littles_law: true}
 """
     )
@@ -73,6 +74,7 @@ curve: {over: M * N, label: elements, by: M, littles_law: true}
     assert definition.claims == (
         Claim("R2", "fast", "speedup", 2.0, "A100", over="slow", where="*/M3-*", text="twice"),
         Claim("R3", "fast", "time", 1.5e-6, "A10"),
+        Claim("R3", "fast", "speedup", None, "A10", over="slow", text="faster"),
     )
 
 
@@ -103,6 +105,7 @@ claims:
   - {row: R1, variant: fast, metric: speedup, value: 1, hardware: A100}
   - {row: R1, variant: fast, metric: time, value: 1, over: eagr}
   - nothing
+  - {row: R1, variant: fast, metric: time, hardware: A100}
 """
     assert refused(text) == [
         ("1: title", "must not be empty, found ''"),
@@ -130,6 +133,10 @@ claims:
         ("19: claims[2].hardware", "is missing; What the text measured on."),
         ("19: claims[2].over", "op 'add' has no variant 'eagr'; did you mean 'eager'?"),
         ("20: claims[3]", "must be a mapping, found 'nothing'"),
+        (
+            "21: claims[4].value",
+            "is missing; only a speed-up or traffic may be without, where a text says faster, or less",
+        ),
     ]
 
 

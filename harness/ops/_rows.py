@@ -1,0 +1,158 @@
+"""Row reductions on the host: which threads share a row, and how much of it each keeps. Twin of rows.cuh.
+
+A matrix is (M, N), contiguous. `tuned` variants keep a row in the registers of a team: lanes of a warp, a block, or a
+cluster of blocks, so that memory sees it once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from harness import cuda
+from harness.ops import ITEMSIZE, Context
+from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.cuda import Kernel
+
+WARP = 32
+_BLOCK = 128  # threads, where a block has several rows
+_MOST_BLOCKS = 8  # of a cluster, on every device that has them
+_TILE_COLUMNS = 256  # rows that aren't whole packs come through shared memory up to here
+_TILE_ELEMENTS = 8  # of a row that a thread has at most, there
+_TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memory busy
+
+# Packs a thread, as measured on an H200. Two loads under way in each of many threads are best as long as a row leaves
+# room for others on its SM. Longer rows are cut among the blocks of a cluster, so that there is room again; a thread
+# takes more of them, and of halves all that its registers hold.
+_WARP_PACKS = 2
+_FEW_PACKS = ((2, 1024), (3, 2112))  # up to so many packs of a row, or of a block's part of it
+_MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # by the bytes of an element, in clusters
+_MOST_PACKS = 8  # of all matrices together
+_MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
+_UNSHARED = 2112  # packs of a row that one block takes, rather than a cluster
+_FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, _MOST_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a kernel goes about the rows: what it's compiled for, and how many blocks it takes.
+
+    count: packs (or elements of a tile) a thread. lanes: threads of a warp that share a row; 0 where `cluster` blocks
+    of `threads` do. ragged: rows begin inside of packs. tile_rows: rows of a tile in shared memory, 0 without one.
+    """
+
+    count: int
+    lanes: int
+    threads: int
+    cluster: int = 1
+    ragged: bool = False
+    tile_rows: int = 0
+
+    @classmethod
+    def of(cls, rows: int, columns: int, itemsize: int, device: tuple[int, bool], matrices: int = 1) -> Plan | None:
+        """The plan for (rows, columns) of elements of `itemsize` bytes; None where a row is too long for registers.
+
+        device: its multiprocessors, and whether it has clusters. matrices: of which a thread keeps its part of a row.
+        """
+        size = PACK_BYTES // itemsize
+        ragged, packs = columns % size != 0, columns // size
+        if ragged and columns <= _TILE_COLUMNS:
+            return cls._tile(columns, itemsize)
+        if packs <= WARP * _WARP_PACKS:
+            lanes = min(WARP, _power_of_2_from(packs))
+            return cls(max(1, blocks(packs, lanes)), lanes, _BLOCK, ragged=ragged)
+        plan = cls._blocks(rows, packs, itemsize, device, matrices)
+        return plan and replace(plan, ragged=ragged)
+
+    @classmethod
+    def _tile(cls, columns: int, itemsize: int) -> Plan:
+        lanes = _power_of_2_from(blocks(columns, _TILE_ELEMENTS))
+        size = PACK_BYTES // itemsize
+        rows = max(1, _TILE_BYTES // (columns * itemsize * size)) * size
+        return cls(blocks(columns, lanes), lanes, _BLOCK, tile_rows=rows)
+
+    @classmethod
+    def _blocks(cls, rows: int, packs: int, itemsize: int, device: tuple[int, bool], matrices: int) -> Plan | None:
+        multiprocessors, clusters = device
+        most = _MOST_PACKS // matrices
+        cluster = 1
+        if clusters and packs > _UNSHARED:
+            cluster = 4 if packs <= _FOUR_BLOCKS * matrices else _MOST_BLOCKS
+        # Few rows are spread over more of the chip.
+        while clusters and cluster < _MOST_BLOCKS and rows * cluster < multiprocessors and packs >= 4 * WARP * cluster:
+            cluster *= 2
+        share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
+        if share > most * most_threads:
+            return None
+        if rows * cluster <= multiprocessors:
+            count = blocks(share, most_threads)
+        else:
+            counts = _FEW_PACKS if cluster == 1 else _MORE_PACKS[itemsize]
+            count = next((count for count, up_to in counts if share <= up_to), most)
+        threads = blocks(blocks(share, count), WARP) * WARP
+        return cls(count, 0, threads, cluster)
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """What rows.cuh is to be compiled with."""
+        return {
+            "COUNT": self.count,
+            "LANES": self.lanes,
+            "THREADS": self.threads,
+            "CLUSTER": int(self.cluster > 1),
+            "RAGGED": int(self.ragged),
+            "TILE": int(self.tile_rows > 0),
+        }
+
+    def grid(self, rows: int) -> int:
+        """Blocks for that many rows."""
+        if self.tile_rows:
+            return blocks(rows, self.tile_rows)
+        return blocks(rows, self.threads // self.lanes) if self.lanes else rows * self.cluster
+
+
+class RowKernel:
+    """The kernel `entry` of an op with the sizes M and N, as the plan for its case has it.
+
+    Its parameters are tensors, then `long long rows, unsigned columns, unsigned tile_rows, unsigned aligned`.
+    """
+
+    def __init__(self, ctx: Context, plan: Plan, file: str, entry: str, matrices: int) -> None:
+        """matrices: of which there are tiles in shared memory."""
+        itemsize = ITEMSIZE[ctx.case.dtype]
+        self._plan = plan
+        self._kernel: Kernel = ctx.kernel(file, entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
+        self._grid = plan.grid(ctx.s.M)
+        self._sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(plan.tile_rows)
+        self._shared = matrices * plan.tile_rows * ctx.s.N * itemsize
+        self._cluster = plan.cluster if plan.cluster > 1 else None
+
+    def takes(self, *tensors: torch.Tensor) -> bool:
+        """Whether it can work on tensors with these addresses."""
+        return self._plan.tile_rows > 0 or aligned(*tensors)
+
+    def __call__(self, *arguments: torch.Tensor, moved: tuple[torch.Tensor, ...]) -> None:
+        """Launch. moved: those of the tensors whose alignment decides how a tile is moved."""
+        whole = ctypes.c_uint32(aligned(*moved))
+        self._kernel(
+            self._grid, self._plan.threads, *arguments, *self._sizes, whole, shared=self._shared, cluster=self._cluster
+        )
+
+
+def row_kernel(ctx: Context, file: str, entry: str, matrices: int = 1) -> RowKernel | None:
+    """The kernel that is planned for the case on this device; None where a row doesn't fit into registers.
+
+    matrices: of which a thread keeps its part of a row.
+    """
+    device = cuda.multiprocessors(), cuda.has_clusters()
+    plan = Plan.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device, matrices)
+    return None if plan is None else RowKernel(ctx, plan, file, entry, matrices)
+
+
+def _power_of_2_from(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()

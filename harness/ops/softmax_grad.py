@@ -1,0 +1,163 @@
+"""The backward of softmax over the rows of a matrix: row O8. Twin of kernels/softmax_grad.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from harness.model import Case, Work
+from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE
+from harness.ops._rows import row_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+# Of `two_pass` and `registers`, whose blocks have BLOCK threads, as in kernels/softmax_grad.cu:
+_ELEMENTS = (4, 16, 64)  # of a row that a thread may keep; twice 64 are half of the registers that it can have
+_GRID = 2**31 - 1  # blocks
+
+_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The most that a rounding changes a number, relative to it."""
+_LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
+"""The same of the smallest numbers, absolutely. y of a long row is one of them in float16 alone."""
+
+
+def make(ctx: Context) -> dict[str, Any]:
+    """Normal numbers as dy, and the softmax of others as y."""
+    import torch
+
+    dy, x = (torch.randn(ctx.s.M, ctx.s.N, generator=ctx.generator, device=ctx.device, dtype=ctx.dtype) for _ in "dx")
+    return {"dy": dy, "y": torch.softmax(x, dim=-1)}
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """In float64."""
+    dy, y = t.dy.double(), t.y.double()
+    return {"dx": y * (dy - (dy * y).sum(-1, keepdim=True))}
+
+
+def check(ctx: Context, t: Tensors) -> str | None:
+    """Each dx must be as near to the reference as its sum and its difference allow."""
+    want, allowed = reference(ctx, t.before)["dx"], allowance(ctx, t.before)
+    allowed += _UNIT[ctx.case.dtype] * want.abs() + _LEAST[ctx.case.dtype]
+    wrong = ~((t.dx.double() - want).abs() <= allowed)
+    if not bool(wrong.any()):
+        return None
+    row, column = (int(place) for place in wrong.nonzero()[0])
+    values = f"({row}, {column}) is {t.dx[row, column]}, the reference {want[row, column]}"
+    return f"dx: {int(wrong.sum())} of {wrong.numel()} elements are wrong; {values} within {allowed[row, column]:.3g}"
+
+
+def allowance(ctx: Context, t: Tensors) -> torch.Tensor:
+    """The error (M, N) that dx may have before it is rounded to its dtype, in float64.
+
+    dx is the difference of y * dy and y * sum, and may be far smaller than they are. Allowed are:
+    - 2 float32 units of y * dy;
+    - 16 of y * (the sum of |dy * y|) for the sum: chains of k additions err by about 0.2 * sqrt(k) units of it, and k
+      is at most a few thousand. One element left out of 2**18 would be missed by 64;
+    - for `eager` on halves, where y * dy is rounded to the dtype before it is added, the most that this changes.
+    """
+    dy, y = t.dy.double(), t.y.double()
+    products = (dy * y).abs()
+    total = products.sum(-1, keepdim=True)
+    allowed = y * (2.0**-20 * total) + 2.0**-23 * products
+    if ctx.case.variant == "eager" and ctx.case.dtype != "float32":
+        unit, least = _UNIT[ctx.case.dtype], _LEAST[ctx.case.dtype]
+        allowed += unit * (products + y * total) + least * (1 + y * ctx.s.N)
+    return allowed
+
+
+def _moves(read: int, written: int) -> Callable[[Symbols, int], Work]:
+    """So many whole matrices."""
+
+    def traffic(symbols: Symbols, itemsize: int) -> Work:
+        matrix = symbols["M"] * symbols["N"] * itemsize
+        return Work(read=read * matrix, written=written * matrix, flops=4 * symbols["M"] * symbols["N"])
+
+    return traffic
+
+
+OP = Op(
+    "softmax_grad",
+    "dx = y * (dy - sum(dy * y)) for each row, where y is a softmax",
+    symbols={"M": "rows", "N": "columns"},
+    inputs=(Tensor("dy", ("M", "N")), Tensor("y", ("M", "N"))),
+    outputs=(Tensor("dx", ("M", "N")),),
+    reference=reference,
+    make=make,
+    check=check,
+    flops="4 * M * N",
+    items="M",
+    item="rows",
+)
+
+
+def _backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What autograd runs for torch.softmax."""
+    import torch
+
+    return torch.ops.aten._softmax_backward_data(dy, y, -1, y.dtype)
+
+
+@OP.variant("eager", "what autograd calls: dy * y, then the rest", devices=BOTH, traffic=_moves(4, 2), returns=True)
+def eager(_: Context) -> Launch:
+    """Two kernels on a GPU, and a matrix of products between them; the second one reads a long row of it twice."""
+    return lambda t: (_backward(t.dy, t.y),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(_: Context) -> Launch:
+    """Inductor makes no matrix of products; whether it reads dy and y once or twice depends on the row's length."""
+    function = compiled(_backward)
+    return lambda t: (function(t.dy, t.y),)
+
+
+@OP.variant("two_pass", "one block a row: the sum, then dy and y are read again", rows=("O8",), traffic=_moves(4, 1))
+def two_pass(ctx: Context) -> Launch:
+    """Rows of any length, at any address."""
+    kernel = ctx.kernel("softmax_grad.cu", "softmax_grad_two_pass", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_int64(ctx.s.N)
+    grid = min(ctx.s.M, _GRID)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.y, t.dx, *sizes)
+
+
+def _not_in_registers(case: Case) -> str | None:
+    longest = BLOCK * _ELEMENTS[-1]
+    if case.symbols["N"] > longest:
+        return f"rows of up to {longest} elements only: two of them must fit into the registers of {BLOCK} threads"
+    return f"up to {_GRID} rows only, one block each" if case.symbols["M"] > _GRID else None
+
+
+@OP.variant(
+    "registers",
+    "one block a row: both rows are kept in register arrays of compile-time size",
+    rows=("O8",),
+    unsupported=_not_in_registers,
+)
+def registers(ctx: Context) -> Launch:
+    """The smallest arrays that hold the row, out of a few sizes."""
+    elements = next(count for count in _ELEMENTS if count * BLOCK >= ctx.s.N)
+    macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "ELEMENTS": elements}
+    kernel = ctx.kernel("softmax_grad.cu", "softmax_grad_registers", macros)
+    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
+    return lambda t: kernel(ctx.s.M, BLOCK, t.dy, t.y, t.dx, *sizes)
+
+
+@OP.variant("tuned", "both rows in the registers of a warp, a block or a cluster, as their length asks", rows=("O8",))
+def tuned(ctx: Context) -> Launch:
+    """See kernels/softmax_grad.cu; `two_pass` where rows are too long for that, or packs not aligned."""
+    fallback: Launch = two_pass(ctx)
+    kernel = row_kernel(ctx, "softmax_grad.cu", "softmax_grad_tuned", matrices=2)
+    if kernel is None:
+        return fallback
+
+    def launch(t: Tensors) -> None:
+        if kernel.takes(t.dy, t.y, t.dx):
+            kernel(t.dy, t.y, t.dx, moved=(t.dy, t.y, t.dx))
+        else:
+            fallback(t)
+
+    return launch

@@ -1,0 +1,102 @@
+// The backward of softmax over the rows of a matrix: dx = y * (dy - sum(dy * y)), where y is softmax's result.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+//
+// The sum needs the whole row before the first dx is known, so dy and y are either read twice, five passes over a
+// matrix, or kept on the chip in between: three. Products and sums are floats, and dx is rounded once.
+
+#include "rows.cuh"
+
+using T = SCALAR;
+
+constexpr unsigned BLOCK = 256;  // threads of kernels 1 and 2
+
+// One dx. The product y * (dy - sum) would cost the same, but dy - sum may overflow where neither product does.
+__device__ __forceinline__ float gradient(float dy, float y, float sum) { return fmaf(-y, sum, y * dy); }
+
+// 1. One block a row, one element an access: first the sum, then dy and y come again, at best from the L2. Rows of any
+//    length at any address; a short one leaves most of the block idle.
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    softmax_grad_two_pass(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
+                          long long columns) {
+  BlockTeam<BLOCK> team;
+  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+    const long long begin = row * columns, end = begin + columns;
+    float sum[1] = {0.0f};
+    for (long long i = begin + threadIdx.x; i < end; i += BLOCK) {
+      sum[0] = fmaf(to_float(y[i]), to_float(dy[i]), sum[0]);
+    }
+    team.all<Sum>(sum);
+    for (long long i = begin + threadIdx.x; i < end; i += BLOCK) {
+      dx[i] = T(gradient(to_float(dy[i]), to_float(y[i]), sum[0]));
+    }
+  }
+}
+
+// One row of any kind, both matrices held in registers. What a thread lacks is zero, which adds nothing.
+template <typename Row>
+__device__ __forceinline__ void softmax_grad_row(const Row& row, typename Row::Chunk (&gradients)[Row::CHUNKS],
+                                                 typename Row::Chunk (&results)[Row::CHUNKS], T* dx) {
+  float a[Row::CHUNK], b[Row::CHUNK], sum[1] = {0.0f};
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    widen(gradients[j], a);
+    widen(results[j], b);
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) sum[0] = fmaf(b[e], a[e], sum[0]);
+  }
+  row.team.template all<Sum>(sum);
+  const unsigned zero = row.columns >> 31;  // rows that fit into registers are shorter
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    forget_floats(gradients[j], zero);
+    forget_floats(results[j], zero);
+    widen(gradients[j], a);
+    widen(results[j], b);
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) a[e] = gradient(a[e], b[e], sum[0]);
+    narrow(a, gradients[j]);
+    row.store(dx, j, gradients[j]);
+  }
+}
+
+// The same of a row that has yet to be loaded, from memory or from tiles.
+template <typename Row>
+__device__ __forceinline__ void softmax_grad_row(const Row& row, const T* dy, const T* y, T* dx) {
+  typename Row::Chunk gradients[Row::CHUNKS], results[Row::CHUNKS];
+  row.load(dy, gradients, 0.0f);
+  row.load(y, results, 0.0f);
+  softmax_grad_row(row, gradients, results, dx);
+}
+
+// 2. Memory sees dy and y once: each thread has its elements in two register arrays, whose size must be known when the
+//    kernel is compiled, since registers can't be indexed at run time. Still one block a row, and accesses as narrow as
+//    an element. Macros: ELEMENTS, those of a row that a thread has.
+#ifdef ELEMENTS
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    softmax_grad_registers(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
+                           unsigned columns) {
+  BlockTeam<BLOCK> team;
+  ElementRow<T, ELEMENTS, BlockTeam<BLOCK>> row{team, columns, rows, team.row(), team.row() * columns};
+  softmax_grad_row(row, dy, y, dx);
+}
+#endif
+
+// 3. Packs of 16 bytes, and a team of threads that fits the row: a few lanes, a warp, a block, or a cluster of blocks;
+//    short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
+#ifdef COUNT
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    softmax_grad_tuned(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
+                       unsigned columns, unsigned tile_rows, unsigned aligned) {
+#if TILE
+  extern __shared__ uint4 shared[];
+  T* tiles = reinterpret_cast<T*>(shared);
+  on_tiles<Row>(tiles, {dy, y}, dx, rows, columns, tile_rows, aligned,
+                [&](Row& row, unsigned stride) { softmax_grad_row(row, tiles, tiles + stride, tiles); });
+#elif !CLUSTER || __CUDA_ARCH__ >= 900
+  Team team;
+  Row row(team, rows, columns);
+  softmax_grad_row(row, dy, y, dx);
+#endif
+}
+#endif

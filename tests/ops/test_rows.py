@@ -1,0 +1,100 @@
+"""Plans of row kernels: whatever the tunable numbers are, every row must be covered, within what a GPU allows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.ops._rows import WARP, Plan
+
+ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
+COLUMNS = (
+    *range(1, 300),
+    *(2**k + d for k in range(9, 20) for d in (-1, 0, 1, 8)),
+    *(1000, 30_522, 50_257, 100_000, 128_256),
+)
+SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture from sm_80 on
+MATRICES = 3  # of which a kernel has a tile, at most
+DEVICES = [(132, True), (108, False), (20, False)]
+
+
+@pytest.fixture(params=itertools.product((2, 4), DEVICES), ids=str)
+def plans(request):
+    """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
+    itemsize, device = request.param
+    every = [(r, c, Plan.of(r, c, itemsize, device)) for r, c in itertools.product(ROWS, COLUMNS)]
+    return [(rows, columns, 16 // itemsize, plan) for rows, columns, plan in every if plan is not None]
+
+
+def team(plan):
+    """Threads that share a row."""
+    return plan.lanes or plan.threads * plan.cluster
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_rows_up_to_131072_have_a_plan_where_blocks_form_clusters(itemsize):
+    for rows, columns in itertools.product(ROWS, (3, 197, 1023, 4096, 30_522, 50_257, 65_536, 128_256, 131_072)):
+        assert Plan.of(rows, columns, itemsize, (132, True)) is not None, (rows, columns)
+
+
+def test_a_row_that_no_cluster_can_hold_has_none():
+    assert Plan.of(1, 2**30, 2, (132, True)) is None
+    assert Plan.of(1, 2**30, 2, (108, False)) is None
+
+
+def test_a_team_covers_its_row(plans):
+    for rows, columns, size, plan in plans:
+        elements = columns if plan.tile_rows else columns // size
+        assert plan.count * team(plan) >= elements, (rows, columns, plan)
+
+
+def test_only_rows_that_begin_inside_of_packs_are_ragged(plans):
+    for rows, columns, size, plan in plans:
+        assert plan.ragged == (columns % size != 0 and not plan.tile_rows), (rows, columns, plan)
+
+
+def test_a_ragged_row_has_threads_for_its_single_elements(plans):
+    for rows, columns, size, plan in plans:
+        if plan.ragged:
+            assert team(plan) >= 2 * (size - 1), (rows, columns, plan)
+
+
+def test_teams_are_what_a_gpu_has(plans):
+    for rows, columns, _, plan in plans:
+        assert plan.threads in range(WARP, 1025, WARP), (rows, columns, plan)
+        assert plan.lanes in (0, 1, 2, 4, 8, 16, 32), (rows, columns, plan)
+        assert plan.cluster in (1, 2, 4, 8), (rows, columns, plan)
+        assert plan.cluster == 1 or not plan.lanes, (rows, columns, plan)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_no_clusters_where_the_device_has_none(itemsize):
+    for rows, columns in itertools.product(ROWS, COLUMNS):
+        plan = Plan.of(rows, columns, itemsize, (108, False))
+        assert plan is None or plan.cluster == 1
+
+
+def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
+    for rows, columns, size, plan in plans:
+        elements = plan.tile_rows * columns
+        assert elements % size == 0, (rows, columns, plan)
+        assert MATRICES * elements * 16 // size <= SHARED_MEMORY, (rows, columns, plan)
+
+
+def test_the_grid_has_all_rows_and_no_block_without_one(plans):
+    for rows, columns, _, plan in plans:
+        a_block = plan.tile_rows or (plan.threads // plan.lanes if plan.lanes else 0)
+        if a_block:
+            assert (plan.grid(rows) - 1) * a_block < max(rows, 1) <= max(plan.grid(rows), 1) * a_block, (rows, plan)
+        else:
+            assert plan.grid(rows) == rows * plan.cluster, (rows, columns, plan)
+
+
+def test_the_macros_say_which_team_it_is(plans):
+    for rows, columns, _, plan in plans:
+        macros = plan.macros
+        assert macros["COUNT"] >= 1, (rows, columns, plan)
+        assert (macros["LANES"] > 0) + macros["CLUSTER"] <= 1, (rows, columns, plan)
+        assert macros["RAGGED"] + macros["TILE"] <= 1, (rows, columns, plan)
+        assert macros["THREADS"] == plan.threads

@@ -15,7 +15,7 @@ template <typename Element>
 constexpr bool IS_HALF = false;
 template <>
 constexpr bool IS_HALF<__half> = true;
-constexpr float LOG2_E = 1.44269504088896340736f;
+[[maybe_unused]] constexpr float LOG2_E = 1.44269504088896340736f;
 
 // 2^x in one instruction; results below the smallest normal number are zero.
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -156,6 +156,22 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
     WarpTeam<WARP> team;
     if (team.row() < rows) online_row(team, x + team.row() * columns, y + team.row() * columns, columns);
   }
+}
+
+// Rows of a single element, all of which are 1, or NaN where x - x is: no row to be found, and nothing to add up.
+extern "C" __global__ void softmax_of_one(const T* __restrict__ x, T* __restrict__ y, long long n, int packs) {
+  const long long first = thread_index() * Pack<T>::SIZE;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(x + first, count, packs);
+  unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+#pragma unroll
+  for (unsigned& word : words) {
+    Lanes<T> lanes(word);
+#pragma unroll
+    for (float& value : lanes.at) value = value - value + 1.0f;
+    word = lanes.word();
+  }
+  store_filled(y + first, pack, count, packs);
 }
 #else
 
@@ -304,7 +320,7 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   row.team.template in_warp<Sum>(sum);
   float both[2] = {scaled, sum[0]};
   row.team.template across_warps<Exponentials>(both);
-  const float scale = exp2_fast(scaled - (both[0] == MINUS_INFINITY ? 0.0f : both[0])) / both[1];
+  const float scale = __fdividef(exp2_fast(scaled - (both[0] == MINUS_INFINITY ? 0.0f : both[0])), both[1]);
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
 #pragma unroll

@@ -36,6 +36,10 @@ _MOST_PACKS = 8  # of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row that one block takes, rather than a cluster
 _FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, _MOST_BLOCKS
+# Rows that a team works on at once where vectors are loaded for each, by the bytes of an element; registers limit them.
+# The same for blocks that have a short row each.
+_TOGETHER = {4: 2, 2: 1}
+_TOGETHER_SHORT = {4: 1, 2: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Plan:
 
     count: packs (or elements of a tile) a thread. lanes: threads of a warp that share a row; 0 where `cluster` blocks
     of `threads` do. ragged: rows begin inside of packs. tile_rows: rows of a tile in shared memory, 0 without one.
+    together: rows that a team works on at once.
     """
 
     count: int
@@ -52,6 +57,7 @@ class Plan:
     cluster: int = 1
     ragged: bool = False
     tile_rows: int = 0
+    together: int = 1
 
     @classmethod
     def of(cls, rows: int, columns: int, itemsize: int, device: tuple[int, bool], matrices: int = 1) -> Plan | None:
@@ -68,6 +74,45 @@ class Plan:
             return cls(max(1, blocks(packs, lanes)), lanes, _BLOCK, ragged=ragged)
         plan = cls._blocks(rows, packs, itemsize, device, matrices)
         return plan and replace(plan, ragged=ragged)
+
+    @classmethod
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: tuple[int, bool]) -> Plan | None:
+        """The plan where each row needs vectors of N elements, too: loaded once for two rows where that pays.
+
+        Their part of a row comes from the L1 or the L2, so what a block takes of a row is as long as it can be.
+        """
+        size = PACK_BYTES // itemsize
+        packs, (multiprocessors, clusters) = columns // size, device
+        plain = cls.of(rows, columns, itemsize, device)
+        if plain is None or plain.tile_rows or columns < size or rows * plain.cluster <= multiprocessors:
+            return plain
+        if columns % size:
+            # Rows begin at different places of a pack, and so have no part of a vector in common.
+            lanes_do = itemsize == 2 and packs <= 4 * WARP
+            return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if lanes_do else plain
+        if packs <= 2 * WARP:
+            return cls._lanes_with_vectors(packs, itemsize)
+        if packs <= 256:
+            count, together = 2, _TOGETHER_SHORT[itemsize]
+        elif itemsize == 2 and packs <= 1056:
+            count, together = 2, 1
+        else:
+            count, together = 4, _TOGETHER[itemsize]
+        cluster = _power_of_2_from(blocks(packs, count * 256 * itemsize))
+        if cluster > (_MOST_BLOCKS if clusters else 1):
+            return plain
+        threads = blocks(blocks(packs, cluster * count), WARP) * WARP
+        return cls(count, 0, threads, cluster, together=together)
+
+    @classmethod
+    def _lanes_with_vectors(cls, packs: int, itemsize: int) -> Plan:
+        """Rows of up to 64 packs."""
+        count = 2 if itemsize == 2 and packs > 1 else 1
+        lanes = _power_of_2_from(blocks(packs, count))
+        together = _TOGETHER[itemsize]
+        if lanes > WARP:
+            return cls(count, 0, lanes, together=together)
+        return cls(count, lanes, _BLOCK, together=together)
 
     @classmethod
     def _tile(cls, columns: int, itemsize: int) -> Plan:
@@ -107,13 +152,15 @@ class Plan:
             "CLUSTER": int(self.cluster > 1),
             "RAGGED": int(self.ragged),
             "TILE": int(self.tile_rows > 0),
+            "TOGETHER": self.together,
         }
 
     def grid(self, rows: int) -> int:
         """Blocks for that many rows."""
         if self.tile_rows:
             return blocks(rows, self.tile_rows)
-        return blocks(rows, self.threads // self.lanes) if self.lanes else rows * self.cluster
+        teams = blocks(rows, self.together)
+        return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
 
 
 class RowKernel:
@@ -144,13 +191,14 @@ class RowKernel:
         )
 
 
-def row_kernel(ctx: Context, file: str, entry: str, matrices: int = 1) -> RowKernel | None:
+def row_kernel(ctx: Context, file: str, entry: str, matrices: int = 1, with_vectors: bool = False) -> RowKernel | None:
     """The kernel that is planned for the case on this device; None where a row doesn't fit into registers.
 
     matrices: of which a thread keeps its part of a row.
     """
     device = cuda.multiprocessors(), cuda.has_clusters()
-    plan = Plan.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device, matrices)
+    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device
+    plan = Plan.with_vectors(*sizes) if with_vectors else Plan.of(*sizes, matrices)
     return None if plan is None else RowKernel(ctx, plan, file, entry, matrices)
 
 

@@ -25,7 +25,7 @@ _FLOAT = 4  # bytes
 
 # Of `registers` and `cluster`:
 _ELEMENTS = 8  # that a thread has, until a block has no more threads
-_MOST_ELEMENTS = 32  # half of the registers that each of a block's threads can have
+_MOST_ELEMENTS = 16  # with twice as many, some architecture runs out of registers for 1024 threads
 _MOST_THREADS = 1024
 _MOST_BLOCKS = 8  # of a cluster, on every device that has them
 
@@ -231,6 +231,8 @@ def _in_registers(ctx: Context, entry: str, blocks_a_row: int) -> Launch:
 @OP.variant("tuned", "a row in the registers of a warp, a block or a cluster, as its length asks", rows=("O8", "S13"))
 def tuned(ctx: Context) -> Launch:
     """Falls back to `online` for rows too long for that, and packs that aren't aligned."""
+    if ctx.s.N == 1:
+        return _of_one(ctx)
     fallback: Launch = online(ctx)
     kernel = row_kernel(ctx, "softmax.cu", "softmax_tuned")
     if kernel is None:
@@ -243,3 +245,9 @@ def tuned(ctx: Context) -> Launch:
             fallback(t)
 
     return launch
+
+
+def _of_one(ctx: Context) -> Launch:
+    kernel = _kernel(ctx, "softmax_of_one")
+    grid, n = blocks(blocks(ctx.s.M, PACK_BYTES // ITEMSIZE[ctx.case.dtype])), ctypes.c_int64(ctx.s.M)
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, n, ctypes.c_int32(aligned(t.x, t.y)))

@@ -192,6 +192,27 @@ struct ClusterTeam {
 // ---- Rows. `CHUNKS` chunks of this thread; elements(j) of chunk j are in use, CHUNK at most. load() and store() move
 // them; column() loads what a vector of `columns` elements has for one of them; has() says whether an element exists.
 
+// A pack that is read once: it isn't to drive from the L1 what is read for every row.
+template <typename Element>
+__device__ __forceinline__ uint4 load_once(const Element* from) {
+  uint4 raw;
+#ifdef ALLOC
+  raw = load_16<false>(reinterpret_cast<const uint4*>(from));
+#else
+  asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+      : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+      : "l"(from));
+#endif
+  return raw;
+}
+
+// A word full of an element.
+__device__ __forceinline__ unsigned splat(float value) { return __float_as_uint(value); }
+template <typename Half>
+__device__ __forceinline__ unsigned splat(Half value) {
+  return reinterpret_cast<const unsigned short&>(value) * 0x10001u;
+}
+
 // Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With it, a row's
 // first whole pack begins `head` elements into it. Those elements, and those behind the last whole pack, are single
 // ones: the first threads of the team have one each, in a chunk of its own. A team must have two packs' of threads then.
@@ -235,16 +256,14 @@ struct PackedRow {
   }
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
+    // In whole words: taken apart, their halves would stay apart.
+    const unsigned word = splat(Element(missing));
 #pragma unroll
     for (unsigned j = 0; j < CHUNKS; ++j) {
-#pragma unroll
-      for (unsigned e = 0; e < CHUNK; ++e) chunks[j].at[e] = Element(missing);
-      if (!has(j, 0)) continue;
-      if (j < Count) {
-        chunks[j] = load_pack(from + j * Team::STEP * CHUNK);
-      } else {
-        chunks[j].at[0] = x[begin + column_of(j)];
-      }
+      uint4 raw = make_uint4(word, word, word, word);
+      if (j < Count && has(j, 0)) raw = load_once(from + j * Team::STEP * CHUNK);
+      chunks[j] = reinterpret_cast<const Chunk&>(raw);
+      if (j == Count && has(j, 0)) chunks[j].at[0] = x[begin + column_of(j)];
     }
   }
   __device__ __forceinline__ void store(Element* __restrict__ y, unsigned j, const Chunk& chunk) const {
@@ -259,12 +278,17 @@ struct PackedRow {
 
   // The vector must be aligned to 16 bytes. Its packs begin elsewhere than the row's: two of them together give one.
   __device__ __forceinline__ Chunk column(const Element* __restrict__ vector, unsigned j) const {
+    if constexpr (!Ragged) {
+      uint4 raw = make_uint4(0, 0, 0, 0);
+      if (has(j, 0)) raw = load_16<false>(reinterpret_cast<const uint4*>(vector + column_of(j)));
+      return reinterpret_cast<const Chunk&>(raw);
+    }
     Chunk chunk{};
     if (!has(j, 0)) return chunk;
     const Element* from = vector + column_of(j);
     if (j == Count) {
       chunk.at[0] = *from;
-    } else if (!Ragged || head == 0) {
+    } else if (head == 0) {
       chunk = load_pack(from);
     } else if ((pack(j) + 2) * CHUNK <= columns) {
       chunk = load_pack_shifted(from, head * sizeof(Element));

@@ -74,6 +74,7 @@ def told(op: str) -> ModuleType:
 
     COMPILED: shapes that together ask for every compilation that a launch may need.
     LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
+    SPILLED (if any): bytes that a thread may spill, where measurements say that one more block on an SM is worth it.
     """
     spec = importlib.util.spec_from_file_location(f"compiled_{op}", TESTS / f"test_{op}.py")
     module = importlib.util.module_from_spec(spec)
@@ -123,12 +124,13 @@ def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) ->
 def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arch):
     found = requests(monkeypatch, op)
     assert found
+    allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []
     for request in found:
         _, log = compile_verbose(request.file, dict(request.macros), arch)
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert frames, log
-        if any(int(size) for frame in frames for size in frame):
+        if any(int(size) > allowed for frame in frames for size in frame):
             wasteful.append((request.name, frames))
         assert "warning" not in log, log
     assert not wasteful

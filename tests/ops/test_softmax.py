@@ -24,6 +24,7 @@ COMPILED = [
         (64, 2**18),
     ]
 ]
+SPILLED = 16
 ANY_LENGTH = ["unfused", "online", "tuned"]
 OURS = [*ANY_LENGTH, "shared", "registers", "cluster"]
 
@@ -31,7 +32,7 @@ OURS = [*ANY_LENGTH, "shared", "registers", "cluster"]
 # among them. Each compiles kernels of its own, which takes a while; bfloat16 goes the ways of float16.
 LENGTHS = [1, 3, 8, 49, 197, 1000, 1024, 1025, 4096, 50_257, 65_536, 131_072, 262_144]
 LENGTHS_OF = [(dtype, columns) for dtype in ("float32", "float16") for columns in LENGTHS] + [("bfloat16", 1)]
-LENGTHS_IN_REGISTERS = [1, 8, 1000, 32_768, 50_257, 262_144]
+LENGTHS_IN_REGISTERS = [1, 8, 1000, 16_384, 50_257, 131_072]
 
 RELATIVE = 4e-6  # of float32; the float that is rounded to a half is as near
 WIDE = 1e-5  # where differences to the maximum are tens, whose own rounding counts
@@ -142,7 +143,7 @@ def special_rows(columns, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [3, 8, 1000, 1023, 32_768])
+@pytest.mark.parametrize("columns", [3, 8, 1000, 1023, 16_384])
 @pytest.mark.parametrize("variant", OURS)
 def test_special_values(softmax, variant, dtype, columns):
     x = special_rows(columns, dtype)
@@ -201,12 +202,12 @@ def test_a_row_too_long_for_shared_memory_is_refused_in_words(monkeypatch):
 
 def test_a_row_too_long_for_registers_is_refused_in_words(monkeypatch):
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
-    assert unsupported("registers", "float16", 8, 32_768) is None
-    reason = "a row of 32769 elements doesn't fit into the registers of a block, which take 32768"
-    assert unsupported("registers", "float16", 8, 32_769) == reason
-    assert unsupported("cluster", "float16", 8, 262_144) is None
-    reason = "a row of 262145 elements doesn't fit into the registers of a cluster, which take 262144"
-    assert unsupported("cluster", "float16", 8, 262_145) == reason
+    assert unsupported("registers", "float16", 8, 16_384) is None
+    reason = "a row of 16385 elements doesn't fit into the registers of a block, which take 16384"
+    assert unsupported("registers", "float16", 8, 16_385) == reason
+    assert unsupported("cluster", "float16", 8, 131_072) is None
+    reason = "a row of 131073 elements doesn't fit into the registers of a cluster, which take 131072"
+    assert unsupported("cluster", "float16", 8, 131_073) == reason
 
 
 def test_clusters_are_refused_where_there_are_none(monkeypatch):
@@ -224,9 +225,9 @@ def test_more_rows_than_a_grid_has_blocks_are_refused(monkeypatch):
 
 
 def test_registers_hold_every_row_that_is_supported():
-    for columns in (*range(1, 3000), *range(3000, 262_144, 997), 32_768, 262_144):
+    for columns in (*range(1, 3000), *range(3000, 131_072, 997), 16_384, 131_072):
         for blocks_a_row in (1, blocks_of_cluster(columns)):
-            if columns > blocks_a_row * 32_768:
+            if columns > blocks_a_row * 16_384:
                 continue
             elements, threads = spread(columns, blocks_a_row)
             assert blocks_a_row * threads * elements >= columns

@@ -1,0 +1,312 @@
+// LayerNorm and RMSNorm of the rows of a matrix. `Centred` tells them apart: LayerNorm takes a row's mean away and
+// adds beta; RMSNorm has neither mean nor beta, and null pointers stand for them.
+#pragma once
+
+#include "rows.cuh"
+
+constexpr float EPSILON = 1e-5f;
+constexpr float PLUS_INFINITY = -MINUS_INFINITY;
+
+// The statistics of a row, from sums over its elements, and then the elements normalised with them.
+//
+// Sums of x and x * x would lose everything where the mean is far larger than the deviation. Sums of distances from a
+// point lose nothing while that point is within a few deviations of the mean, and a row's first element nearly always
+// is. Where it isn't, the sums are made again about the mean that they gave. So one reduction does where two passes,
+// for the mean and then for the variance, need two. In a row of equal values all distances are exactly zero.
+//
+// Distances are taken times a power of two, at most 1 / (2 sqrt(N)), which rounds nothing: no difference of two
+// finite elements overflows then, and no sum of squares does unless the variance does.
+template <bool Centred>
+class Normaliser {
+ public:
+  static constexpr unsigned SUMS = Centred ? 2 : 1;
+  float mean;
+
+  __device__ __forceinline__ Normaliser() {}
+  // first: the row's first element; 0 without a mean.
+  __device__ __forceinline__ Normaliser(unsigned columns, float first)
+      : mean(first), share(__fdividef(1.0f, columns)) {
+    const unsigned half_log2 = (WARP - __clz(columns - 1) + 1) / 2;  // of N, both rounded up
+    down = __uint_as_float((126 - half_log2) << 23);
+    point = -mean * down;
+  }
+
+  // Adds an element to this thread's part of the sums.
+  __device__ __forceinline__ void add(float x, float (&sums)[SUMS]) const {
+    const float d = distance(x);
+    sums[0] = fmaf(d, d, sums[0]);
+    if constexpr (Centred) sums[1] = fmaf(d, share, sums[1]);
+  }
+
+  // Takes the sums over the row for all that follows, and tells whether they must be made again, after recentre(): at
+  // most once. All threads that share a warp or a row get the same answer.
+  __device__ __forceinline__ bool again(const float (&sums)[SUMS]) {
+    // 1 / down, by its exponent.
+    const float up = __uint_as_float((254u << 23) - __float_as_uint(down)), square = sums[0] * share;
+    if constexpr (!Centred) {
+      scale = rsqrtf(square * up * up + EPSILON) * up;
+      return false;
+    } else {
+      const float off = sums[1], off_square = off * off;
+      float variance = square - off_square;
+      // Rounding must not make it negative. Of an infinity or no number at all, it's the same.
+      if (!(off_square < square)) variance = square < PLUS_INFINITY ? 0.0f : square;
+      scale = rsqrtf(variance * up * up + EPSILON) * up;
+      offset = -off * scale;
+      mean = fmaf(off, up, mean);
+      const bool near = off_square <= 8.0f * variance && square < PLUS_INFINITY;
+      return !last && __any_sync(ALL_LANES, !near);
+    }
+  }
+  __device__ __forceinline__ void recentre() {
+    point = -mean * down;
+    last = true;
+  }
+
+  __device__ __forceinline__ float rstd() const { return scale * down; }
+  // No compiler knows that it's always zero.
+  __device__ __forceinline__ unsigned zero() const { return __float_as_uint(scale) >> 31; }
+
+  // x without the mean, times rstd.
+  __device__ __forceinline__ float operator()(float x) const {
+    return Centred ? fmaf(distance(x), scale, offset) : x * rstd();
+  }
+
+ private:
+  __device__ __forceinline__ float distance(float x) const { return Centred ? fmaf(x, down, point) : x * down; }
+
+  float share;  // 1 / N
+  float down;   // the power of two
+  float point;  // minus the point's place, times `down`
+  float scale, offset;
+  bool last = false;
+};
+
+template <typename Element>
+struct alignas(2 * sizeof(Element)) Pair {
+  Element at[2];
+};
+template <typename Element>
+__device__ __forceinline__ void widen(const Pair<Element>& pair, float (&values)[2]) {
+  const Lanes<Element> lanes(reinterpret_cast<const unsigned&>(pair));
+  values[0] = lanes.at[0], values[1] = lanes.at[1];
+}
+template <typename Element>
+__device__ __forceinline__ void narrow(const float (&values)[2], Pair<Element>& pair) {
+  Lanes<Element> lanes;
+  lanes.at[0] = values[0], lanes.at[1] = values[1];
+  reinterpret_cast<unsigned&>(pair) = lanes.word();
+}
+
+template <typename Element>
+__device__ __forceinline__ void forget_floats(Pair<Element>& pair, unsigned zero) {
+  reinterpret_cast<unsigned&>(pair) += zero;
+}
+
+// Two neighbours an access, in rows of an even number of halves that begin on 4 bytes. As the rows of rows.cuh.
+template <typename Element, unsigned Count, typename TeamOfRow>
+struct PairRow {
+  using Team = TeamOfRow;
+  using Chunk = Pair<Element>;
+  static constexpr unsigned CHUNKS = Count, CHUNK = 2;
+  static __device__ __forceinline__ constexpr unsigned elements(unsigned) { return 2; }
+
+  Team& team;
+  unsigned columns;
+  long long rows, row, begin;
+
+  __device__ __forceinline__ unsigned column_of(unsigned j) const { return 2 * team.template part<Count>(j); }
+  __device__ __forceinline__ bool has(unsigned j, unsigned) const { return row < rows && column_of(j) < columns; }
+  __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[Count], float missing) const {
+#pragma unroll
+    for (unsigned j = 0; j < Count; ++j) {
+      chunks[j] = has(j, 0) ? pair(x + begin, j) : Chunk{Element(missing), Element(missing)};
+    }
+  }
+  __device__ __forceinline__ void store(Element* __restrict__ y, unsigned j, const Chunk& chunk) const {
+    if (has(j, 0)) *reinterpret_cast<Chunk*>(y + begin + column_of(j)) = chunk;
+  }
+  __device__ __forceinline__ Chunk column(const Element* __restrict__ vector, unsigned j) const {
+    return has(j, 0) ? pair(vector, j) : Chunk{};
+  }
+
+ private:
+  __device__ __forceinline__ Chunk pair(const Element* __restrict__ from, unsigned j) const {
+    const unsigned word = __ldg(reinterpret_cast<const unsigned*>(from + column_of(j)));
+    return reinterpret_cast<const Chunk&>(word);
+  }
+};
+
+// Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded once for
+// all of them. Their columns must lie alike. first: the rows' first elements.
+template <bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_rows(const Row (&rows)[Together], const float (&first)[Together],
+                                               typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
+                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+  constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
+  Normaliser<Centred> normalised[Together];
+  float sums[Together * SUMS], values[Row::CHUNK];
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) normalised[r] = Normaliser<Centred>(rows[0].columns, first[r]);
+  const auto add_up = [&]() {
+#pragma unroll
+    for (float& sum : sums) sum = 0.0f;
+#pragma unroll
+    for (unsigned r = 0; r < Together; ++r) {
+      float(&own)[SUMS] = reinterpret_cast<float(&)[SUMS]>(sums[r * SUMS]);
+#pragma unroll
+      for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+        widen(chunks[r][j], values);
+#pragma unroll
+        for (unsigned e = 0; e < Row::elements(j); ++e) {
+          // What was loaded for an element that doesn't exist is zero, which has a distance, too.
+          if (!Centred || rows[r].has(j, e)) normalised[r].add(values[e], own);
+        }
+      }
+    }
+    rows[0].team.template all<Sum>(sums);
+  };
+  const auto again = [&]() {
+    bool any = false;
+#pragma unroll
+    for (unsigned r = 0; r < Together; ++r) {
+      any |= normalised[r].again(reinterpret_cast<const float(&)[SUMS]>(sums[r * SUMS]));
+    }
+    return any;
+  };
+  add_up();
+  if (again()) {
+#pragma unroll
+    for (unsigned r = 0; r < Together; ++r) {
+      normalised[r].recentre();
+#pragma unroll
+      for (unsigned j = 0; j < Row::CHUNKS; ++j) forget_floats(chunks[r][j], normalised[r].zero());
+    }
+    add_up();
+    again();
+  }
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) {
+    if (rows[r].team.rank == 0 && rows[r].row < rows[r].rows) {
+      if constexpr (Centred) mean[rows[r].row] = normalised[r].mean;
+      rstd[rows[r].row] = normalised[r].rstd();
+    }
+  }
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    float scale[Row::CHUNK], shift[Row::CHUNK] = {};
+    widen(rows[0].column(gamma, j), scale);
+    if constexpr (Centred) widen(rows[0].column(beta, j), shift);
+#pragma unroll
+    for (unsigned r = 0; r < Together; ++r) {
+      forget_floats(chunks[r][j], normalised[r].zero());
+      widen(chunks[r][j], values);
+#pragma unroll
+      for (unsigned e = 0; e < Row::elements(j); ++e) {
+        const float normal = normalised[r](values[e]);
+        values[e] = Centred ? fmaf(normal, scale[e], shift[e]) : normal * scale[e];
+      }
+      narrow(values, chunks[r][j]);
+      rows[r].store(y, j, chunks[r][j]);
+    }
+  }
+}
+
+// The same for rows that x has, and y is to have: both matrices, or both the tile that the row lies in.
+template <bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
+                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+  float first[Together];
+  typename Row::Chunk chunks[Together][Row::CHUNKS];
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) {
+    first[r] = Centred && rows[r].row < rows[r].rows ? to_float(x[rows[r].begin]) : 0.0f;
+    rows[r].load(x, chunks[r], 0.0f);
+  }
+  normalise_rows<Centred>(rows, first, chunks, gamma, beta, y, mean, rstd);
+}
+
+// ---- Bodies of kernels.
+
+// Rows of any length at any address, a block a row: nothing is kept, so x is read again for y.
+template <bool Centred, unsigned Threads, typename Element>
+__device__ __forceinline__ void normalise_in_two_passes(const Element* __restrict__ x,
+                                                        const Element* __restrict__ gamma,
+                                                        const Element* __restrict__ beta, Element* __restrict__ y,
+                                                        float* __restrict__ mean, float* __restrict__ rstd,
+                                                        long long rows, unsigned columns) {
+  BlockTeam<Threads> team;
+  for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
+    const Element* from = x + row * columns;
+    Element* to = y + row * columns;
+    Normaliser<Centred> normalised(columns, Centred ? to_float(from[0]) : 0.0f);
+    float sums[Normaliser<Centred>::SUMS];
+    const auto add_up = [&]() {
+      for (float& sum : sums) sum = 0.0f;
+      for (unsigned i = threadIdx.x; i < columns; i += Threads) normalised.add(to_float(from[i]), sums);
+      team.template all<Sum>(sums);
+    };
+    add_up();
+    if (normalised.again(sums)) {
+      normalised.recentre();
+      add_up();
+      normalised.again(sums);
+    }
+    if (threadIdx.x == 0) {
+      if constexpr (Centred) mean[row] = normalised.mean;
+      rstd[row] = normalised.rstd();
+    }
+    for (unsigned i = threadIdx.x; i < columns; i += Threads) {
+      const float normal = normalised(to_float(from[i])), scale = to_float(gamma[i]);
+      to[i] = Element(Centred ? fmaf(normal, scale, to_float(beta[i])) : normal * scale);
+    }
+  }
+}
+
+// A block a row, in a Row of single elements or of pairs.
+template <bool Centred, typename Row, typename Element>
+__device__ __forceinline__ void normalise_in_registers(const Element* x, const Element* __restrict__ gamma,
+                                                       const Element* __restrict__ beta, Element* y,
+                                                       float* __restrict__ mean, float* __restrict__ rstd,
+                                                       long long rows, unsigned columns) {
+  typename Row::Team team;
+  const Row row[1] = {{team, columns, rows, team.row(), team.row() * columns}};
+  normalise_from<Centred>(row, x, gamma, beta, y, mean, rstd);
+}
+
+#ifdef COUNT
+// Blocks that an SM is to hold at least. With few packs a thread, more blocks hide more of the way to gamma and beta;
+// with eight, and vectors beside them, there aren't the registers for as many.
+constexpr unsigned PACKS = COUNT * TOGETHER;
+constexpr unsigned BLOCKS_OF_SM = (PACKS <= 4 ? 1024 : PACKS >= 8 && THREADS <= 512 ? 512 : RESIDENT) / THREADS;
+
+// As rows.cuh has it for the macros.
+template <bool Centred, typename Element>
+__device__ __forceinline__ void normalise_as_planned(const Element* __restrict__ x, const Element* __restrict__ gamma,
+                                                     const Element* __restrict__ beta, Element* __restrict__ y,
+                                                     float* __restrict__ mean, float* __restrict__ rstd,
+                                                     long long rows, unsigned columns, unsigned tile_rows,
+                                                     bool aligned) {
+#if TILE
+  extern __shared__ uint4 shared[];
+  Element* tile = reinterpret_cast<Element*>(shared);
+  on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](const Row& row, unsigned) {
+    normalise_from<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, gamma, beta, tile, mean, rstd);
+  });
+#elif !CLUSTER || __CUDA_ARCH__ >= 900
+  Team team;
+  const long long first = team.row() * TOGETHER;
+#if TOGETHER == 4
+  const Row some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}, {team, rows, columns, first + 2},
+                      {team, rows, columns, first + 3}};
+#elif TOGETHER == 2
+  const Row some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}};
+#else
+  const Row some[] = {{team, rows, columns, first}};
+#endif
+  normalise_from<Centred>(some, x, gamma, beta, y, mean, rstd);
+#endif
+}
+#endif

@@ -1,0 +1,96 @@
+// The backward of LayerNorm over the rows of a matrix: dx, dgamma and dbeta. Its formulas are in norm_grad.cuh, with
+// all that RMSNorm's backward shares.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+//
+// dx needs sums over a row, dgamma and dbeta sums over a column. The least that memory must move is dy, x and dx once
+// each, 3 D; sums of columns come on top, as floats that each block or group of rows writes and _total adds.
+
+#include "norm_grad.cuh"
+
+using T = SCALAR;
+
+// 1. A kernel for each result: dx goes along the rows, where a block makes the sums of a row and then reads it again;
+//    the others go down the columns, where a block has 32 of them. Straightforward, and for any size at any address.
+//    But dy comes three times and x twice, 6 D in all (more where a row is too long for the caches), and each access is
+//    one element.
+#if !defined(KEPT) && !defined(SINGLES)
+extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
+    layer_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                       const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
+                       long long rows, unsigned columns) {
+  row_gradients<true>(dy, x, gamma, mean, rstd, dx, rows, columns);
+}
+extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
+    layer_norm_grad_dgamma(const T* __restrict__ dy, const T* __restrict__ x, const float* __restrict__ mean,
+                           const float* __restrict__ rstd, T* __restrict__ dgamma, float* __restrict__ partial,
+                           long long rows, unsigned columns) {
+  sum_dgamma<true>(dy, x, mean, rstd, rows, ColumnSums<T>::of_groups(dgamma, nullptr, partial, columns));
+}
+extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
+    layer_norm_grad_dbeta(const T* __restrict__ dy, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,
+                          unsigned columns) {
+  // What adds them doesn't care that these aren't dgamma's.
+  sum_columns(rows, ColumnSums<T>::of_groups(dbeta, nullptr, partial, columns),
+              [&](long long row, unsigned column) { return to_float(dy[row * columns + column]); });
+}
+// The last step of all kernels here; blockIdx.y tells dgamma from dbeta.
+extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
+    layer_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, T* __restrict__ dbeta,
+                          unsigned parts, unsigned columns) {
+  column_total(partial, blockIdx.y ? dbeta : dgamma, blockIdx.y, parts, columns);
+}
+#endif
+
+// 2. What dx needs of an element is also what it adds to the sums of its column. So a block stays for many rows. It
+//    keeps a row in registers between the row's sums and dx, and with it the sums of its columns, which it writes once,
+//    at the end. Memory sees dy and x once, but a block asks for a row only when it's done with the one before, and for
+//    an element at a time. Macros: THREADS (of a block), KEPT (elements of a row that a thread has).
+#if defined(KEPT) && !defined(STAGES)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    layer_norm_grad_fused(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                          const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
+                          T* __restrict__ dgamma, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,
+                          unsigned columns) {
+  fused_gradients<true, THREADS, KEPT>(dy, x, gamma, mean, rstd, dx, rows,
+                                       ColumnSums<T>::of_blocks(dgamma, dbeta, partial, columns));
+}
+#endif
+
+// 3. Rows come to shared memory in packs of 16 bytes, tiles of them ahead of the work, so that memory is busy while
+//    rows are being reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a
+//    cluster of blocks, as its length asks. Rows that aren't whole packs are read from shared memory by elements, so
+//    that a thread still has the same columns of each. There are only as many blocks as run at a time, so that what
+//    they write of the columns' sums is little beside 3 D. Macros: those of tiles, in norm_grad.cuh.
+#ifdef STAGES
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                          const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
+                          T* __restrict__ dgamma, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,
+                          unsigned columns, unsigned tile_rows, unsigned piece, unsigned tile_bytes,
+                          unsigned row_bytes) {
+  tile_gradients<true>(dy, x, gamma, mean, rstd, dx, dgamma, dbeta, partial, rows, columns,
+                       Tiling{tile_rows, piece, tile_bytes, row_bytes});
+}
+#endif
+
+// 4. Too few rows for that, or rows too long to be kept on the chip: first the sums of each row, by many warps a row;
+//    then dx together with the sums of columns, many rows or many columns at a time. 5 D, of which few rows read 2 D
+//    from the L2. Macro: SINGLES (0 or 1: elements in place of packs).
+#if defined(SINGLES) && !defined(STAGES)
+extern "C" __global__ void __launch_bounds__(SUM_BLOCK)
+    layer_norm_grad_rows(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                         const float* __restrict__ mean, const float* __restrict__ rstd, float* __restrict__ row_sums,
+                         long long rows, unsigned columns, unsigned parts) {
+  sum_rows<true, SINGLES>(dy, x, gamma, mean, rstd, row_sums, rows, columns, parts);
+}
+extern "C" __global__ void __launch_bounds__(SPREAD_BLOCK)
+    layer_norm_grad_spread(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                           const float* __restrict__ mean, const float* __restrict__ rstd,
+                           const float* __restrict__ row_sums, T* __restrict__ dx, T* __restrict__ dgamma,
+                           T* __restrict__ dbeta, float* __restrict__ partial, long long rows, unsigned columns,
+                           unsigned parts) {
+  spread_gradients<true, SINGLES>(dy, x, gamma, mean, rstd, row_sums, dx, rows, parts,
+                                  ColumnSums<T>::of_groups(dgamma, dbeta, partial, columns));
+}
+#endif

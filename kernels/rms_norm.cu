@@ -1,0 +1,48 @@
+// RMSNorm of the rows of a matrix, y = x * rstd * gamma with rstd = 1 / sqrt(mean(x * x) + epsilon), which is kept for
+// the backward. Beside LayerNorm a mean and a vector fewer. The way to full bandwidth is the same, and
+// kernels/layer_norm.cu tells it.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+
+#include "norm.cuh"
+
+using T = SCALAR;
+
+#if !(defined COUNT || defined ELEMENTS || defined PAIRS)
+
+// 1. x is read for the statistic and again for y. Macro: THREADS (of a block).
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm_two_pass(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y,
+                      float* __restrict__ rstd, long long rows, unsigned columns) {
+  normalise_in_two_passes<false, THREADS, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns);
+}
+#endif
+
+// 2. A block keeps its row in registers, so that x is read once. Macros: THREADS, ELEMENTS (that a thread keeps).
+#ifdef ELEMENTS
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm_registers(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y,
+                       float* __restrict__ rstd, long long rows, unsigned columns) {
+  using Elements = ElementRow<T, ELEMENTS, BlockTeam<THREADS>>;
+  normalise_in_registers<false, Elements, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns);
+}
+#endif
+
+// 3. Two halves an access. Macros: THREADS, PAIRS (that a thread keeps).
+#ifdef PAIRS
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm_half2(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y, float* __restrict__ rstd,
+                   long long rows, unsigned columns) {
+  using Pairs = PairRow<T, PAIRS, BlockTeam<THREADS>>;
+  normalise_in_registers<false, Pairs, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns);
+}
+#endif
+
+// 4. 16 bytes an access, and a team of threads as large as a row asks for. Macros: those at the end of rows.cuh.
+#ifdef COUNT
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
+    rms_norm_tuned(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y, float* __restrict__ rstd,
+                   long long rows, unsigned columns, unsigned tile_rows, unsigned aligned) {
+  normalise_as_planned<false, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns, tile_rows, aligned);
+}
+#endif

@@ -1,0 +1,69 @@
+// The backward of RMSNorm over the rows of a matrix: dx and dgamma. Without a mean a row has one sum in place of two, a
+// column too, and there is no dbeta. layer_norm_grad.cu tells what each step changes; what they do is in norm_grad.cuh.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+
+#include "norm_grad.cuh"
+
+using T = SCALAR;
+
+// 1. A kernel for dx, one for dgamma: dy and x come twice, 5 D in all, an element an access.
+#if !defined(KEPT) && !defined(SINGLES)
+extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
+    rms_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                     const float* __restrict__ rstd, T* __restrict__ dx, long long rows, unsigned columns) {
+  row_gradients<false>(dy, x, gamma, nullptr, rstd, dx, rows, columns);
+}
+extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
+    rms_norm_grad_dgamma(const T* __restrict__ dy, const T* __restrict__ x, const float* __restrict__ rstd,
+                         T* __restrict__ dgamma, float* __restrict__ partial, long long rows, unsigned columns) {
+  sum_dgamma<false>(dy, x, nullptr, rstd, rows, ColumnSums<T>::of_groups(dgamma, nullptr, partial, columns));
+}
+// The last step of all kernels here.
+extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
+    rms_norm_grad_total(const float* __restrict__ partial, T* __restrict__ dgamma, unsigned parts, unsigned columns) {
+  column_total(partial, dgamma, 0, parts, columns);
+}
+#endif
+
+// 2. One read of dy and x: a block keeps a row, and the sums of its columns, in registers. Macros: THREADS (of a
+//    block), KEPT (elements of a row that a thread has).
+#if defined(KEPT) && !defined(STAGES)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    rms_norm_grad_fused(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                        const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma,
+                        float* __restrict__ partial, long long rows, unsigned columns) {
+  fused_gradients<false, THREADS, KEPT>(dy, x, gamma, nullptr, rstd, dx, rows,
+                                        ColumnSums<T>::of_blocks(dgamma, nullptr, partial, columns));
+}
+#endif
+
+// 3. Tiles of rows in shared memory, ahead of the work. Macros: those of tiles, in norm_grad.cuh.
+#ifdef STAGES
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    rms_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                        const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma,
+                        float* __restrict__ partial, long long rows, unsigned columns, unsigned tile_rows,
+                        unsigned piece, unsigned tile_bytes, unsigned row_bytes) {
+  tile_gradients<false, T>(dy, x, gamma, nullptr, rstd, dx, dgamma, nullptr, partial, rows, columns,
+                           Tiling{tile_rows, piece, tile_bytes, row_bytes});
+}
+#endif
+
+// 4. Few rows, or very long ones: the sums of rows, then the rest. Macro: SINGLES (0 or 1: elements in place of packs).
+#if defined(SINGLES) && !defined(STAGES)
+extern "C" __global__ void __launch_bounds__(SUM_BLOCK)
+    rms_norm_grad_rows(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                       const float* __restrict__ rstd, float* __restrict__ row_sums, long long rows, unsigned columns,
+                       unsigned parts) {
+  sum_rows<false, SINGLES>(dy, x, gamma, nullptr, rstd, row_sums, rows, columns, parts);
+}
+extern "C" __global__ void __launch_bounds__(SPREAD_BLOCK)
+    rms_norm_grad_spread(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
+                         const float* __restrict__ rstd, const float* __restrict__ row_sums, T* __restrict__ dx,
+                         T* __restrict__ dgamma, float* __restrict__ partial, long long rows, unsigned columns,
+                         unsigned parts) {
+  spread_gradients<false, SINGLES>(dy, x, gamma, nullptr, rstd, row_sums, dx, rows, parts,
+                                   ColumnSums<T>::of_groups(dgamma, nullptr, partial, columns));
+}
+#endif

@@ -1,0 +1,36 @@
+"""layer_norm: what its kernels are compiled for, and what PyTorch says of it. test_norm.py has the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.ops import _norm as norm
+
+# Each team of `tuned`, ragged and not, and from one element a thread to as many as `registers` takes.
+COMPILED = [
+    {"M": rows, "N": columns}
+    for rows, columns in [
+        (1000, 3),
+        (1000, 64),
+        (1000, 1023),
+        (1000, 1024),
+        (1000, 16_384),
+        (1000, 32_768),
+        (1, 65_536),
+        (200, 65_533),
+        (64, 2**18),
+    ]
+]
+SPILLED = 16
+
+
+@pytest.mark.parametrize("columns", [1, 5, 300])
+def test_the_reference_is_what_pytorch_computes(columns):
+    import torch
+
+    x = torch.randn((20, columns), dtype=torch.float64, generator=torch.Generator().manual_seed(columns))
+    y, mean, rstd = torch.native_layer_norm(x, [columns], None, None, norm.EPS)
+    made = norm.layer_normalised(x)
+    torch.testing.assert_close(made.xhat, y, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(made.mean, mean.view(-1))
+    torch.testing.assert_close(made.rstd, rstd.view(-1), rtol=1e-6, atol=0)

@@ -1,0 +1,42 @@
+"""What the backward of LayerNorm has of its own; the rest is in test_norm_grad.py."""
+
+from __future__ import annotations
+
+import pytest
+
+# Teams of one lane and more, blocks, clusters, in packs and single elements; few rows and long ones.
+COMPILED = [
+    {"M": rows, "N": columns}
+    for rows, columns in [
+        (2**20, 1),
+        (2**20, 49),
+        (2**20, 64),
+        (2**20, 1024),
+        (2**20, 16_384),
+        (1000, 30_522),
+        (1000, 131_072),
+        (2, 16_384),
+        (8, 2**18),
+        (8, 2**18 + 1),
+    ]
+]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_eager_is_what_autograd_does(trial, dtype):
+    """With the statistics that torch makes in the forward, which are of the input's type on a CPU."""
+    import torch
+
+    t = trial("layer_norm_grad", "eager", dtype, M=9, N=40)
+    x, gamma, beta = t.inputs.x.requires_grad_(), t.inputs.gamma.requires_grad_(), torch.zeros_like(t.inputs.gamma)
+    y = torch.nn.functional.layer_norm(x, (40,), gamma, beta.requires_grad_())
+    wanted = torch.autograd.grad(y, (x, gamma, beta), t.inputs.dy)
+    after = t.call()
+    precision = {"float32": 1e-5, "float16": 4e-3, "bfloat16": 4e-2}[dtype]
+    for got, want in zip((after.dx, after.dgamma, after.dbeta), wanted, strict=True):
+        assert got.dtype == x.dtype
+        torch.testing.assert_close(got, want, rtol=precision, atol=precision)
+
+
+def test_compile_computes_the_same(trial):
+    assert trial("layer_norm_grad", "compile", "bfloat16", M=33, N=65).complaint_after_call() is None

@@ -212,7 +212,8 @@ class _Measuring:
         """Seconds per call that a host loop sees, from the first call's issue to the last one's end."""
         samples: list[float] = []
         rounds = 1
-        while len(samples) < _CALL_ROUNDS:
+        deadline = time.monotonic() + self.job.timing.max_time
+        while not samples or (len(samples) < _CALL_ROUNDS and self.group.agree(time.monotonic() < deadline)):
             start = time.perf_counter()
             for _ in range(rounds):
                 for call in calls:

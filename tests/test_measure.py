@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -129,6 +130,18 @@ def test_lowered_clocks_are_reported():
     (warning,) = result.warnings
     assert (warning.code, "power cap" in warning.message) == ("throttled", True)
     assert result.before == result.after == Conditions(temperature_c=95, reasons=("power cap",))
+
+
+def test_calls_that_take_long_are_issued_until_the_time_is_up():
+    sheet = op()
+    sheet.variants.clear()
+
+    @sheet.variant("ours", "takes its time", devices=("cpu",))
+    def ours(_: Context) -> Launch:
+        return lambda t: (time.sleep(0.01), torch.mul(t.x, 2, out=t.y))
+
+    assert 1 <= len(run(FakeDevice([1e-2]), sheet, max_time=0.03).call_samples) < 5
+    assert len(run(FakeDevice([1e-6])).call_samples) == 5
 
 
 def test_what_asks_for_no_graph_gets_none():

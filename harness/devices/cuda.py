@@ -28,6 +28,7 @@ _REASONS = {
 _MAX_NODES = 10_000
 _FLUSH_FACTOR = 2
 _LAUNCH_CALLS = 8
+_LONG = 20e-3  # seconds of a call that is timed by itself, since there is nothing to gain from more
 
 
 class Cuda:
@@ -131,9 +132,12 @@ class Cuda:
         seconds: float,
         agree: Callable[[float], float] = float,
     ) -> Batch:
-        """A CUDA graph of many calls, or single launches with the L2 flushed where they can't be captured."""
+        """A CUDA graph of many calls, or single launches with the L2 flushed.
+
+        Single ones where calls can't be captured, or take so long that nothing is gained by timing them together.
+        """
         each = agree(self._estimate(calls))
-        if capture:
+        if capture and each < _LONG:
             rounds = max(1, min(math.ceil(seconds / (each * len(calls))), _MAX_NODES // len(calls)))
             with suppress(RuntimeError):
                 return _graph_batch(calls, rounds, keep)
@@ -177,16 +181,19 @@ class Cuda:
 
     def _estimate(self, calls: Sequence[Callable[[], object]]) -> float:
         """Rough device seconds of one call, warm; at least 1 us."""
-        for call in calls[:2]:
-            call()
+        cold = self._mean(calls[:2])
+        return cold if cold > _LONG else max(1e-6, self._mean(calls[:_LAUNCH_CALLS]))
+
+    def _mean(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Device seconds of a call, over all of them issued one after the other."""
         start, end = _events(2)
         start.record()
-        for call in calls[:_LAUNCH_CALLS]:
+        for call in calls:
             call()
         end.record()
         end.synchronize()
         elapsed: float = start.elapsed_time(end) * 1e-3
-        return max(1e-6, elapsed / min(len(calls), _LAUNCH_CALLS))
+        return elapsed / len(calls)
 
     def _launch_batch(self, calls: Sequence[Callable[[], object]], keep: int, each: float) -> Batch:
         """Each sample is one call between two events, after the L2 was overwritten; calls rotate over the sets."""
@@ -209,7 +216,7 @@ class Cuda:
             torch.cuda.synchronize()
             return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
 
-        run(min(_LAUNCH_CALLS, 2 * len(calls)))
+        run(min(_LAUNCH_CALLS, 2 * len(calls)) if each < _LONG else 1)
         return Batch(run, 1, "launch", each)
 
 

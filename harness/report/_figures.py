@@ -62,7 +62,8 @@ class Figure:
     def alt(self) -> str:
         """What the figure shows, for those who can't see it; without matplotlib's formulas."""
         by = f"over {self.axis}" if self.layout in ("curve", "variants") else "by variant and shape"
-        return f"{_plain(self.title)}: {self.quantity.removesuffix('_s').replace('_', ' ')} {by}"
+        title = re.sub(r"[${}]", "", self.title)  # 2^27 as one types it
+        return f"{title}: {self.quantity.removesuffix('_s').replace('_', ' ')} {by}"
 
     @property
     def png(self) -> str:

@@ -104,3 +104,15 @@ def test_graph_and_launch_times_agree_on_a_long_kernel():
         for capture in (True, False)
     ]
     assert times[0] == pytest.approx(times[1], rel=0.05)
+
+
+@pytest.mark.gpu
+def test_calls_that_take_long_are_timed_one_by_one_and_made_seldom():
+    import torch
+
+    made = []
+    calls = [lambda: (made.append(0), torch.cuda._sleep(2**28))] * 4
+    batch = Cuda().batch(calls, capture=True, keep=4, seconds=5e-3)
+    assert (batch.timer, batch.calls) == ("launch", 1)
+    assert len(made) <= 3
+    assert batch.run(1)[0] > 20e-3

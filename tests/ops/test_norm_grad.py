@@ -36,13 +36,13 @@ TILED = [
     ("float16", 150_001, 49),
     ("float16", 110_003, 64),
     ("float16", 30_001, 197),
-    ("float16", 2005, 1023),
+    ("float16", 5005, 1023),
     ("float16", 6400, 1024),
     ("float16", 4001, 2048),
     ("float16", 531, 16_384),
     ("float16", 133, 30_522),
-    ("float16", 203, 32_768),
-    ("float16", 51, 131_072),
+    ("float16", 303, 32_768),
+    ("float16", 91, 131_072),
     ("float16", 2, 16_384),
     ("float32", 4001, 1024),
     ("float32", 100, 50_257),
@@ -53,7 +53,7 @@ TILED = [
 # Too few rows, or too long ones; rows of both that aren't whole packs; none at all.
 SPREAD = [
     *(("float16", *shape) for shape in [(8, 131_072), (132, 16_384), (9, 50_257), (77, 262_144), (0, 1024)]),
-    *(("float32", *shape) for shape in [(9, 16_384), (5, 262_145)]),
+    *(("float32", *shape) for shape in [(9, 262_144), (5, 262_145)]),
 ]
 ANY = [(0, 3), (1, 1), (1, 7), (2, 8), (33, 49), (7, 512), (129, 1000), (40, 1023), (300, 1024), (5, 8192), (3, 16_385)]
 
@@ -299,6 +299,15 @@ def test_what_a_compilation_takes_stays_within_registers(plans):
         assert 32 <= plan.team.threads <= 512
         assert plan.team.threads % 32 == 0
         assert plan.team.at_once * sums <= 32
+
+
+@pytest.mark.parametrize("sums", [1, 2])
+def test_an_h200_takes_the_tests_shapes_as_they_say(sums):
+    sizes = {"float32": 4, "float16": 2, "bfloat16": 2}
+    for dtype, rows, columns in TILED:
+        assert Plan.of(rows, columns, sizes[dtype], sums, H200) is not None, (dtype, rows, columns)
+    for dtype, rows, columns in SPREAD:
+        assert Plan.of(rows, columns, sizes[dtype], sums, H200) is None, (dtype, rows, columns)
 
 
 def test_few_rows_have_no_plan_unless_one_team_is_enough():

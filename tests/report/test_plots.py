@@ -95,7 +95,7 @@ def test_a_curve_stands_over_its_expression_and_tells_a_symbol_apart(in_flight: 
     assert (figure.layout, figure.axis, figure.series) == ("curve", "bytes in flight", ("V=4", "V=16"))
     assert sorted(figure.swept.values()) == [128, 256, 512, 640, 1024, 1024, 2560, 4096, 8192, 32768]
     assert figure.title == "prelu float32, N=$2^{22}$"
-    assert figure.alt == "prelu float32, N=222: effective bandwidth over bytes in flight"
+    assert figure.alt == "prelu float32, N=2^22: effective bandwidth over bytes in flight"
 
 
 def test_a_curve_of_several_variants_tells_them_apart_too(in_flight: Callable[..., Run]) -> None:

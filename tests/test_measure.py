@@ -14,7 +14,7 @@ from harness.devices import Batch
 from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Case, Conditions, Job, Measurement, Timing
-from harness.ops import Context, Launch, Op, Tensor
+from harness.ops import Context, Launch, Op, Tensor, Tensors
 
 MIB = 2**20
 
@@ -133,13 +133,16 @@ def test_lowered_clocks_are_reported():
 
 
 def test_calls_that_take_long_are_issued_until_the_time_is_up():
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            time.sleep(0.01)
+            torch.mul(t.x, 2, out=t.y)
+
+        return launch
+
     sheet = op()
     sheet.variants.clear()
-
-    @sheet.variant("ours", "takes its time", devices=("cpu",))
-    def ours(_: Context) -> Launch:
-        return lambda t: (time.sleep(0.01), torch.mul(t.x, 2, out=t.y))
-
+    sheet.variant("ours", "takes its time", devices=("cpu",))(prepare)
     assert 1 <= len(run(FakeDevice([1e-2]), sheet, max_time=0.03).call_samples) < 5
     assert len(run(FakeDevice([1e-6])).call_samples) == 5
 

@@ -13,8 +13,9 @@
 // when the mean's square is subtracted, however far the mean is from zero; without one, a mean of 100 standard
 // deviations would cost 13 of a float's 24 bits. Each partial sum has the shift that it found first.
 
+#include "batch_norm.cuh"
 #include "bitmask.cuh"
-#include "channels.cuh"
+#include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"
 #include "relu.cuh"
@@ -77,11 +78,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     shift = element(first);
     for (Index k = first + threadIdx.x / across; k < samples; k += stride) sum.add_value(element(k), shift);
   }
-  sums[threadIdx.x] = sum;
-  for (unsigned half = BLOCK / 2; half >= across; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x].add(sums[threadIdx.x + half]);
-  }
+  add_across(sums, sum, across);
   if (threadIdx.x < across && channel < channels) {
     // Whole strides, and what the last one has for this slot.
     const Index whole = samples / stride, left = samples - whole * stride;
@@ -138,36 +135,33 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 // ---- 2. Kernels of one step each, as eager has them. y is the tensor between them: eight tensors move in all.
 
-__device__ __forceinline__ Index thread_index() { return static_cast<Index>(blockIdx.x) * BLOCK + threadIdx.x; }
-
 extern "C" __global__ void __launch_bounds__(BLOCK)
     bn_normalise(const T* __restrict__ x, const float2* __restrict__ scale_shift, T* __restrict__ y, Index n,
                  Index channels, Index channels_multiplier, unsigned channels_shift, Index inner,
                  Index inner_multiplier, unsigned inner_shift) {
   const Divisor<Index> of_channels{channels, channels_multiplier, channels_shift};
   const Divisor<Index> rows{inner, inner_multiplier, inner_shift};
-  const Index i = thread_index();
+  const Index i = thread_index<Index>();
   if (i >= n) return;
   const float2 with = scale_shift[of_channels.remainder(rows.quotient(i))];
   y[i] = T(fmaf(to_float(x[i]), with.x, with.y));
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK) bn_add(const T* __restrict__ z, T* __restrict__ y, Index n) {
-  const Index i = thread_index();
+  const Index i = thread_index<Index>();
   if (i < n) y[i] = T(to_float(y[i]) + to_float(z[i]));
 }
 
 // Stores relu(value) and the warp's word of bits; lanes past the end take part in the ballot.
 __device__ __forceinline__ void store_relu(T value, T* __restrict__ y, unsigned* __restrict__ mask, Index i, Index n) {
-  const bool positive = to_float(value) > 0.0f;
-  if (i < n) y[i] = to_float(value) <= 0.0f ? T(0.0f) : value;
-  const unsigned word = __ballot_sync(ALL_LANES, positive);
+  if (i < n) y[i] = relu(value);
+  const unsigned word = __ballot_sync(ALL_LANES, positive(value));
   if (i % WARP == 0 && i < n) mask[i / WARP] = word;
 }
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
     bn_relu(T* __restrict__ y, unsigned* __restrict__ mask, Index n) {
-  const Index i = thread_index();
+  const Index i = thread_index<Index>();
   store_relu(i < n ? y[i] : T(0.0f), y, mask, i, n);
 }
 
@@ -179,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
              unsigned channels_shift, Index inner, Index inner_multiplier, unsigned inner_shift) {
   const Divisor<Index> of_channels{channels, channels_multiplier, channels_shift};
   const Divisor<Index> rows{inner, inner_multiplier, inner_shift};
-  const Index i = thread_index();
+  const Index i = thread_index<Index>();
   T value(0.0f);
   if (i < n) {
     const float2 with = scale_shift[of_channels.remainder(rows.quotient(i))];
@@ -249,12 +243,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   Sums sum = sums.at[0];
 #pragma unroll
   for (unsigned j = 1; j < SIZE; ++j) sum.add(sums.at[j]);
-  __shared__ Sums warps[BLOCK / WARP];
-  sum.add_lanes(WARP);
-  if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = sum;
-  __syncthreads();
+  sum = sum_of_block<BLOCK>(sum);
   if (threadIdx.x == 0) {
-    for (unsigned warp = 1; warp < BLOCK / WARP; ++warp) sum.add(warps[warp]);
     const unsigned outer = row / channels, channel = row - outer * channels;
     partial[channel * slots + static_cast<long long>(outer) * pieces + number] = {static_cast<float>(length), shift,
                                                                                   sum.sum, sum.squares};
@@ -308,8 +298,7 @@ struct Rounds {
 //     add those of a row. A row's shift is its first element in the tile. slots: of a channel; slots_a_row: the most
 //     tiles that a row lies in; samples: of a period.
 constexpr unsigned TILE = BLOCK * SIZE;
-struct Segment {
-  Sums sums;
+struct Segment : Sums {
   float shift;
 };
 extern "C" __global__ void __launch_bounds__(BLOCK, 4)
@@ -336,38 +325,24 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
     Segment both[2] = {{{}, own_shift}, {{}, next_shift}};
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) {
-      if (j < left) both[0].sums.add(sums.at[j]);
-      if (j >= left) both[1].sums.add(sums.at[j]);
+      if (j < left) both[0].add(sums.at[j]);
+      if (j >= left) both[1].add(sums.at[j]);
     }
     own[threadIdx.x] = both[0];
     next[threadIdx.x] = both[1];
   }
   __syncthreads();
-  const unsigned last = rows.quotient(tile_end - 1), lane = threadIdx.x % lanes;
-  // Every lane takes every turn, for the shuffles.
-  for (unsigned turn = rows.quotient(tile); turn <= last; turn += BLOCK / lanes) {
-    const unsigned row = turn + threadIdx.x / lanes, row_begin = row * inner, row_end = row_begin + inner;
-    // The row's packs are those that begin in it.
-    const unsigned from = row_begin > tile ? (row_begin - tile + SIZE - 1) / SIZE : 0;
-    const unsigned to = (min(row_end, tile_end) - tile + SIZE - 1) / SIZE;
-    Sums sum{};
-    if (row <= last) {
-      for (unsigned i = from + lane; i < to; i += lanes) sum.add(own[i].sums);
-      if (lane == 0 && from > 0) sum.add(next[from - 1].sums);
-    }
-    sum.add_lanes(lanes);
-    if (row <= last && lane == 0) {
-      const unsigned elements = min(row_end, tile_end) - max(row_begin, tile);
-      const unsigned sample = of_channels.quotient(row), channel = row - sample * channels;
-      const unsigned slot = blockIdx.x - row_begin / TILE;
-      Partial* to_slot = partial + static_cast<unsigned long long>(channel) * slots +
-                         (blockIdx.y * samples + sample) * slots_a_row + slot;
-      *to_slot = {static_cast<float>(elements) * static_cast<float>(mine.with(row_begin)),
-                  from < to ? own[from].shift : next[from - 1].shift, sum.sum, sum.squares};
-      // A row that begins well lies in one tile less than others.
-      if (row_end <= tile_end && slot + 1 < slots_a_row) to_slot[1] = {};
-    }
-  }
+  const auto store = [&](const RowPart& part, const Sums& sum) {
+    const unsigned elements = min(part.end, tile_end) - max(part.begin, tile);
+    const float count = static_cast<float>(elements) * static_cast<float>(mine.with(part.begin));
+    const float shift = part.from < part.to ? own[part.from].shift : next[part.from - 1].shift;
+    const unsigned sample = of_channels.quotient(part.row), channel = part.row - sample * channels;
+    Partial* to = partial + static_cast<unsigned long long>(channel) * slots +
+                  (blockIdx.y * samples + sample) * slots_a_row;
+    const Partial of_part{count, shift, sum.sum, sum.squares};
+    store_slot(to, blockIdx.x - part.begin / TILE, slots_a_row, part.end <= tile_end, of_part);
+  };
+  sum_rows<BLOCK, SIZE, Sums>(own, next, tile, tile_end, rows, lanes, store);
 }
 
 // 4c. Rows shorter than a pack, as where channels are last. Each place of a period has its own slot and its own shift.

@@ -5,16 +5,16 @@
 // Tensors are contiguous, (outer, channels, inner): inner is 1 where channels are last. A row is the `inner` elements
 // of one channel at one outer place.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from 2^31 elements on).
+// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from about 2^31 elements on).
 //
 // dx needs both sums of its channel, so everything is read twice: a kernel for the sums, a small one that makes a
 // channel's three coefficients of them, and a kernel that applies these. No kernel adds with atomics: partial sums have
 // slots of their own, (channel, slot), and are added in a fixed order, so that a result repeats bit by bit. Of x its
 // mean is taken before the product with dz, not after the sum, where little would be left of it.
 
+#include "batch_norm.cuh"
 #include "bitmask.cuh"
-#include "channels.cuh"
-#include "keep.cuh"
+#include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"
 
@@ -67,11 +67,7 @@ __device__ __forceinline__ void sum_elements(const T* __restrict__ dy, const T* 
       sum.add({dz, dz * (to_float(x[i]) - channel_mean)});
     }
   }
-  sums[threadIdx.x] = sum;
-  for (unsigned half = BLOCK / 2; half >= across; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) sums[threadIdx.x].add(sums[threadIdx.x + half]);
-  }
+  add_across(sums, sum, across);
   if (threadIdx.x < across && channel < channels) {
     partial[static_cast<unsigned long long>(channel) * slots + slot] = sums[threadIdx.x];
   }
@@ -85,7 +81,7 @@ __device__ __forceinline__ void apply_elements(const T* __restrict__ dy, const T
                                                const float4* __restrict__ coefficients, T* __restrict__ dx,
                                                T* __restrict__ dz, Index n, const Divisor<Index>& channels,
                                                const Divisor<Index>& inner) {
-  const Index i = static_cast<Index>(blockIdx.x) * BLOCK + threadIdx.x;
+  const Index i = thread_index<Index>();
   if (i >= n) return;
   const T kept = source.positive(i) ? dy[i] : T(0.0f);
   dz[i] = kept;
@@ -282,31 +278,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   next[threadIdx.x] = in_next;
   __syncthreads();
 
-  const unsigned tile = cut.begin(), tile_end = cut.end(), lane = threadIdx.x % lanes;
-  const unsigned last = cut.inner.quotient(tile_end - 1);
-  const unsigned outers = period / inner / channels;  // of a period
-  // Every lane takes every turn, for the shuffles.
-  for (unsigned turn = cut.inner.quotient(tile); turn <= last; turn += BLOCK / lanes) {
-    const unsigned row = turn + threadIdx.x / lanes, begin = row * inner, end = begin + inner;
-    Sums sum{};
-    if (row <= last) {
-      // The row's packs are those that begin in it.
-      const unsigned from = begin > tile ? (begin - tile + SIZE - 1) / SIZE : 0;
-      const unsigned to = (min(end, tile_end) - tile + SIZE - 1) / SIZE;
-      for (unsigned i = from + lane; i < to; i += lanes) sum.add(own[i]);
-      if (lane == 0 && from > 0) sum.add(next[from - 1]);
-    }
-    sum.add_lanes(lanes);
-    if (row <= last && lane == 0) {
-      const unsigned outer = cut.channels.quotient(row), channel = row - outer * channels;
-      const unsigned slot = cut.place() - begin / cut.tile();
-      Sums* row_slots = partial + static_cast<unsigned long long>(channel) * count +
-                        (cut.segment() * outers + outer) * slots;
-      row_slots[slot] = sum;
-      // A row that begins well lies in one tile less than others.
-      if (end <= tile_end && slot + 1 < slots) row_slots[slot + 1] = {};
-    }
-  }
+  const unsigned tile_end = cut.end(), outers = period / inner / channels;  // of a period
+  const auto store = [&](const RowPart& part, const Sums& sum) {
+    const unsigned outer = cut.channels.quotient(part.row), channel = part.row - outer * channels;
+    Sums* to = partial + static_cast<unsigned long long>(channel) * count + (cut.segment() * outers + outer) * slots;
+    store_slot(to, cut.place() - part.begin / cut.tile(), slots, part.end <= tile_end, sum);
+  };
+  sum_rows<BLOCK, SIZE, Sums>(own, next, cut.begin(), tile_end, cut.inner, lanes, store);
 }
 
 // 3b. Rows shorter than a pack, so single elements where channels are last. A tile has whole rows, and each element's
@@ -504,17 +482,13 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
                            const float* __restrict__ mean, const float* __restrict__ invstd,
                            float* __restrict__ dgamma, float* __restrict__ dbeta, float* __restrict__ coefficients,
                            long long m, unsigned channels, unsigned count, unsigned packed) {
-  __shared__ Sums warps[TOTAL_BLOCK / WARP];
   const unsigned c = blockIdx.x;
   const Sums* own = partial + static_cast<unsigned long long>(c) * count;
   Sums sum{};
 #pragma unroll 8
   for (unsigned slot = threadIdx.x; slot < count; slot += TOTAL_BLOCK) sum.add(own[slot]);
-  sum.add_lanes(WARP);
-  if (threadIdx.x % WARP == 0) warps[threadIdx.x / WARP] = sum;
-  __syncthreads();
+  sum = sum_of_block<TOTAL_BLOCK>(sum);
   if (threadIdx.x > 0) return;
-  for (unsigned warp = 1; warp < TOTAL_BLOCK / WARP; ++warp) sum.add(warps[warp]);
   const float scale = invstd[c], share = 1.0f / static_cast<float>(m);
   const float of_gamma = sum.product * scale, k1 = gamma[c] * scale, k2 = -k1 * scale * (of_gamma * share);
   dgamma[c] = of_gamma;

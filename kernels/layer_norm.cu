@@ -15,7 +15,7 @@ using T = SCALAR;
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_two_pass(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                         T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
-                        unsigned columns) {
+                        long long columns) {
   normalise_in_two_passes<true, THREADS>(x, gamma, beta, y, mean, rstd, rows, columns);
 }
 #endif

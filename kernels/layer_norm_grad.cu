@@ -7,11 +7,13 @@
 // each, 3 D; sums of columns come on top, as floats that each block or group of rows writes and _total adds.
 
 #include "norm_grad.cuh"
+#include "norm_grad_spread.cuh"
+#include "norm_grad_tiles.cuh"
 
 using T = SCALAR;
 
 // 1. A kernel for each result: dx goes along the rows, where a block makes the sums of a row and then reads it again;
-//    the others go down the columns, where a block has 32 of them. Straightforward, and for any size at any address.
+//    the others go down the columns, where a block has 32 of them. Straightforward, and for any address.
 //    But dy comes three times and x twice, 6 D in all (more where a row is too long for the caches), and each access is
 //    one element.
 #if !defined(KEPT) && !defined(SINGLES)
@@ -47,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 //    at the end. Memory sees dy and x once, but a block asks for a row only when it's done with the one before, and for
 //    an element at a time. Macros: THREADS (of a block), KEPT (elements of a row that a thread has).
 #if defined(KEPT) && !defined(STAGES)
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
     layer_norm_grad_fused(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                           const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
                           T* __restrict__ dgamma, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,
@@ -61,9 +63,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 //    rows are being reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a
 //    cluster of blocks, as its length asks. Rows that aren't whole packs are read from shared memory by elements, so
 //    that a thread still has the same columns of each. There are only as many blocks as run at a time, so that what
-//    they write of the columns' sums is little beside 3 D. Macros: those of tiles, in norm_grad.cuh.
+//    they write of the columns' sums is little beside 3 D. Macros: those of norm_grad_tiles.cuh.
 #ifdef STAGES
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                           const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
                           T* __restrict__ dgamma, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,

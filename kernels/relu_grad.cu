@@ -10,10 +10,6 @@
 
 using T = SCALAR;
 
-__device__ __forceinline__ long long thread_index() {
-  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
-
 // 1. One element a thread, bits in the natural order. A warp's elements are those of one word, which it loads once.
 extern "C" __global__ void relu_grad_bitset(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                             T* __restrict__ dx, long long n) {
@@ -41,8 +37,8 @@ extern "C" __global__ void relu_grad_bitset_strided(const T* __restrict__ dy, co
   }
 }
 
-// 3. One pack of 16 bytes a thread, in the natural order: with halves its bits are a byte, with floats half of one. Both
-//    loads are under way before either is used. A register's elements are kept by an AND, a pair of halves at once.
+// 3. One pack of 16 bytes a thread, in the natural order: with halves its bits are a byte, with floats half of one.
+//    Both loads are under way before either is used. A register's elements are kept by an AND, a pair of halves at once.
 constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
 
 // All ones in the elements of register w that the pack's bits keep.

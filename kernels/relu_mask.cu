@@ -10,17 +10,9 @@
 // its last element is zero.
 
 #include "bitmask.cuh"
-#include "number.cuh"
+#include "relu.cuh"
 
 using T = SCALAR;
-
-// The comparison is the one that NaN fails.
-__device__ __forceinline__ T relu(T x) { return to_float(x) <= 0.0f ? T(0.0f) : x; }
-__device__ __forceinline__ bool positive(T x) { return to_float(x) > 0.0f; }
-
-__device__ __forceinline__ long long thread_index() {
-  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
 
 // 1. Eight neighbouring elements a thread, which makes their byte alone. But in each access the lanes of a warp are
 //    eight elements apart: of every 32-byte sector that it touches it takes one float or two halves. The L1 keeps the
@@ -100,40 +92,9 @@ extern "C" __global__ void relu_mask_ballot8(const T* __restrict__ x, T* __restr
   if (lane < PER_WARP && first_word + lane < words) mask[first_word + lane] = own;
 }
 
-// 5. One pack of 16 bytes a thread: an eighth of the accesses in halves, a quarter in floats. A lane with halves has its
-//    byte of the mask to itself, and the 32 bytes of a warp are one sector again; of floats two lanes share a byte.
+// 5. One pack of 16 bytes a thread: an eighth of the accesses in halves, a quarter in floats. A lane with halves has
+//    its byte of the mask to itself, and the 32 bytes of a warp are one sector again; of floats two lanes share a byte.
 //    Halves are compared and cut off in pairs, as they lie in a register.
-constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
-
-__device__ __forceinline__ unsigned positive_lanes(float x) { return x > 0.0f ? ~0u : 0u; }
-template <typename Two>
-__device__ __forceinline__ unsigned positive_lanes(Two x) {
-  return __hgt2_mask(x, Two{});
-}
-__device__ __forceinline__ float relu_lanes(float x) { return relu(x); }
-template <typename Two>
-__device__ __forceinline__ Two relu_lanes(Two x) {
-  return __hmax2_nan(x, Two{});
-}
-
-__device__ float register_of(float);
-__device__ __half2 register_of(__half);
-__device__ __nv_bfloat162 register_of(__nv_bfloat16);
-using Word = decltype(register_of(T{}));
-
-// Apply relu to a pack and return the bits, the first element's lowest.
-__device__ __forceinline__ unsigned process(Pack<T>& pack) {
-  // One bit of each element that a register holds: of a pair, the second one's lies 16 further up than it should.
-  constexpr unsigned LANES = 4 / sizeof(T), PICK = LANES == 2 ? 0x00020001u : 1u;
-  Word(&word)[WORDS] = reinterpret_cast<Word(&)[WORDS]>(pack);
-  unsigned bits = 0;
-#pragma unroll
-  for (unsigned w = 0; w < WORDS; ++w) {
-    bits |= positive_lanes(word[w]) & PICK << (w * LANES);
-    word[w] = relu_lanes(word[w]);
-  }
-  return (bits | bits >> 16) & 0xffu;
-}
 
 // aligned: x and y begin on 16 bytes; otherwise, and in the tensor's last pack, elements move one by one.
 extern "C" __global__ void relu_mask_tuned(const T* __restrict__ x, T* __restrict__ y, unsigned char* __restrict__ mask,
@@ -142,13 +103,13 @@ extern "C" __global__ void relu_mask_tuned(const T* __restrict__ x, T* __restric
   unsigned bits;
   if (aligned && first + Pack<T>::SIZE <= n) {
     Pack<T> pack = load_pack(x + first);
-    bits = process(pack);
+    bits = relu_pack(pack);
     store_pack(y + first, pack);
   } else {
     const unsigned count = filled<T>(n, first);
     // What doesn't exist is loaded as zero, so its bits are zero too.
     Pack<T> pack = load_filled(x + first, count, false);
-    bits = process(pack);
+    bits = relu_pack(pack);
     store_filled(y + first, pack, count, false);
   }
   store_bits_of_pack<T>(mask, i, bits, mask_bytes);

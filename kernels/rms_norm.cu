@@ -13,7 +13,7 @@ using T = SCALAR;
 // 1. x is read for the statistic and again for y. Macro: THREADS (of a block).
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm_two_pass(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y,
-                      float* __restrict__ rstd, long long rows, unsigned columns) {
+                      float* __restrict__ rstd, long long rows, long long columns) {
   normalise_in_two_passes<false, THREADS, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns);
 }
 #endif

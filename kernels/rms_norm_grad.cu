@@ -4,6 +4,8 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
 #include "norm_grad.cuh"
+#include "norm_grad_spread.cuh"
+#include "norm_grad_tiles.cuh"
 
 using T = SCALAR;
 
@@ -29,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 // 2. One read of dy and x: a block keeps a row, and the sums of its columns, in registers. Macros: THREADS (of a
 //    block), KEPT (elements of a row that a thread has).
 #if defined(KEPT) && !defined(STAGES)
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
     rms_norm_grad_fused(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                         const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma,
                         float* __restrict__ partial, long long rows, unsigned columns) {
@@ -38,9 +40,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 }
 #endif
 
-// 3. Tiles of rows in shared memory, ahead of the work. Macros: those of tiles, in norm_grad.cuh.
+// 3. Tiles of rows in shared memory, ahead of the work. Macros: those of norm_grad_tiles.cuh.
 #ifdef STAGES
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
     rms_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                         const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma,
                         float* __restrict__ partial, long long rows, unsigned columns, unsigned tile_rows,

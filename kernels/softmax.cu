@@ -11,10 +11,11 @@
 
 using T = SCALAR;
 
+// Whether any finite element times log2(e) is a finite float. Numbers of bfloat16 are as large as floats.
 template <typename Element>
-constexpr bool IS_HALF = false;
+constexpr bool CANNOT_OVERFLOW = false;
 template <>
-constexpr bool IS_HALF<__half> = true;
+constexpr bool CANNOT_OVERFLOW<__half> = true;
 [[maybe_unused]] constexpr float LOG2_E = 1.44269504088896340736f;
 
 // 2^x in one instruction; results below the smallest normal number are zero.
@@ -219,39 +220,8 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
 #endif
 #endif
 
-// 4. The row in registers: nothing to fetch a second time, and no room in shared memory to run out of. An array is in
-//    registers only if all its indices are constants, so the elements that a thread has are a macro, and the loops over
-//    them are unrolled. Single elements: a row may begin anywhere.
+// Steps 4 to 6 share what follows, up to softmax_row().
 //
-// Macros: ELEMENTS (of a row that a thread has), THREADS (of a block).
-template <typename Row>
-__device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y);
-
-#ifdef ELEMENTS
-template <typename Team>
-__device__ __forceinline__ void softmax_elements(Team& team, const T* x, T* y, long long rows, unsigned columns) {
-  using Row = ElementRow<T, ELEMENTS, Team>;
-  const Row row{team, columns, rows, team.row(), team.row() * columns};
-  typename Row::Chunk chunks[Row::CHUNKS];
-  row.load(x, chunks, MINUS_INFINITY);
-  softmax_row(row, chunks, y);
-}
-extern "C" __global__ void __launch_bounds__(THREADS)
-    softmax_registers(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
-  BlockTeam<THREADS> team;
-  softmax_elements(team, x, y, rows, columns);
-}
-
-// 5. The registers of up to eight blocks, which exchange their maxima and sums through distributed shared memory.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    softmax_cluster(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
-#if __CUDA_ARCH__ >= 900
-  ClusterTeam<THREADS> team;
-  softmax_elements(team, x, y, rows, columns);
-#endif
-}
-#endif
-
 // The largest of some values, and the sum of their exponentials relative to it, both in powers of two. Where there is
 // nothing but -inf the sum is zero, since other threads may have more.
 struct Exponentials {
@@ -286,8 +256,8 @@ __device__ __forceinline__ float largest(const Single& chunk) {
 // The softmax of one row of any kind, held in registers. What a thread lacks is -inf, which adds nothing. A warp takes
 // its own maximum, so that the warps of a team have to meet only once.
 //
-// exp(x - most) is 2^(x * log2(e) - scaled) in one multiply-add, where scaled is most * log2(e), rounded: that rounding is
-// a factor which all elements have in common, and the sum too. Between warps the scaled maxima are compared, not the
+// exp(x - most) is 2^(x * log2(e) - scaled) in one multiply-add, where scaled is most * log2(e), rounded: that rounding
+// is a factor which all elements have in common, and the sum too. Between warps the scaled maxima are compared, not the
 // maxima, for the same reason.
 template <typename Row>
 __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
@@ -296,7 +266,7 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
   row.team.template in_warp<Max>(most);
   float scaled = most[0] * LOG2_E, base = most[0] == MINUS_INFINITY ? 0.0f : scaled;
-  if constexpr (!IS_HALF<T>) {
+  if constexpr (!CANNOT_OVERFLOW<T>) {
     if (fabsf(most[0]) > 1e38f && fabsf(most[0]) < -MINUS_INFINITY) {
       // The product would overflow. At this size neighbours are so far apart that their difference may be rounded.
 #pragma unroll
@@ -330,9 +300,39 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   }
 }
 
+// 4. The row in registers: nothing to fetch a second time, and no room in shared memory to run out of. An array is in
+//    registers only if all its indices are constants, so the elements that a thread has are a macro, and the loops over
+//    them are unrolled. Single elements: a row may begin anywhere.
+//
+// Macros: ELEMENTS (of a row that a thread has), THREADS (of a block).
+#ifdef ELEMENTS
+template <typename Team>
+__device__ __forceinline__ void softmax_elements(Team& team, const T* x, T* y, long long rows, unsigned columns) {
+  using Row = ElementRow<T, ELEMENTS, Team>;
+  const Row row{team, columns, rows, team.row(), team.row() * columns};
+  typename Row::Chunk chunks[Row::CHUNKS];
+  row.load(x, chunks, MINUS_INFINITY);
+  softmax_row(row, chunks, y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_registers(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
+  BlockTeam<THREADS> team;
+  softmax_elements(team, x, y, rows, columns);
+}
+
+// 5. The registers of up to eight blocks, which exchange their maxima and sums through distributed shared memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_cluster(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
+#if __CUDA_ARCH__ >= 900
+  ClusterTeam<THREADS> team;
+  softmax_elements(team, x, y, rows, columns);
+#endif
+}
+#endif
+
 // 6. Packs of 16 bytes, and a team of threads that fits the row: a few lanes, a warp, a block, or a cluster of blocks,
-//    each with no more of the row than leaves an SM room for other rows. Short rows that aren't whole packs come through
-//    shared memory.
+//    each with no more of the row than leaves an SM room for other rows. Short rows that aren't whole packs come
+//    through shared memory.
 //
 // Macros: those at the end of rows.cuh.
 #ifdef COUNT

@@ -9,10 +9,12 @@
 
 using T = SCALAR;
 
-constexpr unsigned BLOCK = 256;  // threads of kernels 1 and 2
+[[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads of kernels 1 and 2
 
 // One dx. The product y * (dy - sum) would cost the same, but dy - sum may overflow where neither product does.
 __device__ __forceinline__ float gradient(float dy, float y, float sum) { return fmaf(-y, sum, y * dy); }
+
+#if !(defined COUNT || defined ELEMENTS)  // what has the size of a row as a macro is compiled apart
 
 // 1. One block a row, one element an access: first the sum, then dy and y come again, at best from the L2. Rows of any
 //    length at any address; a short one leaves most of the block idle.
@@ -32,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
   }
 }
+#endif
 
 // One row of any kind, both matrices held in registers. What a thread lacks is zero, which adds nothing.
 template <typename Row>
@@ -62,7 +65,7 @@ __device__ __forceinline__ void softmax_grad_row(const Row& row, typename Row::C
 
 // The same of a row that has yet to be loaded, from memory or from tiles.
 template <typename Row>
-__device__ __forceinline__ void softmax_grad_row(const Row& row, const T* dy, const T* y, T* dx) {
+__device__ __forceinline__ void softmax_grad_from(const Row& row, const T* dy, const T* y, T* dx) {
   typename Row::Chunk gradients[Row::CHUNKS], results[Row::CHUNKS];
   row.load(dy, gradients, 0.0f);
   row.load(y, results, 0.0f);
@@ -78,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
                            unsigned columns) {
   BlockTeam<BLOCK> team;
   ElementRow<T, ELEMENTS, BlockTeam<BLOCK>> row{team, columns, rows, team.row(), team.row() * columns};
-  softmax_grad_row(row, dy, y, dx);
+  softmax_grad_from(row, dy, y, dx);
 }
 #endif
 
@@ -92,11 +95,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   extern __shared__ uint4 shared[];
   T* tiles = reinterpret_cast<T*>(shared);
   on_tiles<Row>(tiles, {dy, y}, dx, rows, columns, tile_rows, aligned,
-                [&](Row& row, unsigned stride) { softmax_grad_row(row, tiles, tiles + stride, tiles); });
+                [&](Row& row, unsigned stride) { softmax_grad_from(row, tiles, tiles + stride, tiles); });
 #elif !CLUSTER || __CUDA_ARCH__ >= 900
   Team team;
   Row row(team, rows, columns);
-  softmax_grad_row(row, dy, y, dx);
+  softmax_grad_from(row, dy, y, dx);
 #endif
 }
 #endif

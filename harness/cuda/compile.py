@@ -94,7 +94,7 @@ def _cuda_headers() -> tuple[Path, ...]:
 
 
 def _headers_digest(own: Path) -> bytes:
-    """Hash of every header that a kernel might include, and of where CUDA's own lie (their path has the version)."""
+    """Hash of what a kernel might include: the contents of our headers, the versions of CUDA's and CCCL's."""
     import hashlib
 
     digest = hashlib.sha256()

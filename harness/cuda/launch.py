@@ -45,25 +45,25 @@ class Kernel:
         """Launch asynchronously.
 
         grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
-        along the first dimension of a grid that is a multiple of it there.
+        along the first dimension of a grid, which must be a multiple of it there: raises ValueError where it isn't.
         """
         from cuda.core import launch
 
         if grid == 0:
             return
-        if shared > max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
-            self._allow(shared)
+        self._allow(shared)
         launch(_stream(), _config(grid, block, shared, cluster), self._kernel, *map(_argument, args))
 
     def resident_clusters(self, block: int, shared: int, cluster: int) -> int:
         """Clusters of `cluster` blocks that the device runs at a time. block: threads; shared: dynamic bytes."""
-        if shared > max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
-            self._allow(shared)
+        self._allow(shared)
         config = _config(cluster, block, shared, cluster)
         return int(self._kernel.occupancy.max_active_clusters(config, stream=_stream()))
 
     def _allow(self, shared: int) -> None:
-        """Ask the driver for more dynamic shared memory. Raises MachineError where a block can't have as much."""
+        """Have the driver allow so many dynamic bytes. Raises MachineError where a block can't have as many."""
+        if shared <= max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
+            return
         from cuda.bindings import driver
 
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -91,6 +91,8 @@ def _config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int |
     if cluster is None:
         return LaunchConfig(grid=grid, block=block, shmem_size=shared)
     first, *others = (grid,) if isinstance(grid, int) else grid
+    if first % cluster:
+        raise ValueError(f"a grid of {first} blocks can't be cut into clusters of {cluster}")
     # cuda.core counts clusters.
     return LaunchConfig(grid=(first // cluster, *others), cluster=cluster, block=block, shmem_size=shared)
 

@@ -6,11 +6,14 @@ contiguous memory, (outer, channels, inner), in either layout: element i is of c
 
 from __future__ import annotations
 
+import ctypes
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from harness import cuda
 from harness.ops import Context, Symbols, Tensor
+from harness.ops._elementwise import CUDA_TYPE
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +30,8 @@ SYMBOLS = {
     "L": "layout: 0 is NCHW, 1 is channels last",
 }
 DEFAULTS = {"L": "0"}
+LIMIT_32 = 2**31 - 2**12
+"""Elements that 32-bit indexes count: a bit is left to the fast division, and a block reaches past the end."""
 MASK = Tensor("mask", ("cdiv(N * C * H * W, 32)",), "int32")
 """A bit an element, in memory's order; see `_bits`."""
 
@@ -72,3 +77,35 @@ class Layout:
     def samples(self) -> int:
         """Elements of a channel."""
         return self.outer * self.inner
+
+    @property
+    def bits(self) -> int:
+        """Of an index that counts elements."""
+        return 32 if self.elements < LIMIT_32 else 64
+
+    def counter(self, value: int) -> ctypes.c_uint32 | ctypes.c_uint64:
+        """A number of elements as kernels take it: an INDEX."""
+        return ctypes.c_uint32(value) if self.bits == 32 else ctypes.c_uint64(value)
+
+    def divisors(self, *sizes: int) -> list[Any]:
+        """The fields of the Divisor<INDEX> of each size."""
+        return [field for size in sizes for field in divisor(size, self.bits)]
+
+
+def divisor(size: int, bits: int = 32) -> tuple[Any, Any, Any]:
+    """The fields of a Divisor. No kernel divides by the zeros of an empty tensor."""
+    size = max(1, size)
+    return (ctypes.c_uint32 if bits == 32 else ctypes.c_uint64)(size), *cuda.fast_divisor(size, bits)
+
+
+def kernel(ctx: Context, file: str, entry: str) -> cuda.Kernel:
+    """Of one of the two files, with indexes that count the case's elements."""
+    index = {32: "unsigned", 64: "unsigned long long"}[Layout.of(ctx).bits]
+    return ctx.kernel(file, entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": index})
+
+
+def floats(ctx: Context, count: int) -> torch.Tensor:
+    """Memory between two kernels. All sets of buffers share it."""
+    import torch
+
+    return torch.empty(count, dtype=torch.float32, device=ctx.device)

@@ -20,6 +20,11 @@ def blocks(threads: int, block: int = BLOCK) -> int:
     return -(-threads // block)
 
 
+def power_of_2_from(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(0, n - 1).bit_length()
+
+
 def aligned(*tensors: torch.Tensor) -> bool:
     """Whether packs may be loaded from and stored to all of them: each begins on 16 bytes."""
     return not any(tensor.data_ptr() % PACK_BYTES for tensor in tensors)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.model import Case, Work
-from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
-from harness.ops._elementwise import CUDA_TYPE
-from harness.ops._rows import row_kernel
+from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors, _rows
+from harness.ops._elementwise import CUDA_TYPE, blocks, power_of_2_from
+from harness.ops._rows import Arguments
 
 if TYPE_CHECKING:
     import torch
@@ -133,29 +133,27 @@ def _difference(name: str, row: int, got: torch.Tensor, want: torch.Tensor, allo
 
 # ---- The forward's launches. `tensors` gives the kernel's arguments in order, x and y among them.
 
-Arguments = Callable[[Tensors], tuple[Any, ...]]
-
 
 def two_pass(ctx: Context, tensors: Arguments) -> Launch:
     """One block a row, of any length and at any address, which reads x twice."""
     threads = 256 if ctx.s.N <= 8192 else 1024
     kernel = ctx.kernel(*_entry(ctx, "two_pass"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads})
-    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
+    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_int64(ctx.s.N)
     grid = min(ctx.s.M, _MOST_BLOCKS)
     return lambda t: kernel(grid, threads, *tensors(t), *sizes)
 
 
-def in_registers(ctx: Context, tensors: Arguments, together: int) -> Launch:
-    """One block a row, which it keeps. together: elements an access, 1 or 2; `two_pass` where they aren't aligned."""
+def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
+    """One block a row, which it keeps. width: elements an access, 1 or 2; `two_pass` where they aren't aligned."""
     fallback = two_pass(ctx, tensors)
-    units = -(-ctx.s.N // together)
+    units = blocks(ctx.s.N, width)
     threads = 256 if units <= 2048 else 1024
-    kept = 1 << (-(-units // threads) - 1).bit_length()
-    name, macro = ("registers", "ELEMENTS") if together == 1 else ("half2", "PAIRS")
+    kept = power_of_2_from(blocks(units, threads))
+    name, macro = ("registers", "ELEMENTS") if width == 1 else ("half2", "PAIRS")
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads, macro: kept}
     kernel = ctx.kernel(*_entry(ctx, name), macros)
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
-    alignment = together * ITEMSIZE[ctx.case.dtype]
+    alignment = width * ITEMSIZE[ctx.case.dtype]
 
     def launch(t: Tensors) -> None:
         if any(tensor.data_ptr() % alignment for tensor in tensors(t)):
@@ -168,18 +166,7 @@ def in_registers(ctx: Context, tensors: Arguments, together: int) -> Launch:
 
 def planned(ctx: Context, tensors: Arguments) -> Launch:
     """The kernel that _rows.py plans for the case; `two_pass` where there is none, or its packs aren't aligned."""
-    fallback = two_pass(ctx, tensors)
-    kernel = row_kernel(ctx, *_entry(ctx, "tuned"), with_vectors=True)
-    if kernel is None:
-        return fallback
-
-    def launch(t: Tensors) -> None:
-        if kernel.takes(*tensors(t)):
-            kernel(*tensors(t), moved=(t.x, t.y))
-        else:
-            fallback(t)
-
-    return launch
+    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, with_vectors=True)
 
 
 def _entry(ctx: Context, kernel: str) -> tuple[str, str]:
@@ -187,32 +174,40 @@ def _entry(ctx: Context, kernel: str) -> tuple[str, str]:
     return f"{ctx.case.op}.cu", f"{ctx.case.op}_{kernel}"
 
 
-def too_long(case: Case, together: int = 1) -> str | None:
-    """Why a block can't keep a row of the case in registers, with so many elements an access; None if it can."""
-    most = _MOST_KEPT * together
-    return None if case.symbols["N"] <= most else f"rows of more than {most} don't fit into a block's registers"
+def too_long(case: Case, width: int = 1) -> str | None:
+    """Why blocks can't keep a row each in registers, with so many elements an access; None if they can."""
+    most = _MOST_KEPT * width
+    if case.symbols["N"] > most:
+        return f"rows of more than {most} don't fit into a block's registers"
+    return f"a grid has blocks for {_MOST_BLOCKS} rows" if case.symbols["M"] > _MOST_BLOCKS else None
 
 
 def no_pairs(case: Case) -> str | None:
-    """Why a block can't keep a row of the case as pairs of halves; None if it can."""
+    """Why blocks can't keep a row each as pairs of halves; None if they can."""
     if case.dtype == "float32":
         return "for halves only"
     if case.symbols["N"] % 2:
         return "for rows of an even number of elements only"
-    return too_long(case, together=2)
+    return too_long(case, width=2)
 
 
-def read_twice(vectors: int, statistics: int, flops: int) -> Callable[[Symbols, int], Work]:
-    """The traffic of `two_pass`, of an op with so many vectors, statistics a row, and operations an element."""
+Traffic = Callable[[Symbols, int], Work]
 
-    def traffic(symbols: Symbols, itemsize: int) -> Work:
+
+def traffics(vectors: int, statistics: int, flops: int) -> tuple[Traffic, Traffic]:
+    """What `two_pass` and `tuned` move, of an op with so many vectors, statistics a row, and operations an element."""
+
+    def read(symbols: Symbols, itemsize: int, times: int) -> Work:
         rows, columns = symbols["M"], symbols["N"]
         return Work(
-            read=(2 * rows + vectors) * columns * itemsize,
+            read=(times * rows + vectors) * columns * itemsize,
             written=rows * columns * itemsize + 4 * statistics * rows,
             flops=flops * rows * columns,
             items=rows,
             item="rows",
         )
 
-    return traffic
+    def tuned(symbols: Symbols, itemsize: int) -> Work:
+        return read(symbols, itemsize, 1 if _rows.has_plan(symbols, itemsize) else 2)
+
+    return (lambda symbols, itemsize: read(symbols, itemsize, 2)), tuned

@@ -1,4 +1,4 @@
-"""What the backwards of LayerNorm and RMSNorm share: references, launches and plans. Twin of norm_grad.cuh.
+"""What the backwards of LayerNorm and RMSNorm share: references and launches. Twin of norm_grad.cuh.
 
 An op has a mean and a dbeta (LayerNorm), or neither (RMSNorm). `sums` is how many sums a row or a column has: 2, or 1.
 """
@@ -14,6 +14,7 @@ from harness import cuda
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._norm_grad_plan import H200, RESIDENT_WITH_SUMS, WARP, Device, Plan
 
 if TYPE_CHECKING:
     import torch
@@ -25,39 +26,22 @@ DX = Tensor("dx", ("M", "N"))
 DGAMMA = Tensor("dgamma", ("N",))
 DBETA = Tensor("dbeta", ("N",))
 
-_FLOAT = 4  # bytes
-_GRID = 2**31 - 1
+_GRID = 2**31 - 1  # blocks along x
 _GRID_Y = 2**16 - 1
+_COLUMNS = 2**31  # that a row has fewer of, for kernels to count them in 32 bits
 
-# As in kernels/include/norm_grad.cuh.
-_WARP = 32
+# As in kernels/include/norm_grad.cuh and norm_grad_spread.cuh.
 _TOTAL_BLOCK = 1024
 _SUM_BLOCK = 128
 _SPREAD_BLOCK = 256
-_RESIDENT = 512  # threads of a multiprocessor, where they keep sums of columns in up to 128 registers each
 
 _GROUP_ROWS = 32  # that a group has at least, where groups of rows write sums of columns
 _MOST_PARTS = 32  # of a row, each summed by a warp of its own
-_PART_CHUNKS = 4 * _WARP  # that a part has at least
+_PART_CHUNKS = 4 * WARP  # that a part has at least
 
 # Of `fused`:
 _KEPT = 16  # elements of a row that a thread has
-_LONGEST = _RESIDENT * _KEPT
-
-# Of Plan:
-_TEAM_BLOCK = 256  # threads, where lanes of a warp are a team
-_TILE_BYTES = 33 * 1024  # of its stages
-_STAGE_BYTES = 72 * 1024  # of a block's, up to which no more blocks share a row
-_MOST_STAGES = 3
-_MOST_BLOCKS = 8  # of a cluster, on every device that has them
-_RESERVED = 1024  # bytes of shared memory that each block takes beside its own
-_THREAD_PACKS = 4  # that a thread reduces at a time
-_THREAD_COLUMNS = 32  # sums of columns that fit into a thread's registers
-_FEWEST_PACKS = 2  # of a row that a thread of a block has: with one there would be as many reductions as packs
-_THREAD_SINGLES = 16  # single elements that a thread reduces at a time
-_MOST_SINGLES = 24  # of a row that it has at most; their addresses take registers, too
-_SMALL = 64 * 1024  # bytes of a block's share of a matrix, up to which one team is enough
-_SMALL_TILES = 4
+_LONGEST = RESIDENT_WITH_SUMS * _KEPT
 
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
@@ -186,6 +170,24 @@ def traffic(dy: int, x: int) -> Callable[[Symbols, int], Work]:
     return work
 
 
+def tuned_traffic(sums: int) -> Callable[[Symbols, int], Work]:
+    """Of `tuned`: dy and x once on tiles, twice where rows are spread.
+
+    As the plan for the current device has it, or for an H200 where there is no device. All of the plan's clusters are
+    taken to find room, and tensors to be aligned.
+    """
+
+    def work(symbols: Symbols, itemsize: int) -> Work:
+        import torch
+
+        device = Device.current() if torch.cuda.is_available() else H200
+        plan = Plan.of(symbols["M"], symbols["N"], itemsize, sums, device)
+        reads = 1 if plan is not None and plan.worth(plan.teams) else 2
+        return traffic(dy=reads, x=reads)(symbols, itemsize)
+
+    return work
+
+
 FLOPS = 12
 """An element, roughly: those of both sums, of dx, and of what columns add."""
 
@@ -223,9 +225,18 @@ class _Case:
         """Whether a row is a number of packs."""
         return self.columns * self.itemsize % PACK_BYTES == 0
 
-    def kernel(self, entry: str, **macros: int) -> Kernel:
-        name = self.ctx.op.name
-        return self.ctx.kernel(f"{name}.cu", f"{name}_{entry}", {"SCALAR": CUDA_TYPE[self.ctx.case.dtype], **macros})
+    @property
+    def file(self) -> str:
+        return f"{self.ctx.op.name}.cu"
+
+    def entry(self, name: str) -> str:
+        return f"{self.ctx.op.name}_{name}"
+
+    def macros(self, macros: dict[str, int]) -> dict[str, str | int]:
+        return {"SCALAR": CUDA_TYPE[self.ctx.case.dtype], **macros}
+
+    def kernel(self, name: str, **macros: int) -> Kernel:
+        return self.ctx.kernel(self.file, self.entry(name), self.macros(macros))
 
     def floats(self, *shape: int) -> torch.Tensor:
         """Room for sums, which all sets of buffers share."""
@@ -240,7 +251,7 @@ class _ColumnSums:
     def __init__(self, case: _Case, parts: int) -> None:
         self.partial = case.floats(case.sums, parts, case.columns) if parts > 1 else None
         self._kernel = case.kernel("total") if parts > 1 else None
-        self._grid = blocks(case.columns, _WARP), case.sums
+        self._grid = blocks(case.columns, WARP), case.sums
         self._sizes = ctypes.c_uint32(parts), ctypes.c_uint32(case.columns)
 
     def of(self, which: int) -> torch.Tensor | None:
@@ -271,9 +282,9 @@ def _groups(case: _Case, column_blocks: int, most_blocks: int) -> int:
 
 
 def separate(ctx: Context) -> Launch:
-    """A kernel for each output. Any size at any address."""
+    """A kernel for each output. At any address."""
     case = _Case.of(ctx)
-    column_blocks = blocks(case.columns, _WARP)
+    column_blocks = blocks(case.columns, WARP)
     groups = _groups(case, column_blocks, most_blocks=8)
     sums = _ColumnSums(case, groups)
     dx, dgamma = case.kernel("dx"), case.kernel("dgamma")
@@ -291,17 +302,24 @@ def separate(ctx: Context) -> Launch:
 
 
 def too_long(case: Case) -> str | None:
+    """Why no kernel here can run a case."""
+    return None if case.symbols["N"] < _COLUMNS else f"rows of fewer than {_COLUMNS} columns only"
+
+
+def too_long_for_registers(case: Case) -> str | None:
     """Why `fused` can't run a case."""
     if case.symbols["N"] <= _LONGEST:
         return None
-    return f"rows of up to {_LONGEST} columns only: their sums must fit into the registers of {_RESIDENT} threads"
+    return (
+        f"rows of up to {_LONGEST} columns only: their sums must fit into the registers of {RESIDENT_WITH_SUMS} threads"
+    )
 
 
 def fused(ctx: Context) -> Launch:
     """Blocks that stay for many rows. Rows of up to 8192 elements, at any address."""
     case = _Case.of(ctx)
-    threads = _WARP if case.columns <= _WARP * _KEPT else _RESIDENT
-    grid = max(1, min(case.rows, cuda.multiprocessors() * _RESIDENT // threads))
+    threads = WARP if case.columns <= WARP * _KEPT else RESIDENT_WITH_SUMS
+    grid = max(1, min(case.rows, cuda.multiprocessors() * RESIDENT_WITH_SUMS // threads))
     kernel, sums = case.kernel("fused", THREADS=threads, KEPT=_KEPT), _ColumnSums(case, grid)
 
     def launch(t: Tensors) -> None:
@@ -312,13 +330,16 @@ def fused(ctx: Context) -> Launch:
 
 
 def tuned(ctx: Context) -> Launch:
-    """The kernel on tiles where there is a plan, else the one that spreads rows; `separate` at unaligned addresses."""
+    """The kernel on tiles where it's worth it, else the one that spreads rows; `separate` at unaligned addresses."""
     case = _Case.of(ctx)
-    device = Device(cuda.multiprocessors(), cuda.has_clusters(), cuda.shared_memory())
-    plan = Plan.of(case.rows, case.columns, case.itemsize, case.sums, device)
-    chosen = _spread(case) if plan is None else _on_tiles(case, plan)
-    if plan is None and not case.whole_packs:
-        return chosen
+    plan = Plan.of(case.rows, case.columns, case.itemsize, case.sums, Device.current())
+    teams = 0 if plan is None else _teams(case, plan)
+    if plan is None or not plan.worth(teams):
+        chosen = _spread(case)
+        if not case.whole_packs:
+            return chosen
+    else:
+        chosen = _on_tiles(case, plan, teams)
     fallback = separate(ctx)
 
     def launch(t: Tensors) -> None:
@@ -330,12 +351,20 @@ def tuned(ctx: Context) -> Launch:
     return launch
 
 
-def _on_tiles(case: _Case, plan: Plan) -> Launch:
+def _teams(case: _Case, plan: Plan) -> int:
+    """Of the plan's, those that run at a time: clusters need neighbouring multiprocessors, which may be taken."""
+    team = plan.team
+    if team.cluster == 1:
+        return plan.teams
+    # Not through the context, whose list of kernels has only those that run.
+    kernel = cuda.load(case.ctx.op.find(case.file), case.entry("tuned"), case.macros(plan.macros))
+    return min(plan.teams, kernel.resident_clusters(team.threads, plan.shared, team.cluster))
+
+
+def _on_tiles(case: _Case, plan: Plan, teams: int) -> Launch:
     team = plan.team
     kernel = case.kernel("tuned", **plan.macros)
     cluster = team.cluster if team.cluster > 1 else None
-    resident = kernel.resident_clusters(team.threads, plan.shared, cluster) if cluster else plan.teams
-    teams = min(plan.teams, resident)
     sums = _ColumnSums(case, teams)
     tiling = [ctypes.c_uint32(n) for n in (plan.tile_rows, plan.piece, plan.tile_bytes, plan.row_bytes)]
 
@@ -352,13 +381,13 @@ def _spread(case: _Case) -> Launch:
     size = PACK_BYTES // case.itemsize if case.whole_packs else 1
     chunks = case.columns // size
     parts = max(1, min(_MOST_PARTS, chunks // _PART_CHUNKS))
-    column_blocks = blocks(chunks, _WARP)
+    column_blocks = blocks(chunks, WARP)
     groups = _groups(case, column_blocks, most_blocks=4)
     macros = {"SINGLES": int(size == 1)}
     rows, spread = case.kernel("rows", **macros), case.kernel("spread", **macros)
     sums, row_sums = _ColumnSums(case, groups), case.floats(case.rows, parts, case.sums)
     a_row = ctypes.c_uint32(parts)
-    row_blocks = blocks(case.rows * parts, _SUM_BLOCK // _WARP)
+    row_blocks = blocks(case.rows * parts, _SUM_BLOCK // WARP)
 
     def launch(t: Tensors) -> None:
         rows(row_blocks, _SUM_BLOCK, *_inputs(t), row_sums, *case.sizes, a_row)
@@ -367,183 +396,3 @@ def _spread(case: _Case) -> Launch:
         sums.finish(t)
 
     return launch
-
-
-# ---- Plans of the kernel on tiles.
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """multiprocessors; whether blocks form clusters; bytes of shared memory that a block may have."""
-
-    multiprocessors: int
-    clusters: bool
-    shared: int
-
-
-@dataclass(frozen=True, slots=True)
-class Team:
-    """Threads that share a row: `lanes` of a warp, or, if that is 0, `cluster` blocks of `threads`.
-
-    kept: chunks of a row that a thread has. at_once: rows that are reduced together.
-    """
-
-    kept: int
-    lanes: int
-    threads: int
-    at_once: int = 1
-    cluster: int = 1
-
-    @property
-    def blocks_a_multiprocessor(self) -> int:
-        return _RESIDENT // self.threads
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How the kernel on tiles goes about the rows: what it's compiled for, and what it's told.
-
-    singles: chunks are elements, else packs. stages: tiles that a block has room for. teams: as many as there is work
-    for, or as run at a time. tile_rows: rows of a tile. piece: columns of a block. tile_bytes, row_bytes: of a stage,
-    for each matrix, and for each of the rows' statistics. shared: bytes of a block.
-    """
-
-    team: Team
-    singles: bool
-    stages: int
-    teams: int
-    tile_rows: int
-    piece: int
-    tile_bytes: int
-    row_bytes: int
-    shared: int
-
-    @classmethod
-    def of(cls, rows: int, columns: int, itemsize: int, sums: int, device: Device) -> Plan | None:
-        """None where rows are too long for it, or too few to be worth the sums of columns that each team writes."""
-        if rows == 0 or columns == 0:
-            return None
-        row = _Row(columns, itemsize, sums)
-        if row.chunks <= _WARP * row.at_a_time:
-            return cls._for(rows, row, *row.team_of_warp(rows, device), device)
-        teams = map(row.team_of_blocks, row.clusters(rows, device))
-        plans = (cls._for(rows, row, team, team.at_once, device) for team in teams if team is not None)
-        plan = next((plan for plan in plans if plan is not None), None)
-        return plan if plan is not None and plan._worth(rows, row) else None
-
-    @classmethod
-    def _for(cls, rows: int, row: _Row, team: Team, tile_rows: int, device: Device) -> Plan | None:
-        """With as many stages as there is room for; None if there is none for one."""
-        piece = blocks(row.chunks, team.cluster) * row.size
-        tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
-        stage = 2 * tile_bytes + row.sums * row_bytes
-        reduction = 2 * team.at_once * row.sums * _WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * _FLOAT
-        room = (device.shared + _RESERVED) // team.blocks_a_multiprocessor - 2 * _RESERVED - reduction
-        stages = min(_MOST_STAGES, room // stage)
-        if stages < 1:
-            return None
-        tiles = blocks(rows, tile_rows)
-        teams = max(1, min(tiles, device.multiprocessors * team.blocks_a_multiprocessor // team.cluster))
-        if tiles <= _SMALL_TILES and rows * piece * row.itemsize <= _SMALL:
-            teams = 1
-        # In the end, warps of short rows add their sums of columns there.
-        of_warps = team.threads // _WARP * row.columns * _FLOAT if team.lanes else 0
-        shared = max(stages * stage, of_warps)
-        return cls(team, row.singles, stages, teams, tile_rows, piece, tile_bytes, row_bytes, shared)
-
-    def _worth(self, rows: int, row: _Row) -> bool:
-        """Whether a float a column and sum, written and read for each team, costs less than to read dy and x again."""
-        return self.teams == 1 or 2 * row.sums * self.teams * _FLOAT <= 2 * rows * row.itemsize
-
-    @property
-    def macros(self) -> dict[str, int]:
-        """What norm_grad.cuh is to be compiled with."""
-        return {
-            "KEPT": self.team.kept,
-            "LANES": self.team.lanes,
-            "THREADS": self.team.threads,
-            "AT_ONCE": self.team.at_once,
-            "CLUSTER": int(self.team.cluster > 1),
-            "SINGLES": int(self.singles),
-            "STAGES": self.stages,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The rows of a case, which come in chunks of `size` elements: packs, or single ones where rows aren't packs."""
-
-    columns: int
-    itemsize: int
-    sums: int
-
-    @property
-    def size(self) -> int:
-        pack = PACK_BYTES // self.itemsize
-        return 1 if self.columns % pack else pack
-
-    @property
-    def singles(self) -> bool:
-        return self.size == 1
-
-    @property
-    def chunks(self) -> int:
-        return self.columns // self.size
-
-    @property
-    def at_a_time(self) -> int:
-        """Chunks that a thread reduces at a time."""
-        return _THREAD_SINGLES if self.singles else _THREAD_PACKS
-
-    @property
-    def most(self) -> int:
-        """Chunks of a row that a thread may have."""
-        return _MOST_SINGLES if self.singles else _THREAD_COLUMNS // self.size
-
-    def tile_bytes(self, elements: int) -> int:
-        """Packs that hold that many elements, wherever the first one stands in its pack."""
-        before = PACK_BYTES // self.itemsize - 1 if self.singles else 0
-        return blocks((before + elements) * self.itemsize, PACK_BYTES) * PACK_BYTES
-
-    @staticmethod
-    def row_bytes(tile_rows: int) -> int:
-        """The same of a statistic of that many rows."""
-        return blocks((PACK_BYTES // _FLOAT - 1 + tile_rows) * _FLOAT, PACK_BYTES) * PACK_BYTES
-
-    def team_of_warp(self, rows: int, device: Device) -> tuple[Team, int]:
-        """Lanes of a warp, and the rows of a tile: as many as make it large enough, if all blocks get one."""
-        # Few packs a thread, since lanes find neighbouring packs faster; but single elements must share a row's costs.
-        lanes = min(_WARP, _power_of_2_from(blocks(self.chunks, self.at_a_time) if self.singles else self.chunks))
-        team = Team(blocks(self.chunks, lanes), lanes, _TEAM_BLOCK)
-        at_a_time = _TEAM_BLOCK // lanes
-        turns = _TILE_BYTES // (at_a_time * (2 * self.columns * self.itemsize + self.sums * _FLOAT))
-        busy = blocks(rows, at_a_time * device.multiprocessors * team.blocks_a_multiprocessor)
-        return team, max(1, min(turns, busy)) * at_a_time
-
-    def clusters(self, rows: int, device: Device) -> list[int]:
-        """Blocks that may share a row, those to be preferred first."""
-        if not device.clusters:
-            return [1]
-        sizes = [1 << k for k in range(_MOST_BLOCKS.bit_length())]
-        if rows <= _SMALL_TILES:
-            # Few rows are spread over more of the chip.
-            wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * _WARP]
-            return wide[::-1] + [size for size in sizes if size not in wide]
-        lean = [size for size in sizes if 2 * blocks(self.columns, size) * self.itemsize <= _STAGE_BYTES]
-        return [*lean, _MOST_BLOCKS]
-
-    def team_of_blocks(self, cluster: int) -> Team | None:
-        """Of the threads' chunks only the last ones may be missing, in the cluster's last block too."""
-        share = blocks(self.chunks, cluster)
-        last = self.chunks - (cluster - 1) * share
-        kept = max(_THREAD_SINGLES if self.singles else _FEWEST_PACKS, blocks(share, _RESIDENT))
-        wanted = blocks(blocks(share, kept), _WARP) * _WARP
-        for threads in (*range(wanted, _RESIDENT + 1, _WARP), *range(wanted - _WARP, 0, -_WARP)):
-            kept = blocks(share, threads)
-            if kept <= self.most and (kept - 1) * threads < last:
-                return Team(kept, 0, threads, 1 if cluster > 1 else max(1, self.at_a_time // kept), cluster)
-        return None
-
-
-def _power_of_2_from(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()

@@ -7,12 +7,14 @@ cluster of blocks, so that memory sees it once.
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.ops import ITEMSIZE, Context
-from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensors
+from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 
 if TYPE_CHECKING:
     import torch
@@ -36,10 +38,22 @@ _MOST_PACKS = 8  # of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row that one block takes, rather than a cluster
 _FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, _MOST_BLOCKS
-# Rows that a team works on at once where vectors are loaded for each, by the bytes of an element; registers limit them.
-# The same for blocks that have a short row each.
-_TOGETHER = {4: 2, 2: 1}
-_TOGETHER_SHORT = {4: 1, 2: 2}
+# Rows that lanes of a warp work on at once where vectors are loaded for each, by the bytes of an element; registers
+# limit them.
+_LANES_TOGETHER = {4: 2, 2: 1}
+# Blocks, there: up to so many packs of a row, packs a thread, and rows together.
+_WITH_VECTORS = {4: ((256, 2, 1), (math.inf, 4, 2)), 2: ((256, 2, 2), (1056, 2, 1), (math.inf, 4, 1))}
+_MOST_THREADS_WITH_VECTORS = {4: 1024, 2: 512}
+_FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do, or the smallest of blocks
+_RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ragged row
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a plan needs to know of a GPU: its multiprocessors, and whether blocks can form clusters."""
+
+    multiprocessors: int
+    clusters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,81 +74,78 @@ class Plan:
     together: int = 1
 
     @classmethod
-    def of(cls, rows: int, columns: int, itemsize: int, device: tuple[int, bool], matrices: int = 1) -> Plan | None:
+    def of(cls, rows: int, columns: int, itemsize: int, device: Device, matrices: int = 1) -> Plan | None:
         """The plan for (rows, columns) of elements of `itemsize` bytes; None where a row is too long for registers.
 
-        device: its multiprocessors, and whether it has clusters. matrices: of which a thread keeps its part of a row.
+        matrices: of which a thread keeps its part of a row.
         """
         size = PACK_BYTES // itemsize
         ragged, packs = columns % size != 0, columns // size
         if ragged and columns <= _TILE_COLUMNS:
             return cls._tile(columns, itemsize)
         if packs <= WARP * _WARP_PACKS:
-            lanes = min(WARP, _power_of_2_from(packs))
+            lanes = min(WARP, power_of_2_from(packs))
             return cls(max(1, blocks(packs, lanes)), lanes, _BLOCK, ragged=ragged)
         plan = cls._blocks(rows, packs, itemsize, device, matrices)
         return plan and replace(plan, ragged=ragged)
 
     @classmethod
-    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: tuple[int, bool]) -> Plan | None:
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device) -> Plan | None:
         """The plan where each row needs vectors of N elements, too: loaded once for two rows where that pays.
 
         Their part of a row comes from the L1 or the L2, so what a block takes of a row is as long as it can be.
         """
         size = PACK_BYTES // itemsize
-        packs, (multiprocessors, clusters) = columns // size, device
+        packs = columns // size
         plain = cls.of(rows, columns, itemsize, device)
-        if plain is None or plain.tile_rows or columns < size or rows * plain.cluster <= multiprocessors:
+        if plain is None or plain.tile_rows or columns < size or rows * plain.cluster <= device.multiprocessors:
             return plain
         if columns % size:
             # Rows begin at different places of a pack, and so have no part of a vector in common.
-            lanes_do = itemsize == 2 and packs <= 4 * WARP
+            lanes_do = itemsize == 2 and packs <= _RAGGED_WITH_VECTORS
             return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if lanes_do else plain
-        if packs <= 2 * WARP:
+        if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
-        if packs <= 256:
-            count, together = 2, _TOGETHER_SHORT[itemsize]
-        elif itemsize == 2 and packs <= 1056:
-            count, together = 2, 1
-        else:
-            count, together = 4, _TOGETHER[itemsize]
-        cluster = _power_of_2_from(blocks(packs, count * 256 * itemsize))
-        if cluster > (_MOST_BLOCKS if clusters else 1):
+        count, together = next(
+            (count, together) for up_to, count, together in _WITH_VECTORS[itemsize] if packs <= up_to
+        )
+        cluster = power_of_2_from(blocks(packs, count * _MOST_THREADS_WITH_VECTORS[itemsize]))
+        if cluster > (_MOST_BLOCKS if device.clusters else 1):
             return plain
         threads = blocks(blocks(packs, cluster * count), WARP) * WARP
         return cls(count, 0, threads, cluster, together=together)
 
     @classmethod
     def _lanes_with_vectors(cls, packs: int, itemsize: int) -> Plan:
-        """Rows of up to 64 packs."""
+        """Rows of up to _FEW_WITH_VECTORS packs."""
         count = 2 if itemsize == 2 and packs > 1 else 1
-        lanes = _power_of_2_from(blocks(packs, count))
-        together = _TOGETHER[itemsize]
+        lanes = power_of_2_from(blocks(packs, count))
+        together = _LANES_TOGETHER[itemsize]
         if lanes > WARP:
             return cls(count, 0, lanes, together=together)
         return cls(count, lanes, _BLOCK, together=together)
 
     @classmethod
     def _tile(cls, columns: int, itemsize: int) -> Plan:
-        lanes = _power_of_2_from(blocks(columns, _TILE_ELEMENTS))
+        lanes = power_of_2_from(blocks(columns, _TILE_ELEMENTS))
         size = PACK_BYTES // itemsize
         rows = max(1, _TILE_BYTES // (columns * itemsize * size)) * size
         return cls(blocks(columns, lanes), lanes, _BLOCK, tile_rows=rows)
 
     @classmethod
-    def _blocks(cls, rows: int, packs: int, itemsize: int, device: tuple[int, bool], matrices: int) -> Plan | None:
-        multiprocessors, clusters = device
+    def _blocks(cls, rows: int, packs: int, itemsize: int, device: Device, matrices: int) -> Plan | None:
         most = _MOST_PACKS // matrices
         cluster = 1
-        if clusters and packs > _UNSHARED:
+        if device.clusters and packs > _UNSHARED:
             cluster = 4 if packs <= _FOUR_BLOCKS * matrices else _MOST_BLOCKS
         # Few rows are spread over more of the chip.
-        while clusters and cluster < _MOST_BLOCKS and rows * cluster < multiprocessors and packs >= 4 * WARP * cluster:
+        most_blocks = _MOST_BLOCKS if device.clusters else 1
+        while cluster < most_blocks and rows * cluster < device.multiprocessors and packs >= 4 * WARP * cluster:
             cluster *= 2
         share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
         if share > most * most_threads:
             return None
-        if rows * cluster <= multiprocessors:
+        if rows * cluster <= device.multiprocessors:
             count = blocks(share, most_threads)
         else:
             counts = _FEW_PACKS if cluster == 1 else _MORE_PACKS[itemsize]
@@ -164,43 +175,60 @@ class Plan:
 
 
 class RowKernel:
-    """The kernel `entry` of an op with the sizes M and N, as the plan for its case has it.
+    """The kernel `<op>_tuned` of an op with the sizes M and N, as the plan for its case has it.
 
-    Its parameters are tensors, then `long long rows, unsigned columns, unsigned tile_rows, unsigned aligned`.
+    Its parameters are tensors, then `long long rows, unsigned columns, unsigned tile_rows, unsigned aligned`: whether
+    all of the tensors are.
     """
 
-    def __init__(self, ctx: Context, plan: Plan, file: str, entry: str, matrices: int) -> None:
+    def __init__(self, ctx: Context, plan: Plan, matrices: int) -> None:
         """matrices: of which there are tiles in shared memory."""
         itemsize = ITEMSIZE[ctx.case.dtype]
         self._plan = plan
-        self._kernel: Kernel = ctx.kernel(file, entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
+        op, scalar = ctx.case.op, CUDA_TYPE[ctx.case.dtype]
+        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", {"SCALAR": scalar, **plan.macros})
         self._grid = plan.grid(ctx.s.M)
         self._sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(plan.tile_rows)
         self._shared = matrices * plan.tile_rows * ctx.s.N * itemsize
         self._cluster = plan.cluster if plan.cluster > 1 else None
 
-    def takes(self, *tensors: torch.Tensor) -> bool:
-        """Whether it can work on tensors with these addresses."""
-        return self._plan.tile_rows > 0 or aligned(*tensors)
-
-    def __call__(self, *arguments: torch.Tensor, moved: tuple[torch.Tensor, ...]) -> None:
-        """Launch. moved: those of the tensors whose alignment decides how a tile is moved."""
-        whole = ctypes.c_uint32(aligned(*moved))
-        self._kernel(
-            self._grid, self._plan.threads, *arguments, *self._sizes, whole, shared=self._shared, cluster=self._cluster
-        )
+    def __call__(self, *arguments: torch.Tensor) -> bool:
+        """Launch, if it can work on tensors with these addresses. Tells whether."""
+        whole = aligned(*arguments)
+        if not (whole or self._plan.tile_rows):
+            return False
+        sizes = *self._sizes, ctypes.c_uint32(whole)
+        self._kernel(self._grid, self._plan.threads, *arguments, *sizes, shared=self._shared, cluster=self._cluster)
+        return True
 
 
-def row_kernel(ctx: Context, file: str, entry: str, matrices: int = 1, with_vectors: bool = False) -> RowKernel | None:
-    """The kernel that is planned for the case on this device; None where a row doesn't fit into registers.
+Arguments = Callable[[Tensors], tuple[Any, ...]]
+"""A case's tensors, in the order of a kernel's parameters."""
 
-    matrices: of which a thread keeps its part of a row.
+
+def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, with_vectors: bool = False) -> Launch:
+    """The kernel `<op>_tuned` as planned for the case on this device.
+
+    It is `fallback` where a row doesn't fit into registers, or tensors aren't aligned as the plan has it. kept:
+    matrices of which a thread keeps its part of a row.
     """
-    device = cuda.multiprocessors(), cuda.has_clusters()
+    device = Device(cuda.multiprocessors(), cuda.has_clusters())
     sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device
-    plan = Plan.with_vectors(*sizes) if with_vectors else Plan.of(*sizes, matrices)
-    return None if plan is None else RowKernel(ctx, plan, file, entry, matrices)
+    plan = Plan.with_vectors(*sizes) if with_vectors else Plan.of(*sizes, kept)
+    if plan is None:
+        return fallback
+    kernel = RowKernel(ctx, plan, kept)
+
+    def launch(t: Tensors) -> None:
+        if not kernel(*arguments(t)):
+            fallback(t)
+
+    return launch
 
 
-def _power_of_2_from(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
+def has_plan(symbols: Symbols, itemsize: int, kept: int = 1) -> bool:
+    """Whether rows fit into registers, for the traffic of a case. kept: as planned() has it.
+
+    Asks no device: this is of one that has clusters. Others fall back at shorter rows already.
+    """
+    return Plan.of(symbols["M"], symbols["N"], itemsize, Device(1, clusters=True), kept) is not None

@@ -21,22 +21,25 @@ from harness.ops._baselines import compiled
 from harness.ops._batch_norm import (
     DEFAULTS,
     EPSILON,
+    LIMIT_32,
     MASK,
     MOMENTUM,
     SYMBOLS,
     Layout,
     as_user_has_it,
+    divisor,
     elements,
+    floats,
     images,
+    kernel,
     of_channels,
 )
 from harness.ops._bits import pack
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 
 if TYPE_CHECKING:
     import torch
 
-_LIMIT_32 = 2**31 - 2**12  # elements; one bit of 32 is left to the fast division, and a block reaches past the end
 _PARTIAL = 4  # floats of a partial sum: count, shift, sum, squares
 _SLICE = 64  # elements of a thread of the simple statistics
 
@@ -191,7 +194,11 @@ def _first(wrong: torch.Tensor) -> int:
 
 
 def _moved(symbols: Symbols, size: int, read: int, written: int, outputs: bool = True) -> Work:
-    """`read` and `written` whole tensors of images and the channels' vectors; `outputs`: also mask, mean and invstd."""
+    """`read` and `written` whole tensors of images and the channels' vectors; `outputs`: also mask, mean and invstd.
+
+    Partial sums are left out, since their number depends on the device. Next to a large tensor they are a hundredth;
+    but where channels have few samples, each of which is a partial sum of its own, they are several tensors.
+    """
     n, vector = elements(symbols), 4 * symbols["C"]
     of_outputs = 4 * -(-n // 32) + 2 * vector if outputs else 0
     return Work(read * n * size + 4 * vector, written * n * size + 2 * vector + of_outputs, flops=8 * n)
@@ -270,23 +277,8 @@ def compile_(ctx: Context) -> Launch:
     return _baseline(ctx, compiled(_user))
 
 
-_INDEX = {32: "unsigned", 64: "unsigned long long"}
-_WORD: dict[int, Any] = {32: ctypes.c_uint32, 64: ctypes.c_uint64}
-
-
-def _bits(layout: Layout) -> int:
-    """Of an index that counts elements."""
-    return 32 if layout.elements < _LIMIT_32 else 64
-
-
-def _divisor(size: int, bits: int = 32) -> tuple[Any, Any, Any]:
-    """The fields of a Divisor."""
-    return _WORD[bits](size), *cuda.fast_divisor(size, bits)
-
-
 def _kernel(ctx: Context, entry: str) -> cuda.Kernel:
-    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": _INDEX[_bits(Layout.of(ctx))]}
-    return ctx.kernel("bn_add_relu.cu", entry, macros)
+    return kernel(ctx, "bn_add_relu.cu", entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,10 +291,8 @@ class _Summed:
 
 
 def _room(ctx: Context, slots: int) -> torch.Tensor:
-    """For the partial sums, (C, slots, 4) floats. All sets of buffers share it."""
-    import torch
-
-    return torch.empty(Layout.of(ctx).channels * slots * _PARTIAL, dtype=torch.float32, device=ctx.device)
+    """For the partial sums, (C, slots, 4) floats."""
+    return floats(ctx, Layout.of(ctx).channels * slots * _PARTIAL)
 
 
 def _simple_sums(ctx: Context) -> _Summed:
@@ -311,26 +301,22 @@ def _simple_sums(ctx: Context) -> _Summed:
     across = 32 if layout.inner == 1 else 1
     slots = blocks(layout.samples, BLOCK // across * _SLICE)
     groups = blocks(layout.channels, across)
-    kernel, partial = _kernel(ctx, "bn_statistics"), _room(ctx, slots)
-    bits = _bits(layout)
+    statistics, partial = _kernel(ctx, "bn_statistics"), _room(ctx, slots)
     counts = [ctypes.c_uint32(value) for value in (layout.channels, across, slots)]
-    sizes = (_WORD[bits](layout.samples), *counts, *_divisor(groups), *_divisor(layout.inner, bits))
-    return _Summed(partial, slots, lambda t: kernel(slots * groups, BLOCK, t.x, partial, *sizes))
+    sizes = (layout.counter(layout.samples), *counts, *divisor(groups), *layout.divisors(layout.inner))
+    return _Summed(partial, slots, lambda t: statistics(slots * groups, BLOCK, t.x, partial, *sizes))
 
 
 def _finish(ctx: Context, sums: _Summed) -> tuple[Callable[[Tensors], None], torch.Tensor]:
     """finish(t) does what comes before y; the tensor has each channel's scale and shift then."""
-    import torch
-
     layout = Layout.of(ctx)
-    kernel = _kernel(ctx, "bn_finish")
-    scale_shift = torch.empty(2 * layout.channels, dtype=torch.float32, device=ctx.device)
+    add_slots, scale_shift = _kernel(ctx, "bn_finish"), floats(ctx, 2 * layout.channels)
     sizes = ctypes.c_int64(layout.samples), ctypes.c_int64(sums.slots)
 
     def finish(t: Tensors) -> None:
         sums.gather(t)
         vectors = t.gamma, t.beta, t.running_mean, t.running_var, t.mean, t.invstd
-        kernel(layout.channels, BLOCK, sums.partial, *vectors, scale_shift, *sizes)
+        add_slots(layout.channels, BLOCK, sums.partial, *vectors, scale_shift, *sizes)
 
     return finish, scale_shift
 
@@ -341,9 +327,8 @@ def unfused(ctx: Context) -> Launch:
     layout = Layout.of(ctx)
     finish, scale_shift = _finish(ctx, _simple_sums(ctx))
     normalise, add, relu = (_kernel(ctx, entry) for entry in ("bn_normalise", "bn_add", "bn_relu"))
-    bits = _bits(layout)
-    n, grid = _WORD[bits](layout.elements), blocks(layout.elements)
-    sizes = *_divisor(layout.channels, bits), *_divisor(layout.inner, bits)
+    n, grid = layout.counter(layout.elements), blocks(layout.elements)
+    sizes = layout.divisors(layout.channels, layout.inner)
 
     def launch(t: Tensors) -> None:
         finish(t)
@@ -360,9 +345,8 @@ def fused_apply(ctx: Context) -> Launch:
     layout = Layout.of(ctx)
     finish, scale_shift = _finish(ctx, _simple_sums(ctx))
     apply = _kernel(ctx, "bn_apply")
-    bits = _bits(layout)
-    n, grid = _WORD[bits](layout.elements), blocks(layout.elements)
-    sizes = *_divisor(layout.channels, bits), *_divisor(layout.inner, bits)
+    n, grid = layout.counter(layout.elements), blocks(layout.elements)
+    sizes = layout.divisors(layout.channels, layout.inner)
 
     def launch(t: Tensors) -> None:
         finish(t)
@@ -380,8 +364,7 @@ def tuned(ctx: Context) -> Launch:
     mask_bytes = 4 * -(-layout.elements // 32)
     grid = blocks(8 * mask_bytes // per_pack)
     n = ctypes.c_int64(layout.elements), ctypes.c_int64(mask_bytes)
-    bits = _bits(layout)
-    sizes = *_divisor(layout.channels, bits), *_divisor(layout.inner, bits)
+    sizes = layout.divisors(layout.channels, layout.inner)
 
     def launch(t: Tensors) -> None:
         finish(t)
@@ -428,10 +411,10 @@ class Pieces:
 def _sums_of_pieces(ctx: Context, pieces: Pieces) -> _Summed:
     layout = Layout.of(ctx)
     slots = layout.outer * pieces.count
-    kernel, partial = _kernel(ctx, "bn_statistics_pieces"), _room(ctx, slots)
+    statistics, partial = _kernel(ctx, "bn_statistics_pieces"), _room(ctx, slots)
     counts = [ctypes.c_uint32(value) for value in (layout.channels, pieces.count, pieces.length)]
     sizes = (ctypes.c_int64(layout.inner), *counts, ctypes.c_int64(slots))
-    return _Summed(partial, slots, lambda t: kernel(slots * layout.channels, BLOCK, t.x, partial, *sizes))
+    return _Summed(partial, slots, lambda t: statistics(slots * layout.channels, BLOCK, t.x, partial, *sizes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -462,7 +445,7 @@ class Cut:
             # A single period needs no successor to be aligned.
             samples = min(layout.outer, step * blocks(_PERIOD * BLOCK * per_pack, step * sample))
             across, along = BLOCK, 1
-        return cls(layout, per_pack, samples, across, along) if samples * sample < _LIMIT_32 else None
+        return cls(layout, per_pack, samples, across, along) if samples * sample < LIMIT_32 else None
 
     @property
     def period(self) -> int:
@@ -519,14 +502,14 @@ def _sums_of_places(ctx: Context, cut: Cut) -> _Summed:
     partial = _room(ctx, cut.slots)
     before = [ctypes.c_uint32(value) for value in (cut.period, cut.rounds, cut.rounds_a_block)]
     if layout.inner < cut.per_pack:
-        kernel, own = _kernel(ctx, "bn_statistics_columns"), (cut.across, cut.along)
+        statistics, own = _kernel(ctx, "bn_statistics_columns"), (cut.across, cut.along)
     else:
-        kernel, own = _kernel(ctx, "bn_statistics_rows"), (cut.slots_a_row, cut.lanes)
+        statistics, own = _kernel(ctx, "bn_statistics_rows"), (cut.slots_a_row, cut.lanes)
     after = [ctypes.c_uint32(value) for value in (cut.samples, cut.slots, *own)]
-    sizes = *after, *_divisor(layout.channels), *_divisor(layout.inner)
+    sizes = *after, *divisor(layout.channels), *divisor(layout.inner)
     n, grid = ctypes.c_int64(layout.elements), (cut.tiles, cut.stacked)
 
     def gather(t: Tensors) -> None:
-        kernel(grid, BLOCK, t.x, partial, n, *before, ctypes.c_uint32(aligned(t.x)), *sizes)
+        statistics(grid, BLOCK, t.x, partial, n, *before, ctypes.c_uint32(aligned(t.x)), *sizes)
 
     return _Summed(partial, cut.slots, gather)

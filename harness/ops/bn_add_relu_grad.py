@@ -19,22 +19,24 @@ from harness.ops._baselines import compiled
 from harness.ops._batch_norm import (
     DEFAULTS,
     EPSILON,
+    LIMIT_32,
     MASK,
     MOMENTUM,
     SYMBOLS,
     Layout,
     as_user_has_it,
+    divisor,
     elements,
+    floats,
     images,
+    kernel,
     of_channels,
 )
 from harness.ops._bits import pack
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 
 if TYPE_CHECKING:
     import torch
-
-_LIMIT_32 = 2**31  # elements, or places in a period; one bit of 32 is left to the fast division, which adds
 
 # As in kernels/bn_add_relu_grad.cu.
 _TOTAL_BLOCK = 512
@@ -150,7 +152,7 @@ def _with_y(symbols: Symbols, size: int) -> Work:
 
 
 def _twice(symbols: Symbols, size: int, signs: int) -> Work:
-    """signs: bytes that say where y > 0."""
+    """signs: bytes that say where y > 0. Partial sums are left out, for the reason that bn_add_relu.py gives."""
     tensor, vector = elements(symbols) * size, symbols["C"] * ITEMSIZE["float32"]
     return Work(
         read=2 * (2 * tensor + signs) + 3 * vector,
@@ -247,38 +249,18 @@ def _declared(symbols: Symbols, tensor: torch.Tensor) -> torch.Tensor:
     return in_order.reshape(images("").shapes(symbols)[0])
 
 
-def _kernel(ctx: Context, layout: Layout, entry: str) -> cuda.Kernel:
-    index = "unsigned" if layout.elements < _LIMIT_32 else "unsigned long long"
-    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": index}
-    return ctx.kernel("bn_add_relu_grad.cu", f"bn_add_relu_grad_{entry}", macros)
-
-
-def _sizes(layout: Layout, count: int, *divisors: int) -> list[Any]:
-    """As the kernels take them, in words that count all elements: a count, and sizes with their divisions."""
-    word, bits = (ctypes.c_uint32, 32) if layout.elements < _LIMIT_32 else (ctypes.c_uint64, 64)
-    return [word(count), *(part for size in divisors for part in _divisor(size, word, bits))]
-
-
-def _divisor(size: int, word: Any = ctypes.c_uint32, bits: int = 32) -> tuple[Any, ...]:
-    """A size, and its division as a multiplication. No kernel divides by the zeros of an empty tensor."""
-    return word(max(1, size)), *cuda.fast_divisor(max(1, size), bits)
-
-
-def _floats(ctx: Context, count: int) -> torch.Tensor:
-    """Memory between two kernels. All sets of buffers share it."""
-    import torch
-
-    return torch.empty(count, dtype=torch.float32, device=ctx.device)
+def _kernel(ctx: Context, entry: str) -> cuda.Kernel:
+    return kernel(ctx, "bn_add_relu_grad.cu", f"bn_add_relu_grad_{entry}")
 
 
 def _total(ctx: Context, layout: Layout, count: int) -> Callable[..., None]:
     """The step between: total(partial, t, coefficients, packed). count: partial sums of a channel."""
-    kernel = _kernel(ctx, layout, "total")
+    add_slots = _kernel(ctx, "total")
     sizes = ctypes.c_int64(layout.samples), ctypes.c_uint32(layout.channels), ctypes.c_uint32(count)
 
     def total(partial: torch.Tensor, t: Tensors, coefficients: torch.Tensor, packed: bool = False) -> None:
         vectors = t.gamma, t.mean, t.invstd, t.dgamma, t.dbeta
-        kernel(layout.channels, _TOTAL_BLOCK, partial, *vectors, coefficients, *sizes, ctypes.c_uint32(packed))
+        add_slots(layout.channels, _TOTAL_BLOCK, partial, *vectors, coefficients, *sizes, ctypes.c_uint32(packed))
 
     return total
 
@@ -290,13 +272,13 @@ def _plain(ctx: Context, signs: str, entry: str) -> Launch:
     groups = blocks(layout.channels, across)
     wanted = _WAVES * cuda.resident_threads() // BLOCK // max(1, groups)
     slots = max(1, min(wanted, blocks(layout.samples, BLOCK // across * _FEWEST)))
-    sums, apply = _kernel(ctx, layout, f"sums_{entry}"), _kernel(ctx, layout, f"apply_{entry}")
+    sums, apply = _kernel(ctx, f"sums_{entry}"), _kernel(ctx, f"apply_{entry}")
     total = _total(ctx, layout, slots)
-    partial = _floats(ctx, _SUMS * layout.channels * slots)
-    coefficients = _floats(ctx, _COEFFICIENTS * layout.channels)
-    samples, *inner = _sizes(layout, layout.samples, layout.inner)
-    n, *sizes = _sizes(layout, layout.elements, layout.channels, layout.inner)
-    slotted = (*(ctypes.c_uint32(value) for value in (layout.channels, across, slots)), *_divisor(groups))
+    partial = floats(ctx, _SUMS * layout.channels * slots)
+    coefficients = floats(ctx, _COEFFICIENTS * layout.channels)
+    samples, inner = layout.counter(layout.samples), layout.divisors(layout.inner)
+    n, sizes = layout.counter(layout.elements), layout.divisors(layout.channels, layout.inner)
+    slotted = (*(ctypes.c_uint32(value) for value in (layout.channels, across, slots)), *divisor(groups))
     grid = blocks(layout.elements)
 
     def launch(t: Tensors) -> None:
@@ -336,15 +318,15 @@ def tuned(ctx: Context) -> Launch:
         fallback: Launch = from_bitset(ctx)
         return fallback
     sums, total = _tuned_sums(ctx, cut), _total(ctx, layout, cut.count)
-    partial = _floats(ctx, _SUMS * layout.channels * cut.count)
-    coefficients = _floats(ctx, _COEFFICIENTS * layout.channels)
-    rows = _kernel(ctx, layout, "apply_short" if cut.short else "apply_rows")
+    partial = floats(ctx, _SUMS * layout.channels * cut.count)
+    coefficients = floats(ctx, _COEFFICIENTS * layout.channels)
+    rows = _kernel(ctx, "apply_short" if cut.short else "apply_rows")
     in_packs = layout.inner == 1 and layout.channels % size == 0
-    columns = _kernel(ctx, layout, "apply_columns") if in_packs else None
+    columns = _kernel(ctx, "apply_columns") if in_packs else None
     packs = -(-layout.elements // size)
     grid = blocks(packs)
-    n, *sizes = _sizes(layout, layout.elements, layout.inner, layout.channels)
-    across = _sizes(layout, packs, layout.channels // size)
+    n, sizes = layout.counter(layout.elements), layout.divisors(layout.inner, layout.channels)
+    across = layout.counter(packs), *layout.divisors(layout.channels // size)
 
     def launch(t: Tensors) -> None:
         sums(t, partial)
@@ -362,21 +344,21 @@ def tuned(ctx: Context) -> Launch:
 def _tuned_sums(ctx: Context, cut: Cut) -> Callable[[Tensors, torch.Tensor], None]:
     """The first pass: sums(t, partial)."""
     layout = cut.layout
-    kernel = _kernel(ctx, layout, "sums_columns" if cut.short else "sums_rows")
+    sum_up = _kernel(ctx, "sums_columns" if cut.short else "sums_rows")
     n, lanes = ctypes.c_int64(layout.elements), ctypes.c_uint32(cut.lanes)
     sizes = (
         *(ctypes.c_uint32(value) for value in (cut.period, cut.across, cut.along)),
-        *_divisor(cut.places),
+        *divisor(cut.places),
         *(ctypes.c_uint32(value) for value in (cut.rounds, cut.all_rounds)),
-        *_divisor(layout.inner),
-        *_divisor(layout.channels),
+        *divisor(layout.inner),
+        *divisor(layout.channels),
         *(ctypes.c_uint32(value) for value in ((cut.count,) if cut.short else (cut.slots, cut.count))),
     )
     grid = cut.segments * cut.places
 
     def sums(t: Tensors, partial: torch.Tensor) -> None:
         vector = ctypes.c_uint32(aligned(t.dy, t.x))
-        kernel(grid, BLOCK, t.dy, t.x, t.mask, t.mean, partial, n, vector, lanes, *sizes)
+        sum_up(grid, BLOCK, t.dy, t.x, t.mask, t.mean, partial, n, vector, lanes, *sizes)
 
     return sums
 
@@ -411,7 +393,7 @@ class Cut:
         places = blocks(packs, most)
         across = blocks(blocks(packs, places), step) * step
         along = BLOCK // across if narrow else 1
-        if packs * pack >= _LIMIT_32:
+        if packs * pack >= LIMIT_32:
             return None
         # Twice as many rounds as waves: more rounds leave fewer slots, more waves a shorter last one.
         tiles = blocks(layout.elements, packs * pack * along) * places

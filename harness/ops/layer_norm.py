@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 FLOPS = 8  # an element
+_TWO_PASS, _TUNED = norm.traffics(vectors=2, statistics=2, flops=FLOPS)
 
 
 def check(ctx: Context, t: Tensors) -> str | None:
@@ -65,7 +66,7 @@ def compile_(_: Context) -> Launch:
     "two_pass",
     "a block a row, which reads x for the statistics and again for y; any length and address",
     rows=("S4",),
-    traffic=norm.read_twice(vectors=2, statistics=2, flops=FLOPS),
+    traffic=_TWO_PASS,
 )
 def two_pass(ctx: Context) -> Launch:
     """One kernel, and the starting point."""
@@ -77,7 +78,7 @@ def two_pass(ctx: Context) -> Launch:
 )
 def registers(ctx: Context) -> Launch:
     """The text's optimisation: loops that are unrolled to the last, so that the array is in registers."""
-    return norm.in_registers(ctx, _arguments, together=1)
+    return norm.in_registers(ctx, _arguments, width=1)
 
 
 @OP.variant(
@@ -85,10 +86,15 @@ def registers(ctx: Context) -> Launch:
 )
 def half2(ctx: Context) -> Launch:
     """Half as many accesses; `two_pass` where pairs aren't aligned."""
-    return norm.in_registers(ctx, _arguments, together=2)
+    return norm.in_registers(ctx, _arguments, width=2)
 
 
-@OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for", rows=("S4", "S13"))
+@OP.variant(
+    "tuned",
+    "16 bytes an access; a warp, a block or a cluster a row, as it asks for",
+    rows=("S4", "S13"),
+    traffic=_TUNED,
+)
 def tuned(ctx: Context) -> Launch:
     """See kernels/layer_norm.cu. Falls back to `two_pass` for rows too long for that, and packs that aren't aligned."""
     return norm.planned(ctx, _arguments)

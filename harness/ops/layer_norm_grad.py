@@ -64,7 +64,13 @@ def compile_(_: Context) -> Launch:
     return lambda t: function(t.dy, t.x, t.gamma, t.mean, t.rstd)
 
 
-@OP.variant("separate", "a kernel each for dx, dgamma and dbeta", rows=("S4",), traffic=grad.traffic(dy=3, x=2))
+@OP.variant(
+    "separate",
+    "a kernel each for dx, dgamma and dbeta",
+    rows=("S4",),
+    traffic=grad.traffic(dy=3, x=2),
+    unsupported=grad.too_long,
+)
 def separate(ctx: Context) -> Launch:
     """The starting point."""
     return grad.separate(ctx)
@@ -74,14 +80,20 @@ def separate(ctx: Context) -> Launch:
     "fused",
     "one read of dy and x, by blocks that add up columns row after row",
     rows=("S4",),
-    unsupported=grad.too_long,
+    unsupported=grad.too_long_for_registers,
 )
 def fused(ctx: Context) -> Launch:
     """The text's fused kernel."""
     return grad.fused(ctx)
 
 
-@OP.variant("tuned", "tiles of rows in shared memory, ahead of the work; teams that fit the row", rows=("S4",))
+@OP.variant(
+    "tuned",
+    "tiles of rows in shared memory, ahead of the work; teams that fit the row",
+    rows=("S4",),
+    traffic=grad.tuned_traffic(sums=2),
+    unsupported=grad.too_long,
+)
 def tuned(ctx: Context) -> Launch:
     """See kernels/layer_norm_grad.cu, steps 3 and 4."""
     return grad.tuned(ctx)

@@ -15,7 +15,7 @@ from harness import cuda
 from harness.model import Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 
 if TYPE_CHECKING:
     import torch
@@ -157,18 +157,14 @@ def _partial(ctx: Context, rows: _Rows, slots: int) -> torch.Tensor:
 def _total(ctx: Context, rows: _Rows, slots: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
     """The last step: total(partial, dalpha)."""
     kernel = _kernel(ctx, "prelu_grad_total")
-    along = min(_power_of_2_from(slots), _TOTAL_BLOCK)
+    along = min(power_of_2_from(slots), _TOTAL_BLOCK)
     # As many channels a block as leave no thread without a sample, or as a sector holds.
-    busy = _TOTAL_BLOCK // min(_TOTAL_BLOCK, along * _power_of_2_from(rows.batch))
+    busy = _TOTAL_BLOCK // min(_TOTAL_BLOCK, along * power_of_2_from(rows.batch))
     across = max(1, _SECTOR // along, busy)
     sizes = (ctypes.c_int64(rows.batch), ctypes.c_int64(rows.channels), ctypes.c_int64(slots))
     lanes = ctypes.c_uint32(across), ctypes.c_uint32(along)
     grid = blocks(rows.channels, across)
     return lambda partial, dalpha: kernel(grid, _TOTAL_BLOCK, partial, dalpha, *sizes, *lanes)
-
-
-def _power_of_2_from(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
 
 
 @OP.variant("naive", "one element a thread, products in a tensor, which is then summed", traffic=_unfused)

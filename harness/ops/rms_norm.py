@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 FLOPS = 4  # an element
+_TWO_PASS, _TUNED = norm.traffics(vectors=1, statistics=1, flops=FLOPS)
 
 
 def check(ctx: Context, t: Tensors) -> str | None:
@@ -65,7 +66,7 @@ def compile_(_: Context) -> Launch:
 @OP.variant(
     "two_pass",
     "a block a row, which reads x for rstd and again for y; any length and address",
-    traffic=norm.read_twice(vectors=1, statistics=1, flops=FLOPS),
+    traffic=_TWO_PASS,
 )
 def two_pass(ctx: Context) -> Launch:
     """One kernel, and the starting point."""
@@ -75,16 +76,16 @@ def two_pass(ctx: Context) -> Launch:
 @OP.variant("registers", "x read once, into a register array of constant size", unsupported=norm.too_long)
 def registers(ctx: Context) -> Launch:
     """Loops that are unrolled to the last, so that the array is in registers."""
-    return norm.in_registers(ctx, _arguments, together=1)
+    return norm.in_registers(ctx, _arguments, width=1)
 
 
 @OP.variant("half2", "the same, with two halves an access and a conversion", unsupported=norm.no_pairs)
 def half2(ctx: Context) -> Launch:
     """Half as many accesses; `two_pass` where pairs aren't aligned."""
-    return norm.in_registers(ctx, _arguments, together=2)
+    return norm.in_registers(ctx, _arguments, width=2)
 
 
-@OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for")
+@OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for", traffic=_TUNED)
 def tuned(ctx: Context) -> Launch:
     """See kernels/rms_norm.cu. Falls back to `two_pass` for rows too long for that, and packs that aren't aligned."""
     return norm.planned(ctx, _arguments)

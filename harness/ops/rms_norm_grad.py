@@ -69,19 +69,28 @@ def compile_(_: Context) -> Launch:
     return lambda t: function(t.dy, t.x, t.gamma, t.rstd)
 
 
-@OP.variant("separate", "a kernel each for dx and dgamma", traffic=grad.traffic(dy=2, x=2))
+@OP.variant("separate", "a kernel each for dx and dgamma", traffic=grad.traffic(dy=2, x=2), unsupported=grad.too_long)
 def separate(ctx: Context) -> Launch:
     """The starting point."""
     return grad.separate(ctx)
 
 
-@OP.variant("fused", "one read of dy and x, by blocks that add up columns row after row", unsupported=grad.too_long)
+@OP.variant(
+    "fused",
+    "one read of dy and x, by blocks that add up columns row after row",
+    unsupported=grad.too_long_for_registers,
+)
 def fused(ctx: Context) -> Launch:
     """As for LayerNorm."""
     return grad.fused(ctx)
 
 
-@OP.variant("tuned", "tiles of rows in shared memory, ahead of the work; teams that fit the row")
+@OP.variant(
+    "tuned",
+    "tiles of rows in shared memory, ahead of the work; teams that fit the row",
+    traffic=grad.tuned_traffic(sums=1),
+    unsupported=grad.too_long,
+)
 def tuned(ctx: Context) -> Launch:
     """See kernels/layer_norm_grad.cu, steps 3 and 4."""
     return grad.tuned(ctx)

@@ -9,8 +9,8 @@ from harness import cuda
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
-from harness.ops._rows import WARP, row_kernel
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from, widened
+from harness.ops._rows import WARP, has_plan, planned
 
 if TYPE_CHECKING:
     import torch
@@ -84,6 +84,14 @@ def _second_read(symbols: Symbols, size: int) -> Work:
     """Reads x twice, though a short row is still in a cache then."""
     elements = symbols["M"] * symbols["N"]
     return _work(symbols, 2 * elements * size, elements * size)
+
+
+def _tuned(symbols: Symbols, size: int) -> Work:
+    """That of `online`, where no plan keeps rows in registers."""
+    if not has_plan(symbols, size):
+        return _second_read(symbols, size)
+    elements = symbols["M"] * symbols["N"]
+    return _work(symbols, elements * size, elements * size)
 
 
 def _work(symbols: Symbols, read: int, written: int) -> Work:
@@ -199,7 +207,7 @@ def _needs_cluster(case: Case) -> str | None:
 
 def blocks_of_cluster(columns: int) -> int:
     """Blocks that share a row of that many elements: a power of two."""
-    return min(_MOST_BLOCKS, max(2, 1 << (blocks(columns, _MOST_THREADS * _ELEMENTS) - 1).bit_length()))
+    return min(_MOST_BLOCKS, max(2, power_of_2_from(blocks(columns, _MOST_THREADS * _ELEMENTS))))
 
 
 @OP.variant(
@@ -216,7 +224,7 @@ def cluster(ctx: Context) -> Launch:
 def spread(columns: int, blocks_a_row: int) -> tuple[int, int]:
     """Elements a thread, and threads a block (a power of two), for a row of that many elements."""
     share = blocks(columns, blocks_a_row)
-    threads = min(_MOST_THREADS, max(WARP, 1 << (blocks(share, _ELEMENTS) - 1).bit_length()))
+    threads = min(_MOST_THREADS, max(WARP, power_of_2_from(blocks(share, _ELEMENTS))))
     return blocks(share, threads), threads
 
 
@@ -228,23 +236,17 @@ def _in_registers(ctx: Context, entry: str, blocks_a_row: int) -> Launch:
     return lambda t: kernel(grid, threads, t.x, t.y, *sizes, cluster=together)
 
 
-@OP.variant("tuned", "a row in the registers of a warp, a block or a cluster, as its length asks", rows=("O8", "S13"))
+@OP.variant(
+    "tuned",
+    "a row in the registers of a warp, a block or a cluster, as its length asks",
+    rows=("O8", "S13"),
+    traffic=_tuned,
+)
 def tuned(ctx: Context) -> Launch:
     """Falls back to `online` for rows too long for that, and packs that aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx)
-    fallback: Launch = online(ctx)
-    kernel = row_kernel(ctx, "softmax.cu", "softmax_tuned")
-    if kernel is None:
-        return fallback
-
-    def launch(t: Tensors) -> None:
-        if kernel.takes(t.x, t.y):
-            kernel(t.x, t.y, moved=(t.x, t.y))
-        else:
-            fallback(t)
-
-    return launch
+    return planned(ctx, online(ctx), lambda t: (t.x, t.y))
 
 
 def _of_one(ctx: Context) -> Launch:

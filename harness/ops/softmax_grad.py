@@ -10,7 +10,7 @@ from harness.model import Case, Work
 from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE
-from harness.ops._rows import row_kernel
+from harness.ops._rows import has_plan, planned
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Of `two_pass` and `registers`, whose blocks have BLOCK threads, as in kernels/softmax_grad.cu:
 _ELEMENTS = (4, 16, 64)  # of a row that a thread may keep; twice 64 are half of the registers that it can have
 _GRID = 2**31 - 1  # blocks
+_KEPT = 2  # matrices of which `tuned` keeps rows
 
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
@@ -75,9 +76,14 @@ def _moves(read: int, written: int) -> Callable[[Symbols, int], Work]:
 
     def traffic(symbols: Symbols, itemsize: int) -> Work:
         matrix = symbols["M"] * symbols["N"] * itemsize
-        return Work(read=read * matrix, written=written * matrix, flops=4 * symbols["M"] * symbols["N"])
+        flops = 4 * symbols["M"] * symbols["N"]
+        return Work(read * matrix, written * matrix, flops=flops, items=symbols["M"], item="rows")
 
     return traffic
+
+
+def _tuned(symbols: Symbols, itemsize: int) -> Work:
+    return _moves(2 if has_plan(symbols, itemsize, _KEPT) else 4, 1)(symbols, itemsize)
 
 
 OP = Op(
@@ -146,18 +152,12 @@ def registers(ctx: Context) -> Launch:
     return lambda t: kernel(ctx.s.M, BLOCK, t.dy, t.y, t.dx, *sizes)
 
 
-@OP.variant("tuned", "both rows in the registers of a warp, a block or a cluster, as their length asks", rows=("O8",))
+@OP.variant(
+    "tuned",
+    "both rows in the registers of a warp, a block or a cluster, as their length asks",
+    rows=("O8",),
+    traffic=_tuned,
+)
 def tuned(ctx: Context) -> Launch:
     """See kernels/softmax_grad.cu; `two_pass` where rows are too long for that, or packs not aligned."""
-    fallback: Launch = two_pass(ctx)
-    kernel = row_kernel(ctx, "softmax_grad.cu", "softmax_grad_tuned", matrices=2)
-    if kernel is None:
-        return fallback
-
-    def launch(t: Tensors) -> None:
-        if kernel.takes(t.dy, t.y, t.dx):
-            kernel(t.dy, t.y, t.dx, moved=(t.dy, t.y, t.dx))
-        else:
-            fallback(t)
-
-    return launch
+    return planned(ctx, two_pass(ctx), lambda t: (t.dy, t.y, t.dx), _KEPT)

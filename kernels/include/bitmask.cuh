@@ -1,5 +1,5 @@
-// Bit masks. Bit i % 32 of word i / 32 is element i's; since words are stored lowest byte first, bit i % 8 of byte i / 8
-// is so too. A mask has whole words, and the bits past its last element are zero.
+// Bit masks. Bit i % 32 of word i / 32 is element i's; since words are stored lowest byte first, bit i % 8 of byte
+// i / 8 is so too. A mask has whole words, and the bits past its last element are zero.
 #pragma once
 
 #include "pack.cuh"
@@ -25,6 +25,15 @@ __device__ __forceinline__ void store_bits_of_pack(unsigned char* __restrict__ m
   if (pack * SIZE % GROUP == 0 && byte < mask_bytes) mask[byte] = static_cast<unsigned char>(bits);
 }
 
+// All ones in the halves of a pair that the bits keep: the lower one by bit 2 * pair, the upper one by the next. The
+// multiplication puts these bits 16 apart, the shift onto the halves' signs, and the permutation copies the signs over
+// the halves.
+__device__ __forceinline__ unsigned kept_halves(unsigned bits, unsigned pair) {
+  unsigned halves;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(halves) : "r"(bits * 0x8001u << (15 - 2 * pair)));
+  return halves;
+}
+
 // The 256 elements that a warp works on: 32 groups, one a lane, so that the warp's 32 mask bytes are one transaction.
 // The elements move in packs, neighbouring lanes beside each other. A pack of halves is the lane's own group. A pack of
 // floats is half a group: lane l moves packs l and 32 + l, which belong to lanes l / 2 and 16 + l / 2, and two shuffles
@@ -37,8 +46,7 @@ struct Tile {
   unsigned lane;
   long long group;  // this lane's
 
-  __device__ __forceinline__ Tile()
-      : lane(threadIdx.x % WARP), group(static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) {}
+  __device__ __forceinline__ Tile() : lane(threadIdx.x % WARP), group(thread_index()) {}
 
   // The first element of the lane's pack k.
   __device__ __forceinline__ long long element(unsigned k) const {

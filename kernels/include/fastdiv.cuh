@@ -12,3 +12,13 @@ template <typename Index>
 __device__ __forceinline__ Index fast_divide(Index n, Index multiplier, unsigned shift) {
   return (multiply_high(n, multiplier) + n) >> shift;
 }
+
+// A number to divide by, with what stands in for the division.
+template <typename Index>
+struct Divisor {
+  Index size, multiplier;
+  unsigned shift;
+
+  __device__ __forceinline__ Index quotient(Index n) const { return fast_divide<Index>(n, multiplier, shift); }
+  __device__ __forceinline__ Index remainder(Index n) const { return n - quotient(n) * size; }
+};

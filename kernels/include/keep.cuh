@@ -2,6 +2,7 @@
 // (torch multiplies by 0 instead, so that a dropped infinity becomes NaN there). Every product rounds once.
 #pragma once
 
+#include "bitmask.cuh"
 #include "number.cuh"
 #include "pack.cuh"
 
@@ -25,15 +26,6 @@ __device__ __forceinline__ __half2 scaled(__half2 pair, float scale) {
 __device__ __forceinline__ __nv_bfloat162 scaled(__nv_bfloat162 pair, float scale) {
   const float2 values = __bfloat1622float2(pair);
   return __floats2bfloat162_rn(values.x * scale, values.y * scale);
-}
-
-// All ones in the halves that are kept: the lower one by bit 2 * pair, the upper one by the next bit. The
-// multiplication puts these bits 16 apart, the shift onto the halves' signs, and the permutation copies the signs over
-// the halves.
-__device__ __forceinline__ unsigned kept_halves(unsigned bits, unsigned pair) {
-  unsigned halves;
-  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(halves) : "r"(bits * 0x8001u << (15 - 2 * pair)));
-  return halves;
 }
 
 // A quad's or a pack's elements by their bits, lowest first, with none set beyond. Halves are masked two at a time, as

@@ -24,9 +24,10 @@ class Normaliser {
 
   __device__ __forceinline__ Normaliser() {}
   // first: the row's first element; 0 without a mean.
-  __device__ __forceinline__ Normaliser(unsigned columns, float first)
+  template <typename Count>
+  __device__ __forceinline__ Normaliser(Count columns, float first)
       : mean(first), share(__fdividef(1.0f, columns)) {
-    const unsigned half_log2 = (WARP - __clz(columns - 1) + 1) / 2;  // of N, both rounded up
+    const unsigned half_log2 = (bits_of(columns - 1) + 1) / 2;  // of N, both rounded up
     down = __uint_as_float((126 - half_log2) << 23);
     point = -mean * down;
   }
@@ -73,6 +74,8 @@ class Normaliser {
   }
 
  private:
+  static __device__ __forceinline__ unsigned bits_of(unsigned n) { return 32 - __clz(n); }
+  static __device__ __forceinline__ unsigned bits_of(long long n) { return 64 - __clzll(n); }
   __device__ __forceinline__ float distance(float x) const { return Centred ? fmaf(x, down, point) : x * down; }
 
   float share;  // 1 / N
@@ -138,14 +141,14 @@ struct PairRow {
 };
 
 // Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded once for
-// all of them. Their columns must lie alike. first: the rows' first elements.
-template <bool Centred, unsigned Together, typename Row, typename Element>
-__device__ __forceinline__ void normalise_rows(const Row (&rows)[Together], const float (&first)[Together],
-                                               typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
-                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
-                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+// all of them. Their columns must lie alike.
+//
+// The statistics of their elements. first: the rows' first elements.
+template <bool Centred, unsigned Together, typename Row>
+__device__ __forceinline__ void measure_rows(const Row (&rows)[Together], const float (&first)[Together],
+                                             typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
+                                             Normaliser<Centred> (&normalised)[Together]) {
   constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
-  Normaliser<Centred> normalised[Together];
   float sums[Together * SUMS], values[Row::CHUNK];
 #pragma unroll
   for (unsigned r = 0; r < Together; ++r) normalised[r] = Normaliser<Centred>(rows[0].columns, first[r]);
@@ -186,6 +189,16 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together], cons
     add_up();
     again();
   }
+}
+
+// y and the statistics, as they go to memory.
+template <bool Centred, unsigned Together, typename Row, typename Element>
+__device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
+                                               typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
+                                               const Normaliser<Centred> (&normalised)[Together],
+                                               const Element* __restrict__ gamma, const Element* __restrict__ beta,
+                                               Element* y, float* __restrict__ mean, float* __restrict__ rstd) {
+  float values[Row::CHUNK];
 #pragma unroll
   for (unsigned r = 0; r < Together; ++r) {
     if (rows[r].team.rank == 0 && rows[r].row < rows[r].rows) {
@@ -213,7 +226,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together], cons
   }
 }
 
-// The same for rows that x has, and y is to have: both matrices, or both the tile that the row lies in.
+// Both, from loading the rows on. x and y are matrices, or both the tile that the rows lie in.
 template <bool Centred, unsigned Together, typename Row, typename Element>
 __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
                                                const Element* __restrict__ gamma, const Element* __restrict__ beta,
@@ -225,7 +238,9 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
     first[r] = Centred && rows[r].row < rows[r].rows ? to_float(x[rows[r].begin]) : 0.0f;
     rows[r].load(x, chunks[r], 0.0f);
   }
-  normalise_rows<Centred>(rows, first, chunks, gamma, beta, y, mean, rstd);
+  Normaliser<Centred> normalised[Together];
+  measure_rows(rows, first, chunks, normalised);
+  normalise_rows(rows, chunks, normalised, gamma, beta, y, mean, rstd);
 }
 
 // ---- Bodies of kernels.
@@ -236,7 +251,7 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
                                                         const Element* __restrict__ gamma,
                                                         const Element* __restrict__ beta, Element* __restrict__ y,
                                                         float* __restrict__ mean, float* __restrict__ rstd,
-                                                        long long rows, unsigned columns) {
+                                                        long long rows, long long columns) {
   BlockTeam<Threads> team;
   for (long long row = blockIdx.x; row < rows; row += gridDim.x) {
     const Element* from = x + row * columns;
@@ -245,7 +260,9 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
     float sums[Normaliser<Centred>::SUMS];
     const auto add_up = [&]() {
       for (float& sum : sums) sum = 0.0f;
-      for (unsigned i = threadIdx.x; i < columns; i += Threads) normalised.add(to_float(from[i]), sums);
+      // Over 64-bit indices the compiler would take 16 elements at a time, in the kernel that is to be the plainest.
+#pragma unroll 4
+      for (long long i = threadIdx.x; i < columns; i += Threads) normalised.add(to_float(from[i]), sums);
       team.template all<Sum>(sums);
     };
     add_up();
@@ -258,7 +275,8 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
       if constexpr (Centred) mean[row] = normalised.mean;
       rstd[row] = normalised.rstd();
     }
-    for (unsigned i = threadIdx.x; i < columns; i += Threads) {
+#pragma unroll 1
+    for (long long i = threadIdx.x; i < columns; i += Threads) {
       const float normal = normalised(to_float(from[i])), scale = to_float(gamma[i]);
       to[i] = Element(Centred ? fmaf(normal, scale, to_float(beta[i])) : normal * scale);
     }
@@ -277,10 +295,16 @@ __device__ __forceinline__ void normalise_in_registers(const Element* x, const E
 }
 
 #ifdef COUNT
-// Blocks that an SM is to hold at least. With few packs a thread, more blocks hide more of the way to gamma and beta;
-// with eight, and vectors beside them, there aren't the registers for as many.
-constexpr unsigned PACKS = COUNT * TOGETHER;
-constexpr unsigned BLOCKS_OF_SM = (PACKS <= 4 ? 1024 : PACKS >= 8 && THREADS <= 512 ? 512 : RESIDENT) / THREADS;
+// Threads that an SM is to hold at least: so many registers a thread may take.
+__device__ constexpr unsigned resident() {
+  constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
+  // With few, more threads hide more of the way to gamma and beta.
+  if (KEPT <= 4) return 1024;
+  // With many, and those of the vectors beside them, there aren't the registers for as many threads.
+  if (KEPT >= 8 && THREADS <= 512) return 512;
+  return RESIDENT;
+}
+constexpr unsigned BLOCKS_OF_SM = resident() / THREADS;
 
 // As rows.cuh has it for the macros.
 template <bool Centred, typename Element>
@@ -298,10 +322,7 @@ __device__ __forceinline__ void normalise_as_planned(const Element* __restrict__
 #elif !CLUSTER || __CUDA_ARCH__ >= 900
   Team team;
   const long long first = team.row() * TOGETHER;
-#if TOGETHER == 4
-  const Row some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}, {team, rows, columns, first + 2},
-                      {team, rows, columns, first + 3}};
-#elif TOGETHER == 2
+#if TOGETHER == 2
   const Row some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}};
 #else
   const Row some[] = {{team, rows, columns, first}};

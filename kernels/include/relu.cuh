@@ -1,15 +1,26 @@
-// ReLU of a pack, and the bits of what it lets through. Halves are compared and cut off in pairs, as they lie in a
-// register. NaN stays NaN, and its bit is 0.
+// ReLU of an element or a pack, and the bits of what it lets through. A pack's halves are compared and cut off in
+// pairs, as they lie in a register. NaN stays NaN, and its bit is 0.
 #pragma once
 
+#include "number.cuh"
 #include "pack.cuh"
 
-__device__ __forceinline__ unsigned positive_lanes(float x) { return x > 0.0f ? ~0u : 0u; }
+// The comparison is the one that NaN fails.
+template <typename Element>
+__device__ __forceinline__ Element relu(Element x) {
+  return to_float(x) <= 0.0f ? Element(0.0f) : x;
+}
+template <typename Element>
+__device__ __forceinline__ bool positive(Element x) {
+  return to_float(x) > 0.0f;
+}
+
+__device__ __forceinline__ unsigned positive_lanes(float x) { return positive(x) ? ~0u : 0u; }
 template <typename Two>
 __device__ __forceinline__ unsigned positive_lanes(Two x) {
   return __hgt2_mask(x, Two{});
 }
-__device__ __forceinline__ float relu_lanes(float x) { return x <= 0.0f ? 0.0f : x; }
+__device__ __forceinline__ float relu_lanes(float x) { return relu(x); }
 template <typename Two>
 __device__ __forceinline__ Two relu_lanes(Two x) {
   return __hmax2_nan(x, Two{});

@@ -4,6 +4,7 @@
 // shared memory); what is computed is written once, on a row of either kind.
 #pragma once
 
+#include "mbarrier.cuh"
 #include "number.cuh"
 #include "pack.cuh"
 #include "warp.cuh"
@@ -28,10 +29,11 @@ struct Max {
   }
 };
 
-// ---- Teams. in_warp<Op>(values) merges the values of the team's threads in a warp, across_warps<Op>(values) those of its
-// warps, which their threads agree on already; all<Op>(values) does both. Every thread gets the results, merged in the
-// same order on every run. All threads of a warp must call them, also those without a row. part<Count>(j) is the j-th of
-// the thread's Count parts of a row, of which neighbours have neighbouring ones, and a block a contiguous range.
+// ---- Teams. in_warp<Op>(values) merges the values of the team's threads in a warp, across_warps<Op>(values) those of
+// its warps, which their threads agree on already; all<Op>(values) does both. Every thread gets the results, merged in
+// the same order on every run; those of two threads may differ in the last bit where an Op gives another one for (b, a)
+// than for (a, b). All threads of a warp must call them, also those without a row. part<Count>(j) is the j-th of the
+// thread's Count parts of a row, of which neighbours have neighbouring ones, and a block a contiguous range.
 
 // `Lanes` neighbours of a warp, a power of two: no shared memory, no barrier.
 template <unsigned Lanes>
@@ -103,9 +105,9 @@ struct BlockTeam {
 };
 
 #if __CUDA_ARCH__ >= 900
-// A cluster of up to eight blocks of `Threads`. Each warp sends its values to the shared memory of all blocks, and every
-// block waits until as many bytes have come as there are warps. The cluster's own barrier would do, but it holds up
-// everything until all that was ever written is visible to the whole GPU, which takes longer than a row.
+// A cluster of up to eight blocks of `Threads`. Each warp sends its values to the shared memory of all blocks, and
+// every block waits until as many bytes have come as the warps send. The cluster's own barrier would do, but it holds
+// up everything until all that was ever written is visible to the whole GPU, which takes longer than a row.
 template <unsigned Threads>
 struct ClusterTeam {
   static constexpr unsigned STEP = Threads, MOST_BLOCKS = 8;
@@ -115,10 +117,10 @@ struct ClusterTeam {
   // No block may send anything to one that hasn't started: across_warps() waits for what is announced here.
   __device__ __forceinline__ ClusterTeam() {
     __shared__ unsigned long long two[2];
-    arrivals = static_cast<unsigned>(__cvta_generic_to_shared(two));
+    arrivals = shared_address(two);
     if (threadIdx.x == 0) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrivals) : "memory");
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(arrivals + 8) : "memory");
+      mbarrier::init(arrivals);
+      mbarrier::init(arrivals + mbarrier::BYTES);
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __cluster_barrier_arrive_relaxed();
@@ -138,37 +140,24 @@ struct ClusterTeam {
   // Sends a value to the same place in the shared memory of block `to`, and counts it there.
   static __device__ __forceinline__ void send(float* place, float value, unsigned arrival, unsigned to) {
     unsigned remote, remote_arrival;
-    const unsigned local = static_cast<unsigned>(__cvta_generic_to_shared(place));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(local), "r"(to));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(place)), "r"(to));
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote_arrival) : "r"(arrival), "r"(to));
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(remote), "f"(value),
                  "r"(remote_arrival)
                  : "memory");
   }
-  static __device__ __forceinline__ void expect(unsigned arrival, unsigned bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(arrival), "r"(bytes) : "memory");
-  }
-  static __device__ __forceinline__ void wait(unsigned arrival, unsigned phase) {
-    unsigned done = 0;
-    while (!done) {
-      asm volatile(
-          "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
-          : "=r"(done)
-          : "r"(arrival), "r"(phase % 2)
-          : "memory");
-    }
-  }
   template <typename Op, unsigned Count>
   __device__ __forceinline__ void across_warps(float (&values)[Count]) {
     __shared__ float partial[2][Count][MOST_BLOCKS * WARP];
-    const unsigned lane = threadIdx.x % WARP, arrival = arrivals + turn % 2 * 8, warps = size() / WARP;
+    const unsigned lane = threadIdx.x % WARP, warps = size() / WARP;
+    const unsigned arrival = arrivals + turn % 2 * mbarrier::BYTES;
     if (turn == 0) __cluster_barrier_wait();
-    if (threadIdx.x == 0) expect(arrival, warps * sizeof(values));
+    if (threadIdx.x == 0) mbarrier::expect(arrival, warps * sizeof(values));
     if (lane < blocks()) {
 #pragma unroll
       for (unsigned i = 0; i < Count; ++i) send(&partial[turn % 2][i][rank / WARP], values[i], arrival, lane);
     }
-    wait(arrival, turn / 2);
+    mbarrier::wait_for_cluster(arrival, turn / 2);
 #pragma unroll
     for (unsigned i = 0; i < Count; ++i) values[i] = Op::identity(i);
 #pragma unroll 1
@@ -192,12 +181,6 @@ struct ClusterTeam {
 // ---- Rows. `CHUNKS` chunks of this thread; elements(j) of chunk j are in use, CHUNK at most. load() and store() move
 // them; column() loads what a vector of `columns` elements has for one of them; has() says whether an element exists.
 
-// The words of a pack. To keep what is read once out of the L1 (L1::no_allocate) cost softmax 5% on an H200.
-template <typename Element>
-__device__ __forceinline__ uint4 load_words(const Element* from) {
-  return load_16<false>(reinterpret_cast<const uint4*>(from));
-}
-
 // A word full of an element.
 __device__ __forceinline__ unsigned splat(float value) { return __float_as_uint(value); }
 template <typename Half>
@@ -207,7 +190,8 @@ __device__ __forceinline__ unsigned splat(Half value) {
 
 // Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With it, a row's
 // first whole pack begins `head` elements into it. Those elements, and those behind the last whole pack, are single
-// ones: the first threads of the team have one each, in a chunk of its own. A team must have two packs' of threads then.
+// ones: the first threads of the team have one each, in a chunk of its own. A team must have two packs' of threads
+// then.
 template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow>
 struct PackedRow {
   using Team = TeamOfRow;
@@ -246,6 +230,7 @@ struct PackedRow {
     asm("" : "+l"(matrix));
     return matrix;
   }
+  // To keep what is read once out of the L1 (L1::no_allocate) cost softmax 5% on an H200.
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
     // In whole words: taken apart, their halves would stay apart.
@@ -253,7 +238,7 @@ struct PackedRow {
 #pragma unroll
     for (unsigned j = 0; j < CHUNKS; ++j) {
       uint4 raw = make_uint4(word, word, word, word);
-      if (j < Count && has(j, 0)) raw = load_words(from + j * Team::STEP * CHUNK);
+      if (j < Count && has(j, 0)) raw = load_16<false>(reinterpret_cast<const uint4*>(from + j * Team::STEP * CHUNK));
       chunks[j] = reinterpret_cast<const Chunk&>(raw);
       if (j == Count && has(j, 0)) chunks[j].at[0] = x[begin + column_of(j)];
     }
@@ -271,8 +256,9 @@ struct PackedRow {
   // The vector must be aligned to 16 bytes. Its packs begin elsewhere than the row's: two of them together give one.
   __device__ __forceinline__ Chunk column(const Element* __restrict__ vector, unsigned j) const {
     if constexpr (!Ragged) {
+      // In whole words, as above.
       uint4 raw = make_uint4(0, 0, 0, 0);
-      if (has(j, 0)) raw = load_words(vector + column_of(j));
+      if (has(j, 0)) raw = load_16<false>(reinterpret_cast<const uint4*>(vector + column_of(j)));
       return reinterpret_cast<const Chunk&>(raw);
     }
     Chunk chunk{};
@@ -354,8 +340,9 @@ __device__ __forceinline__ void narrow(const float (&values)[1], Chunk& chunk) {
   chunk.at[0] = values[0];
 }
 
-// The floats of a pack of halves may be needed twice, with a reduction in between. The compiler would keep them for that
-// long, in twice the registers of the halves, if it saw that they stay the same: so it isn't to know that `zero` is.
+// The floats of a pack of halves may be needed twice, with a reduction in between. The compiler would keep them for
+// that long, in twice the registers of the halves, if it saw that they stay the same: so it isn't to know that `zero`
+// is.
 template <typename Chunk>
 __device__ __forceinline__ void forget_floats(Chunk&, unsigned) {}
 __device__ __forceinline__ void forget_floats(Pack<float>&, unsigned) {}
@@ -374,8 +361,7 @@ __device__ __forceinline__ void fetch_tile(Element* tile, const Element* __restr
   const unsigned packs = aligned ? elements / Pack<Element>::SIZE : 0;
   for (unsigned k = threadIdx.x; k < packs; k += blockDim.x) {
     // Straight into shared memory, so that all of a thread's packs are under way at once.
-    const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(tile + k * Pack<Element>::SIZE));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from + k * Pack<Element>::SIZE));
+    copy_async_16(shared_address(tile + k * Pack<Element>::SIZE), from + k * Pack<Element>::SIZE);
   }
   for (unsigned i = packs * Pack<Element>::SIZE + threadIdx.x; i < elements; i += blockDim.x) tile[i] = from[i];
 }
@@ -395,8 +381,8 @@ __device__ __forceinline__ void put_tile(Element* __restrict__ to, const Element
 
 // A block's tile of `tile_rows` rows of each of `Inputs` matrices, one after the other in `tiles`: fetches them, calls
 // work(row, stride) for each row, which finds it in matrix i at tiles + i * stride and overwrites that of the first one
-// with the result, and puts the results where `y` has them. Row is an ElementRow of a WarpTeam. tile_rows * columns must
-// be whole packs, for all tiles to begin on one.
+// with the result, and puts the results where `y` has them. Row is an ElementRow of a WarpTeam. tile_rows * columns
+// must be whole packs, for all tiles to begin on one.
 template <typename Row, unsigned Inputs, typename Element, typename Work>
 __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&x)[Inputs], Element* __restrict__ y,
                                          long long rows, unsigned columns, unsigned tile_rows, bool aligned,
@@ -419,9 +405,10 @@ __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&
   put_tile(y + first * columns, tiles, elements, aligned);
 }
 
-// ---- What a kernel is compiled for, where harness/ops/_rows.py chooses it. Macros: COUNT (packs or elements a thread),
-// LANES (threads of a warp that share a row; 0: a block does, or a cluster), THREADS (of a block), and 0 or 1: CLUSTER,
-// RAGGED, TILE (elements of a tile in place of packs).
+// ---- What a kernel is compiled for, where harness/ops/_rows.py chooses it. Macros: COUNT (packs or elements a
+// thread), LANES (threads of a warp that share a row; 0: a block does, or a cluster), THREADS (of a block), TOGETHER
+// (rows that a team works on at once: 1, or 2 where norm.cuh has vectors to share), and 0 or 1: CLUSTER, RAGGED, TILE
+// (elements of a tile in place of packs).
 #ifdef COUNT
 // Threads that an SM is to hold at least, if a block doesn't have more: so many registers a thread may take.
 constexpr unsigned RESIDENT = THREADS > 768 ? 1024 : 768;

@@ -7,6 +7,7 @@ import ctypes
 import pytest
 
 from harness import cuda
+from harness.cuda.launch import _config
 from harness.errors import MachineError
 
 SOURCE = 'extern "C" __global__ void twice(float* x, long long n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }'
@@ -52,6 +53,13 @@ def test_blocks_of_a_cluster_are_counted_as_blocks(tmp_path):
     x = torch.zeros(8, device="cuda", dtype=torch.int32)
     ranks(8, 32, x, cluster=4)
     assert x.tolist() == [40, 41, 42, 43, 40, 41, 42, 43]
+
+
+@pytest.mark.parametrize("grid", [10, (10, 4), (3,)])
+def test_a_grid_that_clusters_do_not_fill_is_refused(grid):
+    first = grid if isinstance(grid, int) else grid[0]
+    with pytest.raises(ValueError, match=f"a grid of {first} blocks can't be cut into clusters of 4"):
+        _config(grid, 32, 0, 4)
 
 
 @pytest.mark.gpu

@@ -122,6 +122,22 @@ def test_two_pass_moves_one_matrix_more(op):
     assert (twice.written, twice.flops, twice.items) == (essential.written, essential.flops, essential.items)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tuned_moves_what_two_pass_does_where_rows_are_too_long(op, dtype):
+    ours = OPS[op]
+    tuned, two_pass = ours.variants["tuned"], ours.variants["two_pass"]
+    fits, too_long = {"M": 10, "N": 131_072}, {"M": 10, "N": 262_144 + 8}
+    assert ours.traffic(tuned, fits, dtype) == ours.essential(fits, dtype)
+    assert ours.traffic(tuned, too_long, dtype) == ours.traffic(two_pass, too_long, dtype)
+
+
+def test_more_rows_than_a_grid_has_blocks_are_refused(op):
+    for variant in ("registers", "half2"):
+        unsupported = OPS[op].variants[variant].unsupported
+        reasons = [unsupported(Case(op, variant, "float16", (("M", m), ("N", 2)))) for m in (2**31 - 1, 2**31)]
+        assert reasons == [None, "a grid has blocks for 2147483647 rows"]
+
+
 # ---- On a GPU.
 
 

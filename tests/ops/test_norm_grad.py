@@ -11,15 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import cuda
+from harness.model import Case
+from harness.ops import Context
 from harness.ops import _norm_grad as grad
-from harness.ops._norm_grad import Device, Plan
+from harness.ops._norm_grad_plan import H200, Device, Plan
 
 DTYPES = ["float32", "float16", "bfloat16"]
 OPS = ["layer_norm_grad", "rms_norm_grad"]
 OURS = ["separate", "fused", "tuned"]
 CASES = list(itertools.product(OPS, OURS))
 
-H200 = Device(132, clusters=True, shared=227 * 1024)
 A100 = Device(108, clusters=False, shared=163 * 1024)
 ROWS = (1, 2, 4, 5, 8, 132, 1000, 2**17)
 COLUMNS = (
@@ -254,6 +256,12 @@ def plans(request):
     return [(rows, columns, 16 // itemsize, sums, device, plan) for rows, columns, plan in every if plan is not None]
 
 
+def worth(rows, columns, itemsize, sums=2, device=H200):
+    """The plan, if there is one that is worth it with all its teams."""
+    plan = Plan.of(rows, columns, itemsize, sums, device)
+    return plan if plan is not None and plan.worth(plan.teams) else None
+
+
 def test_many_rows_have_a_plan_up_to_a_length(plans):
     """Longer where rows are whole packs, since single elements take more registers."""
     planned = {columns for rows, columns, *_ in plans if rows == max(ROWS)}
@@ -305,18 +313,61 @@ def test_what_a_compilation_takes_stays_within_registers(plans):
 def test_an_h200_takes_the_tests_shapes_as_they_say(sums):
     sizes = {"float32": 4, "float16": 2, "bfloat16": 2}
     for dtype, rows, columns in TILED:
-        assert Plan.of(rows, columns, sizes[dtype], sums, H200) is not None, (dtype, rows, columns)
+        assert worth(rows, columns, sizes[dtype], sums) is not None, (dtype, rows, columns)
     for dtype, rows, columns in SPREAD:
-        assert Plan.of(rows, columns, sizes[dtype], sums, H200) is None, (dtype, rows, columns)
+        assert worth(rows, columns, sizes[dtype], sums) is None, (dtype, rows, columns)
 
 
-def test_few_rows_have_no_plan_unless_one_team_is_enough():
+def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
     for rows, columns in itertools.product((1, 8, 132), (1024, 16_384, 131_072)):
-        plan = Plan.of(rows, columns, 2, 2, H200)
+        plan = worth(rows, columns, 2)
         if rows == 1 or columns == 1024:
             assert plan is not None
         if rows == 1:
             assert plan.teams == 1
-    assert Plan.of(8, 16_384, 2, 2, H200) is None
+    assert worth(8, 16_384, 2) is None
     assert Plan.of(512, 262_144, 2, 2, H200) is None
     assert Plan.of(0, 1024, 2, 2, H200) is None
+
+
+class FakeKernel:
+    facts = None
+
+    def __init__(self, resident):
+        self.resident = resident
+
+    def resident_clusters(self, *_):
+        return self.resident
+
+
+@pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (8, 8, "rows")])
+def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue, rows, resident, entry):
+    """None of them would write anything where there is room for none."""
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: H200.shared)
+    monkeypatch.setattr(cuda, "load", lambda *_: FakeKernel(resident))
+    monkeypatch.setattr(grad._Case, "floats", lambda *_: None)
+    asked = []
+    kernel = grad._Case.kernel
+    monkeypatch.setattr(grad._Case, "kernel", lambda case, name, **macros: asked.append(name) or kernel(case, name))
+    case = Case("layer_norm_grad", "tuned", "float16", (("M", rows), ("N", 131_072)))
+    grad.tuned(Context(case, None, None, None, catalogue["layer_norm_grad"]))
+    assert asked[0] == entry
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_tuned_says_what_it_moves(monkeypatch, catalogue, op):
+    """As on an H200, where there is no device."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    tuned = catalogue[op].variants["tuned"]
+    for (rows, columns), matrices in {(2**17, 1024): 3, (1000, 131_072): 3, (8, 131_072): 5, (512, 2**18): 5}.items():
+        assert tuned.traffic({"M": rows, "N": columns}, 2).moved == matrices * rows * columns * 2
+
+
+@pytest.mark.parametrize(("op", "variant"), CASES)
+def test_rows_whose_elements_can_not_be_counted_are_refused(catalogue, op, variant):
+    unsupported = catalogue[op].variants[variant].unsupported
+    assert unsupported(Case(op, variant, "float16", (("M", 1), ("N", 2**31)))) is not None
+    if variant != "fused":
+        assert unsupported(Case(op, variant, "float16", (("M", 1), ("N", 2**31 - 1)))) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
-from harness.ops._rows import WARP, Plan
+from harness import cuda
+from harness.ops._rows import WARP, Device, Plan, has_plan, planned
 
 ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
 COLUMNS = (
@@ -16,7 +18,8 @@ COLUMNS = (
 )
 SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture from sm_80 on
 MATRICES = 3  # of which a kernel has a tile, at most
-DEVICES = [(132, True), (108, False), (20, False)]
+H200, A100 = Device(132, clusters=True), Device(108, clusters=False)
+DEVICES = [H200, A100, Device(20, clusters=False)]
 
 
 @pytest.fixture(params=itertools.product((2, 4), DEVICES), ids=str)
@@ -35,12 +38,20 @@ def team(plan):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_rows_up_to_131072_have_a_plan_where_blocks_form_clusters(itemsize):
     for rows, columns in itertools.product(ROWS, (3, 197, 1023, 4096, 30_522, 50_257, 65_536, 128_256, 131_072)):
-        assert Plan.of(rows, columns, itemsize, (132, True)) is not None, (rows, columns)
+        assert Plan.of(rows, columns, itemsize, H200) is not None, (rows, columns)
 
 
 def test_a_row_that_no_cluster_can_hold_has_none():
-    assert Plan.of(1, 2**30, 2, (132, True)) is None
-    assert Plan.of(1, 2**30, 2, (108, False)) is None
+    assert Plan.of(1, 2**30, 2, H200) is None
+    assert Plan.of(1, 2**30, 2, A100) is None
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_whether_there_is_a_plan_does_not_depend_on_the_rows(itemsize):
+    for rows, columns in itertools.product(ROWS, (1, 197, 65_536, 131_072, 262_144, 300_000, 524_288, 2**20, 2**31)):
+        found = has_plan({"M": rows, "N": columns}, itemsize)
+        assert found == (Plan.of(1000, columns, itemsize, H200) is not None), (rows, columns)
+        assert found == (Plan.with_vectors(rows, columns, itemsize, H200) is not None), (rows, columns)
 
 
 def test_a_team_covers_its_row(plans):
@@ -71,7 +82,7 @@ def test_teams_are_what_a_gpu_has(plans):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_no_clusters_where_the_device_has_none(itemsize):
     for rows, columns in itertools.product(ROWS, COLUMNS):
-        plan = Plan.of(rows, columns, itemsize, (108, False))
+        plan = Plan.of(rows, columns, itemsize, A100)
         assert plan is None or plan.cluster == 1
 
 
@@ -98,3 +109,40 @@ def test_the_macros_say_which_team_it_is(plans):
         assert (macros["LANES"] > 0) + macros["CLUSTER"] <= 1, (rows, columns, plan)
         assert macros["RAGGED"] + macros["TILE"] <= 1, (rows, columns, plan)
         assert macros["THREADS"] == plan.threads
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """called(columns, offset): which of kernel and fallback has run, on a tensor so many elements off 16 bytes."""
+    import torch
+
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: H200.multiprocessors)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: H200.clusters)
+
+    def call(columns, offset):
+        ran = []
+        case, sizes = SimpleNamespace(op="softmax", dtype="float32"), SimpleNamespace(M=1, N=columns)
+
+        def kernel(*where):
+            return lambda *_, **__: ran.append(where[:2])
+
+        ctx = SimpleNamespace(case=case, s=sizes, kernel=kernel)
+        launch = planned(ctx, lambda _: ran.append("fallback"), lambda t: (t.x,))
+        launch(SimpleNamespace(x=torch.empty(16)[offset:]))
+        return ran
+
+    return call
+
+
+@pytest.mark.parametrize("columns", [8, 1023, 262_144])
+def test_the_planned_kernel_runs_where_packs_are_aligned(called, columns):
+    assert called(columns, 0) == [("softmax.cu", "softmax_tuned")]
+
+
+@pytest.mark.parametrize(("columns", "offset"), [(8, 1), (1023, 2), (262_144, 3), (262_148, 0)])
+def test_the_fallback_runs_elsewhere(called, columns, offset):
+    assert called(columns, offset) == ["fallback"]
+
+
+def test_tiles_have_any_address(called):
+    assert called(3, 1) == [("softmax.cu", "softmax_tuned")]

@@ -224,6 +224,16 @@ def test_more_rows_than_a_grid_has_blocks_are_refused(monkeypatch):
     assert unsupported("cluster", "float16", 2**30, 1) == "a grid has blocks for 1073741823 rows"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tuned_moves_what_online_does_where_rows_are_too_long(dtype):
+    tuned, online = OP.variants["tuned"], OP.variants["online"]
+    for columns in (1, 50_257, 262_144):
+        fits = {"M": 10, "N": columns}
+        assert OP.traffic(tuned, fits, dtype) == OP.essential(fits, dtype)
+    too_long = {"M": 10, "N": 262_144 + 8}
+    assert OP.traffic(tuned, too_long, dtype) == OP.traffic(online, too_long, dtype)
+
+
 def test_registers_hold_every_row_that_is_supported():
     for columns in (*range(1, 3000), *range(3000, 131_072, 997), 16_384, 131_072):
         for blocks_a_row in (1, blocks_of_cluster(columns)):

@@ -200,4 +200,13 @@ def test_what_each_variant_moves():
     assert OP.essential(symbols, "float16").moved == 3 * 20_000
     moved = {name: OP.traffic(OP.variants[name], symbols, "float16").moved // 20_000 for name in OP.variants}
     assert moved == {"eager": 6, "compile": 3, "two_pass": 5, "registers": 3, "tuned": 3}
-    assert OP.traffic(OP.variants["eager"], symbols, "float16") == Work(read=80_000, written=40_000, flops=40_000)
+    wanted = Work(read=80_000, written=40_000, flops=40_000, items=10, item="rows")
+    assert OP.traffic(OP.variants["eager"], symbols, "float16") == wanted
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [("float16", 262_144), ("float32", 131_072)])
+def test_tuned_moves_what_its_fallback_does_where_rows_are_too_long(dtype, columns):
+    tuned, two_pass = OP.variants["tuned"], OP.variants["two_pass"]
+    fits, too_long = {"M": 10, "N": columns}, {"M": 10, "N": columns + 8}
+    assert OP.traffic(tuned, fits, dtype) == OP.essential(fits, dtype)
+    assert OP.traffic(tuned, too_long, dtype) == OP.traffic(two_pass, too_long, dtype)

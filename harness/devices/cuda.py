@@ -180,7 +180,7 @@ class Cuda:
         return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
     def _estimate(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Rough device seconds of one call, warm; at least 1 us."""
+        """Rough device seconds of one call, warm unless it takes long; at least 1 us."""
         cold = self._mean(calls[:2])
         return cold if cold > _LONG else max(1e-6, self._mean(calls[:_LAUNCH_CALLS]))
 

@@ -230,7 +230,7 @@ struct PackedRow {
     asm("" : "+l"(matrix));
     return matrix;
   }
-  // To keep what is read once out of the L1 (L1::no_allocate) cost softmax 5% on an H200.
+  // What is read once isn't kept out of the L1 (L1::no_allocate): softmax was slower for it on an H200.
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
     // In whole words: taken apart, their halves would stay apart.

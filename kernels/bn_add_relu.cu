@@ -90,12 +90,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 
 // What all ways share: a block for each channel adds its slots, about one shift and in double. It writes the outputs,
-// and the factor and the term by which the channel's elements become normal.
+// and the factor and the term by which the channel's elements become normal. packed: these in the order of `Columns`.
 constexpr double EPSILON = 1e-5, MOMENTUM = 0.1;
 extern "C" __global__ void __launch_bounds__(BLOCK)
     bn_finish(const Partial* __restrict__ partial, const float* __restrict__ gamma, const float* __restrict__ beta,
               float* __restrict__ running_mean, float* __restrict__ running_var, float* __restrict__ mean_out,
-              float* __restrict__ invstd_out, float2* __restrict__ scale_shift, long long samples, long long slots) {
+              float* __restrict__ invstd_out, float2* __restrict__ scale_shift, long long samples, long long slots,
+              unsigned packed) {
   __shared__ double sums[BLOCK], all_squares[BLOCK];
   const unsigned channel = blockIdx.x;
   const Partial* row = partial + channel * slots;
@@ -129,7 +130,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     invstd_out[channel] = static_cast<float>(invstd);
     running_mean[channel] = static_cast<float>((1.0 - MOMENTUM) * running_mean[channel] + MOMENTUM * mean);
     running_var[channel] = static_cast<float>((1.0 - MOMENTUM) * running_var[channel] + MOMENTUM * unbiased);
-    scale_shift[channel] = make_float2(static_cast<float>(scale), static_cast<float>(beta[channel] - mean * scale));
+    // Of two channels side by side in a pack, all packs' first pairs come first, then all second ones.
+    const unsigned pair = channel % SIZE / 2 * (gridDim.x / SIZE) + channel / SIZE;
+    scale_shift[packed ? 2 * pair + channel % 2 : channel] =
+        make_float2(static_cast<float>(scale), static_cast<float>(beta[channel] - mean * scale));
   }
 }
 
@@ -415,11 +419,14 @@ struct TwoRows {  // inner is a pack or more
 
 struct Columns {  // inner is 1 and the channels are a multiple of the pack
   float4 pairs[SIZE / 2];
+  // In the packed order of bn_finish neighbouring lanes read neighbouring 16 bytes. In that of the channels, lanes that
+  // are 64 bytes apart made each of these loads as dear as four of x, and the kernel 5% slower.
   __device__ __forceinline__ Columns(const float2* __restrict__ scale_shift, Index first,
                                      const Divisor<Index>& channels, const Divisor<Index>&) {
-    const float4* from = reinterpret_cast<const float4*>(scale_shift + channels.remainder(first));
+    const float4* from = reinterpret_cast<const float4*>(scale_shift) + channels.remainder(first) / SIZE;
+    const Index packs = channels.size / SIZE;
 #pragma unroll
-    for (unsigned k = 0; k < SIZE / 2; ++k) pairs[k] = from[k];
+    for (unsigned k = 0; k < SIZE / 2; ++k) pairs[k] = from[k * packs];
   }
   __device__ __forceinline__ float2 at(unsigned j) const {
     const float4& pair = pairs[j / 2];
@@ -487,9 +494,11 @@ __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restri
   store_bits_of_pack<T>(mask, pack, bits, mask_bytes);
 }
 
-// aligned: x, z and y begin on 16 bytes; otherwise, and in the last pack, elements move one by one.
-#define APPLY(NAME, ROWS)                                                                                            \
-  extern "C" __global__ void __launch_bounds__(BLOCK)                                                                \
+// aligned: x, z and y begin on 16 bytes; otherwise, and in the last pack, elements move one by one. RESIDENT: blocks
+// that an SM is to hold at least; with eight there are no registers for all of the coefficients of a pack of `Columns`,
+// whose loads then wait for one another.
+#define APPLY(NAME, ROWS, RESIDENT)                                                                                  \
+  extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)                                                      \
       NAME(const T* __restrict__ x, const T* __restrict__ z, const float2* __restrict__ scale_shift,                 \
            T* __restrict__ y, unsigned char* __restrict__ mask, long long n, long long mask_bytes, unsigned aligned, \
            Index channels, Index channels_multiplier, unsigned channels_shift, Index inner, Index inner_multiplier,  \
@@ -497,7 +506,7 @@ __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restri
     apply<ROWS>(x, z, scale_shift, y, mask, n, mask_bytes, aligned, {channels, channels_multiplier, channels_shift}, \
                 {inner, inner_multiplier, inner_shift});                                                             \
   }
-APPLY(bn_apply_one_row, OneRow)
-APPLY(bn_apply_two_rows, TwoRows)
-APPLY(bn_apply_columns, Columns)
-APPLY(bn_apply_any_rows, AnyRows)
+APPLY(bn_apply_one_row, OneRow, 8)
+APPLY(bn_apply_two_rows, TwoRows, 8)
+APPLY(bn_apply_columns, Columns, 6)
+APPLY(bn_apply_any_rows, AnyRows, 8)

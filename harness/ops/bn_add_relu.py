@@ -48,7 +48,9 @@ _MOST_ACROSS = 8
 _IN_FLIGHT = 4
 # Of the host alone:
 _MOST_COUNT = 2**24  # elements of a partial sum, whose number is a float
-_BLOCKS = 16  # a multiprocessor: four times as many as run at a time, so that the last ones don't leave much idle
+# Blocks a multiprocessor, by the bytes of an element: two or four times as many as run at a time, so that the last ones
+# don't leave much idle. Fewer of halves, whose sums are twice as many for the same bytes.
+_BLOCKS = {4: 16, 2: 8}
 _LONG_ROW = 8  # tiles, from which on a row is worth a block, unless there are more samples than that
 _PERIOD = 32  # tiles of a period at least, so that the last one, which isn't full, is few of them
 
@@ -307,11 +309,14 @@ def _simple_sums(ctx: Context) -> _Summed:
     return _Summed(partial, slots, lambda t: statistics(slots * groups, BLOCK, t.x, partial, *sizes))
 
 
-def _finish(ctx: Context, sums: _Summed) -> tuple[Callable[[Tensors], None], torch.Tensor]:
-    """finish(t) does what comes before y; the tensor has each channel's scale and shift then."""
+def _finish(ctx: Context, sums: _Summed, packed: bool = False) -> tuple[Callable[[Tensors], None], torch.Tensor]:
+    """finish(t) does what comes before y; the tensor has each channel's scale and shift then.
+
+    packed: in the order that bn_apply_columns wants.
+    """
     layout = Layout.of(ctx)
     add_slots, scale_shift = _kernel(ctx, "bn_finish"), floats(ctx, 2 * layout.channels)
-    sizes = ctypes.c_int64(layout.samples), ctypes.c_int64(sums.slots)
+    sizes = ctypes.c_int64(layout.samples), ctypes.c_int64(sums.slots), ctypes.c_uint32(packed)
 
     def finish(t: Tensors) -> None:
         sums.gather(t)
@@ -359,8 +364,9 @@ def fused_apply(ctx: Context) -> Launch:
 def tuned(ctx: Context) -> Launch:
     """See kernels/bn_add_relu.cu; where a sample has 2^31 elements, the statistics of `fused_apply`."""
     layout, per_pack = Layout.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-    finish, scale_shift = _finish(ctx, _tuned_sums(ctx))
-    apply = _kernel(ctx, _apply_entry(layout, per_pack))
+    entry = _apply_entry(layout, per_pack)
+    finish, scale_shift = _finish(ctx, _tuned_sums(ctx), packed=entry == "bn_apply_columns")
+    apply = _kernel(ctx, entry)
     mask_bytes = 4 * -(-layout.elements // 32)
     grid = blocks(8 * mask_bytes // per_pack)
     n = ctypes.c_int64(layout.elements), ctypes.c_int64(mask_bytes)
@@ -402,7 +408,7 @@ class Pieces:
     @classmethod
     def of(cls, layout: Layout, per_pack: int) -> Pieces:
         tile = BLOCK * per_pack
-        wanted = max(_LONG_ROW * tile, layout.elements // (_BLOCKS * cuda.multiprocessors()))
+        wanted = max(_LONG_ROW * tile, layout.elements // (_BLOCKS[PACK_BYTES // per_pack] * cuda.multiprocessors()))
         count = max(1, layout.inner // wanted, blocks(layout.inner, _MOST_COUNT))
         length = blocks(layout.inner, count * per_pack) * per_pack
         return cls(blocks(layout.inner, length), length)
@@ -468,7 +474,7 @@ class Cut:
     def rounds_a_block(self) -> int:
         """A multiple of `along` and, unless that is more than all, of the packs that a thread has in flight."""
         turns = blocks(self.rounds, self.along)
-        wanted = max(1, self.tiles * turns // (_BLOCKS * cuda.multiprocessors()))
+        wanted = max(1, self.tiles * turns // (_BLOCKS[PACK_BYTES // self.per_pack] * cuda.multiprocessors()))
         wanted = wanted if wanted < _IN_FLIGHT else blocks(wanted, _IN_FLIGHT) * _IN_FLIGHT
         return min(turns, wanted) * self.along
 

@@ -89,40 +89,51 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// What all ways share: a block for each channel adds its slots, about one shift and in double. It writes the outputs,
-// and the factor and the term by which the channel's elements become normal. packed: these in the order of `Columns`.
+// What all ways share: the slots of a channel are added, about one shift and in double, by a warp, or a block where there
+// are many. It writes the outputs, and the factor and the term by which the channel's elements become normal. threads: of
+// a channel, WARP or BLOCK; packed: factors and terms in the order of `Columns`.
+struct Moments {
+  double sum, squares;
+
+  __device__ __forceinline__ void add(const Moments& other) {
+    sum += other.sum;
+    squares += other.squares;
+  }
+  __device__ __forceinline__ void add_lanes(unsigned lanes) {
+    for (unsigned step = lanes / 2; step; step /= 2) {
+      sum += __shfl_down_sync(ALL_LANES, sum, step, lanes);
+      squares += __shfl_down_sync(ALL_LANES, squares, step, lanes);
+    }
+  }
+};
 constexpr double EPSILON = 1e-5, MOMENTUM = 0.1;
 extern "C" __global__ void __launch_bounds__(BLOCK)
     bn_finish(const Partial* __restrict__ partial, const float* __restrict__ gamma, const float* __restrict__ beta,
               float* __restrict__ running_mean, float* __restrict__ running_var, float* __restrict__ mean_out,
               float* __restrict__ invstd_out, float2* __restrict__ scale_shift, long long samples, long long slots,
-              unsigned packed) {
-  __shared__ double sums[BLOCK], all_squares[BLOCK];
-  const unsigned channel = blockIdx.x;
+              unsigned channels, unsigned threads, unsigned packed) {
+  const unsigned channel = blockIdx.x * (BLOCK / threads) + threadIdx.x / threads, rank = threadIdx.x % threads;
+  // All lanes of a warp have the same channel.
+  if (channel >= channels) return;
   const Partial* row = partial + channel * slots;
   const double shift = row[0].shift;
-  double sum = 0.0, squares = 0.0;
+  Moments moments{};
 #pragma unroll 4
-  for (long long slot = threadIdx.x; slot < slots; slot += BLOCK) {
+  for (long long slot = rank; slot < slots; slot += threads) {
     const Partial part = row[slot];
     // A slot without elements has no shift.
     const double count = part.count, further = count > 0.0 ? part.shift - shift : 0.0;
-    sum += part.sum + count * further;
-    squares += part.squares + further * (2.0 * part.sum + count * further);
+    moments.add({part.sum + count * further, part.squares + further * (2.0 * part.sum + count * further)});
   }
-  sums[threadIdx.x] = sum;
-  all_squares[threadIdx.x] = squares;
-  for (unsigned half = BLOCK / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      sums[threadIdx.x] += sums[threadIdx.x + half];
-      all_squares[threadIdx.x] += all_squares[threadIdx.x + half];
-    }
+  if (threads == BLOCK) {
+    moments = sum_of_block<BLOCK>(moments);
+  } else {
+    moments.add_lanes(WARP);
   }
-  if (threadIdx.x == 0) {
-    const double count = static_cast<double>(samples), distance = sums[0] / count, mean = shift + distance;
+  if (rank == 0) {
+    const double count = static_cast<double>(samples), distance = moments.sum / count, mean = shift + distance;
     // Rounding may leave a little less than nothing; a NaN stays.
-    const double difference = all_squares[0] / count - distance * distance;
+    const double difference = moments.squares / count - distance * distance;
     const double variance = difference < 0.0 ? 0.0 : difference;
     const double unbiased = samples > 1 ? variance * (count / (count - 1.0)) : variance;
     const double invstd = 1.0 / sqrt(variance + EPSILON), scale = gamma[channel] * invstd;
@@ -131,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     running_mean[channel] = static_cast<float>((1.0 - MOMENTUM) * running_mean[channel] + MOMENTUM * mean);
     running_var[channel] = static_cast<float>((1.0 - MOMENTUM) * running_var[channel] + MOMENTUM * unbiased);
     // Of two channels side by side in a pack, all packs' first pairs come first, then all second ones.
-    const unsigned pair = channel % SIZE / 2 * (gridDim.x / SIZE) + channel / SIZE;
+    const unsigned pair = channel % SIZE / 2 * (channels / SIZE) + channel / SIZE;
     scale_shift[packed ? 2 * pair + channel % 2 : channel] =
         make_float2(static_cast<float>(scale), static_cast<float>(beta[channel] - mean * scale));
   }

@@ -34,6 +34,29 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
   }
 }
+
+// Rows of a single element, whose sum is its product: no row to be found, and nothing to add up. packs: all tensors
+// are aligned.
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    softmax_grad_of_one(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long n, int packs) {
+  const long long first = thread_index() * Pack<T>::SIZE;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(dy + first, count, packs);
+  const Pack<T> results = load_filled(y + first, count, packs);
+  unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+  const unsigned(&others)[PACK_BYTES / 4] = reinterpret_cast<const unsigned(&)[PACK_BYTES / 4]>(results);
+#pragma unroll
+  for (unsigned w = 0; w < PACK_BYTES / 4; ++w) {
+    Lanes<T> lanes(words[w]);
+    const Lanes<T> result(others[w]);
+#pragma unroll
+    for (unsigned l = 0; l < Lanes<T>::SIZE; ++l) {
+      lanes.at[l] = gradient(lanes.at[l], result.at[l], result.at[l] * lanes.at[l]);
+    }
+    words[w] = lanes.word();
+  }
+  store_filled(dx + first, pack, count, packs);
+}
 #endif
 
 // One row of any kind, both matrices held in registers. What a thread lacks is zero, which adds nothing.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 WARP = 32
 _BLOCK = 128  # threads, where a block has several rows
 _MOST_BLOCKS = 8  # of a cluster, on every device that has them
-_TILE_COLUMNS = 256  # rows that aren't whole packs come through shared memory up to here
+_TILE_COLUMNS = {4: 256, 2: 127}  # by the bytes of an element: shorter rows than packs come through shared memory
+_FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single elements has one
 _TILE_ELEMENTS = 8  # of a row that a thread has at most, there
 _TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memory busy
 
@@ -81,13 +82,14 @@ class Plan:
         """
         size = PACK_BYTES // itemsize
         ragged, packs = columns % size != 0, columns // size
-        if ragged and columns <= _TILE_COLUMNS:
+        if ragged and columns <= _TILE_COLUMNS[itemsize]:
             return cls._tile(columns, itemsize)
         if packs <= WARP * _WARP_PACKS:
             lanes = min(WARP, power_of_2_from(packs))
+            if ragged:
+                lanes = max(_FEWEST_LANES, power_of_2_from(blocks(packs, _WARP_PACKS)))
             return cls(max(1, blocks(packs, lanes)), lanes, _BLOCK, ragged=ragged)
-        plan = cls._blocks(rows, packs, itemsize, device, matrices)
-        return plan and replace(plan, ragged=ragged)
+        return cls._blocks(rows, packs, itemsize, device, matrices=matrices, ragged=ragged)
 
     @classmethod
     def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device) -> Plan | None:
@@ -133,25 +135,37 @@ class Plan:
         return cls(blocks(columns, lanes), lanes, _BLOCK, tile_rows=rows)
 
     @classmethod
-    def _blocks(cls, rows: int, packs: int, itemsize: int, device: Device, matrices: int) -> Plan | None:
+    def _blocks(  # noqa: PLR0913 - what `of` has
+        cls, rows: int, packs: int, itemsize: int, device: Device, *, matrices: int, ragged: bool
+    ) -> Plan | None:
         most = _MOST_PACKS // matrices
-        cluster = 1
-        if device.clusters and packs > _UNSHARED:
-            cluster = 4 if packs <= _FOUR_BLOCKS * matrices else _MOST_BLOCKS
+        cluster = cls._cluster(packs, itemsize, matrices) if device.clusters and packs > _UNSHARED else 1
         # Few rows are spread over more of the chip.
         most_blocks = _MOST_BLOCKS if device.clusters else 1
         while cluster < most_blocks and rows * cluster < device.multiprocessors and packs >= 4 * WARP * cluster:
-            cluster *= 2
+            cluster = min(most_blocks, 2 * cluster)
         share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
         if share > most * most_threads:
             return None
         if rows * cluster <= device.multiprocessors:
             count = blocks(share, most_threads)
+        elif ragged and cluster == _MOST_BLOCKS:
+            # Rows that begin inside of packs take registers that other blocks would have had.
+            count = most
         else:
             counts = _FEW_PACKS if cluster == 1 else _MORE_PACKS[itemsize]
             count = next((count for count, up_to in counts if share <= up_to), most)
         threads = blocks(blocks(share, count), WARP) * WARP
-        return cls(count, 0, threads, cluster)
+        return cls(count, 0, threads, cluster, ragged=ragged)
+
+    @classmethod
+    def _cluster(cls, packs: int, itemsize: int, matrices: int) -> int:
+        """Blocks of a cluster for a row that is too long for one."""
+        if itemsize == 2 and matrices == 1:
+            # As many blocks of _BLOCK threads as it takes if each thread has all that it can; if need be, larger ones.
+            block = _MOST_PACKS * _BLOCK
+            return blocks(packs, block * power_of_2_from(blocks(packs, block * _MOST_BLOCKS)))
+        return 4 if packs <= _FOUR_BLOCKS * matrices else _MOST_BLOCKS
 
     @property
     def macros(self) -> dict[str, str | int]:

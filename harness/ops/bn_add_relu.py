@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +48,11 @@ _MOST_ACROSS = 8
 _IN_FLIGHT = 4
 # Of the host alone:
 _MOST_COUNT = 2**24  # elements of a partial sum, whose number is a float
-# Blocks a multiprocessor, by the bytes of an element: two or four times as many as run at a time, so that the last ones
-# don't leave much idle. Fewer of halves, whose sums are twice as many for the same bytes.
-_BLOCKS = {4: 16, 2: 8}
+WARP = 32
+_SLOTS_OF_WARP = 256  # of a channel, that a warp adds; of more, a block
+_RESIDENT = 4  # blocks of a multiprocessor at a time, as the kernels' launch bounds have it
+_MOST_WAVES = 4  # of so many blocks
+_BEFORE_AND_AFTER = 8  # what a block does besides adding takes as long as so many packs a thread
 _LONG_ROW = 8  # tiles, from which on a row is worth a block, unless there are more samples than that
 _PERIOD = 32  # tiles of a period at least, so that the last one, which isn't full, is few of them
 
@@ -316,12 +318,15 @@ def _finish(ctx: Context, sums: _Summed, packed: bool = False) -> tuple[Callable
     """
     layout = Layout.of(ctx)
     add_slots, scale_shift = _kernel(ctx, "bn_finish"), floats(ctx, 2 * layout.channels)
-    sizes = ctypes.c_int64(layout.samples), ctypes.c_int64(sums.slots), ctypes.c_uint32(packed)
+    threads = WARP if sums.slots <= _SLOTS_OF_WARP else BLOCK
+    grid = blocks(layout.channels, BLOCK // threads)
+    counts = (ctypes.c_uint32(count) for count in (layout.channels, threads, packed))
+    sizes = ctypes.c_int64(layout.samples), ctypes.c_int64(sums.slots), *counts
 
     def finish(t: Tensors) -> None:
         sums.gather(t)
         vectors = t.gamma, t.beta, t.running_mean, t.running_var, t.mean, t.invstd
-        add_slots(layout.channels, BLOCK, sums.partial, *vectors, scale_shift, *sizes)
+        add_slots(grid, BLOCK, sums.partial, *vectors, scale_shift, *sizes)
 
     return finish, scale_shift
 
@@ -398,6 +403,11 @@ def _tuned_sums(ctx: Context) -> _Summed:
     return _sums_of_places(ctx, cut) if cut else _simple_sums(ctx)
 
 
+def _resident() -> int:
+    """Blocks that run at a time."""
+    return _RESIDENT * cuda.multiprocessors()
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """A long row as bn_statistics_pieces cuts it: `count` pieces of `length` elements, the last one perhaps shorter."""
@@ -408,7 +418,7 @@ class Pieces:
     @classmethod
     def of(cls, layout: Layout, per_pack: int) -> Pieces:
         tile = BLOCK * per_pack
-        wanted = max(_LONG_ROW * tile, layout.elements // (_BLOCKS[PACK_BYTES // per_pack] * cuda.multiprocessors()))
+        wanted = max(_LONG_ROW * tile, layout.elements // (_MOST_WAVES * _resident()))
         count = max(1, layout.inner // wanted, blocks(layout.inner, _MOST_COUNT))
         length = blocks(layout.inner, count * per_pack) * per_pack
         return cls(blocks(layout.inner, length), length)
@@ -474,9 +484,17 @@ class Cut:
     def rounds_a_block(self) -> int:
         """A multiple of `along` and, unless that is more than all, of the packs that a thread has in flight."""
         turns = blocks(self.rounds, self.along)
-        wanted = max(1, self.tiles * turns // (_BLOCKS[PACK_BYTES // self.per_pack] * cuda.multiprocessors()))
-        wanted = wanted if wanted < _IN_FLIGHT else blocks(wanted, _IN_FLIGHT) * _IN_FLIGHT
-        return min(turns, wanted) * self.along
+        return min(self._even(turns), key=lambda some: self._waves(some) * (some + _BEFORE_AND_AFTER)) * self.along
+
+    def _even(self, turns: int) -> Iterator[int]:
+        """Packs of a thread, of `turns` that there are, with which all blocks run in whole waves, nearly."""
+        for waves in range(1, _MOST_WAVES + 1):
+            wanted = blocks(turns, max(1, waves * _resident() // self.tiles))
+            yield min(turns, wanted if wanted < _IN_FLIGHT else blocks(wanted, _IN_FLIGHT) * _IN_FLIGHT)
+
+    def _waves(self, turns: int) -> int:
+        """Of blocks of which each thread takes so many packs."""
+        return blocks(self.tiles * blocks(self.rounds, turns * self.along), _resident())
 
     @property
     def stacked(self) -> int:

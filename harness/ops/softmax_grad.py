@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness.model import Case, Work
-from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops._rows import has_plan, planned
 
 if TYPE_CHECKING:
@@ -160,4 +160,12 @@ def registers(ctx: Context) -> Launch:
 )
 def tuned(ctx: Context) -> Launch:
     """See kernels/softmax_grad.cu; `two_pass` where rows are too long for that, or packs not aligned."""
+    if ctx.s.N == 1:
+        return _of_one(ctx)
     return planned(ctx, two_pass(ctx), lambda t: (t.dy, t.y, t.dx), _KEPT)
+
+
+def _of_one(ctx: Context) -> Launch:
+    kernel = ctx.kernel("softmax_grad.cu", "softmax_grad_of_one", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    grid, n = blocks(blocks(ctx.s.M, PACK_BYTES // ITEMSIZE[ctx.case.dtype])), ctypes.c_int64(ctx.s.M)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.y, t.dx, n, ctypes.c_int32(aligned(t.dy, t.y, t.dx)))

@@ -356,7 +356,9 @@ def test_cuts_of_large_tensors(layout):
     """Enough blocks, little of which is idle, and slots that are little next to the tensor."""
     for per_pack in (4, 8):
         cut = Cut.of(Layout(*layout), per_pack)
-        assert 1000 < cut.tiles * cut.stacked < 2500
+        waves = cut.tiles * cut.stacked / (4 * 132)
+        assert waves <= 4
+        assert waves > 0.9 * math.ceil(waves)
         assert cut.tiles * cut.tile < 1.05 * cut.period
         assert 16 * cut.slots * cut.layout.channels < 0.012 * cut.layout.elements * (16 // per_pack)
 

@@ -182,7 +182,7 @@ def _in_turn(ctx: Context, plan: InTurn, tensors: Arguments, fallback: Launch) -
     kernel = ctx.kernel(*_entry(ctx, "tuned"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
     # The last two parameters are for other plans.
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(0), ctypes.c_uint32(1)
-    grid, team = plan.grid(ctx.s.M), plan.team
+    grid, team = plan.grid(ctx.s.M, kernel), plan.team
     cluster = team.cluster if team.cluster > 1 else None
 
     def launch(t: Tensors) -> None:

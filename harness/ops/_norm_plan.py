@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from harness import cuda
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
+
+if TYPE_CHECKING:
+    from harness.cuda import Kernel
 
 WARP = 32
 _MOST_BLOCKS = 8  # of a cluster, on every device that has them
@@ -94,7 +97,7 @@ class InTurn:
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
         if rest:
             return None
-        for team in _teams(packs, itemsize):
+        for team in _teams(packs):
             plan = cls.with_team(team, packs, vectors, device)
             if plan is not None:
                 return plan if plan.turns(rows) >= _FEWEST_TURNS else None
@@ -136,12 +139,17 @@ class InTurn:
         """Rows that a team takes, at most."""
         return blocks(rows, self.most * self.team.rows)
 
-    def grid(self, rows: int) -> int:
-        """Blocks for that many rows: no more than take as many turns as they have to."""
-        return blocks(rows, max(1, self.turns(rows)) * self.team.rows) * self.team.cluster
+    def grid(self, rows: int, kernel: Kernel) -> int:
+        """Blocks for that many rows, no more than the device holds. Fewer do if they take no more turns."""
+        team, most = self.team, self.most
+        if team.cluster > 1:
+            # Multiprocessors come in groups, of which each has room for so many clusters.
+            most = max(1, min(most, kernel.resident_clusters(team.threads, self.shared, team.cluster)))
+        turns = max(1, blocks(rows, most * team.rows))
+        return blocks(rows, turns * team.rows) * team.cluster
 
 
-def _teams(packs: int, itemsize: int) -> Iterator[Team]:
+def _teams(packs: int) -> Iterator[Team]:
     """Those that may do for rows of so many packs, the better ones first."""
     if packs < _FEWEST_PACKS:
         return

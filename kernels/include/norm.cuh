@@ -398,7 +398,11 @@ class InTurn {
       const TurnRow row[] = {{team, columns, packs, rows, begin + team_of_block}};
       Pack<Element> chunks[1][COUNT];
 #pragma unroll
-      for (unsigned j = 0; j < COUNT; ++j) chunks[0][j] = pack_at(stages + s * STAGE + j * THREADS);
+      for (unsigned j = 0; j < COUNT; ++j) {
+        // Packs that don't exist are to be zero where they count.
+        if (Centred || has(j)) chunks[0][j] = pack_at(stages + s * STAGE + j * THREADS);
+        else chunks[0][j] = Pack<Element>{};
+      }
       const float first = Centred ? to_float(*reinterpret_cast<const Element*>(firsts + s * STAGE)) : 0.0f;
       Normaliser<Centred> normalised[] = {{kind, first}};
       if constexpr (Centred) __syncwarp();

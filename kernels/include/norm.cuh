@@ -153,8 +153,8 @@ struct PairRow {
 // Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded once for
 // all of them. Their columns must lie alike.
 //
-// The statistics of their elements.
-template <bool Centred, unsigned Together, typename Row>
+// The statistics of their elements. Forgets: as forget_floats() has it.
+template <bool Centred, bool Forgets, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                              Normaliser<Centred> (&normalised)[Together]) {
@@ -192,7 +192,9 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
     for (unsigned r = 0; r < Together; ++r) {
       normalised[r].recentre();
 #pragma unroll
-      for (unsigned j = 0; j < Row::CHUNKS; ++j) forget_floats(chunks[r][j], normalised[r].zero());
+      for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+        if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
+      }
     }
     add_up();
     again();
@@ -209,7 +211,7 @@ struct VectorsInMemory {
 };
 
 // y and the statistics, as they go to memory.
-template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
+template <bool Centred, bool Forgets, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                                const Normaliser<Centred> (&normalised)[Together],
@@ -230,7 +232,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
     if constexpr (Centred) widen(vectors.shift(j), shift);
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {
-      forget_floats(chunks[r][j], normalised[r].zero());
+      if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
       widen(chunks[r][j], values);
 #pragma unroll
       for (unsigned e = 0; e < Row::elements(j); ++e) {
@@ -256,9 +258,9 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
     normalised[r] = {rows[r].columns, first};
     rows[r].load(x, chunks[r], 0.0f);
   }
-  measure_rows(rows, chunks, normalised);
+  measure_rows<Centred, true>(rows, chunks, normalised);
   const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
-  normalise_rows(rows, chunks, normalised, vectors, y, mean, rstd);
+  normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
 }
 
 // ---- Bodies of kernels.
@@ -407,8 +409,9 @@ class InTurn {
       Normaliser<Centred> normalised[] = {{kind, first}};
       if constexpr (Centred) __syncwarp();
       fetch(begin + AHEAD * step + team_of_block, from, s);
-      measure_rows(row, chunks, normalised);
-      normalise_rows(row, chunks, normalised, *this, y, mean, rstd);
+      // Without packs of the next row in registers, there is room for the floats.
+      measure_rows<Centred, false>(row, chunks, normalised);
+      normalise_rows<Centred, false>(row, chunks, normalised, *this, y, mean, rstd);
       from += stride, y += stride;
       s = s + 1 == AHEAD ? 0 : s + 1;
     }

@@ -385,6 +385,8 @@ class InTurn {
 #pragma unroll
     for (unsigned s = 0; s < AHEAD; ++s) {
       fetch(begin + s * step + team_of_block, from, s);
+      if constexpr (Centred && !LANES) fetch_first(begin + s * step, from, s);
+      close();
       from += stride;
     }
     if constexpr (LANES > 0) {
@@ -396,19 +398,31 @@ class InTurn {
     unsigned s = 0;
     for (; begin < rows; begin += step) {
       asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-      if constexpr (Centred) __syncwarp();
       const TurnRow row[] = {{team, columns, packs, rows, begin + team_of_block}};
       Pack<Element> chunks[1][COUNT];
 #pragma unroll
       for (unsigned j = 0; j < COUNT; ++j) {
         // Packs that don't exist are to be zero where they count.
-        if (Centred || has(j)) chunks[0][j] = pack_at(stages + s * STAGE + j * THREADS);
-        else chunks[0][j] = Pack<Element>{};
+        chunks[0][j] = Centred || has(j) ? pack_at(stages + s * STAGE + j * THREADS) : Pack<Element>{};
       }
-      const float first = Centred ? to_float(*reinterpret_cast<const Element*>(firsts + s * STAGE)) : 0.0f;
+      float first = 0.0f;
+      // Another lane copied it, and is about to copy the next one there.
+      if constexpr (Centred && LANES) {
+        __syncwarp();
+        first = first_element(s);
+        __syncwarp();
+      }
+      const long long next = begin + AHEAD * step + team_of_block;
+      fetch(next, from, s);
+      // To read it only now keeps the compiler from putting off the copies: it wants the element for all that follows.
+      if constexpr (Centred && !LANES) {
+        __syncwarp();
+        first = first_element(s);
+        __syncwarp();
+        fetch_first(next, from, s);
+      }
+      close();
       Normaliser<Centred> normalised[] = {{kind, first}};
-      if constexpr (Centred) __syncwarp();
-      fetch(begin + AHEAD * step + team_of_block, from, s);
       // Without packs of the next row in registers, there is room for the floats.
       measure_rows<Centred, false>(row, chunks, normalised);
       normalise_rows<Centred, false>(row, chunks, normalised, *this, y, mean, rstd);
@@ -428,16 +442,19 @@ class InTurn {
   }
   // from: where the row begins, if there is one.
   __device__ __forceinline__ void fetch(long long row, const Element* from, unsigned s) const {
-    if (row < rows) {
-      const unsigned to = shared_address(stages + s * STAGE);
-      const Element* own = from + team.template part<COUNT>(0) * CHUNK;
+    const unsigned to = shared_address(stages + s * STAGE);
+    const Element* own = from + team.template part<COUNT>(0) * CHUNK;
 #pragma unroll
-      for (unsigned j = 0; j < COUNT; ++j) {
-        if (has(j)) copy_async_16(to + j * THREADS * PACK_BYTES, own + j * Team::STEP * CHUNK);
-      }
-      if (Centred && !LANES && threadIdx.x % WARP == 0) copy_async_16(shared_address(firsts + s * STAGE), from);
+    for (unsigned j = 0; j < COUNT; ++j) {
+      copy_async_16_if(row < rows && has(j), to + j * THREADS * PACK_BYTES, own + j * Team::STEP * CHUNK);
     }
-    asm volatile("cp.async.commit_group;" ::: "memory");
+  }
+  __device__ __forceinline__ void fetch_first(long long row, const Element* from, unsigned s) const {
+    copy_async_16_if(row < rows && threadIdx.x % WARP == 0, shared_address(firsts + s * STAGE), from);
+  }
+  __device__ __forceinline__ static void close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  __device__ __forceinline__ float first_element(unsigned s) const {
+    return to_float(*reinterpret_cast<const Element*>(firsts + s * STAGE));
   }
   __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || team.template part<COUNT>(j) < packs; }
   __device__ __forceinline__ void fetch_vectors(const Element* __restrict__ gamma, const Element* __restrict__ beta) {

@@ -50,10 +50,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 
 // 4. Accesses of 16 bytes, and as many threads a row as its length asks for: lanes of a warp, which need no barrier, a
-//    block, or a cluster of blocks. Rows shorter than 16 bytes a thread, or that begin inside of packs, come through
-//    shared memory or with single elements at their ends.
+//    block, or a cluster of blocks. Where there are many rows, teams take them in turn: gamma and beta are loaded once,
+//    and the next row is on its way while one is reduced. Rows shorter than 16 bytes a thread, or that begin inside of
+//    packs, come through shared memory or with single elements at their ends.
 //
-// Macros: those at the end of rows.cuh.
+// Macros: those at the end of rows.cuh; for rows in turn AHEAD, BLOCKS (of a multiprocessor), WHOLE (0 or 1: no
+// thread's pack is missing), too.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
     layer_norm_tuned(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,

@@ -43,7 +43,7 @@ _FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; b
 # limit them.
 _LANES_TOGETHER = {4: 2, 2: 1}
 # Blocks, there: up to so many packs of a row, packs a thread, and rows together.
-_WITH_VECTORS = {4: ((256, 2, 1), (math.inf, 4, 2)), 2: ((256, 2, 2), (1056, 2, 1), (math.inf, 4, 1))}
+_WITH_VECTORS = {4: ((256, 2, 1), (1056, 4, 1), (math.inf, 4, 2)), 2: ((1056, 2, 2), (math.inf, 4, 1))}
 _MOST_THREADS_WITH_VECTORS = {4: 1024, 2: 512}
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do, or the smallest of blocks
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ragged row

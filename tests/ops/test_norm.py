@@ -10,6 +10,7 @@ import pytest
 
 from harness.model import Case
 from harness.ops import _norm as norm
+from harness.ops import _norm_plan
 from harness.ops.layer_norm import OP as LAYER_NORM
 from harness.ops.rms_norm import OP as RMS_NORM
 
@@ -213,6 +214,26 @@ def test_unaligned_addresses(run, normal, op, variant, dtype):
         for x, y, vectors, statistics in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (2, 4, 6, 3)):
             matrix = normal(5 * columns, dtype, x).view(5, columns)
             assert run(op, variant, matrix, y, vectors, statistics)[0] is None, (columns, x, y, vectors, statistics)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [4096, 4104, 16_384, 65_536, 131_072])
+def test_rows_in_turn(run, normal, monkeypatch, op, dtype, columns):
+    """From a single row, which a team of many takes alone, to more than the teams take in three turns."""
+    monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)
+    for rows in (0, 1, 3, 500, 2**25 // columns + 1):
+        x = normal(rows * columns, dtype).view(rows, columns)
+        x[1::3, 0] = 30_000  # far from the mean: the sums are made again
+        assert run(op, "tuned", x)[0] is None, rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [4104, 16_384, 131_072])
+def test_special_values_in_turn(run, monkeypatch, op, dtype, columns):
+    monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)
+    x = special_rows(columns, dtype)
+    # Rows of all kinds follow on each other in a team, and what one leaves mustn't reach the next.
+    assert run(op, "tuned", x.repeat(24, 1)[:571])[0] is None
 
 
 def special_rows(columns, dtype):

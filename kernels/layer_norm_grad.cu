@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 //    that a thread still has the same columns of each. There are only as many blocks as run at a time, so that what
 //    they write of the columns' sums is little beside 3 D. Macros: those of norm_grad_tiles.cuh.
 #ifdef STAGES
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                           const float* __restrict__ mean, const float* __restrict__ rstd, T* __restrict__ dx,
                           T* __restrict__ dgamma, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,

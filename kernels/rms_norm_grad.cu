@@ -42,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 
 // 3. Tiles of rows in shared memory, ahead of the work. Macros: those of norm_grad_tiles.cuh.
 #ifdef STAGES
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     rms_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
                         const float* __restrict__ rstd, T* __restrict__ dx, T* __restrict__ dgamma,
                         float* __restrict__ partial, long long rows, unsigned columns, unsigned tile_rows,

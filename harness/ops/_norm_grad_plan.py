@@ -18,14 +18,13 @@ _TEAM_BLOCK = 256  # threads, where lanes of a warp are a team
 # Bytes of dy, x and statistics that a tile has at most where lanes of a warp are a team, but for a single row a team.
 # Three of them for each of two blocks fit into a multiprocessor.
 _TILE_OF_WARPS = 33 * 1024
-# A row is cut among no more blocks than it takes for its dy and x in one of them to have at most so many bytes.
-_BLOCK_BYTES = 72 * 1024
 _MOST_STAGES = 3
 _MOST_BLOCKS = 8  # blocks that a cluster has at most, on every device that has clusters
 _RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
 _BARRIERS = 1024  # bytes, ample for a block's barriers and what aligns them
 _THREAD_PACKS = 4  # that a thread reduces at a time
 _THREAD_COLUMNS = 32  # sums of columns that fit into a thread's registers
+_THREAD_FLOATS = 16  # elements of a row that a thread may keep as floats
 _FEWEST_PACKS = 2  # of a row that a thread of a block has: with one there would be as many reductions as packs
 _THREAD_SINGLES = 16  # single elements that a thread reduces at a time
 # Of a row that it has at most; their addresses take registers, too. From 21 on LayerNorm's floats spill 24 to 64 bytes.
@@ -57,18 +56,19 @@ H200 = Device(132, clusters=True, shared=227 * 1024)
 class Team:
     """Threads that share a row: `lanes` of a warp, or, if that is 0, `cluster` blocks of `threads`.
 
-    kept: chunks of a row that a thread has. at_once: rows that are reduced together.
+    kept: chunks of a row that a thread has. at_once: rows that are reduced together. resident: blocks that a
+    multiprocessor is to hold. floats: rows stay in registers until they are reduced. late: a tile's dx waits until the
+    next tile was read.
     """
 
     kept: int
     lanes: int
     threads: int
+    resident: int
     at_once: int = 1
     cluster: int = 1
-
-    @property
-    def blocks_a_multiprocessor(self) -> int:
-        return RESIDENT_WITH_SUMS // self.threads
+    floats: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,12 @@ class Plan:
         stage = 2 * tile_bytes + row.sums * row_bytes
         reduction = 2 * team.at_once * row.sums * WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * FLOAT
         # What a block may have at most is what a multiprocessor has, but for what is reserved for one block.
-        room = (device.shared + _RESERVED) // team.blocks_a_multiprocessor - _RESERVED - _BARRIERS - reduction
+        room = (device.shared + _RESERVED) // team.resident - _RESERVED - _BARRIERS - reduction
         stages = min(_MOST_STAGES, room // stage)
         if stages < 1:
             return None
         tiles = blocks(rows, tile_rows)
-        teams = max(1, min(tiles, device.multiprocessors * team.blocks_a_multiprocessor // team.cluster))
+        teams = max(1, min(tiles, device.multiprocessors * team.resident // team.cluster))
         if tiles <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
             teams = 1
         # In the end, warps of short rows add their sums of columns there.
@@ -138,7 +138,10 @@ class Plan:
             "LANES": self.team.lanes,
             "THREADS": self.team.threads,
             "AT_ONCE": self.team.at_once,
-            "CLUSTER": int(self.team.cluster > 1),
+            "BLOCKS": self.team.resident,
+            "CLUSTER": self.team.cluster,
+            "FLOATS": int(self.team.floats),
+            "LATE": int(self.team.late),
             "SINGLES": int(self.singles),
             "STAGES": self.stages,
         }
@@ -198,10 +201,11 @@ class _Row:
         """Lanes of a warp, and the rows of a tile: as many as make it large enough, if all blocks get one."""
         # Few packs a thread, since lanes find neighbouring packs faster; but single elements must share a row's costs.
         lanes = min(WARP, power_of_2_from(blocks(self.chunks, self.at_a_time) if self.singles else self.chunks))
-        team = Team(blocks(self.chunks, lanes), lanes, _TEAM_BLOCK)
+        kept = blocks(self.chunks, lanes)
+        team = Team(kept, lanes, _TEAM_BLOCK, RESIDENT_WITH_SUMS // _TEAM_BLOCK, floats=self.fits_as_floats(kept))
         at_a_time = _TEAM_BLOCK // lanes
         turns = _TILE_OF_WARPS // (at_a_time * (2 * self.columns * self.itemsize + self.sums * FLOAT))
-        busy = blocks(rows, at_a_time * device.multiprocessors * team.blocks_a_multiprocessor)
+        busy = blocks(rows, at_a_time * device.multiprocessors * team.resident)
         return team, max(1, min(turns, busy)) * at_a_time
 
     def clusters(self, rows: int, device: Device) -> list[int]:
@@ -213,7 +217,7 @@ class _Row:
             # Few rows are spread over more of the chip.
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
-        lean = [size for size in sizes if 2 * blocks(self.columns, size) * self.itemsize <= _BLOCK_BYTES]
+        lean = [size for size in sizes if blocks(self.columns, size) <= RESIDENT_WITH_SUMS * _THREAD_FLOATS]
         return [*lean, _MOST_BLOCKS]
 
     def team_of_blocks(self, cluster: int) -> Team | None:
@@ -225,5 +229,11 @@ class _Row:
         for threads in (*range(wanted, RESIDENT_WITH_SUMS + 1, WARP), *range(wanted - WARP, 0, -WARP)):
             kept = blocks(share, threads)
             if kept <= self.most and (kept - 1) * threads < last:
-                return Team(kept, 0, threads, 1 if cluster > 1 else max(1, self.at_a_time // kept), cluster)
+                floats = self.fits_as_floats(kept)
+                at_once = 1 if cluster > 1 or floats else max(1, min(2, self.at_a_time // kept))
+                return Team(kept, 0, threads, RESIDENT_WITH_SUMS // threads, at_once, cluster, floats)
         return None
+
+    def fits_as_floats(self, kept: int) -> bool:
+        """Whether a thread's chunks of a row fit into its registers, beside the sums of their columns."""
+        return kept * self.size <= _THREAD_FLOATS

@@ -34,20 +34,29 @@ struct NormRow {
   }
   __device__ __forceinline__ float centred(float x) const { return Centred ? x - mean : x; }
   __device__ __forceinline__ float normalised(float x) const { return centred(x) * rstd; }
-  __device__ __forceinline__ void add_to_row(float dy, float x, float gamma, float (&sums)[SUMS]) const {
-    const float g = dy * gamma;
-    sums[0] = fmaf(g, normalised(x), sums[0]);
-    if constexpr (Centred) sums[1] += g;
+  // The products of dy with xhat and with gamma are part of two sums each: so they cost one instruction a sum.
+  __device__ __forceinline__ static void add(float dy, float xhat, float gamma, float (&of_row)[SUMS],
+                                             float (&of_column)[SUMS]) {
+    const float product = dy * xhat;
+    of_row[0] = fmaf(product, gamma, of_row[0]);
+    of_column[0] += product;
+    if constexpr (Centred) {
+      of_row[1] = fmaf(dy, gamma, of_row[1]);
+      of_column[1] += dy;
+    }
   }
-  __device__ __forceinline__ void add_to_column(float dy, float x, float (&sums)[SUMS]) const {
-    sums[0] = fmaf(dy, normalised(x), sums[0]);
-    if constexpr (Centred) sums[1] += dy;
+  // dx, from the row's sums divided by the columns, and from xhat or from x.
+  __device__ __forceinline__ float gradient_at(float dy, float xhat, float gamma, const float (&means)[SUMS]) const {
+    return rstd * fmaf(-means[0], xhat, less_mean(dy, gamma, means));
   }
-  // dx, from the row's sums divided by the columns.
   __device__ __forceinline__ float gradient(float dy, float x, float gamma, const float (&means)[SUMS]) const {
-    float g = dy * gamma;
-    if constexpr (Centred) g -= means[1];
-    return rstd * fmaf(-means[0] * rstd, centred(x), g);
+    return rstd * fmaf(-means[0] * rstd, centred(x), less_mean(dy, gamma, means));
+  }
+
+ private:
+  __device__ __forceinline__ static float less_mean(float dy, float gamma, const float (&means)[SUMS]) {
+    if constexpr (Centred) return fmaf(dy, gamma, -means[1]);
+    return dy * gamma;
   }
 };
 
@@ -160,7 +169,8 @@ __device__ __forceinline__ void row_gradients(const Element* __restrict__ dy, co
     const long long begin = row * columns;
     float sums[of.SUMS] = {};
     for (unsigned c = threadIdx.x; c < columns; c += ROW_BLOCK) {
-      of.add_to_row(to_float(dy[begin + c]), to_float(x[begin + c]), to_float(gamma[c]), sums);
+      float unused[of.SUMS] = {};
+      of.add(to_float(dy[begin + c]), of.normalised(to_float(x[begin + c])), to_float(gamma[c]), sums, unused);
     }
     team.template all<Sum>(sums);
 #pragma unroll
@@ -253,8 +263,7 @@ __device__ __forceinline__ void add_chunk(const NormRow<Centred>& of, const Chun
   widen(gamma, scale);
 #pragma unroll
   for (unsigned e = 0; e < Chunk::SIZE; ++e) {
-    of.add_to_row(gradients[e], values[e], scale[e], of_row);
-    of.add_to_column(gradients[e], values[e], of_columns[e]);
+    of.add(gradients[e], of.normalised(values[e]), scale[e], of_row, of_columns[e]);
   }
 }
 // dx of a chunk.

@@ -2,9 +2,10 @@
 // worked on.
 //
 // Macros, where harness/ops/_norm_grad_plan.py chooses this kernel: LANES (threads of a warp that are a team; 0: the
-// team is a block, or a cluster of blocks), THREADS (of a block), KEPT (chunks of a row that a thread has), AT_ONCE
-// (rows that a team reduces together), STAGES (tiles for which there is room), and 0 or 1: CLUSTER, SINGLES (chunks are
-// elements).
+// team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is to hold), CLUSTER
+// (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team reduces together),
+// STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are elements), FLOATS (rows stay in registers, as
+// floats, until they are reduced), LATE (a tile's dx waits until the next tile was read).
 #pragma once
 
 #ifdef STAGES
@@ -13,17 +14,192 @@
 #include "norm_grad.cuh"
 
 #if LANES > 0
-using TileTeam = WarpTeam<LANES>;
 constexpr unsigned TEAMS = THREADS / LANES, TEAM_THREADS = LANES;  // of a block
 #else
-#if CLUSTER && __CUDA_ARCH__ >= 900  // elsewhere never launched
-using TileTeam = ClusterTeam<THREADS>;
-#else
-using TileTeam = BlockTeam<THREADS>;
-#endif
 constexpr unsigned TEAMS = 1, TEAM_THREADS = THREADS;
 #endif
-static_assert(TEAMS == 1 || AT_ONCE == 1, "the rows of a block's teams would overlap");
+static_assert(!(FLOATS && LATE) && !(LATE && (LANES || STAGES < 3)), "no such kernel");
+
+// ---- Sums over a team of the values that its threads have. begin() takes them, finish() gives them to all threads:
+// after settle(), or, for sums that are LATE, after a barrier of the block; `since` (0 or 1) sums later.
+
+// Of `Lanes` neighbours, with half the shuffles that a butterfly takes: with each step a thread keeps half of its
+// values and gives the others away, until it has one. The threads of a group, of which there are as many as values,
+// agree.
+template <unsigned Lanes, unsigned Count>
+__device__ __forceinline__ float scattered_sum(const float (&values)[Count]) {
+  constexpr unsigned STEP = Lanes / 2;
+  if constexpr (Count == 1) {
+    float sum = values[0];
+#pragma unroll
+    for (unsigned step = STEP; step; step /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    return sum;
+  } else {
+    const bool upper = threadIdx.x & STEP;
+    float kept[Count / 2];
+#pragma unroll
+    for (unsigned i = 0; i < Count / 2; ++i) {
+      const float given = upper ? values[i] : values[i + Count / 2];
+      kept[i] = (upper ? values[i + Count / 2] : values[i]) + __shfl_xor_sync(ALL_LANES, given, STEP);
+    }
+    return scattered_sum<STEP>(kept);
+  }
+}
+// To all threads, from the groups of threads.
+template <unsigned Lanes, unsigned Count>
+__device__ __forceinline__ void gather(float sum, float (&values)[Count]) {
+  const unsigned first = threadIdx.x % WARP / Lanes * Lanes;
+#pragma unroll
+  for (unsigned i = 0; i < Count; ++i) values[i] = __shfl_sync(ALL_LANES, sum, first + i * (Lanes / Count));
+}
+
+// Whether a thread has registers left, beside its sums of columns.
+constexpr bool ROOM = KEPT * (SINGLES ? 1 : PACK_BYTES / sizeof(SCALAR)) < 32;
+// Addresses in shared memory are kept in registers: the compiler isn't to see what they're made of, or makes them anew
+// for each row.
+__device__ __forceinline__ unsigned kept_address(const float* pointer) {
+  unsigned address = shared_address(pointer);
+  if constexpr (ROOM) asm volatile("" : "+r"(address));
+  return address;
+}
+__device__ __forceinline__ float load_shared(unsigned address) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+// Of `Warps` warps, for each of `Count` values, of which every group of threads has one.
+template <unsigned Count, unsigned Warps>
+struct WarpSums {
+  static constexpr unsigned GROUP = WARP / Count;
+  static_assert(GROUP >= 8, "a group has a thread for each block of a cluster");
+
+  __device__ __forceinline__ static unsigned value() { return threadIdx.x % WARP / GROUP; }
+  __device__ __forceinline__ static unsigned in_group() { return threadIdx.x % GROUP; }
+  // With zeros behind, so that every thread of a group has as many to add.
+  static constexpr unsigned PLACES = (Warps + GROUP - 1) / GROUP * GROUP;
+  using Partial = float[Count][PLACES];
+  // own: address of the value's partial sums, from that of warp in_group() on.
+  __device__ __forceinline__ static void finish(unsigned own, float (&values)[Count]) {
+    float sum = load_shared(own);
+#pragma unroll
+    for (unsigned from = GROUP; from < PLACES; from += GROUP) sum += load_shared(own + from * sizeof(float));
+#pragma unroll
+    for (unsigned step = GROUP / 2; step; step /= 2) {
+      if (step < Warps) sum += __shfl_xor_sync(ALL_LANES, sum, step);
+    }
+    gather<WARP>(sum, values);
+  }
+};
+
+#if LANES > 0
+template <unsigned Count>
+struct TeamSums {
+  __device__ __forceinline__ void start() const {}
+  __device__ __forceinline__ unsigned blocks() const { return 1; }
+  // With few lanes to go through, giving away takes as long.
+  __device__ __forceinline__ void all(float (&values)[Count]) const {
+    if constexpr (LANES >= 16 && Count > 1) {
+      gather<LANES>(scattered_sum<LANES>(values), values);
+    } else {
+      WarpTeam<LANES>().template all<Sum>(values);
+    }
+  }
+};
+#elif CLUSTER > 1 && __CUDA_ARCH__ >= 900  // elsewhere never launched
+// Each warp sends its sums to all blocks of the cluster. A block may begin sums, and even the ones after, while another
+// one hasn't finished those before: hence four sets of partial sums.
+template <unsigned Count>
+class TeamSums {
+ public:
+  // No block may send anything to one that hasn't started: start() waits for what is announced here.
+  __device__ __forceinline__ TeamSums() {
+    __shared__ unsigned long long barriers[SETS];
+    __shared__ Partial sets[SETS];
+    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
+    __syncthreads();  // before others send anything: they wait for what is announced here
+    arrivals = shared_address(barriers);
+    if (threadIdx.x == 0) {
+      for (unsigned set = 0; set < SETS; ++set) mbarrier::init(arrivals + set * mbarrier::BYTES);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __cluster_barrier_arrive_relaxed();
+    const unsigned warp = __clusterRelativeBlockRank() * (THREADS / WARP) + threadIdx.x / WARP;
+    const unsigned to = Sums::in_group() % CLUSTER;
+    own = kept_address(&sets[0][Sums::value()][Sums::in_group()]);
+    asm("mapa.shared::cluster.u32 %0, %1, %2;"
+        : "=r"(place)
+        : "r"(shared_address(&sets[0][Sums::value()][warp])), "r"(to));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(arrival) : "r"(arrivals), "r"(to));
+  }
+  __device__ __forceinline__ void start() const { __cluster_barrier_wait(); }
+  __device__ __forceinline__ unsigned blocks() const { return CLUSTER; }
+  __device__ __forceinline__ void begin(const float (&values)[Count]) {
+    const float sum = scattered_sum<WARP>(values);
+    const unsigned set = begun % SETS, after = set * mbarrier::BYTES;
+    if (threadIdx.x == 0) mbarrier::expect(arrivals + after, WARPS * sizeof(values));
+    if (Sums::in_group() < CLUSTER) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                       place + set * static_cast<unsigned>(sizeof(Partial))),
+                   "f"(sum), "r"(arrival + after)
+                   : "memory");
+    }
+    ++begun;
+  }
+  __device__ __forceinline__ void settle() const {}
+  __device__ __forceinline__ void finish(float (&values)[Count], unsigned since = 0) const {
+    const unsigned finished = begun - 1 - since, set = finished % SETS;
+    mbarrier::wait_for_cluster(arrivals + set * mbarrier::BYTES, finished / SETS);
+    Sums::finish(own + set * static_cast<unsigned>(sizeof(Partial)), values);
+  }
+
+ private:
+  static constexpr unsigned SETS = 4, WARPS = CLUSTER * (THREADS / WARP);
+  using Sums = WarpSums<Count, WARPS>;
+  using Partial = typename Sums::Partial;
+  // place, arrival: in the block that this thread sends to.
+  unsigned own, arrivals, place, arrival, begun = 0;
+};
+#else
+// Two sets of partial sums take turns, so that one barrier for each is enough.
+template <unsigned Count>
+class TeamSums {
+ public:
+  __device__ __forceinline__ TeamSums() {
+    __shared__ Partial sets[2];
+    for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
+    __syncthreads();
+    own = kept_address(&sets[0][Sums::value()][Sums::in_group()]);
+    place = kept_address(&sets[0][Sums::value()][threadIdx.x / WARP]);
+  }
+  __device__ __forceinline__ void start() const {}
+  __device__ __forceinline__ unsigned blocks() const { return 1; }
+  __device__ __forceinline__ void begin(const float (&values)[Count]) {
+    const float sum = scattered_sum<WARP>(values);
+    if (Sums::in_group() == 0) asm volatile("st.shared.f32 [%0], %1;" ::"r"(place + begun), "f"(sum) : "memory");
+    begun ^= SET;
+  }
+  __device__ __forceinline__ void settle() const { __syncthreads(); }
+  __device__ __forceinline__ void finish(float (&values)[Count], unsigned since = 0) const {
+    Sums::finish(own + (since ? begun : begun ^ SET), values);
+  }
+
+ private:
+  using Sums = WarpSums<Count, THREADS / WARP>;
+  using Partial = typename Sums::Partial;
+  static constexpr unsigned SET = sizeof(Partial);
+  unsigned own, place, begun = 0;  // begun: where the next one's set begins
+};
+#endif
+
+template <bool First, typename A, typename B>
+struct Either {
+  using Type = A;
+};
+template <typename A, typename B>
+struct Either<false, A, B> {
+  using Type = B;
+};
 
 // How tiles lie in memory and in the stages. A tile has `rows` rows; in a cluster each block has its `piece` of their
 // columns. A stage has the tile's dy and x, `bytes` each, and behind them its statistics, `row_bytes` each.
@@ -58,7 +234,11 @@ class Fetches {
   }
   __device__ __forceinline__ void close() const {}
   // phase: how many times the stage was used before.
-  __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const { mbarrier::wait(barrier(stage), phase); }
+  // AHEAD: how many stages more may have been started.
+  template <unsigned AHEAD>
+  __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
+    mbarrier::wait(barrier(stage), phase);
+  }
 
  private:
   __device__ __forceinline__ static unsigned of_block() {
@@ -80,8 +260,10 @@ class Fetches {
     }
   }
   __device__ __forceinline__ void close() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <unsigned AHEAD>
   __device__ __forceinline__ void wait(unsigned, unsigned) const {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES > 2 ? STAGES - 2 : 0) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+    __syncthreads();
   }
 };
 #endif
@@ -102,7 +284,9 @@ struct Stages {
   }
 
   __device__ __forceinline__ void fetch(const Fetches& fetches, long long tile, unsigned stage) const {
-    if (tile < tiles() && Fetches::mine()) {
+    if (!SINGLES && Fetches::mine() && (tile + 1) * tiling.rows + Pack<float>::SIZE <= rows) {
+      fetch_whole(fetches, tile * tiling.rows, stage);
+    } else if (tile < tiles() && Fetches::mine()) {
       unsigned packs = 0;
       each(tile, stage, [&](char*, const char*, unsigned count, unsigned) { packs += count; });
       fetches.expect(stage, packs);
@@ -112,6 +296,26 @@ struct Stages {
     }
     fetches.close();
   }
+  // A whole tile, after which there are still rows. On this all threads may wait.
+  __device__ __forceinline__ void fetch_whole(const Fetches& fetches, long long row, unsigned stage) const {
+    const unsigned head = static_cast<unsigned>(row) % Pack<float>::SIZE;
+    const unsigned packs = (CLUSTER > 1 ? here : (tiling.rows - 1) * columns + here) / Pack<Element>::SIZE;
+    const unsigned pieces = CLUSTER > 1 ? tiling.rows : 1;
+    const unsigned of_rows = (head + tiling.rows + Pack<float>::SIZE - 1) / Pack<float>::SIZE;
+    const long long begin = row * columns + first;
+    fetches.expect(stage, 2 * pieces * packs + NormRow<Centred>::SUMS * of_rows);
+#pragma unroll 1
+    for (unsigned i = 0; i < pieces; ++i) {
+      const unsigned at = i * tiling.piece * sizeof(Element);
+      const long long from = begin + static_cast<long long>(i) * columns;
+      fetches.start(stage, dy_of(stage) + at, reinterpret_cast<const char*>(dy + from), packs);
+      fetches.start(stage, x_of(stage) + at, reinterpret_cast<const char*>(x + from), packs);
+    }
+    fetches.start(stage, rstd_of(stage), reinterpret_cast<const char*>(rstd + (row - head)), of_rows);
+    if constexpr (Centred) {
+      fetches.start(stage, mean_of(stage), reinterpret_cast<const char*>(mean + (row - head)), of_rows);
+    }
+  }
   // What isn't a whole pack of it, where a tensor ends.
   __device__ __forceinline__ void fetch_rest(long long tile, unsigned stage) const {
     // Only of the last rows: their statistics share a pack, which may not be full.
@@ -120,33 +324,55 @@ struct Stages {
       const unsigned i = packs * PACK_BYTES + threadIdx.x * 2;
       if (threadIdx.x * 2 < rest) *reinterpret_cast<short*>(to + i) = *reinterpret_cast<const short*>(from + i);
     });
+    __syncthreads();
   }
 
-  // A row of the tile, from the block's first column on; `has` tells whether there is such a row. begin: of its dx.
+  // A tile that is worked on, and where it lies in a stage. Carried along: to find it anew takes long.
+  struct Tile {
+    long long number;
+    char* stage;
+    Element* dx;  // from the block's first column on
+  };
+  // Rows from the tile's first one on.
+  __device__ __forceinline__ long long left(const Tile& tile) const { return rows - tile.number * tiling.rows; }
+  __device__ __forceinline__ unsigned rows_of(const Tile& tile) const {
+    return static_cast<unsigned>(min(static_cast<long long>(tiling.rows), left(tile)));
+  }
+  __device__ __forceinline__ Tile tile(Element* dx, long long number) const {
+    return {number, memory, dx + (number * tiling.rows * columns + first)};
+  }
+  __device__ __forceinline__ void advance(Tile& tile, long long step, unsigned stage) const {
+    tile.number += step;
+    tile.dx += step * tiling.rows * columns;
+    tile.stage = memory + stage * stage_bytes();
+  }
+
+  // A row of the tile, from column `own` of the block on; `has` tells whether there is such a row.
   struct Row {
     NormRow<Centred> of;
     const Element *dy, *x;
-    long long begin;
+    Element* dx;
     bool has;
   };
-  __device__ __forceinline__ Row row(long long tile, unsigned stage, unsigned number) const {
-    const long long first_row = tile * tiling.rows, begin = first_row * columns + first;
-    const unsigned head = SINGLES ? static_cast<unsigned>(begin) % Pack<Element>::SIZE : 0;
-    const unsigned at = head + number * columns, row_at = static_cast<unsigned>(first_row) % Pack<float>::SIZE + number;
+  __device__ __forceinline__ Row row(const Tile& tile, unsigned number, unsigned own) const {
+    const unsigned first_row = static_cast<unsigned>(tile.number) * tiling.rows;
+    const unsigned head = SINGLES ? (first_row * columns + first) % Pack<Element>::SIZE : 0;
+    const unsigned at = number * (CLUSTER > 1 ? tiling.piece : columns) + own;
+    const float* of_rows = reinterpret_cast<const float*>(tile.stage + 2 * tiling.bytes) +
+                           (first_row % Pack<float>::SIZE + number);
     // Where there is no row there is still some number to read.
-    const float of_rstd = reinterpret_cast<const float*>(rstd_of(stage))[row_at];
-    const float of_mean = Centred ? reinterpret_cast<const float*>(mean_of(stage))[row_at] : 0.0f;
-    return {{of_mean, of_rstd},
-            reinterpret_cast<const Element*>(dy_of(stage)) + at,
-            reinterpret_cast<const Element*>(x_of(stage)) + at,
-            begin + static_cast<long long>(number) * columns,
-            number < rows_of(tile)};
+    return {{Centred ? of_rows[tiling.row_bytes / sizeof(float)] : 0.0f, of_rows[0]},
+            reinterpret_cast<const Element*>(tile.stage) + head + at,
+            reinterpret_cast<const Element*>(tile.stage + tiling.bytes) + head + at,
+            tile.dx + (number * columns + own),
+            (LANES == 0 && AT_ONCE == 1) || number < left(tile)};
   }
 
  private:
-  __device__ __forceinline__ char* dy_of(unsigned stage) const {
-    return memory + stage * (2 * tiling.bytes + NormRow<Centred>::SUMS * tiling.row_bytes);
+  __device__ __forceinline__ unsigned stage_bytes() const {
+    return 2 * tiling.bytes + NormRow<Centred>::SUMS * tiling.row_bytes;
   }
+  __device__ __forceinline__ char* dy_of(unsigned stage) const { return memory + stage * stage_bytes(); }
   __device__ __forceinline__ char* x_of(unsigned stage) const { return dy_of(stage) + tiling.bytes; }
   __device__ __forceinline__ char* rstd_of(unsigned stage) const { return dy_of(stage) + 2 * tiling.bytes; }
   __device__ __forceinline__ char* mean_of(unsigned stage) const { return rstd_of(stage) + tiling.row_bytes; }
@@ -157,9 +383,14 @@ struct Stages {
   template <typename Copy>
   __device__ __forceinline__ void each(long long tile, unsigned stage, Copy copy) const {
     const long long row = tile * tiling.rows, begin = row * columns + first, all = rows * columns;
-    const unsigned count = rows_of(tile), elements = (count - 1) * columns + here;
-    span<SINGLES>(dy_of(stage), dy, begin, elements, all, copy);
-    span<SINGLES>(x_of(stage), x, begin, elements, all, copy);
+    const unsigned count = rows_of(tile), elements = CLUSTER > 1 ? here : (count - 1) * columns + here;
+#pragma unroll 1
+    for (unsigned i = 0; i < (CLUSTER > 1 ? count : 1); ++i) {
+      const unsigned at = i * tiling.piece * sizeof(Element);
+      const long long from = begin + static_cast<long long>(i) * columns;
+      span<SINGLES>(dy_of(stage) + at, dy, from, elements, all, copy);
+      span<SINGLES>(x_of(stage) + at, x, from, elements, all, copy);
+    }
     span<true>(rstd_of(stage), rstd, row, count, rows, copy);
     if constexpr (Centred) span<true>(mean_of(stage), mean, row, count, rows, copy);
   }
@@ -184,51 +415,60 @@ class OnTiles {
  public:
   using Chunk = typename ChunkOf<Element, SINGLES>::Type;
   using TileStages = Stages<Centred, Element>;
+  using Tile = typename TileStages::Tile;
   static constexpr unsigned SUMS = NormRow<Centred>::SUMS, SIZE = Chunk::SIZE;
 
   __device__ __forceinline__ OnTiles(const Element* dy, const Element* x, const Element* gamma, const float* mean,
                                      const float* rstd, Element* dx, char* memory, long long rows, unsigned columns,
                                      Tiling tiling)
       : dx(dx) {
-    const unsigned first = blockIdx.x % team_blocks() * tiling.piece;
+    const unsigned first = blockIdx.x % team.blocks() * tiling.piece;
     stages = {dy, x, mean, rstd, memory, rows, columns, first, min(tiling.piece, columns - first), tiling};
 #pragma unroll
     for (unsigned j = 0; j < KEPT; ++j) {
-      scale[j] = Chunk{};
-      if (has(j)) load_chunk(gamma + first + offset(j), scale[j]);
+      Chunk chunk{};
+      if (has(j)) load_chunk(gamma + first + offset(j), chunk);
+      if constexpr (FLOATS) {
+        widen(chunk, scale[j]);
+      } else {
+        scale[j] = chunk;
+      }
     }
   }
-
-  __device__ __forceinline__ unsigned team_blocks() const {
-#if LANES > 0
-    return 1;
-#else
-    return team.blocks();
-#endif
-  }
+  __device__ __forceinline__ unsigned team_blocks() const { return team.blocks(); }
 
   __device__ __forceinline__ void run() {
-    const long long tiles = stages.tiles(), step = gridDim.x / team_blocks();
-    long long at = blockIdx.x / team_blocks();
+    // Tiles that are asked for before the first one is worked on. One more where a tile's place is free as soon as its
+    // rows' sums are known; elsewhere it's free when those of the next tile are.
+    constexpr unsigned AHEAD = FLOATS && LANES == 0 ? STAGES : STAGES - 1;
+    const long long tiles = stages.tiles(), step = gridDim.x / team.blocks();
+    const long long at = blockIdx.x / team.blocks();
     const Fetches fetches;
-    for (unsigned s = 0; s + 1 < STAGES; ++s) stages.fetch(fetches, at + s * step, s);
-    for (unsigned stage = 0, phase = 0; at < tiles; at += step) {
-      if constexpr (STAGES == 1) {
+    for (int s = 0; s < static_cast<int>(AHEAD); ++s) stages.fetch(fetches, at + s * step, s);
+    team.start();
+    Tile tile = stages.tile(dx, at), last = tile;
+    unsigned stage = 0, before = STAGES - 1, phase = 0;
+    for (; tile.number < tiles;) {
+      if constexpr (AHEAD == 0) {
         __syncthreads();
-        stages.fetch(fetches, at, 0);
+        stages.fetch(fetches, tile.number, 0);
       }
-      fetches.wait(stage, phase);
-      stages.fetch_rest(at, stage);
-      // From here on all threads see the tile, and none reads the one before any more, whose place is free.
-      __syncthreads();
-      if constexpr (STAGES > 1) stages.fetch(fetches, at + (STAGES - 1) * step, stage ? stage - 1 : STAGES - 1);
-      work(at, stage);
-      ++stage;
+      fetches.template wait<AHEAD ? AHEAD - 1 : 0>(stage, phase);
+      stages.fetch_rest(tile.number, stage);
+      work(tile, last, [&] {
+        if constexpr (AHEAD > 0) stages.fetch(fetches, tile.number + AHEAD * step, AHEAD == STAGES ? stage : before);
+      });
+      before = stage++;
       if (stage == STAGES) {
         stage = 0;
         ++phase;
       }
+      last = tile;
+      stages.advance(tile, step, stage);
     }
+#if LATE
+    if (last.number < tiles) finish(Turn(*this, last), 0);
+#endif
   }
 
   __device__ __forceinline__ void put(const ColumnSums<Element>& to) {
@@ -254,6 +494,26 @@ class OnTiles {
   }
 
  private:
+  // A row's dy and xhat.
+  struct Floats {
+    float dy[KEPT][SIZE], xhat[KEPT][SIZE];
+  };
+  struct Nothing {};
+  // The rows of a tile that a team reduces together, from its row `first` on.
+  struct Turn {
+    typename TileStages::Row rows[AT_ONCE];
+    typename Either<FLOATS, Floats, Nothing>::Type floats[AT_ONCE];
+
+    __device__ __forceinline__ Turn(const OnTiles& of, const Tile& tile, unsigned first = 0) {
+#pragma unroll
+      for (unsigned i = 0; i < AT_ONCE; ++i) {
+        rows[i] = of.stages.row(tile, first + threadIdx.x / TEAM_THREADS + i * TEAMS, of.offset(0));
+      }
+    }
+  };
+
+  static constexpr unsigned STEP = TEAM_THREADS * SIZE;  // elements from one of a thread's chunks to the next
+
   // Of chunk j, from the first of this block's columns.
   __device__ __forceinline__ unsigned offset(unsigned j) const {
     return (threadIdx.x % TEAM_THREADS + j * TEAM_THREADS) * SIZE;
@@ -261,60 +521,120 @@ class OnTiles {
   // Whether the block's columns have the thread's chunk j. Only the last one may be missing.
   __device__ __forceinline__ bool has(unsigned j) const { return j + 1 < KEPT || offset(j) < stages.here; }
 
-  __device__ __forceinline__ void work(long long tile, unsigned stage) {
+  // `refill` asks for another tile, where there is room for it by then. A block's teams take turns; else a tile is one.
+  template <typename Refill>
+  __device__ __forceinline__ void work(const Tile& tile, const Tile& last, Refill refill) {
+    float values[AT_ONCE * SUMS];
+#if LANES > 0
+    // From here on none reads the last tile any more.
+    __syncthreads();
+    refill();
     const unsigned count = stages.rows_of(tile);
     // Teams without a row take the turn too, for the shuffles.
-    for (unsigned turn = 0; turn < count; turn += TEAMS * AT_ONCE) {
-      typename TileStages::Row own[AT_ONCE];
+#pragma unroll 1
+    for (unsigned first = 0; first < count; first += TEAMS * AT_ONCE) {
+      Turn turn(*this, tile, first);
+      reduce(turn, values);
+      team.all(values);
+      store(turn, values);
+    }
+#elif LATE
+    Turn turn(*this, tile);
+    reduce(turn, values);
+    team.begin(values);
+    if (last.number < tile.number) finish(Turn(*this, last), 1);
+    __syncthreads();
+    refill();
+#else
+    const unsigned count = stages.rows_of(tile);
+#pragma unroll 1
+    for (unsigned first = 0; first < count; first += AT_ONCE) {
+      Turn turn(*this, tile, first);
+      reduce(turn, values);
+      team.begin(values);
+      team.settle();
+      team.finish(values);
+      if (first + AT_ONCE >= count) refill();
+      store(turn, values);
+    }
+#endif
+  }
+#if LATE
+  __device__ __forceinline__ void finish(const Turn& turn, unsigned since) {
+    float values[AT_ONCE * SUMS];
+    team.finish(values, since);
+    store(turn, values);
+  }
+#endif
+
+  // This thread's part of the rows' sums, divided by the columns. On the way the rows' elements are added to the sums
+  // of their columns.
+  __device__ __forceinline__ void reduce(Turn& turn, float (&values)[AT_ONCE * SUMS]) {
+    const float share = 1.0f / stages.columns;
 #pragma unroll
-      for (unsigned i = 0; i < AT_ONCE; ++i) own[i] = stages.row(tile, stage, turn + threadIdx.x / TEAM_THREADS + i);
-      float means[AT_ONCE][SUMS];
-      reduce(own, means);
-      // Chunks are read from the tile once more: to keep them would take registers that the sums of columns need.
-      asm volatile("" ::: "memory");
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+      float of_row[SUMS] = {};
 #pragma unroll
-      for (unsigned i = 0; i < AT_ONCE; ++i) {
-        if (own[i].has) store_row(own[i], means[i]);
+      for (unsigned j = 0; j < KEPT; ++j) {
+        if (turn.rows[i].has && has(j)) add(turn.rows[i], turn.floats[i], j, of_row);
+      }
+#pragma unroll
+      for (unsigned s = 0; s < SUMS; ++s) values[i * SUMS + s] = of_row[s] * share;
+    }
+  }
+  template <typename Kept>
+  __device__ __forceinline__ void add(const typename TileStages::Row& row, Kept& floats, unsigned j,
+                                      float (&of_row)[SUMS]) {
+    const Chunk dy = shared_chunk<Chunk>(row.dy + j * STEP), x = shared_chunk<Chunk>(row.x + j * STEP);
+    if constexpr (FLOATS) {
+      widen(dy, floats.dy[j]);
+      widen(x, floats.xhat[j]);
+#pragma unroll
+      for (unsigned e = 0; e < SIZE; ++e) {
+        floats.xhat[j][e] = row.of.normalised(floats.xhat[j][e]);
+        row.of.add(floats.dy[j][e], floats.xhat[j][e], scale[j][e], of_row, sums[j][e]);
+      }
+    } else {
+      add_chunk(row.of, dy, x, scale[j], of_row, sums[j]);
+    }
+  }
+  __device__ __forceinline__ void store(const Turn& turn, const float (&values)[AT_ONCE * SUMS]) const {
+    // Unless they are kept, chunks are read from the tile once more: the registers are for the sums of columns.
+    if constexpr (!FLOATS) asm volatile("" ::: "memory");
+#pragma unroll
+    for (unsigned i = 0; i < AT_ONCE; ++i) {
+      float means[SUMS];
+#pragma unroll
+      for (unsigned s = 0; s < SUMS; ++s) means[s] = values[i * SUMS + s];
+#pragma unroll
+      for (unsigned j = 0; j < KEPT; ++j) {
+        const typename TileStages::Row& row = turn.rows[i];
+        if (row.has && has(j)) store_chunk(row.dx + j * STEP, gradient(row, turn.floats[i], j, means));
       }
     }
   }
-  // The sums of rows divided by the columns. On the way the rows' elements are added to the sums of their columns.
-  __device__ __forceinline__ void reduce(const typename TileStages::Row (&own)[AT_ONCE],
-                                         float (&means)[AT_ONCE][SUMS]) {
-    const float share = 1.0f / stages.columns;
-    float all[AT_ONCE * SUMS];
+  template <typename Kept>
+  __device__ __forceinline__ Chunk gradient(const typename TileStages::Row& row, const Kept& floats, unsigned j,
+                                            const float (&means)[SUMS]) const {
+    if constexpr (FLOATS) {
+      float gradients[SIZE];
 #pragma unroll
-    for (unsigned i = 0; i < AT_ONCE; ++i) {
-      float row_sums[SUMS] = {};
-      if (own[i].has) add_row(own[i], row_sums);
-#pragma unroll
-      for (unsigned s = 0; s < SUMS; ++s) all[i * SUMS + s] = row_sums[s] * share;
-    }
-    team.template all<Sum>(all);
-#pragma unroll
-    for (unsigned i = 0; i < AT_ONCE * SUMS; ++i) means[i / SUMS][i % SUMS] = all[i];
-  }
-  __device__ __forceinline__ void add_row(const typename TileStages::Row& row, float (&row_sums)[SUMS]) {
-#pragma unroll
-    for (unsigned j = 0; j < KEPT; ++j) {
-      if (!has(j)) continue;
-      const Chunk gradients = shared_chunk<Chunk>(row.dy + offset(j)), values = shared_chunk<Chunk>(row.x + offset(j));
-      add_chunk(row.of, gradients, values, scale[j], row_sums, sums[j]);
-    }
-  }
-  __device__ __forceinline__ void store_row(const typename TileStages::Row& row, const float (&means)[SUMS]) const {
-#pragma unroll
-    for (unsigned j = 0; j < KEPT; ++j) {
-      if (!has(j)) continue;
-      const Chunk gradients = shared_chunk<Chunk>(row.dy + offset(j)), values = shared_chunk<Chunk>(row.x + offset(j));
-      store_chunk(dx + row.begin + offset(j), chunk_gradient(row.of, gradients, values, scale[j], means));
+      for (unsigned e = 0; e < SIZE; ++e) {
+        gradients[e] = row.of.gradient_at(floats.dy[j][e], floats.xhat[j][e], scale[j][e], means);
+      }
+      Chunk chunk;
+      narrow(gradients, chunk);
+      return chunk;
+    } else {
+      const Chunk dy = shared_chunk<Chunk>(row.dy + j * STEP), x = shared_chunk<Chunk>(row.x + j * STEP);
+      return chunk_gradient(row.of, dy, x, scale[j], means);
     }
   }
 
-  TileTeam team;
+  TeamSums<AT_ONCE * SUMS> team;
   TileStages stages;
   Element* dx;
-  Chunk scale[KEPT];
+  typename Either<FLOATS, float[SIZE], Chunk>::Type scale[KEPT];  // gamma
   float sums[KEPT][SIZE][SUMS] = {};
 };
 
@@ -325,7 +645,7 @@ __device__ __forceinline__ void tile_gradients(const Element* __restrict__ dy, c
                                                Element* __restrict__ dgamma, Element* __restrict__ dbeta,
                                                float* __restrict__ partial, long long rows, unsigned columns,
                                                Tiling tiling) {
-#if !CLUSTER || __CUDA_ARCH__ >= 900
+#if CLUSTER == 1 || __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
   OnTiles<Centred, Element> tiles(dy, x, gamma, mean, rstd, dx, reinterpret_cast<char*>(shared), rows, columns, tiling);
   tiles.run();

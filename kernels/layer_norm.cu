@@ -50,17 +50,34 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
 
 // 4. Accesses of 16 bytes, and as many threads a row as its length asks for: lanes of a warp, which need no barrier, a
-//    block, or a cluster of blocks. Where there are many rows, teams take them in turn: gamma and beta are loaded once,
-//    and the next row is on its way while one is reduced. Rows shorter than 16 bytes a thread, or that begin inside of
-//    packs, come through shared memory or with single elements at their ends.
+//    block, or a cluster of blocks. Rows shorter than 16 bytes a thread, or that begin inside of packs, come through
+//    shared memory or with single elements at their ends.
 //
-// Macros: those at the end of rows.cuh; for rows in turn AHEAD, BLOCKS (of a multiprocessor), WHOLE (0 or 1: no
-// thread's pack is missing), too.
-#ifdef COUNT
+// Macros: those at the end of rows.cuh.
+#if defined COUNT && !defined BLOCKS
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
     layer_norm_tuned(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                      T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
                      unsigned columns, unsigned tile_rows, unsigned aligned) {
   normalise_as_planned<true>(x, gamma, beta, y, mean, rstd, rows, columns, tile_rows, aligned);
+}
+#endif
+
+// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So teams of blocks stay, have
+//    them in shared memory, and take rows in turn; the next one is on its way while one is reduced. Shorter rows find
+//    gamma and beta in the L1, and many short-lived blocks keep the memory busier than a few that stay.
+//
+// Macros: BLOCKS (of a multiprocessor), and those of norm_in_turn.cuh. Packs must be aligned.
+#ifdef BLOCKS
+#include "norm_in_turn.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    layer_norm_in_turn(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
+                       T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
+                       unsigned columns) {
+#if !CLUSTER || __CUDA_ARCH__ >= 900
+  extern __shared__ uint4 shared[];
+  InTurn<T>(x, shared, rows, columns).run(gamma, beta, y, mean, rstd);
+#endif
 }
 #endif

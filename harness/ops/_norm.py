@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors, _rows
 from harness.ops._elementwise import CUDA_TYPE, aligned, blocks, power_of_2_from
-from harness.ops._norm_plan import Device, InTurn
+from harness.ops._norm_plan import InTurn
 from harness.ops._rows import Arguments
 
 if TYPE_CHECKING:
@@ -166,22 +166,16 @@ def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
 
 
 def planned(ctx: Context, tensors: Arguments) -> Launch:
-    """The kernel for the case: teams that take rows in turn, or else teams of one row each, as _rows.py plans them.
-
-    `two_pass` where rows are too long, or packs aren't aligned.
-    """
-    fallback = two_pass(ctx, tensors)
+    """The kernel `<op>_tuned`, as _rows.py plans it; `two_pass` where rows are too long, or packs aren't aligned."""
     vectors = sum(tensor.shape == ("N",) for tensor in ctx.op.inputs)
-    plan = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], vectors, Device.current())
-    if plan is None:
-        return _rows.planned(ctx, fallback, tensors, with_vectors=True)
-    return _in_turn(ctx, plan, tensors, fallback)
+    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=vectors)
 
 
-def _in_turn(ctx: Context, plan: InTurn, tensors: Arguments, fallback: Launch) -> Launch:
-    kernel = ctx.kernel(*_entry(ctx, "tuned"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
-    # The last two parameters are for other plans.
-    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(0), ctypes.c_uint32(1)
+def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:
+    """Teams that take rows in turn, as planned; `two_pass` where packs aren't aligned."""
+    kernel = ctx.kernel(*_entry(ctx, "in_turn"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
+    fallback = two_pass(ctx, tensors)
+    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
     grid, team = plan.grid(ctx.s.M, kernel), plan.team
     cluster = team.cluster if team.cluster > 1 else None
 

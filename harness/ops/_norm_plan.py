@@ -1,11 +1,7 @@
-"""How layer_norm and rms_norm go about many rows: teams of threads that take them in turn. Twin of norm.cuh's InTurn.
-
-Gamma and beta stay in shared memory. `vectors` is how many of them there are: 2 (LayerNorm), or 1 (RMSNorm).
-"""
+"""How layer_norm goes about many long rows: teams of threads that take them in turn. Twin of norm_in_turn.cuh."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -19,10 +15,15 @@ WARP = 32
 _MOST_BLOCKS = 8  # of a cluster, on every device that has them
 _RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
 _FLOAT = 4  # bytes
-_FEWEST_TURNS = 3  # of a team that pay for gamma and beta
-_PACKS = 4  # a thread
-_FEWEST_PACKS = 8 * WARP  # of a row
-_BLOCK_PACKS = 2048  # of a row that a block takes, if a cluster can have the rest
+_RESIDENT = 1024  # threads of a multiprocessor, whose registers they share
+_VECTORS = 2  # gamma and beta
+_FEWEST_TURNS = 3  # of a team that pay for them
+# Packs of a row, by the bytes of an element: with fewer, teams of one row each were faster on an H200.
+_FEWEST_PACKS = {4: 8193, 2: 4096}
+_BLOCK_PACKS = 4096  # of a row that a block takes, if clusters are small
+_SPREAD_PACKS = 8192  # beyond them a row is spread over the largest of clusters
+_LARGE_PACKS = 16384  # beyond them threads have _MOST_PACKS of it in these, too
+_FEW_PACKS, _MOST_PACKS = 4, 8  # a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,40 +42,23 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """Threads that share a row, and what they have of it.
-
-    count: packs a thread. lanes: threads of a warp that share a row; 0 where `cluster` blocks of `threads` do. ahead:
-    rows that are under way while one is worked on. resident: threads that a multiprocessor is to hold.
-    """
+    """`cluster` blocks of `threads` that share a row, of which each thread has `count` packs at most."""
 
     count: int
-    lanes: int
     threads: int
-    cluster: int = 1
-    ahead: int = 1
-    resident: int = 1024
-
-    @property
-    def size(self) -> int:
-        """Threads."""
-        return self.lanes or self.threads * self.cluster
-
-    @property
-    def rows(self) -> int:
-        """That a block, or a cluster, takes at a time."""
-        return self.threads // self.lanes if self.lanes else 1
+    cluster: int
 
     @classmethod
-    def of_warp(cls, packs: int, count: int, threads: int, ahead: int = 1, resident: int = 1024) -> Self:
-        """Lanes of a warp, with `count` packs each at most."""
-        lanes = power_of_2_from(blocks(packs, count))
-        return cls(blocks(packs, lanes), lanes, threads, ahead=ahead, resident=resident)
-
-    @classmethod
-    def of_blocks(cls, packs: int, count: int, cluster: int = 1, ahead: int = 1, resident: int = 1024) -> Self:
-        """Blocks, of as few threads as do with `count` packs each."""
-        threads = blocks(blocks(packs, cluster * count), WARP) * WARP
-        return cls(count, 0, threads, cluster, ahead, resident)
+    def of(cls, packs: int, itemsize: int) -> Self | None:
+        """The one for rows of so many packs; None where teams of one row each are better."""
+        if packs < _FEWEST_PACKS[itemsize]:
+            return None
+        count, cluster = _MOST_PACKS, _MOST_BLOCKS
+        if packs <= _SPREAD_PACKS:
+            cluster = power_of_2_from(blocks(packs, _BLOCK_PACKS))
+        elif packs <= _LARGE_PACKS:
+            count = _FEW_PACKS
+        return cls(count, blocks(blocks(packs, cluster * count), WARP) * WARP, cluster)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,52 +76,37 @@ class InTurn:
     most: int
 
     @classmethod
-    def of(cls, rows: int, columns: int, itemsize: int, vectors: int, device: Device) -> Self | None:
-        """None where rows aren't whole packs, or too long or too few for it."""
+    def of(cls, rows: int, columns: int, itemsize: int, device: Device) -> Self | None:
+        """None where rows aren't whole packs, or too short, too long or too few for it."""
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
-        if rest:
+        team = None if rest else Team.of(packs, itemsize)
+        if team is None or team.threads > _RESIDENT or (team.cluster > 1 and not device.clusters):
             return None
-        for team in _teams(packs):
-            plan = cls.with_team(team, packs, vectors, device)
-            if plan is not None:
-                return plan if plan.turns(rows) >= _FEWEST_TURNS else None
-        return None
-
-    @classmethod
-    def with_team(cls, team: Team, packs: int, vectors: int, device: Device) -> Self | None:
-        """For rows of so many packs; None where that doesn't fit."""
-        if team.threads > 1024 or (team.cluster > 1 and not device.clusters):
-            return None
-        stage = team.count * team.threads + (team.threads // WARP if vectors == 2 and not team.lanes else 0)
-        kept = vectors * team.count * (team.lanes or team.threads)
-        shared = (team.ahead * stage + kept) * PACK_BYTES
-        # Two sets of partial sums of each warp, and two barriers.
-        own = shared + 2 * vectors * WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * _FLOAT + 16
-        fitting = min(team.resident // team.threads, (device.shared + _RESERVED) // (own + _RESERVED))
+        stage = team.count * team.threads + team.threads // WARP
+        shared = (stage + _VECTORS * team.count * team.threads) * PACK_BYTES
+        # Two sets of two partial sums of each warp, and two barriers.
+        own = shared + 2 * 2 * WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * _FLOAT + 16
+        fitting = min(_RESIDENT // team.threads, (device.shared + _RESERVED) // (own + _RESERVED))
         if fitting < 1:
             return None
-        whole = packs == team.count * team.size
-        return cls(team, fitting, whole, shared, max(1, device.multiprocessors * fitting // team.cluster))
+        whole = packs == team.count * team.threads * team.cluster
+        plan = cls(team, fitting, whole, shared, max(1, device.multiprocessors * fitting // team.cluster))
+        return plan if blocks(rows, plan.most) >= _FEWEST_TURNS else None
 
     @property
     def macros(self) -> dict[str, int]:
-        """What norm.cuh is to be compiled with."""
+        """What the kernel is to be compiled with."""
         return {
             "COUNT": self.team.count,
-            "LANES": self.team.lanes,
+            "LANES": 0,
             "THREADS": self.team.threads,
             "CLUSTER": int(self.team.cluster > 1),
             "RAGGED": 0,
             "TILE": 0,
             "TOGETHER": 1,
-            "AHEAD": self.team.ahead,
             "BLOCKS": self.blocks,
             "WHOLE": int(self.whole),
         }
-
-    def turns(self, rows: int) -> int:
-        """Rows that a team takes, at most."""
-        return blocks(rows, self.most * self.team.rows)
 
     def grid(self, rows: int, kernel: Kernel) -> int:
         """Blocks for that many rows, no more than the device holds. Fewer do if they take no more turns."""
@@ -145,17 +114,5 @@ class InTurn:
         if team.cluster > 1:
             # Multiprocessors come in groups, of which each has room for so many clusters.
             most = max(1, min(most, kernel.resident_clusters(team.threads, self.shared, team.cluster)))
-        turns = max(1, blocks(rows, most * team.rows))
-        return blocks(rows, turns * team.rows) * team.cluster
-
-
-def _teams(packs: int) -> Iterator[Team]:
-    """Those that may do for rows of so many packs, the better ones first."""
-    if packs < _FEWEST_PACKS:
-        return
-    cluster = power_of_2_from(blocks(packs, _BLOCK_PACKS))
-    while cluster <= _MOST_BLOCKS:
-        yield Team.of_blocks(packs, _PACKS, cluster)
-        cluster *= 2
-    # Longer rows leave room for a single block on a multiprocessor.
-    yield Team.of_blocks(packs, _PACKS, _MOST_BLOCKS)
+        turns = max(1, blocks(rows, most))
+        return blocks(rows, turns) * team.cluster

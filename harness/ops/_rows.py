@@ -42,9 +42,14 @@ _FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; b
 # Rows that lanes of a warp work on at once where vectors are loaded for each, by the bytes of an element; registers
 # limit them.
 _LANES_TOGETHER = {4: 2, 2: 1}
-# Blocks, there: up to so many packs of a row, packs a thread, and rows together.
-_WITH_VECTORS = {4: ((256, 2, 1), (1056, 4, 1), (math.inf, 4, 2)), 2: ((1056, 2, 2), (math.inf, 4, 1))}
-_MOST_THREADS_WITH_VECTORS = {4: 1024, 2: 512}
+# Blocks, there, by how many vectors and by the bytes of an element: up to so many packs of a row, packs a thread, rows
+# together, and threads at most.
+_WITH_VECTORS = {
+    (2, 4): ((256, 2, 1, 1024), (1056, 4, 1, 1024), (math.inf, 4, 2, 1024)),
+    (2, 2): ((1056, 2, 2, 512), (math.inf, 4, 1, 512)),
+    (1, 4): ((1056, 2, 1, 1024), (8192, 4, 2, 1024), (math.inf, 8, 1, 512)),
+    (1, 2): ((256, 2, 2, 512), (2112, 4, 1, 512), (math.inf, 8, 1, 256)),
+}
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do, or the smallest of blocks
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ragged row
 
@@ -92,8 +97,8 @@ class Plan:
         return cls._blocks(rows, packs, itemsize, device, matrices=matrices, ragged=ragged)
 
     @classmethod
-    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device) -> Plan | None:
-        """The plan where each row needs vectors of N elements, too: loaded once for two rows where that pays.
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device, vectors: int) -> Plan | None:
+        """The plan where each row needs one or two vectors of N, too: loaded once for two rows where that pays.
 
         Their part of a row comes from the L1 or the L2, so what a block takes of a row is as long as it can be.
         """
@@ -108,10 +113,10 @@ class Plan:
             return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if lanes_do else plain
         if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
-        count, together = next(
-            (count, together) for up_to, count, together in _WITH_VECTORS[itemsize] if packs <= up_to
+        count, together, most_threads = next(
+            choice for up_to, *choice in _WITH_VECTORS[vectors, itemsize] if packs <= up_to
         )
-        cluster = power_of_2_from(blocks(packs, count * _MOST_THREADS_WITH_VECTORS[itemsize]))
+        cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (_MOST_BLOCKS if device.clusters else 1):
             return plain
         threads = blocks(blocks(packs, cluster * count), WARP) * WARP
@@ -220,15 +225,15 @@ Arguments = Callable[[Tensors], tuple[Any, ...]]
 """A case's tensors, in the order of a kernel's parameters."""
 
 
-def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, with_vectors: bool = False) -> Launch:
+def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: int = 0) -> Launch:
     """The kernel `<op>_tuned` as planned for the case on this device.
 
     It is `fallback` where a row doesn't fit into registers, or tensors aren't aligned as the plan has it. kept:
-    matrices of which a thread keeps its part of a row.
+    matrices of which a thread keeps its part of a row. vectors: of N elements that every row needs.
     """
     device = Device(cuda.multiprocessors(), cuda.has_clusters())
     sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device
-    plan = Plan.with_vectors(*sizes) if with_vectors else Plan.of(*sizes, kept)
+    plan = Plan.with_vectors(*sizes, vectors) if vectors else Plan.of(*sizes, kept)
     if plan is None:
         return fallback
     kernel = RowKernel(ctx, plan, kept)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import Context, Launch, Op, Tensors
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensors
 from harness.ops import _norm as norm
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BOTH
+from harness.ops._norm_plan import Device, InTurn
 
 if TYPE_CHECKING:
     import torch
@@ -97,4 +98,5 @@ def half2(ctx: Context) -> Launch:
 )
 def tuned(ctx: Context) -> Launch:
     """See kernels/layer_norm.cu. Falls back to `two_pass` for rows too long for that, and packs that aren't aligned."""
-    return norm.planned(ctx, _arguments)
+    plan = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Device.current())
+    return norm.in_turn(ctx, plan, _arguments) if plan else norm.planned(ctx, _arguments)

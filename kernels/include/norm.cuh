@@ -210,6 +210,17 @@ struct VectorsInMemory {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
+// The same of gamma alone, on its way since before the statistics: where a thread keeps little, it has the registers.
+template <typename Row, typename Element>
+struct GammaAhead {
+  typename Row::Chunk chunks[Row::CHUNKS];
+  __device__ __forceinline__ GammaAhead(const Row& row, const Element* __restrict__ gamma) {
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) chunks[j] = row.column(gamma, j);
+  }
+  __device__ __forceinline__ const typename Row::Chunk& scale(unsigned j) const { return chunks[j]; }
+};
+
 // y and the statistics, as they go to memory.
 template <bool Centred, bool Forgets, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
@@ -258,9 +269,15 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
     normalised[r] = {rows[r].columns, first};
     rows[r].load(x, chunks[r], 0.0f);
   }
-  measure_rows<Centred, true>(rows, chunks, normalised);
-  const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
-  normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+  if constexpr (!Centred && Together * Row::CHUNKS <= 4) {
+    const GammaAhead<Row, Element> vectors(rows[0], gamma);
+    measure_rows<Centred, true>(rows, chunks, normalised);
+    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+  } else {
+    measure_rows<Centred, true>(rows, chunks, normalised);
+    const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
+    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+  }
 }
 
 // ---- Bodies of kernels.
@@ -324,161 +341,7 @@ __device__ constexpr unsigned resident() {
   if (KEPT >= 8 && THREADS <= 512) return 512;
   return RESIDENT;
 }
-#if AHEAD
-constexpr unsigned BLOCKS_OF_SM = BLOCKS;
-#else
 constexpr unsigned BLOCKS_OF_SM = resident() / THREADS;
-#endif
-
-#if AHEAD
-// A row that is in shared memory. As the rows of rows.cuh, but where it goes to, its thread's first pack is.
-template <typename Element>
-struct StagedRow {
-  using Chunk = Pack<Element>;
-  static constexpr unsigned CHUNKS = COUNT, CHUNK = Chunk::SIZE;
-  static __device__ __forceinline__ constexpr unsigned elements(unsigned) { return CHUNK; }
-
-  Team& team;
-  unsigned columns, packs;
-  long long rows, row;
-
-  __device__ __forceinline__ bool has(unsigned j, unsigned) const {
-    return WHOLE || team.template part<COUNT>(j) < packs;
-  }
-  __device__ __forceinline__ void store(Element* __restrict__ y, unsigned j, const Chunk& chunk) const {
-    if (row < rows && has(j, 0)) store_pack(y + j * Team::STEP * CHUNK, chunk);
-  }
-};
-
-// Teams that stay on the chip and take rows in turn. Gamma and beta come to shared memory once, as far as the block
-// needs them, and the next AHEAD rows are on their way there while one, in registers, is worked on: so memory has
-// something to do while threads reduce. A thread copies what it reads itself, so no barrier of the block is needed.
-template <bool Centred, typename Element>
-class InTurn {
- public:
-  using TurnRow = StagedRow<Element>;
-  static constexpr unsigned CHUNK = Pack<Element>::SIZE, TEAM_THREADS = LANES ? LANES : THREADS;
-  // Beside its packs, a stage has the row's first pack for each warp of a block, where other warps have that.
-  static constexpr unsigned STAGE = COUNT * THREADS + (LANES || !Centred ? 0 : THREADS / WARP);
-
-  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, long long rows, unsigned columns)
-      : x(x), rows(rows), columns(columns), packs(columns / CHUNK) {
-    stages = shared + threadIdx.x;
-    firsts = LANES ? stages - team.rank : shared + COUNT * THREADS + threadIdx.x / WARP;
-    vectors = shared + AHEAD * STAGE + threadIdx.x % TEAM_THREADS;
-  }
-
-  // What gamma and beta have for the thread's chunk j.
-  __device__ __forceinline__ Pack<Element> scale(unsigned j) const { return pack_at(vectors + j * TEAM_THREADS); }
-  __device__ __forceinline__ Pack<Element> shift(unsigned j) const { return scale(COUNT + j); }
-
-  __device__ __forceinline__ void run(const Element* __restrict__ gamma, const Element* __restrict__ beta,
-                                      Element* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd) {
-    const long long step = block_row(gridDim.x), stride = step * columns;
-    // Of the block's first team: all lanes of a warp take as many turns.
-    long long begin = block_row(blockIdx.x);
-    const unsigned team_of_block = LANES ? threadIdx.x / TEAM_THREADS : 0;
-    const long long offset = (begin + team_of_block) * columns;
-    const Element* from = x + offset;
-    y += offset + team.template part<COUNT>(0) * CHUNK;
-    fetch_vectors(gamma, beta);
-#pragma unroll
-    for (unsigned s = 0; s < AHEAD; ++s) {
-      fetch(begin + s * step + team_of_block, from, s);
-      if constexpr (Centred && !LANES) fetch_first(begin + s * step, from, s);
-      close();
-      from += stride;
-    }
-    if constexpr (LANES > 0) {
-      // Other threads fetched some of the vectors.
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      __syncthreads();
-    }
-    const Normaliser<Centred> kind(columns, 0.0f);
-    unsigned s = 0;
-    for (; begin < rows; begin += step) {
-      asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-      const TurnRow row[] = {{team, columns, packs, rows, begin + team_of_block}};
-      Pack<Element> chunks[1][COUNT];
-#pragma unroll
-      for (unsigned j = 0; j < COUNT; ++j) {
-        // Packs that don't exist are to be zero where they count.
-        chunks[0][j] = Centred || has(j) ? pack_at(stages + s * STAGE + j * THREADS) : Pack<Element>{};
-      }
-      float first = 0.0f;
-      // Another lane copied it, and is about to copy the next one there.
-      if constexpr (Centred && LANES) {
-        __syncwarp();
-        first = first_element(s);
-        __syncwarp();
-      }
-      const long long next = begin + AHEAD * step + team_of_block;
-      fetch(next, from, s);
-      // To read it only now keeps the compiler from putting off the copies: it wants the element for all that follows.
-      if constexpr (Centred && !LANES) {
-        __syncwarp();
-        first = first_element(s);
-        __syncwarp();
-        fetch_first(next, from, s);
-      }
-      close();
-      Normaliser<Centred> normalised[] = {{kind, first}};
-      // Without packs of the next row in registers, there is room for the floats.
-      measure_rows<Centred, false>(row, chunks, normalised);
-      normalise_rows<Centred, false>(row, chunks, normalised, *this, y, mean, rstd);
-      from += stride, y += stride;
-      s = s + 1 == AHEAD ? 0 : s + 1;
-    }
-  }
-
- private:
-  // The first row of a block's first team.
-  __device__ __forceinline__ long long block_row(unsigned block) const {
-#if CLUSTER
-    return block / team.blocks();
-#else
-    return static_cast<long long>(block) * (THREADS / TEAM_THREADS);
-#endif
-  }
-  // from: where the row begins, if there is one.
-  __device__ __forceinline__ void fetch(long long row, const Element* from, unsigned s) const {
-    const unsigned to = shared_address(stages + s * STAGE);
-    const Element* own = from + team.template part<COUNT>(0) * CHUNK;
-#pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) {
-      copy_async_16_if(row < rows && has(j), to + j * THREADS * PACK_BYTES, own + j * Team::STEP * CHUNK);
-    }
-  }
-  __device__ __forceinline__ void fetch_first(long long row, const Element* from, unsigned s) const {
-    copy_async_16_if(row < rows && threadIdx.x % WARP == 0, shared_address(firsts + s * STAGE), from);
-  }
-  __device__ __forceinline__ static void close() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  __device__ __forceinline__ float first_element(unsigned s) const {
-    return to_float(*reinterpret_cast<const Element*>(firsts + s * STAGE));
-  }
-  __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || team.template part<COUNT>(j) < packs; }
-  __device__ __forceinline__ void fetch_vectors(const Element* __restrict__ gamma, const Element* __restrict__ beta) {
-    if (threadIdx.x >= TEAM_THREADS) return;
-#pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) {
-      if (!has(j)) continue;
-      const unsigned column = team.template part<COUNT>(j) * CHUNK;
-      copy_async_16(shared_address(vectors + j * TEAM_THREADS), gamma + column);
-      if (Centred) copy_async_16(shared_address(vectors + (COUNT + j) * TEAM_THREADS), beta + column);
-    }
-  }
-  __device__ __forceinline__ static Pack<Element> pack_at(const uint4* at) {
-    const uint4 raw = *at;
-    return reinterpret_cast<const Pack<Element>&>(raw);
-  }
-
-  Team team;
-  const Element* __restrict__ x;
-  uint4 *stages, *firsts, *vectors;  // stages, vectors: where the thread's first packs are
-  long long rows;
-  unsigned columns, packs;
-};
-#endif
 
 // As rows.cuh has it for the macros.
 template <bool Centred, typename Element>
@@ -493,11 +356,7 @@ __device__ __forceinline__ void normalise_as_planned(const Element* __restrict__
   on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](const Row& row, unsigned) {
     normalise_from<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, gamma, beta, tile, mean, rstd);
   });
-#elif CLUSTER && __CUDA_ARCH__ < 900
-#elif AHEAD
-  extern __shared__ uint4 shared[];
-  InTurn<Centred, Element>(x, shared, rows, columns).run(gamma, beta, y, mean, rstd);
-#else
+#elif !CLUSTER || __CUDA_ARCH__ >= 900
   Team team;
   const long long first = team.row() * TOGETHER;
 #if TOGETHER == 2

@@ -6,7 +6,7 @@ import pytest
 
 from harness.ops import _norm as norm
 
-# Each team of `tuned`, ragged and not, for a row or for rows in turn; from one element a thread to as many as
+# Each team of `tuned`, ragged and not, from one element a thread to as many as
 # `registers` takes.
 COMPILED = [
     {"M": rows, "N": columns}
@@ -20,10 +20,11 @@ COMPILED = [
         (1, 65_536),
         (200, 65_533),
         (64, 2**18),
-        (10_000, 4096),  # rows in turn, and so on
-        (10_000, 4104),
-        (1000, 65_536),
+        (10_000, 4096),
+        (1000, 65_536),  # rows in turn, and so on
+        (1000, 65_544),
         (1000, 131_072),
+        (4000, 32_768),
     ]
 ]
 SPILLED = 16

@@ -33,7 +33,8 @@ _TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memor
 # room for others on its SM. Longer rows are cut among the blocks of a cluster, so that there is room again; a thread
 # takes more of them, and of halves all that its registers hold.
 _WARP_PACKS = 2
-_FEW_PACKS = ((2, 1024), (3, 2112))  # up to so many packs of a row, or of a block's part of it
+# By the matrices that a thread keeps: up to so many packs of a row, or of a block's part of it.
+_FEW_PACKS = {1: ((2, 1024), (3, 2112)), 2: ((2, 256), (1, 1024), (3, 2112))}
 _MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # by the bytes of an element, in clusters
 _MOST_PACKS = 8  # of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
@@ -158,7 +159,7 @@ class Plan:
             # Rows that begin inside of packs take registers that other blocks would have had.
             count = most
         else:
-            counts = _FEW_PACKS if cluster == 1 else _MORE_PACKS[itemsize]
+            counts = _FEW_PACKS[matrices] if cluster == 1 else _MORE_PACKS[itemsize]
             count = next((count for count, up_to in counts if share <= up_to), most)
         threads = blocks(blocks(share, count), WARP) * WARP
         return cls(count, 0, threads, cluster, ragged=ragged)

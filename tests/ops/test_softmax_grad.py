@@ -12,7 +12,15 @@ from harness.ops.softmax_grad import OP
 # Each size of `registers`; tiles, warps, blocks, clusters, whole packs and not, a few rows and many.
 COMPILED = [
     {"M": rows, "N": columns}
-    for rows, columns in [(1024, 49), (1024, 1023), (1024, 4096), (1024, 16384), (1024, 131072), (8, 50257)]
+    for rows, columns in [
+        (1024, 49),
+        (1024, 1023),
+        (1024, 4096),
+        (1024, 8192),
+        (1024, 16384),
+        (1024, 131072),
+        (8, 50257),
+    ]
 ]
 OURS = ["two_pass", "registers", "tuned"]
 SHAPES = [

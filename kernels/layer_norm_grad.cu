@@ -61,9 +61,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 
 // 3. Rows come to shared memory in packs of 16 bytes, tiles of them ahead of the work, so that memory is busy while
 //    rows are being reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a
-//    cluster of blocks, as its length asks. Rows that aren't whole packs are read from shared memory by elements, so
-//    that a thread still has the same columns of each. There are only as many blocks as run at a time, so that what
-//    they write of the columns' sums is little beside 3 D. Macros: those of norm_grad_tiles.cuh.
+//    cluster of blocks, as its length asks. Lanes keep rows as floats until they are reduced; a block reads the next
+//    row before it writes dx of this one, by when its sums have come. Rows that aren't whole packs are read from shared
+//    memory by elements, so that a thread still has the same columns of each. There are only as many blocks as run at
+//    a time, so that what they write of the columns' sums is little beside 3 D. Macros: those of norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from harness import cuda
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
@@ -18,15 +19,15 @@ _TEAM_BLOCK = 256  # threads, where lanes of a warp are a team
 # Bytes of dy, x and statistics that a tile has at most where lanes of a warp are a team, but for a single row a team.
 # Three of them for each of two blocks fit into a multiprocessor.
 _TILE_OF_WARPS = 33 * 1024
-_MOST_STAGES = 3
+_MOST_STAGES = 3  # with so many, blocks work on a tile while they wait for the sums of the one before
 _MOST_BLOCKS = 8  # blocks that a cluster has at most, on every device that has clusters
 _RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
 _BARRIERS = 1024  # bytes, ample for a block's barriers and what aligns them
-_THREAD_PACKS = 4  # that a thread reduces at a time
-_THREAD_COLUMNS = 32  # sums of columns that fit into a thread's registers
-_THREAD_FLOATS = 16  # elements of a row that a thread may keep as floats
-_FEWEST_PACKS = 2  # of a row that a thread of a block has: with one there would be as many reductions as packs
-_THREAD_SINGLES = 16  # single elements that a thread reduces at a time
+_THREAD_COLUMNS = 32  # of a row that a thread may have, for their sums to fit into its registers
+_THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
+_FEWEST_THREADS = 96  # of a block, if there are as many packs
+_MOST_THREADS = 1024
+_BLOCK_COLUMNS = RESIDENT_WITH_SUMS * _THREAD_STEP
 # Of a row that it has at most; their addresses take registers, too. From 21 on LayerNorm's floats spill 24 to 64 bytes.
 _MOST_SINGLES = 24
 # Matrices of a few tiles go to a single team, if that has at most so many bytes of each in one of its blocks: it takes
@@ -57,8 +58,7 @@ class Team:
     """Threads that share a row: `lanes` of a warp, or, if that is 0, `cluster` blocks of `threads`.
 
     kept: chunks of a row that a thread has. at_once: rows that are reduced together. resident: blocks that a
-    multiprocessor is to hold. floats: rows stay in registers until they are reduced. late: a tile's dx waits until the
-    next tile was read.
+    multiprocessor is to hold. floats: rows stay in registers until they are reduced.
     """
 
     kept: int
@@ -68,7 +68,16 @@ class Team:
     at_once: int = 1
     cluster: int = 1
     floats: bool = False
-    late: bool = False
+
+    def reduction_bytes(self, sums: int) -> int:
+        """Of shared memory: sets of sums that take turns, with a place for each warp; groups of them end with zeros."""
+        if self.lanes:
+            return 0
+        values = self.at_once * sums
+        group = WARP // values
+        return (
+            (4 if self.cluster > 1 else 2) * values * FLOAT * blocks(self.cluster * self.threads // WARP, group) * group
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,17 @@ class Plan:
         if row.chunks <= WARP * row.at_a_time:
             return cls._for(rows, row, *row.team_of_warp(rows, device), device)
         teams = map(row.team_of_blocks, row.clusters(rows, device))
-        plans = (cls._for(rows, row, team, team.at_once, device) for team in teams if team is not None)
-        return next((plan for plan in plans if plan is not None), None)
+        return next((plan for team in teams if team for plan in cls._of_blocks(rows, row, team, device)), None)
+
+    @classmethod
+    def _of_blocks(cls, rows: int, row: _Row, team: Team, device: Device) -> Iterator[Plan]:
+        """With two rows at once, if the team wants them, stages have room and every team has some; else with one."""
+        two = cls._for(rows, row, team, team.at_once, device)
+        if two is not None and two.stages == _MOST_STAGES and blocks(rows, team.at_once) > two.teams:
+            yield two
+        one = cls._for(rows, row, replace(team, at_once=1), 1, device)
+        if one is not None:
+            yield one
 
     @classmethod
     def _for(cls, rows: int, row: _Row, team: Team, tile_rows: int, device: Device) -> Plan | None:
@@ -110,12 +128,13 @@ class Plan:
         piece = blocks(row.chunks, team.cluster) * row.size
         tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
         stage = 2 * tile_bytes + row.sums * row_bytes
-        reduction = 2 * team.at_once * row.sums * WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * FLOAT
         # What a block may have at most is what a multiprocessor has, but for what is reserved for one block.
-        room = (device.shared + _RESERVED) // team.resident - _RESERVED - _BARRIERS - reduction
+        room = (device.shared + _RESERVED) // team.resident - _RESERVED - _BARRIERS - team.reduction_bytes(row.sums)
         stages = min(_MOST_STAGES, room // stage)
         if stages < 1:
             return None
+        if stages < _MOST_STAGES and team.cluster > 1 and not row.singles:
+            stages = 1  # the next tile is in the L2 by then, and a second stage takes registers that long rows need
         tiles = blocks(rows, tile_rows)
         teams = max(1, min(tiles, device.multiprocessors * team.resident // team.cluster))
         if tiles <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
@@ -141,7 +160,6 @@ class Plan:
             "BLOCKS": self.team.resident,
             "CLUSTER": self.team.cluster,
             "FLOATS": int(self.team.floats),
-            "LATE": int(self.team.late),
             "SINGLES": int(self.singles),
             "STAGES": self.stages,
         }
@@ -171,7 +189,7 @@ class _Row:
     @property
     def at_a_time(self) -> int:
         """Chunks that a thread reduces at a time."""
-        return _THREAD_SINGLES if self.singles else _THREAD_PACKS
+        return _THREAD_STEP // self.size
 
     @property
     def most(self) -> int:
@@ -202,8 +220,9 @@ class _Row:
         # Few packs a thread, since lanes find neighbouring packs faster; but single elements must share a row's costs.
         lanes = min(WARP, power_of_2_from(blocks(self.chunks, self.at_a_time) if self.singles else self.chunks))
         kept = blocks(self.chunks, lanes)
-        team = Team(kept, lanes, _TEAM_BLOCK, RESIDENT_WITH_SUMS // _TEAM_BLOCK, floats=self.fits_as_floats(kept))
-        at_a_time = _TEAM_BLOCK // lanes
+        at_once = 1 if self.singles else max(1, min(2, self.at_a_time // kept))
+        team = Team(kept, lanes, _TEAM_BLOCK, RESIDENT_WITH_SUMS // _TEAM_BLOCK, at_once, floats=True)
+        at_a_time = _TEAM_BLOCK // lanes * at_once
         turns = _TILE_OF_WARPS // (at_a_time * (2 * self.columns * self.itemsize + self.sums * FLOAT))
         busy = blocks(rows, at_a_time * device.multiprocessors * team.resident)
         return team, max(1, min(turns, busy)) * at_a_time
@@ -217,23 +236,46 @@ class _Row:
             # Few rows are spread over more of the chip.
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
-        lean = [size for size in sizes if blocks(self.columns, size) <= RESIDENT_WITH_SUMS * _THREAD_FLOATS]
-        return [*lean, _MOST_BLOCKS]
+        if self.sums == 1 and self.itemsize < FLOAT and not self.singles:
+            # Few blocks, of many threads, since these need few registers each.
+            return [size for size in sizes if size == _MOST_BLOCKS or self.columns <= size * _BLOCK_COLUMNS]
+        # Else either one block, or many small ones, of which others work while some wait.
+        return [1, _MOST_BLOCKS] if self.columns <= _BLOCK_COLUMNS else [_MOST_BLOCKS]
 
     def team_of_blocks(self, cluster: int) -> Team | None:
         """Of the threads' chunks only the last ones may be missing, in the cluster's last block too."""
         share = blocks(self.chunks, cluster)
         last = self.chunks - (cluster - 1) * share
-        kept = max(_THREAD_SINGLES if self.singles else _FEWEST_PACKS, blocks(share, RESIDENT_WITH_SUMS))
-        wanted = blocks(blocks(share, kept), WARP) * WARP
-        for threads in (*range(wanted, RESIDENT_WITH_SUMS + 1, WARP), *range(wanted - WARP, 0, -WARP)):
+        kept = max(1, self.wanted(cluster) // self.size)
+        if not self.singles:
+            kept = max(1, min(kept, share // _FEWEST_THREADS))
+        small = kept * self.size <= _THREAD_STEP // 2 and share <= kept * _MOST_THREADS  # that few registers are enough
+        most = _MOST_THREADS if small else RESIDENT_WITH_SUMS
+        # Where threads must have more than they should, there are as many as there may be.
+        wanted = min(most, blocks(blocks(share, kept), WARP) * WARP)
+        for threads in (*range(wanted, most + 1, WARP), *range(wanted - WARP, 0, -WARP)):
             kept = blocks(share, threads)
             if kept <= self.most and (kept - 1) * threads < last:
-                floats = self.fits_as_floats(kept)
-                at_once = 1 if cluster > 1 or floats else max(1, min(2, self.at_a_time // kept))
-                return Team(kept, 0, threads, RESIDENT_WITH_SUMS // threads, at_once, cluster, floats)
+                return self.block_team(kept, threads, cluster)
         return None
 
-    def fits_as_floats(self, kept: int) -> bool:
-        """Whether a thread's chunks of a row fit into its registers, beside the sums of their columns."""
-        return kept * self.size <= _THREAD_FLOATS
+    def block_team(self, kept: int, threads: int, cluster: int) -> Team:
+        resident = max(1, RESIDENT_WITH_SUMS // threads)
+        if self.singles:
+            return Team(kept, 0, threads, resident, cluster=cluster, floats=kept <= _THREAD_STEP)
+        # While a cluster waits for its sums, its multiprocessors have other blocks to work on, or else a second row.
+        two = self.step(cluster) >= 2 * kept * self.size or (cluster > 1 and resident == 1)
+        return Team(kept, 0, threads, resident, 2 if two else 1, cluster)
+
+    def step(self, cluster: int) -> int:
+        """Elements that a thread should reduce at a time. What was fastest on an H200.
+
+        With fewer there are more threads, which hide what others wait for, but more of their sums to add for a row.
+        """
+        if self.sums == 2 and self.itemsize == FLOAT and cluster == 1 and not self.singles:
+            return _THREAD_STEP // 2
+        return _THREAD_STEP
+
+    def wanted(self, cluster: int) -> int:
+        """Those of one row: of RMSNorm, with half the sums, two rows share a reduction."""
+        return self.step(cluster) if self.sums == 2 or self.singles else self.step(cluster) // 2

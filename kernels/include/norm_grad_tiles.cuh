@@ -5,7 +5,7 @@
 // team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is to hold), CLUSTER
 // (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team reduces together),
 // STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are elements), FLOATS (rows stay in registers, as
-// floats, until they are reduced), LATE (a tile's dx waits until the next tile was read).
+// floats, until they are reduced; always where lanes of a warp are a team).
 #pragma once
 
 #ifdef STAGES
@@ -18,7 +18,10 @@ constexpr unsigned TEAMS = THREADS / LANES, TEAM_THREADS = LANES;  // of a block
 #else
 constexpr unsigned TEAMS = 1, TEAM_THREADS = THREADS;
 #endif
-static_assert(!(FLOATS && LATE) && !(LATE && (LANES || STAGES < 3)), "no such kernel");
+static_assert(FLOATS || !LANES, "no such kernel");
+// Whether a tile's dx waits until the next tile was read: so blocks needn't wait for each other's sums. That takes a
+// third stage, for what is under way meanwhile.
+#define LATE (!FLOATS && STAGES > 2)
 
 // ---- Sums over a team of the values that its threads have. begin() takes them, finish() gives them to all threads:
 // after settle(), or, for sums that are LATE, after a barrier of the block; `since` (0 or 1) sums later.
@@ -54,11 +57,10 @@ __device__ __forceinline__ void gather(float sum, float (&values)[Count]) {
 }
 
 // Whether a thread has registers left, beside its sums of columns.
-constexpr bool ROOM = KEPT * (SINGLES ? 1 : PACK_BYTES / sizeof(SCALAR)) < 32;
+constexpr bool ROOM = KEPT * (SINGLES ? 1 : PACK_BYTES / sizeof(SCALAR)) <= 24;
 // Addresses in shared memory are kept in registers: the compiler isn't to see what they're made of, or makes them anew
 // for each row.
-__device__ __forceinline__ unsigned kept_address(const float* pointer) {
-  unsigned address = shared_address(pointer);
+__device__ __forceinline__ unsigned kept_address(unsigned address) {
   if constexpr (ROOM) asm volatile("" : "+r"(address));
   return address;
 }
@@ -79,6 +81,10 @@ struct WarpSums {
   // With zeros behind, so that every thread of a group has as many to add.
   static constexpr unsigned PLACES = (Warps + GROUP - 1) / GROUP * GROUP;
   using Partial = float[Count][PLACES];
+  // Bytes to the sum of a warp.
+  __device__ __forceinline__ static unsigned place(unsigned value, unsigned warp) {
+    return (value * PLACES + warp) * static_cast<unsigned>(sizeof(float));
+  }
   // own: address of the value's partial sums, from that of warp in_group() on.
   __device__ __forceinline__ static void finish(unsigned own, float (&values)[Count]) {
     float sum = load_shared(own);
@@ -124,13 +130,12 @@ class TeamSums {
       asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __cluster_barrier_arrive_relaxed();
-    const unsigned warp = __clusterRelativeBlockRank() * (THREADS / WARP) + threadIdx.x / WARP;
-    const unsigned to = Sums::in_group() % CLUSTER;
-    own = kept_address(&sets[0][Sums::value()][Sums::in_group()]);
-    asm("mapa.shared::cluster.u32 %0, %1, %2;"
-        : "=r"(place)
-        : "r"(shared_address(&sets[0][Sums::value()][warp])), "r"(to));
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(arrival) : "r"(arrivals), "r"(to));
+    partial = shared_address(sets);
+    if constexpr (ROOM) {
+      own = kept_address(own_address());
+      place = there(place_address());
+      arrival = there(arrivals);
+    }
   }
   __device__ __forceinline__ void start() const { __cluster_barrier_wait(); }
   __device__ __forceinline__ unsigned blocks() const { return CLUSTER; }
@@ -140,8 +145,8 @@ class TeamSums {
     if (threadIdx.x == 0) mbarrier::expect(arrivals + after, WARPS * sizeof(values));
     if (Sums::in_group() < CLUSTER) {
       asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
-                       place + set * static_cast<unsigned>(sizeof(Partial))),
-                   "f"(sum), "r"(arrival + after)
+                       (ROOM ? place : there(place_address())) + set * SET),
+                   "f"(sum), "r"((ROOM ? arrival : there(arrivals)) + after)
                    : "memory");
     }
     ++begun;
@@ -150,15 +155,33 @@ class TeamSums {
   __device__ __forceinline__ void finish(float (&values)[Count], unsigned since = 0) const {
     const unsigned finished = begun - 1 - since, set = finished % SETS;
     mbarrier::wait_for_cluster(arrivals + set * mbarrier::BYTES, finished / SETS);
-    Sums::finish(own + set * static_cast<unsigned>(sizeof(Partial)), values);
+    Sums::finish((ROOM ? own : own_address()) + set * SET, values);
   }
 
  private:
   static constexpr unsigned SETS = 4, WARPS = CLUSTER * (THREADS / WARP);
   using Sums = WarpSums<Count, WARPS>;
   using Partial = typename Sums::Partial;
-  // place, arrival: in the block that this thread sends to.
-  unsigned own, arrivals, place, arrival, begun = 0;
+  static constexpr unsigned SET = sizeof(Partial);
+
+  // Of the first set.
+  __device__ __forceinline__ unsigned own_address() const {
+    return partial + Sums::place(Sums::value(), Sums::in_group());
+  }
+  __device__ __forceinline__ unsigned place_address() const {
+    const unsigned warp = __clusterRelativeBlockRank() * (THREADS / WARP) + threadIdx.x / WARP;
+    return partial + Sums::place(Sums::value(), warp);
+  }
+  // The same address in the block that this thread sends to. Where there is no room, it isn't to be kept: at its worst
+  // a spilled register comes from the L2, while all blocks of the cluster wait.
+  __device__ __forceinline__ static unsigned there(unsigned address) {
+    unsigned remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(Sums::in_group() % CLUSTER));
+    return remote;
+  }
+
+  unsigned arrivals, partial, begun = 0;
+  unsigned own, place, arrival;  // where there is room
 };
 #else
 // Two sets of partial sums take turns, so that one barrier for each is enough.
@@ -169,8 +192,8 @@ class TeamSums {
     __shared__ Partial sets[2];
     for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
     __syncthreads();
-    own = kept_address(&sets[0][Sums::value()][Sums::in_group()]);
-    place = kept_address(&sets[0][Sums::value()][threadIdx.x / WARP]);
+    own = kept_address(shared_address(sets) + Sums::place(Sums::value(), Sums::in_group()));
+    place = kept_address(shared_address(sets) + Sums::place(Sums::value(), threadIdx.x / WARP));
   }
   __device__ __forceinline__ void start() const {}
   __device__ __forceinline__ unsigned blocks() const { return 1; }
@@ -233,6 +256,10 @@ class Fetches {
         : "memory");
   }
   __device__ __forceinline__ void close() const {}
+  __device__ __forceinline__ void to_l2(const char* from, unsigned packs) const {
+    if (packs == 0) return;
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(packs * PACK_BYTES) : "memory");
+  }
   // phase: how many times the stage was used before.
   // AHEAD: how many stages more may have been started.
   template <unsigned AHEAD>
@@ -260,6 +287,7 @@ class Fetches {
     }
   }
   __device__ __forceinline__ void close() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  __device__ __forceinline__ void to_l2(const char*, unsigned) const {}
   template <unsigned AHEAD>
   __device__ __forceinline__ void wait(unsigned, unsigned) const {
     asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
@@ -315,6 +343,11 @@ struct Stages {
     if constexpr (Centred) {
       fetches.start(stage, mean_of(stage), reinterpret_cast<const char*>(mean + (row - head)), of_rows);
     }
+  }
+  // A tile that isn't asked for yet comes as far as the L2: for where few stages keep few bytes under way.
+  __device__ __forceinline__ void announce(const Fetches& fetches, long long tile) const {
+    if (tile >= tiles() || !Fetches::mine()) return;
+    each(tile, 0, [&](char*, const char* from, unsigned packs, unsigned) { fetches.to_l2(from, packs); });
   }
   // What isn't a whole pack of it, where a tensor ends.
   __device__ __forceinline__ void fetch_rest(long long tile, unsigned stage) const {
@@ -452,11 +485,13 @@ class OnTiles {
       if constexpr (AHEAD == 0) {
         __syncthreads();
         stages.fetch(fetches, tile.number, 0);
+        stages.announce(fetches, tile.number + step);
       }
       fetches.template wait<AHEAD ? AHEAD - 1 : 0>(stage, phase);
       stages.fetch_rest(tile.number, stage);
       work(tile, last, [&] {
         if constexpr (AHEAD > 0) stages.fetch(fetches, tile.number + AHEAD * step, AHEAD == STAGES ? stage : before);
+        if constexpr (AHEAD == 1) stages.announce(fetches, tile.number + 2 * step);
       });
       before = stage++;
       if (stage == STAGES) {
@@ -521,7 +556,7 @@ class OnTiles {
   // Whether the block's columns have the thread's chunk j. Only the last one may be missing.
   __device__ __forceinline__ bool has(unsigned j) const { return j + 1 < KEPT || offset(j) < stages.here; }
 
-  // `refill` asks for another tile, where there is room for it by then. A block's teams take turns; else a tile is one.
+  // `refill` asks for another tile, where there is room for it by then. Teams of lanes take turns; else a tile is one.
   template <typename Refill>
   __device__ __forceinline__ void work(const Tile& tile, const Tile& last, Refill refill) {
     float values[AT_ONCE * SUMS];
@@ -546,17 +581,13 @@ class OnTiles {
     __syncthreads();
     refill();
 #else
-    const unsigned count = stages.rows_of(tile);
-#pragma unroll 1
-    for (unsigned first = 0; first < count; first += AT_ONCE) {
-      Turn turn(*this, tile, first);
-      reduce(turn, values);
-      team.begin(values);
-      team.settle();
-      team.finish(values);
-      if (first + AT_ONCE >= count) refill();
-      store(turn, values);
-    }
+    Turn turn(*this, tile);
+    reduce(turn, values);
+    team.begin(values);
+    team.settle();
+    team.finish(values);
+    refill();
+    store(turn, values);
 #endif
   }
 #if LATE
@@ -582,6 +613,16 @@ class OnTiles {
       for (unsigned s = 0; s < SUMS; ++s) values[i * SUMS + s] = of_row[s] * share;
     }
   }
+  // Where there is no room, the compiler isn't to see that a pack is the same for each row: it would keep its halves as
+  // floats.
+  __device__ __forceinline__ Chunk packed_scale(unsigned j) const {
+    Chunk chunk = scale[j];
+    if constexpr (!ROOM && !SINGLES) {
+      uint4& raw = reinterpret_cast<uint4&>(chunk);
+      asm volatile("" : "+r"(raw.x), "+r"(raw.y), "+r"(raw.z), "+r"(raw.w));
+    }
+    return chunk;
+  }
   template <typename Kept>
   __device__ __forceinline__ void add(const typename TileStages::Row& row, Kept& floats, unsigned j,
                                       float (&of_row)[SUMS]) {
@@ -595,7 +636,7 @@ class OnTiles {
         row.of.add(floats.dy[j][e], floats.xhat[j][e], scale[j][e], of_row, sums[j][e]);
       }
     } else {
-      add_chunk(row.of, dy, x, scale[j], of_row, sums[j]);
+      add_chunk(row.of, dy, x, packed_scale(j), of_row, sums[j]);
     }
   }
   __device__ __forceinline__ void store(const Turn& turn, const float (&values)[AT_ONCE * SUMS]) const {
@@ -627,7 +668,7 @@ class OnTiles {
       return chunk;
     } else {
       const Chunk dy = shared_chunk<Chunk>(row.dy + j * STEP), x = shared_chunk<Chunk>(row.x + j * STEP);
-      return chunk_gradient(row.of, dy, x, scale[j], means);
+      return chunk_gradient(row.of, dy, x, packed_scale(j), means);
     }
   }
 

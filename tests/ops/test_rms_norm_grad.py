@@ -8,7 +8,17 @@ from harness.ops._norm import EPS
 
 # As of LayerNorm, whose kernels are the same but for the second sum: one of each family.
 COMPILED = [
-    {"M": rows, "N": columns} for rows, columns in [(2**20, 49), (2**20, 1024), (1000, 131_072), (8, 2**18 + 1)]
+    {"M": rows, "N": columns}
+    for rows, columns in [
+        (2**20, 49),
+        (2**20, 256),
+        (2**20, 1024),
+        (2**15, 8192),
+        (8000, 16_384),
+        (1000, 65_536),
+        (1000, 131_072),
+        (8, 2**18 + 1),
+    ]
 ]
 
 

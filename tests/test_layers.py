@@ -17,6 +17,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"errors", "units", "expressions", "paths", "ranks"},
     {"model"},
+    {"verdict"},
     {"stats"},
     {"store"},
     {"protocol", "source"},

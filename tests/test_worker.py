@@ -15,10 +15,11 @@ import pytest
 
 from harness import protocol, store
 from harness.errors import Exit
-from harness.model import Ceilings, Job, StreamPoint
+from harness.model import Case, Ceilings, Job, StreamPoint
 
 ROOT = Path(store.__file__).parents[1]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
+READY = protocol.Ready(protocol.VERSION, str(ROOT))
 
 
 class Bare:
@@ -67,7 +68,7 @@ def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
     start: Callable[..., Bare], job: Callable[..., Job]
 ) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
-    assert worker.hear() == protocol.Ready()
+    assert worker.hear() == READY
 
     worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
     worker.say(protocol.Measure(job("fine"), process=3))
@@ -95,7 +96,7 @@ def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
 
 def test_a_worker_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
-    assert worker.hear() == protocol.Ready()
+    assert worker.hear() == READY
     worker.say(protocol.Measure(job("raises")))
     answer = worker.hear()
     assert isinstance(answer, protocol.Result)
@@ -115,6 +116,7 @@ def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) ->
     "message",
     [
         protocol.MeasureCeilings(),
+        protocol.Survey(("a.yaml",), (Job(Case("copy", "eager", "float32", (("N", 8),))),)),
         protocol.MeasureCeilings(Ceilings((StreamPoint(3, 1, 1e-6, "add"),))),
     ],
 )
@@ -128,7 +130,8 @@ def test_a_request_is_one_line_and_comes_back_equal(message: protocol.Request) -
 @pytest.mark.parametrize(
     "message",
     [
-        protocol.Ready(),
+        READY,
+        protocol.Surveyed((None, ()), ("copy/eager/float32/N8",)),
         protocol.Progress("16 MB", 0.25),
         protocol.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
         protocol.Measured(Ceilings(())),

@@ -118,9 +118,9 @@ class Workers:
             self._team = None
             raise
         if ready.protocol != VERSION:
-            spoken = f"protocol {ready.protocol}" if ready.protocol else "no protocol that is numbered"
+            spoken = f"protocol {ready.protocol}" if ready.protocol else "a protocol without a number"
             raise MachineError(
-                f"the harness in {self._root} speaks {spoken} with its measuring process, this one speaks {VERSION}",
+                f"the harness in {ready.root or self._root} speaks {spoken} with its workers, this one {VERSION}",
                 "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN",
             )
         if self._root and Path(ready.root).resolve() != self._root.resolve():

@@ -64,7 +64,7 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A case of a mutant, changes as shares of the bandwidth. change: what the gate saw; seconds: its whole run took."""
+    """A case of a mutant, changes as shares of the bandwidth. change: what the gate saw. seconds: of its whole run."""
 
     mutant: str
     case: str

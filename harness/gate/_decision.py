@@ -9,7 +9,8 @@ is just above the margin costs little, so OK asks for 5% at each step. With one 
 20% of processes by 3% left 43% of unchanged cases undecided; with these it's 11%. A loss of 3% passes no more often.
 
 Nearly all of the 1% is spent at the second look. Few pairs show the spread of rare slow processes badly, and a large
-loss needs no generous level: split evenly, 9 in a million unchanged cases failed under that noise, now 1 or 2.
+loss needs no generous level: split evenly, 9 in a million unchanged cases failed under that noise, now 1 or 2 (of two
+million blocks each; change the constants, and the script's number of blocks, to see it).
 """
 
 from __future__ import annotations

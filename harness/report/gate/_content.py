@@ -14,7 +14,7 @@ from harness.verdict import CaseEvidence, Code, Finding, GateRun, Severity, Stag
 GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {
-    Exit.OK: ("passed", "no case lost more than its margin"),
+    Exit.OK: ("passed", "no case of ours lost more than its margin"),
     Exit.GATE_FAILED: ("FAILED", "a case is slower, below its floor, or missing"),
     Exit.UNDECIDED: ("undecided", "the pairs don't tell whether a case lost more than its margin"),
     Exit.ENVIRONMENT: ("not valid", "the machine can't give valid numbers, or the runs can't be compared"),
@@ -64,7 +64,8 @@ def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> Row:
     rules = [f.rule for f in about if f.severity != "note" and (f.rule != "slower" or decision is None)]
     # An 'ok' beside the name of a rule that fails the case would only mislead.
     outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
-    return Row(evidence, about, " + ".join([*outcomes, *dict.fromkeys(rules)]) or "not compared")
+    words = " + ".join([*outcomes, *dict.fromkeys(rules)]) or "not compared"
+    return Row(evidence, about, f"{words} (control)" if evidence.control else words)
 
 
 def _rank(row: Row) -> tuple[int, float]:

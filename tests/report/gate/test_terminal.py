@@ -33,7 +33,7 @@ def test_one_of_everything(gate_run: GateRun, width: int, golden: Callable[[str,
 @pytest.mark.parametrize(
     ("severity", "last"),
     [
-        ("note", "gate passed: exit 0, no case lost more than its margin"),
+        ("note", "gate passed: exit 0, no case of ours lost more than its margin"),
         ("failure", "gate FAILED: exit 1, a case is slower, below its floor, or missing"),
         ("undecided", "gate undecided: exit 3, the pairs don't tell whether a case lost more than its margin"),
         ("environment", "gate not valid: exit 4, the machine can't give valid numbers, or the runs can't be compared"),

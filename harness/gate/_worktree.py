@@ -154,7 +154,7 @@ def _top(file: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises UsageError with what it complains about."""
+    """What git prints. Raises UsageError with what it complains about, MachineError if it can't be run."""
     # Without the user's hooks, which may do anything to a new worktree.
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
     # What git sets for its own hooks, one of which may have started the gate, would name another repository.
@@ -171,7 +171,7 @@ def _git(folder: Path, *arguments: str) -> str:
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise UsageError("git isn't installed", "install it: --base takes a revision from git") from error
+        raise MachineError("git isn't installed", "install it: --base takes a revision from git") from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(f"git {arguments[0]} took longer than {_GIT_TIMEOUT} s", "look for a hanging git") from error
     if done.returncode:

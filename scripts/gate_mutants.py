@@ -1,16 +1,17 @@
 """Show that the gate catches real mistakes: known slowdowns of our kernels, each with its true size beside the verdict.
 
-    python scripts/gate_mutants.py                               # all of scripts/mutants, 1 to 2 minutes each
+    python scripts/gate_mutants.py                               # all of scripts/mutants, about a minute a group
     python scripts/gate_mutants.py --only narrow_packs --output reports/mine/mutants
 
 Needs a GPU, and a git checkout, whose HEAD is the base. Each scripts/mutants/<name>.patch makes a kernel slower and
-leaves it correct. It says in its first lines what it does, and which cases of the scenario `ci` it concerns. For each
-of them, in a worktree with the patch:
+leaves it correct. It says in its first lines what it does, and which cases of the scenario `ci` it concerns. Mutants
+that touch no file that others share form a group: one worktree has all of them, as a careless commit might. For each
+group:
 
-- `harness gate --base HEAD ci` with just these cases, as a user would run it;
+- `harness gate --base HEAD ci` with just its cases, as a user would run it;
 - apart from that, PAIRS pairs of fresh processes at a finer precision: the true slowdown, with its 95% interval.
 
-What is found is written after each mutant, and kept for those that are left out the next time.
+What is found is written after each group, and kept for those that are left out the next time.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness import devices, scenario, store, units
@@ -38,9 +40,10 @@ from harness.workers import Workers
 
 MUTANTS = Path(__file__).parent / "mutants"
 OUTPUT = Path("reports/h200/gate")
-PAIRS, PRECISION, MAX_TIME = 12, 0.001, 1.0
+PAIRS, PRECISION, MAX_TIME = 6, 0.0015, 0.5
 AHEAD = 6  # processes that load torch while another one measures
 CAUGHT_FROM = 0.02
+SHARED = ("kernels/include/", "harness/ops/_")  # what many ops are made of
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,12 @@ class Mutant:
     @property
     def name(self) -> str:
         return self.file.stem
+
+    @property
+    def changes_others(self) -> bool:
+        """Whether it touches what many ops are made of."""
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        return any(line.startswith(f"+++ b/{part}") for line in lines for part in SHARED)
 
     @classmethod
     def read(cls, file: Path) -> Mutant:
@@ -93,21 +102,34 @@ def mutants(names: Sequence[str] = ()) -> list[Mutant]:
     return [mutant for mutant in found if not names or mutant.name in names]
 
 
-def jobs(mutant: Mutant) -> list[Job]:
+def groups(chosen: Sequence[Mutant]) -> list[tuple[Mutant, ...]]:
+    """Mutants that can be measured together, and each of the others alone."""
+    together = tuple(mutant for mutant in chosen if not mutant.changes_others)
+    assert len({case for mutant in together for case in mutant.cases}) == sum(len(mutant.cases) for mutant in together)
+    return [*([together] if together else []), *((mutant,) for mutant in chosen if mutant.changes_others)]
+
+
+def cases(group: Sequence[Mutant]) -> tuple[str, ...]:
+    """Globs on the ids of all cases that a group concerns."""
+    return tuple(case for mutant in group for case in mutant.cases)
+
+
+def jobs(group: Sequence[Mutant]) -> list[Job]:
     """Its cases of the scenario `ci`, to be timed more narrowly than the gate does."""
     catalogue = Catalogue()
-    selection = scenario.Selection("cuda", only=mutant.cases, precision=PRECISION, max_time=MAX_TIME)
+    selection = scenario.Selection("cuda", only=cases(group), precision=PRECISION, max_time=MAX_TIME)
     return list(scenario.plan(scenario.load(scenario.find(["ci"]), catalogue), catalogue, selection).jobs)
 
 
-def gated(mutant: Mutant, root: Path, noise: Path, folder: Path) -> GateRun:
+def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> GateRun:
     """The gate's word on the worktree at `root`."""
-    only = [word for glob in mutant.cases for word in ("--only", glob)]
+    only = [word for glob in cases(group) for word in ("--only", glob)]
     options = ["--base", "HEAD", "--seed", "1", "--noise", str(noise), "--output", str(folder)]
     command = [sys.executable, "-m", "harness", "gate", "ci", *options, *only]
     done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=False)
     if not (folder / "gate.json").exists():
-        raise SystemExit(f"the gate of {mutant.name} ended with {done.returncode} and without a result")
+        names = ", ".join(mutant.name for mutant in group)
+        raise SystemExit(f"the gate of {names} ended with {done.returncode} and without a result")
     return store.parse(GateRun, (folder / "gate.json").read_bytes())
 
 
@@ -133,8 +155,8 @@ def true_changes(base: Checkout, mutated: Checkout, asked: Sequence[Job]) -> dic
     }
 
 
-def measured(mutant: Mutant, noise: Path) -> Iterator[Row]:
-    """Both measurements of a mutant."""
+def measured(group: Sequence[Mutant], noise: Path) -> Iterator[Row]:
+    """Both measurements of a group."""
     repository = Repository.find(())
     with (
         repository.worktree("HEAD", "base") as base,
@@ -142,11 +164,14 @@ def measured(mutant: Mutant, noise: Path) -> Iterator[Row]:
         tempfile.TemporaryDirectory() as folder,
     ):
         assert mutated.root is not None  # the harness lies in this checkout
-        subprocess.run(["git", "-C", str(mutated.root), "apply", str(mutant.file.resolve())], check=True)
-        made = gated(mutant, mutated.root, noise, Path(folder))
-        changes = true_changes(base, mutated, jobs(mutant))
+        patches = [str(mutant.file.resolve()) for mutant in group]
+        subprocess.run(["git", "-C", str(mutated.root), "apply", *patches], check=True)
+        made = gated(group, mutated.root, noise, Path(folder))
+        changes = true_changes(base, mutated, jobs(group))
     for evidence in made.cases:
-        yield row(mutant, made, evidence, Mean.of(changes[evidence.case.id]))
+        case = evidence.case.id
+        (mutant,) = (mutant for mutant in group if any(fnmatchcase(case, glob) for glob in mutant.cases))
+        yield row(mutant, made, evidence, Mean.of(changes[case]))
 
 
 def row(mutant: Mutant, made: GateRun, evidence: CaseEvidence, true: Mean) -> Row:
@@ -212,8 +237,8 @@ def page(rows: Sequence[Row], device: str) -> str:
         "",
         *(f"- `{mutant.name}`: {mutant.text}" for mutant in mutants() if mutant.name in {r.mutant for r in rows}),
         "",
-        "Seconds are of the whole gate run, which measures all cases of the mutant. Made by `scripts/gate_mutants.py`",
-        "from `scripts/mutants/*.patch`.",
+        "Seconds are of a whole gate run, which measures all cases of a group of mutants. Made by",
+        "`scripts/gate_mutants.py` from `scripts/mutants/*.patch`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -236,9 +261,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         # Empty, so that no noise floor widens the margin.
         noise = Path(folder) / "noise.json"
-        for mutant in chosen:
-            found = list(measured(mutant, noise))
-            save([*(r for r in known(file) if r.mutant != mutant.name), *found], options.output, device)
+        for group in groups(chosen):
+            found = list(measured(group, noise))
+            names = {mutant.name for mutant in group}
+            save([*(r for r in known(file) if r.mutant not in names), *found], options.output, device)
             for r in found:
                 print(_line(r), flush=True)
 

@@ -241,14 +241,9 @@ def _python_path(root: Path | None) -> str:
     if root is None:
         return os.pathsep.join(entries)
     own = Path(__file__).resolve().parents[1]
-    others = [entry for entry in entries if not _holds_our_checkout(entry, own)]
+    others = [entry for entry in entries if Path(entry).resolve() != own]
     # Of one length for every root: the size of the environment decides where a process's stack lies.
     return os.pathsep.join([str(root).ljust(_PATH_LENGTH, "/"), *others])
-
-
-def _holds_our_checkout(entry: str, own: Path) -> bool:
-    """Whether the entry is the folder of this checkout. One that holds installed packages too has to stay."""
-    return Path(entry).resolve() == own and own.name not in ("site-packages", "dist-packages")
 
 
 def _meeting(size: int) -> dict[str, str]:

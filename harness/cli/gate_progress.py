@@ -46,7 +46,8 @@ class Teller:
     def comparing(self, base: Code, now: Code, cases: int, machine: Machine) -> None:
         """Print what is compared with what."""
         self._labels = {"base": base.label, "now": now.label}
-        self.say(f"comparing {_code(now)} with {_code(base)}: {cases} cases on {machine.name}")
+        count = f"{cases} case{'' if cases == 1 else 's'}"
+        self.say(f"comparing {_code(now)} with {_code(base)}: {count} on {machine.name}")
         if base.digest == now.digest:
             self.say("both have the same code, so whatever differs is noise")
 
@@ -80,16 +81,16 @@ class Teller:
     def settled(self, pairs: int, decisions: Mapping[str, Decision], going: Sequence[str]) -> None:
         """Print what the pairs told, and what they left open."""
         outcomes = [decision.outcome for decision in decisions.values()]
+        cases = len(decisions.keys() | set(going))
         counts = {
-            "clear": outcomes.count("ok") + outcomes.count("improved"),
+            f"of {cases} clear": outcomes.count("ok") + outcomes.count("improved"),
             "slower": outcomes.count("regressed"),
             "undecided": 0 if going else outcomes.count("inconclusive"),
             "to confirm": len(going),
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        cases = len(decisions.keys() | set(going))
         named = f": {', '.join(going[:_MOST_NAMED])}{' ...' if len(going) > _MOST_NAMED else ''}" if going else ""
-        self.say(f"after {pairs} pairs, of {cases} cases: {told or 'nothing to tell'}{named}")
+        self.say(f"after {pairs} pairs: {told or 'nothing to compare'}{named}")
 
 
 def _code(code: Code) -> str:

@@ -66,6 +66,8 @@ MARGIN = "--margin=60%"
 # Other work on the machine may halve a speed for a while; a limit this wide spares the identical code its confirmation.
 WIDE = "--margin=95%"
 
+# A dozen processes that import torch, one after the other.
+pytestmark = pytest.mark.timeout(300)
 Gate = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -130,7 +132,7 @@ def gate(repository: Path) -> Gate:
             capture_output=True,
             text=True,
             check=False,
-            timeout=110,
+            timeout=280,
         )
 
     return run

@@ -97,7 +97,7 @@ def command(
     """Tell whether anything has become slower, and fail if so.
 
     With --base, the working tree and that revision are measured now, in pairs of fresh processes whose order is drawn
-    at random: four pairs of everything, then more of what they leave open. Without, two stored runs are compared.
+    at random: three pairs of everything, then more of what they leave open. Without, two stored runs are compared.
     """
     if base is not None:
         asked = request(base, arguments, device, only, ops, precision, max_time, margin, seed, noise, advisory)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from harness.stats import Mean, Tested, count_to_tell, holm
 from harness.verdict import Decision, Margin, Outcome
 
-SCREEN_PAIRS = 4
+SCREEN_PAIRS = 3
 CONFIRM_PAIRS = 10
 """Fresh pairs that each look of the confirmation adds."""
 LEAST_PAIRS = 3

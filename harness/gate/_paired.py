@@ -26,6 +26,9 @@ from harness.scenario import Selection
 from harness.verdict import GateRun, Side
 from harness.workers import Workers
 
+_MOST_AHEAD = 4
+_CORES_AHEAD = 4  # for each process that loads torch
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -102,8 +105,7 @@ def prepare(request: Request, codes: Mapping[Side, Checkout], observer: Observer
 def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     """Screen and confirm once."""
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
-    ahead = not devices.kinds()[sides.machine.kind].on_host
-    pairs = Pairs(sides.machine.kind, sides.codes, random.Random(seed), ahead, sides.observer)
+    pairs = Pairs(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
     found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
     label, scenarios = sides.codes["base"].code.label, sides.cases.scenarios
     evidence = Evidence(label, scenarios, found, _ceilings(sides), sides.cases.broken, sides.shared)
@@ -122,6 +124,11 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         command=("harness", *request.command[1:]),
         advisory=request.advisory,
     )
+
+
+def _ahead(machine: Machine) -> int:
+    """Processes that may load torch while another one measures: none where that would take cores from it."""
+    return 0 if devices.kinds()[machine.kind].on_host else max(1, min(_MOST_AHEAD, machine.cpu_count // _CORES_AHEAD))
 
 
 def _ceilings(sides: Sides) -> Ceilings | None:

@@ -30,14 +30,14 @@ class _Turn:
 class Pairs:
     """Measures pairs and keeps what comes of them. device: its kind.
 
-    draw: decides who goes first. ahead: start the next process while one measures; it loads torch, which takes seconds,
-    and doesn't touch the device before its turn. measurements: of each side by case id, one a process.
+    draw: decides who goes first. ahead: start so many of the next processes while one measures; they load torch, which
+    takes seconds, and don't touch the device before their turn. measurements: of each side by case id, one a process.
     """
 
     device: str
     codes: Mapping[Side, Checkout]
     draw: random.Random
-    ahead: bool
+    ahead: int
     observer: Observer
     measurements: dict[Side, dict[str, list[Measurement]]] = field(
         default_factory=lambda: {"base": defaultdict(list), "now": defaultdict(list)}
@@ -56,8 +56,8 @@ class Pairs:
         with ExitStack() as stack:
             workers = [stack.enter_context(self._workers(turn.side)) for turn in turns]
             for index, turn in enumerate(turns):
-                if self.ahead and index + 1 < len(turns):
-                    workers[index + 1].begin()
+                for following in workers[index + 1 : index + 1 + self.ahead]:
+                    following.begin()
                 found = dict(self._process(turn, workers[index], jobs[turn.side]))
                 workers[index].restart()
                 for case, measurement in found.items():

@@ -69,7 +69,7 @@ def jobs(*ops: str) -> list[Job]:
     return [Job(Case(op, "v", "float32", (("N", 8),))) for op in ops]
 
 
-def pairs(ahead: bool = False, seed: int = 1) -> tuple[Pairs, Quiet]:
+def pairs(ahead: int = 0, seed: int = 1) -> tuple[Pairs, Quiet]:
     quiet = Quiet()
     return Pairs("cpu", CODES, random.Random(seed), ahead, quiet), quiet
 
@@ -98,11 +98,15 @@ def test_a_pair_is_base_over_now_whoever_went_first(log: list[tuple[str, str]]) 
 
 def test_the_next_process_is_started_while_one_measures_where_that_disturbs_nothing(log: list[tuple[str, str]]) -> None:
     both = jobs("a")
-    made, _ = pairs(ahead=True)
+    made, _ = pairs(ahead=1)
     made.measure("screen", 2, {"base": both, "now": both})
     assert [what for _, what in log] == ["begin", "a", "end", "begin", "a", "end", "begin", "a", "end", "a", "end"]
     log.clear()
-    alone, _ = pairs(ahead=False)
+    more, _ = pairs(ahead=3)
+    more.measure("screen", 2, {"base": both, "now": both})
+    assert [what for _, what in log[:4]] == ["begin", "begin", "begin", "a"]
+    log.clear()
+    alone, _ = pairs(ahead=0)
     alone.measure("screen", 1, {"base": both, "now": both})
     assert [what for _, what in log] == ["a", "end", "a", "end"]
 

@@ -94,7 +94,7 @@ def test_the_screen_does_not_count_in_the_confirmation() -> None:
 
 
 def test_what_stays_at_the_margin_is_looked_at_twice_and_undecided() -> None:
-    found, pairs, watch = carry_out({"edge": 0.01})
+    found, pairs, watch = carry_out({"edge": {"screen": 0.02, "confirm": 0.0101}})
     assert [stage for stage, _ in pairs.stages] == ["screen", "confirm", "confirm"]
     edge = found["edge"].decision
     assert (edge.outcome, edge.pairs) == ("inconclusive", 2 * CONFIRM_PAIRS)

@@ -353,11 +353,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A floor that the gate holds a variant to: `metric` of at least `value`."""
+    """A floor that the gate holds a variant to: `metric` of at least `value`.
+
+    `where` is a glob on case groups (op/dtype/shape). Of several floors of a metric, the first that matches counts.
+    """
 
     variant: str
     metric: Metric
     value: float
+    where: str = "*"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,9 @@ from harness import store
 from harness.errors import Exit
 from harness.model import Ceilings, Job, Measurement
 
+VERSION = 1
+"""Of these messages and of the records in them. The gate speaks to workers of another revision of the harness."""
+
 
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -34,9 +37,23 @@ class MeasureCeilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Said once, unasked: torch is imported, the device is there, the ranks have met."""
+class Survey:
+    """Asks for `Surveyed`. files: scenarios; jobs: those that somebody else knows."""
 
+    files: tuple[str, ...]
+    jobs: tuple[Job, ...] = ()
+    kind: Literal["survey"] = "survey"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Said once, unasked: torch is imported, the device is there but untouched, the ranks have met.
+
+    protocol: the worker's VERSION, 0 before there were any. root: the folder that its package lies in.
+    """
+
+    protocol: int = 0
+    root: str = ""
     kind: Literal["ready"] = "ready"
 
 
@@ -67,6 +84,18 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Surveyed:
+    """Answers `Survey`.
+
+    files: the jobs of each scenario file, None for one that can't be loaded here. known: ids of the cases that are.
+    """
+
+    files: tuple[tuple[Job, ...] | None, ...]
+    known: tuple[str, ...]
+    kind: Literal["surveyed"] = "surveyed"
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """In place of any answer: a HarnessError to raise in the parent."""
 
@@ -76,8 +105,8 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Request = Measure | MeasureCeilings
-Reply = Ready | Progress | Result | Measured | Failed
+Request = Measure | MeasureCeilings | Survey
+Reply = Ready | Progress | Result | Measured | Surveyed | Failed
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

@@ -14,10 +14,14 @@ _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
 _GIT_TIMEOUT = 10
 
 
-def digest(plugins: Sequence[Path] = ()) -> str:
-    """SHA-256 over the names and contents of the package's Python files, the kernels, and plug-ins with theirs."""
+def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
+    """SHA-256 over the names and contents of the package's Python files, the kernels, and plug-ins with theirs.
+
+    root: a checkout of another revision, in place of this installation.
+    """
+    package, kernels = (root / "harness", root / "kernels") if root else (_PACKAGE, paths.data("kernels"))
     total = hashlib.sha256()
-    for name, path in sorted(_files(plugins)):
+    for name, path in sorted(_files(package, kernels, plugins)):
         content = path.read_bytes()
         # Names and lengths keep apart what would otherwise run together.
         total.update(f"{name}\0{len(content)}\0".encode())
@@ -38,10 +42,9 @@ def revision() -> tuple[str, bool]:
     return (_git("rev-parse", "HEAD") or "").strip(), bool(changes)
 
 
-def _files(plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in _PACKAGE.rglob("*.py"):
-        yield f"harness/{path.relative_to(_PACKAGE).as_posix()}", path
-    kernels = paths.data("kernels")
+def _files(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    for path in package.rglob("*.py"):
+        yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
         if path.is_file():
             yield f"kernels/{path.relative_to(kernels).as_posix()}", path

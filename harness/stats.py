@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 
@@ -33,6 +34,158 @@ def relative_width(samples: Sequence[float], confidence: float = 0.95) -> float:
 def range_over_median(values: Sequence[float]) -> float:
     """(max - min) / median: how far apart a few medians of separate processes lie."""
     return (max(values) - min(values)) / statistics.median(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """Mean of `count` independent values, its standard error, and what Student's t says about it.
+
+    Without spread (error 0) the mean is known exactly: bounds coincide with it.
+    """
+
+    value: float
+    error: float
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Mean:
+        """Of at least two values; one has no error."""
+        count = len(values)
+        if count < 2:
+            raise ValueError(f"a mean needs at least 2 values to have an error, found {count}")
+        mean = statistics.fmean(values)
+        squares = math.fsum((value - mean) ** 2 for value in values)
+        return cls(mean, math.sqrt(squares / (count - 1) / count), count)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of one value."""
+        return self.error * math.sqrt(self.count)
+
+    def low(self, level: float) -> float:
+        """One-sided lower bound: true means below it give such a bound with a probability of at most `level`."""
+        return self.value - t_quantile(level, self.count - 1) * self.error
+
+    def high(self, level: float) -> float:
+        """One-sided upper bound, as `low`."""
+        return self.value + t_quantile(level, self.count - 1) * self.error
+
+    def p_below(self, limit: float) -> float:
+        """One-sided p of the hypothesis that the true mean is `limit` or more: small speaks for a smaller mean.
+
+        p_below(limit) <= level exactly where high(level) <= limit.
+        """
+        if self.error == 0:
+            return 0.0 if self.value < limit else 1.0
+        return t_tail((limit - self.value) / self.error, self.count - 1)
+
+
+def t_tail(t: float, freedom: int) -> float:
+    """P(T > t) of Student's t with that many degrees of freedom; keeps its relative precision far out."""
+    if freedom < 1:
+        raise ValueError(f"Student's t has at least 1 degree of freedom, found {freedom}")
+    # P(|T| > t) is the regularised incomplete beta function at this x.
+    x = freedom / (freedom + t * t)
+    y = 1 / (1 + freedom / (t * t)) if t * t else 0.0
+    both = _incomplete_beta(freedom / 2, 0.5, x, y)
+    return both / 2 if t > 0 else 1 - both / 2
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(tail: float, freedom: int) -> float:
+    """The t that Student's t exceeds with probability `tail`: 1.645 for 0.05 and many degrees of freedom."""
+    if not 1e-100 <= tail < 1:
+        raise ValueError(f"a tail's probability lies between 1e-100 and 1, found {tail}")
+    if tail > 0.5:
+        return -t_quantile(1 - tail, freedom)
+    # The tail is convex from 0 on, so Newton's method comes from the left and never oversteps.
+    t, step = 0.0, math.inf
+    while step > 1e-14 * t:
+        step = (t_tail(t, freedom) - tail) / _t_density(t, freedom)
+        t += step
+    return t
+
+
+@dataclass(frozen=True, slots=True)
+class Tested:
+    """What Holm's method made of one p: whether it is rejected, and the level that it was held against."""
+
+    rejected: bool
+    level: float
+
+
+def holm(ps: Sequence[float], level: float, family: int) -> list[Tested]:
+    """Holm's step-down method over a family of hypotheses, of which `ps` are at hand, in their order.
+
+    The chance to reject any true one of the family is at most `level`, however they depend on each other. The smallest
+    p is held against level / family, the next against level / (family - 1), and so on up to the first that isn't
+    rejected; those behind it were held against its level, so that rejected means p <= level for all of them.
+    """
+    if family < len(ps):
+        raise ValueError(f"a family of {family} can't have {len(ps)} members")
+    tested = [Tested(False, level)] * len(ps)
+    rejecting, step = True, level
+    for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        if rejecting:
+            step = level / (family - rank)
+            rejecting = ps[index] <= step
+        tested[index] = Tested(rejecting, step)
+    return tested
+
+
+def count_to_tell(deviation: float, distance: float, level: float, power: float, most: int) -> int:
+    """How many values a one-sided t-test needs to see that the mean lies `distance` from the limit; at most `most`.
+
+    deviation: of one value; level: of the test; power: the chance to see it. The shift of the noncentral t is taken as
+    a sum of two quantiles, which is right to a value or two.
+    """
+    if distance == 0:
+        return most
+    # The normal distribution, whose quantiles are smaller, says where to begin.
+    normal = -statistics.NormalDist().inv_cdf(level) - statistics.NormalDist().inv_cdf(1 - power)
+    ratio = deviation / distance
+    count = min(max(2, math.ceil(min(normal * ratio, math.sqrt(most)) ** 2)), most)
+    while count < most and (_shift(count, level, power) * ratio) ** 2 > count:
+        count += 1
+    return count
+
+
+def _shift(count: int, level: float, power: float) -> float:
+    return t_quantile(level, count - 1) + t_quantile(1 - power, count - 1)
+
+
+def _t_density(t: float, freedom: int) -> float:
+    middle = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(freedom * math.pi) / 2
+    return math.exp(middle - (freedom + 1) / 2 * math.log1p(t * t / freedom))
+
+
+def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
+    """Regularised incomplete beta function I_x(a, b); y = 1 - x, given apart because it may be tiny."""
+    if x == 0 or y == 0:
+        return 0.0 if x == 0 else 1.0
+    # The continued fraction converges quickly on this side of the mean; the other side follows by symmetry.
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(b, a, y, x)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log(y)
+    return math.exp(log_front) / (a * _beta_fraction(a, b, x))
+
+
+def _beta_fraction(a: float, b: float, x: float) -> float:
+    """The continued fraction 1 + d1/(1 + d2/(1 + ...)) of the incomplete beta function, by Lentz's method."""
+    fraction = c = 1.0
+    d = 0.0
+    for term in range(1, 10_000):
+        m = term // 2
+        if term % 2:
+            numerator = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            numerator = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        d = 1 / (1 + numerator * d)
+        c = 1 + numerator / c
+        fraction *= c * d
+        if abs(c * d - 1) < 1e-15:
+            return fraction
+    raise ArithmeticError(f"the incomplete beta function didn't converge at {a=}, {b=}, {x=}")
 
 
 @lru_cache(maxsize=4096)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from harness.errors import CompileError, MachineError, UsageError
-from harness.protocol import Failed, Measured, Progress, Ready, Request, Result, decode_reply, encode
+from harness.protocol import Failed, Measured, Progress, Ready, Request, Result, Surveyed, decode_reply, encode
 
 _START_LIMIT = 300.0
 _GRACE = 2.0
@@ -25,10 +25,11 @@ _GRACE = 2.0
 _LOOK_EVERY = 0.5
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
+_PATH_LENGTH = 256
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Result, Measured)
+Answer = TypeVar("Answer", Ready, Result, Measured, Surveyed)
 
 
 class LostError(Exception):
@@ -43,9 +44,10 @@ class LostError(Exception):
 class Team:
     """`size` ranks that measure together. Rank 0 is listened to; the death of any is the death of all."""
 
-    def __init__(self, device: str, plugins: Sequence[Path], size: int) -> None:
-        """Start them and wait until they are ready. Raises LostError, or the HarnessError that they report."""
+    def __init__(self, device: str, plugins: Sequence[Path], size: int, root: Path | None = None) -> None:
+        """Start them. root: the folder whose `harness` they import; the parent's own unless told."""
         self.size = size
+        self.ready: Ready | None = None
         self._ranks: list[_Rank] = []
         replies, sink = os.pipe()
         self._replies = io.FileIO(replies)
@@ -55,11 +57,23 @@ class Team:
                 meeting = _meeting(size)
                 for rank in range(size):
                     fd = (unheard if rank else heard).fileno()
-                    self._ranks.append(_Rank(rank, _command(device, plugins, fd), fd, meeting))
-            self._answer(Ready, _START_LIMIT)
+                    self._ranks.append(_Rank(rank, _command(device, plugins, fd), fd, meeting, root))
         except BaseException:
             self.kill()
             raise
+
+    def gather(self) -> Ready:
+        """Wait, once, until all are ready.
+
+        Raises LostError, or the HarnessError that they report, after which all are dead.
+        """
+        if self.ready is None:
+            try:
+                self.ready = self._answer(Ready, _START_LIMIT)
+            except BaseException:
+                self.kill()
+                raise
+        return self.ready
 
     @property
     def alive(self) -> bool:
@@ -152,13 +166,13 @@ class Team:
 class _Rank:
     """One worker process in a session of its own, so that Ctrl-C passes it by and its children die with it."""
 
-    def __init__(self, number: int, command: list[str], replies: int, meeting: dict[str, str]) -> None:
+    def __init__(
+        self, number: int, command: list[str], replies: int, meeting: dict[str, str], root: Path | None
+    ) -> None:
         self.number = number
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._mark = 0
-        # The worker imports what the parent would, whatever lies in the current folder.
-        path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-        environment = {**os.environ, **meeting, "RANK": str(number), "LOCAL_RANK": str(number), "PYTHONPATH": path}
+        ranks = {**meeting, "RANK": str(number), "LOCAL_RANK": str(number)}
         self._process = subprocess.Popen(
             command,
             bufsize=0,
@@ -166,7 +180,7 @@ class _Rank:
             stdout=self._log,
             stderr=self._log,
             pass_fds=[replies],
-            env=environment,
+            env={**os.environ, **ranks, "PYTHONPATH": _python_path(root)},
             start_new_session=True,
         )
 
@@ -219,6 +233,17 @@ def _command(device: str, plugins: Sequence[Path], replies: int) -> list[str]:
     # -P: a file such as copy.py in the current folder must not be taken for the standard library's.
     command = [sys.executable, "-P", "-m", "harness.worker", "--device", device, "--replies", str(replies)]
     return [*command, "--ops", *map(str, plugins)] if plugins else command
+
+
+def _python_path(root: Path | None) -> str:
+    """Where the worker finds modules: where the parent would, whatever lies in the current folder; in `root` first."""
+    entries = [entry or str(Path.cwd()) for entry in sys.path]
+    if root is None:
+        return os.pathsep.join(entries)
+    own = Path(__file__).resolve().parents[1]
+    others = [entry for entry in entries if Path(entry).resolve() != own]
+    # Of one length for every root: the size of the environment decides where a process's stack lies.
+    return os.pathsep.join([str(root).ljust(_PATH_LENGTH, "/"), *others])
 
 
 def _meeting(size: int) -> dict[str, str]:

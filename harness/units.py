@@ -49,6 +49,12 @@ def percent(value: float, decimals: int = 1) -> str:
     return f"{100 * value:.{decimals}f}%"
 
 
+def change(value: float, decimals: int = 2) -> str:
+    """A relative change with its sign: -0.0312 -> '-3.12%'. What rounds to nothing has none: '0.00%'."""
+    rounded = round(100 * value, decimals)
+    return f"{rounded:+.{decimals}f}%" if rounded else f"{0:.{decimals}f}%"
+
+
 def ratio(value: float) -> str:
     """A speed-up: 1.5 -> '1.50x'."""
     return f"{value:.2f}x"

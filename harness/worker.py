@@ -16,11 +16,13 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import ceilings, devices, measure, ranks
-from harness.errors import HarnessError
-from harness.model import Case, Measurement
+import harness
+from harness import ceilings, devices, measure, ranks, scenario
+from harness.errors import HarnessError, UsageError
+from harness.model import Case, Job, Measurement
 from harness.ops import Catalogue
 from harness.protocol import (
+    VERSION,
     Failed,
     Measure,
     MeasureCeilings,
@@ -30,6 +32,8 @@ from harness.protocol import (
     Reply,
     Request,
     Result,
+    Survey,
+    Surveyed,
     decode_request,
     encode,
 )
@@ -45,7 +49,9 @@ class Worker:
         self._device = devices.kinds()[devices.choose(device)]
         self._ops = Catalogue(plugins)
         self._reply = reply
-        import torch  # noqa: F401  # So that 'ready' means it, and no case pays for the import.
+        # So that 'ready' means it, and no case pays for the import. It doesn't touch the device: the gate starts this
+        # process while another one measures.
+        import torch  # noqa: F401
 
         self._group = ranks.from_environment()
 
@@ -64,6 +70,26 @@ class Worker:
                 measured = ceilings.measure(self._device, self._progress)
                 ceilings.remember(self._device.machine(), measured)
                 return Measured(measured)
+            case Survey(files, jobs):
+                known = tuple(job.case.id for job in jobs if self._knows(job.case))
+                return Surveyed(tuple(self._jobs(Path(file)) for file in files), known)
+
+    def _jobs(self, file: Path) -> tuple[Job, ...] | None:
+        """What a scenario file asks for, as this code understands it; None if it doesn't."""
+        try:
+            definitions = scenario.load([file], self._ops)
+            return scenario.plan(definitions, self._ops, scenario.Selection(self._device.kind)).jobs
+        except UsageError:
+            return None
+
+    def _knows(self, case: Case) -> bool:
+        """Whether this code can be asked for the case: it may have another op of that name, or none."""
+        op = self._ops.get(case.op)
+        variant = op.variants.get(case.variant) if op else None
+        if op is None or variant is None:
+            return False
+        symbols = tuple(symbol for symbol, _ in case.shape)
+        return case.device in variant.devices and case.dtype in op.dtypes and tuple(op.symbols) == symbols
 
     def _progress(self, text: str, share: float) -> None:
         self._reply(Progress(text, share))
@@ -87,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         try:
             worker = Worker(options.device, options.ops, reply)
-            reply(Ready())
+            reply(Ready(VERSION, str(Path(harness.__file__).resolve().parents[1])))
             for line in sys.stdin:
                 _serve(worker, decode_request(line), reply)
         except HarnessError as error:

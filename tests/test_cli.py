@@ -40,7 +40,7 @@ baseline: {first}
 timing: {{max_time: 0.02, precision: 0.5, timeout: 60}}
 """
 COLOUR = r"\x1b\[[\d;]*3[0-8]"
-COMMANDS = ["run", "list", "env", "peak", "report", "compare"]
+COMMANDS = ["run", "list", "env", "peak", "report", "compare", "gate"]
 
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,7 +97,7 @@ def test_help_shows_an_example(command: str, flag: str) -> None:
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    assert re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[:6] == [
+    assert re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[:7] == [
         *(command for command in COMMANDS if command != "list"),
         "list",
     ]
@@ -133,6 +133,15 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         (["run", "quick", "--ops=missing.py"], "missing.py: not a Python file"),
         (["report", "missing"], "missing: holds no run"),
         (["compare", "missing", "gone"], "missing: holds no run"),
+        (["gate"], "Missing argument"),
+        (["gate", "missing", "gone"], "missing: holds no run"),
+        (["gate", "quick"], "name a revision: harness gate --base main SCENARIO..., or two folders of runs"),
+        (["gate", "--base=nowhere", "quick", "--device=cpu"], "git knows no revision 'nowhere'"),
+        (["gate", "--base=HEAD", "quikc"], "did you mean 'quick'?"),
+        (["gate", "--base=HEAD", "quick", "--device=gpu"], "error: no device named 'gpu'"),
+        (["gate", "--base=HEAD", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
+        (["gate", "--base=HEAD", "quick", "--margin=2"], "'2' isn't between 0 and 1"),
+        (["gate", "calibrate", "quick", "--blocks=0"], "--blocks"),
     ],
     ids=" ".join,
 )

@@ -17,6 +17,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"errors", "units", "expressions", "paths", "ranks"},
     {"model"},
+    {"verdict"},
     {"stats"},
     {"store"},
     {"protocol", "source"},
@@ -88,6 +89,8 @@ def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:
     ("arguments", "refused"),
     [
         (["--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
+        (["gate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
+        (["gate", "calibrate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["list"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2"}),
         (["run", "quick", "--device", "cpu", "--dry-run"], {"torch", "pandas", "matplotlib"}),
     ],

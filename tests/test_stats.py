@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, nct, t, ttest_1samp
 
 from harness import stats
 
@@ -45,3 +46,111 @@ def test_relative_width() -> None:
 
 def test_range_over_median() -> None:
     assert stats.range_over_median([10.0, 12.0, 11.0]) == 2.0 / 11.0
+
+
+FREEDOMS = [*range(1, 41), 59, 99, 199, 999, 1999]
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
+def test_tail_of_students_t(freedom: int) -> None:
+    points = [0.0, *np.geomspace(1e-3, 1e8, 100), 1e150, 1e200]
+    for x in [*points, *(-x for x in points)]:
+        assert stats.t_tail(float(x), freedom) == pytest.approx(t.sf(x, freedom), rel=2e-11, abs=1e-290)
+
+
+def test_tail_near_the_middle_and_without_end() -> None:
+    # The density of one degree of freedom is 1 / pi in the middle; scipy is 3e-11 off here.
+    assert stats.t_tail(1e-6, 1) == pytest.approx(0.5 - 1e-6 / math.pi, rel=1e-15)
+    assert stats.t_tail(math.inf, 9) == 0
+    assert stats.t_tail(-math.inf, 9) == 1
+
+
+@pytest.mark.parametrize("freedom", FREEDOMS)
+def test_quantile_of_students_t(freedom: int) -> None:
+    for tail in [1e-100, 1e-12, 1e-9, 1e-6, 0.001 / 12, 0.001, 0.005, 0.009, 0.01, 0.05, 0.3, 0.7, 0.95, 0.9999]:
+        assert stats.t_quantile(tail, freedom) == pytest.approx(t.isf(tail, freedom), rel=1e-11)
+    assert stats.t_quantile(0.5, freedom) == 0
+
+
+def test_what_has_no_distribution_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 degree of freedom, found 0"):
+        stats.t_tail(1.0, 0)
+    for tail in (0.0, 1.0, -0.1):
+        with pytest.raises(ValueError, match="between 1e-100 and 1"):
+            stats.t_quantile(tail, 3)
+    with pytest.raises(ValueError, match="at least 2 values to have an error, found 1"):
+        stats.Mean.of([1.0])
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 10, 20, 57])
+@pytest.mark.parametrize("scale", [1e-6, 0.001, 10.0])
+def test_bounds_of_a_mean_and_its_test(count: int, scale: float) -> None:
+    rng = np.random.default_rng(count)
+    for level in (0.001, 0.009, 0.05, 0.3):
+        values = rng.normal(-0.01, scale, count)
+        mean, limit = stats.Mean.of(values.tolist()), float(rng.normal(-0.01, scale))
+        less, greater = (ttest_1samp(values, limit, alternative=side) for side in ("less", "greater"))
+        assert mean.value == pytest.approx(values.mean(), rel=1e-12)
+        assert mean.deviation == pytest.approx(values.std(ddof=1), rel=1e-12)
+        assert mean.p_below(limit) == pytest.approx(less.pvalue, rel=1e-8)
+        assert mean.high(level) == pytest.approx(less.confidence_interval(1 - level).high, rel=1e-9, abs=1e-15)
+        assert mean.low(level) == pytest.approx(greater.confidence_interval(1 - level).low, rel=1e-9, abs=1e-15)
+        assert (mean.p_below(limit) <= level) == (mean.high(level) <= limit)
+
+
+def test_values_without_spread_have_a_mean_that_is_known() -> None:
+    mean = stats.Mean.of([-0.25] * 4)
+    assert mean.low(0.01) == mean.high(0.01) == mean.value == -0.25
+    assert [mean.p_below(limit) for limit in (-0.26, -0.25, -0.24)] == [1, 1, 0]
+
+
+def closed(ps: list[float], level: float, family: int) -> list[bool]:
+    """Holm's method from its definition: rejected is what Bonferroni rejects in every subset of the family."""
+    all_ps = [*ps, *([1.0] * (family - len(ps)))]
+    subsets = [s for size in range(1, family + 1) for s in itertools.combinations(range(family), size)]
+    held = [set(s) for s in subsets if min(all_ps[i] for i in s) > level / len(s)]
+    return [not any(index in subset for subset in held) for index in range(len(ps))]
+
+
+@pytest.mark.parametrize("family", [1, 2, 3, 5, 7])
+def test_holm_is_the_closed_test(family: int) -> None:
+    rng = np.random.default_rng(family)
+    rejected = 0
+    for count in [*range(family + 1)] * 20:
+        ps = (0.1 * rng.random(count) ** 2).tolist()
+        tested = stats.holm(ps, 0.05, family)
+        assert [one.rejected for one in tested] == closed(ps, 0.05, family)
+        assert all(one.rejected == (p <= one.level) for one, p in zip(tested, ps, strict=True))
+        rejected += sum(one.rejected for one in tested)
+    assert rejected > 0
+
+
+def test_holm_stops_at_the_first_that_is_not_rejected() -> None:
+    tested = stats.holm([0.02, 0.012, 0.3, 0.004], 0.05, 5)
+    assert [(one.rejected, one.level) for one in tested] == [
+        (False, 0.05 / 3),
+        (True, 0.05 / 4),
+        (False, 0.05 / 3),
+        (True, 0.05 / 5),
+    ]
+    with pytest.raises(ValueError, match="family of 1 can't have 2 members"):
+        stats.holm([0.1, 0.2], 0.05, 1)
+
+
+@pytest.mark.parametrize("level", [0.001, 0.009, 0.05])
+@pytest.mark.parametrize("ratio", [0.2, 0.5, 1.0, 2.0, 5.0])
+def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> None:
+    """ratio: of the distance to the deviation."""
+
+    def power(n: int) -> float:
+        return float(nct.sf(t.isf(level, n - 1), n - 1, ratio * math.sqrt(n)))
+
+    exact = next(n for n in itertools.count(2) if power(n) >= 0.9)
+    assert abs(stats.count_to_tell(0.01, 0.01 * ratio, level, 0.9, 1000) - exact) <= 2
+
+
+def test_count_to_tell_has_an_end() -> None:
+    assert stats.count_to_tell(0.01, 1e-9, 0.01, 0.9, 300) == 300
+    assert stats.count_to_tell(0.01, 0.0, 0.01, 0.9, 300) == 300
+    assert stats.count_to_tell(0.0, 0.0, 0.01, 0.9, 300) == 300
+    assert stats.count_to_tell(0.0, 0.1, 0.01, 0.9, 300) == 2

@@ -69,6 +69,9 @@ def test_rate(value: float, text: str) -> None:
 def test_shares_and_ratios() -> None:
     assert units.percent(0.987) == "98.7%"
     assert units.percent(1.02346, decimals=2) == "102.35%"
+    assert units.change(-0.03124) == "-3.12%"
+    assert units.change(0.5, decimals=0) == "+50%"
+    assert units.change(-0.00001) == "0.00%"
     assert units.ratio(1.5) == "1.50x"
 
 

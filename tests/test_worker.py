@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 
 from harness import protocol, store
 from harness.errors import Exit
-from harness.model import Ceilings, Job, StreamPoint
+from harness.model import Case, Ceilings, Job, StreamPoint
 
 ROOT = Path(store.__file__).parents[1]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
+READY = protocol.Ready(protocol.VERSION, str(ROOT))
 
 
 class Bare:
@@ -67,7 +69,7 @@ def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
     start: Callable[..., Bare], job: Callable[..., Job]
 ) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
-    assert worker.hear() == protocol.Ready()
+    assert worker.hear() == READY
 
     worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
     worker.say(protocol.Measure(job("fine"), process=3))
@@ -95,13 +97,51 @@ def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
 
 def test_a_worker_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
-    assert worker.hear() == protocol.Ready()
+    assert worker.hear() == READY
     worker.say(protocol.Measure(job("raises")))
     answer = worker.hear()
     assert isinstance(answer, protocol.Result)
     assert (answer.measurement.status, answer.leaving) == ("crashed", True)
     assert worker.silence()
     assert worker.process.wait(10) == 1
+
+
+def test_a_worker_tells_what_its_code_knows(start: Callable[..., Bare], tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("title: t\nop: copy\nshapes: [{N: 8}]\ndtypes: [float32]\n")
+    bad.write_text("title: t\nop: gone\nshapes: [{N: 8}]\n")
+    known = Job(Case("copy", "eager", "float32", (("N", 8),), "cpu"))
+    others = [
+        replace(known.case, op="gone"),
+        replace(known.case, variant="gone"),
+        replace(known.case, dtype="int8"),
+        replace(known.case, shape=(("N", 8), ("M", 8))),
+        replace(known.case, variant="memcpy"),  # not on a CPU
+    ]
+    worker = start("--device", "cpu")
+    assert worker.hear() == READY
+    worker.say(protocol.Survey((str(good), str(bad)), (known, *map(Job, others))))
+    answer = worker.hear()
+    assert isinstance(answer, protocol.Surveyed)
+    assert answer.known == (known.case.id,)
+    [jobs, nothing] = answer.files
+    assert nothing is None
+    assert {job.case.variant for job in jobs} == {"eager", "compile"}
+
+
+def test_a_worker_that_is_ready_has_left_the_device_alone() -> None:
+    """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
+    program = (
+        "import os, sys\n"
+        "from harness.devices.cuda import Cuda\n"
+        "from harness.worker import Worker\n"
+        "Cuda.missing = lambda self: None\n"
+        "Worker('cuda', (), print)\n"
+        "import torch\n"
+        "opened = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]\n"
+        "sys.exit(torch.cuda.is_initialized() or any('nvidia' in name for name in opened))"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 
 
 def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) -> None:
@@ -115,6 +155,7 @@ def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) ->
     "message",
     [
         protocol.MeasureCeilings(),
+        protocol.Survey(("a.yaml",), (Job(Case("copy", "eager", "float32", (("N", 8),))),)),
         protocol.MeasureCeilings(Ceilings((StreamPoint(3, 1, 1e-6, "add"),))),
     ],
 )
@@ -128,7 +169,8 @@ def test_a_request_is_one_line_and_comes_back_equal(message: protocol.Request) -
 @pytest.mark.parametrize(
     "message",
     [
-        protocol.Ready(),
+        READY,
+        protocol.Surveyed((None, ()), ("copy/eager/float32/N8",)),
         protocol.Progress("16 MB", 0.25),
         protocol.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
         protocol.Measured(Ceilings(())),

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__
-from harness.cli import compare, env, listing, peak, report, run
+from harness.cli import compare, env, gate, listing, peak, report, run
 from harness.cli.group import Commands
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
+app.command("gate", cls=gate.Command, epilog=gate.EXAMPLES)(gate.command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -81,8 +81,12 @@ class Bar(Lines):
         again = f" (process {process + 1})" if process else ""
         self._progress.update(self._task, description=escape(job.case.id + again))
 
-    def finished(self, measurement: Measurement) -> None:
+    def advance(self) -> None:
+        """One more is done."""
         self._progress.advance(self._task)
+
+    def finished(self, measurement: Measurement) -> None:
+        self.advance()
         if measurement.status != "ok":
             super().note(outcome(measurement, None))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 from harness import paths
 from harness.errors import CompileError, MachineError
 
+_HEADERS = frozenset({".cuh", ".h", ".hpp"})
+
 
 def architecture() -> str:
     """'sm_90' for the current device."""
@@ -98,8 +100,9 @@ def _headers_digest(own: Path) -> bytes:
     import hashlib
 
     digest = hashlib.sha256()
-    for folder in (own / "include", paths.data("kernels") / "include"):
-        for header in sorted(folder.glob("*.cuh")):
+    # Beside the source too, where NVRTC looks first: another revision may lie at the same path later.
+    for folder in (own, own / "include", paths.data("kernels") / "include"):
+        for header in sorted(path for path in folder.glob("*") if path.suffix in _HEADERS):
             digest.update(header.name.encode() + header.read_bytes())
     for folder in _cuda_headers():
         # The versions stand in these headers; where CUDA's headers lie doesn't tell them.

@@ -70,6 +70,8 @@ class Device(Protocol):
     kind: str
     ceiling_sizes: tuple[int, ...]
     """Total bytes moved at which the ceilings are measured."""
+    on_host: bool
+    """Whether what else the host does, such as starting a process, disturbs a measurement."""
 
     @property
     def cache_bytes(self) -> int:
@@ -77,6 +79,9 @@ class Device(Protocol):
 
     def missing(self) -> str | None:
         """Why this kind can't be used here, and what to do; None if it can. Quick, without torch."""
+
+    def shared(self) -> str | None:
+        """Who else uses the device now, as far as that can be seen; None if nobody. Quick, without torch."""
 
     def machine(self) -> Machine:
         """Facts about the device and the host. Without torch."""

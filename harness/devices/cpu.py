@@ -26,6 +26,7 @@ class Cpu:
 
     kind = "cpu"
     ceiling_sizes = tuple(2**exponent for exponent in range(20, 29, 2))
+    on_host = True
 
     @property
     def cache_bytes(self) -> int:
@@ -35,6 +36,10 @@ class Cpu:
 
     def missing(self) -> str | None:
         """Never: there is always a processor."""
+        return None
+
+    def shared(self) -> str | None:
+        """Not to be told from what the system always does."""
         return None
 
     def machine(self) -> Machine:

@@ -36,6 +36,7 @@ class Cuda:
 
     kind = "cuda"
     ceiling_sizes = tuple(2**exponent for exponent in range(20, 33))
+    on_host = False
 
     @cached_property
     def cache_bytes(self) -> int:
@@ -54,6 +55,16 @@ class Cuda:
             return None if pynvml.nvmlDeviceGetCount() else "the NVIDIA driver sees no GPU"
         except pynvml.NVMLError as error:
             return f"no NVIDIA driver answers ({error})"
+
+    def shared(self) -> str | None:
+        """How many other processes compute on it, as far as NVML tells."""
+        import pynvml
+
+        try:
+            others = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self._nvml) if p.pid != os.getpid()]
+        except pynvml.NVMLError:
+            return None
+        return f"{len(others)} other process{'es' if len(others) > 1 else ''} on the GPU" if others else None
 
     def machine(self) -> Machine:
         """Facts from the driver and NVML."""

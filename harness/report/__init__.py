@@ -39,7 +39,7 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None) -> list[
     unknown = [name for name in formats or () if name not in found]
     if unknown:
         raise UsageError(f"no report format named '{unknown[0]}'", nearest(unknown[0], found))
-    with _into(folder):
+    with into(folder):
         return [path for name in formats or found for path in found[name].write(run, folder)]
 
 
@@ -50,12 +50,12 @@ def write_ceilings(machine: Machine, ceilings: Ceilings, folder: Path) -> list[P
     """
     from harness.report import _ceilings
 
-    with _into(folder):
+    with into(folder):
         return _ceilings.write(machine, ceilings, folder)
 
 
 @contextmanager
-def _into(folder: Path) -> Iterator[None]:
+def into(folder: Path) -> Iterator[None]:
     """Make the folder; turn a full disk or a lack of permission into one sentence."""
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters |= {"table": table, "pairs": pairs, "cell": cell, "code": code}
+    environment.filters |= {"table": table, "pairs": pairs, "cell": cell, "code": code, "text": text}
     return environment
 
 
@@ -65,3 +66,9 @@ def code(text: str) -> str:
     """Text as it is, set as code; empty stays empty."""
     text = " ".join(text.replace("`", "'").replace("|", "\\|").split())
     return f"`{text}`" if text else ""
+
+
+def text(prose: str) -> str:
+    """Prose on one line, in which nothing is taken for Markdown or HTML."""
+    marked = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", " ".join(prose.split()))
+    return marked.replace("&", "&amp;").replace("<", "&lt;")

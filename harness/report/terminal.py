@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from harness import units
 from harness.compare import Verdict
 from harness.model import FAILED, Ceilings, Difference, Machine, Result, Run
 from harness.report import _ceilings, _claims, _facts, _sweep
-from harness.report._columns import ESSENTIAL, Column, columns, first_line
+from harness.report._columns import Column, columns, first_line
+from harness.report._console import draw, fitting, headline, tell
 from harness.report._frame import by_scenario, frame, sizes_of
 
 if TYPE_CHECKING:
     import pandas as pd
     from rich.console import Console
 
-_GAP = 2
 _MOST_FAILURES = 10
 _VERDICTS: dict[Verdict, str] = {"faster": "green", "slower": "red", "~": "", "missing": "yellow"}
 
@@ -30,7 +30,7 @@ def render(run: Run, console: Console) -> None:
     claims = _claims.comparisons(run)
     told: set[str] = set()
     for scenario, rows in by_scenario(run, frame(run)):
-        _title(console, scenario.title or scenario.name)
+        headline(console, scenario.title or scenario.name)
         sweep = _sweep.of(scenario, rows, sizes_of(run))
         if sweep:
             _swept(sweep, console)
@@ -38,49 +38,47 @@ def render(run: Run, console: Console) -> None:
         else:
             _cases(rows, scenario.baseline, console)
         for claim in claims[scenario.name]:
-            _line(
-                console, f"{claim.row} claims {claim.claimed} ({claim.what}, {claim.hardware}): here {claim.measured}"
-            )
+            tell(console, f"{claim.row} claims {claim.claimed} ({claim.what}, {claim.hardware}): here {claim.measured}")
     console.print()
     _failures([r for r in run.results if r.status != "ok" and r.case.id not in told], console)
     for notice in _facts.notices(run):
         advice = f"; {notice.warning.advice}" if notice.warning.advice else ""
         text = f"{notice.warning.code} ({notice.cases}): {notice.example}: {notice.warning.message}{advice}"
-        _line(console, f"warning {text}", "yellow")
+        tell(console, f"warning {text}", "yellow")
     if processes := _facts.processes(run):
-        _line(console, processes)
+        tell(console, processes)
     if run.ceilings and run.ceilings.peak:
         drift = _ceilings.drift(run.ceilings)
-        _line(console, f"peak: a copy at {units.rate(run.ceilings.peak)}" + (f", {drift} at the end" if drift else ""))
-    _line(console, f"{run.header.machine.name}: {_facts.outcome(run)}", "bold")
+        tell(console, f"peak: a copy at {units.rate(run.ceilings.peak)}" + (f", {drift} at the end" if drift else ""))
+    tell(console, f"{run.header.machine.name}: {_facts.outcome(run)}", "bold")
 
 
 def _cases(rows: pd.DataFrame, baseline: str, console: Console) -> None:
     styles = ["" if status == "ok" else "red" if status in FAILED else "yellow" for status in rows["status"]]
-    _table([column for column in columns(rows, baseline) if column.head != "error"], console, styles)
+    draw([column for column in columns(rows, baseline) if column.head != "error"], console, styles)
 
 
 def _swept(sweep: _sweep.Sweep, console: Console) -> None:
     for number, table in enumerate(sweep.tables):
         if number:
             console.print()
-        _line(console, table.caption)
-        _table(table.columns, console)
-        if hidden := [c.head for c in table.columns if c not in _fitting(table.columns, console.width)]:
-            _line(console, f"too wide to show: {', '.join(hidden)}")
+        tell(console, table.caption)
+        draw(table.columns, console)
+        if hidden := [c.head for c in table.columns if c not in fitting(table.columns, console.width)]:
+            tell(console, f"too wide to show: {', '.join(hidden)}")
     console.print()
     for stop in sweep.stops:
         where = f"{stop.variant} ({', '.join(stop.dtypes)}): no result at {sweep.over} = {stop.without}"
-        _line(console, f"{where}: {stop.reason}", "yellow")
+        tell(console, f"{where}: {stop.reason}", "yellow")
 
 
 def render_ceilings(machine: Machine, ceilings: Ceilings, console: Console) -> None:
     """Best bandwidth in GB/s by bytes moved and by read:write, and the figures that matter most."""
-    _title(console, f"Memory of {machine.name}: best GB/s by bytes moved and read:write")
-    _table(_ceilings.columns(ceilings), console)
+    headline(console, f"Memory of {machine.name}: best GB/s by bytes moved and read:write")
+    draw(_ceilings.columns(ceilings), console)
     console.print()
     for name, value in _ceilings.summary(ceilings):
-        _line(console, f"{name}: {value}")
+        tell(console, f"{name}: {value}")
 
 
 def render_differences(differences: Sequence[Difference], console: Console) -> None:
@@ -100,13 +98,13 @@ def render_differences(differences: Sequence[Difference], console: Console) -> N
         Column("verdict", tuple(d.verdict for d in differences), right=False),
         Column("samples", tuple(str(d.samples or "") for d in differences), keep=2),
     ]
-    _table(made, console, [_VERDICTS[d.verdict] for d in differences])
+    draw(made, console, [_VERDICTS[d.verdict] for d in differences])
     console.print()
     for note, cases in _by_note(differences).items():
-        _line(console, f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
+        tell(console, f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
     verdicts = Counter(d.verdict for d in differences)
     counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
-    _line(console, ", ".join(counts) or "no case in either run", "bold")
+    tell(console, ", ".join(counts) or "no case in either run", "bold")
 
 
 def _by_note(differences: Sequence[Difference]) -> dict[str, list[str]]:
@@ -123,57 +121,11 @@ def _interval(difference: Difference) -> str:
     return f"{difference.low:.3f} to {difference.high:.3f}"
 
 
-def _table(made: Sequence[Column], console: Console, styles: Sequence[str] = ()) -> None:
-    """Draw the columns, without the least important ones where the console is too narrow for all."""
-    from rich.table import Table
-    from rich.text import Text
-
-    kept = _fitting(made, console.width)
-    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
-    for column in kept:
-        side: Literal["left", "right"] = "right" if column.right else "left"
-        table.add_column(Text(_head(column)), justify=side, no_wrap=column.right, overflow="fold", vertical="bottom")
-    for index, row in enumerate(zip(*(column.cells for column in kept), strict=True)):
-        table.add_row(*map(Text, row), style=styles[index] if styles else "")
-    console.print(table)
-
-
-def _fitting(made: Sequence[Column], width: int) -> list[Column]:
-    kept = [column for column in made if any(column.cells)]
-    while sum(map(_width, kept)) + _GAP * len(kept) - _GAP > width:
-        least = min(kept, key=lambda column: column.keep)
-        if least.keep == ESSENTIAL:
-            break
-        kept.remove(least)
-    return kept
-
-
-def _head(column: Column) -> str:
-    """The head, over two lines where it is wider than what stands below."""
-    return column.head.replace(" ", "\n") if len(column.head) > max(map(len, column.cells)) else column.head
-
-
-def _width(column: Column) -> int:
-    return max(map(len, (*_head(column).split("\n"), *column.cells)))
-
-
 def _failures(results: Sequence[Result], console: Console) -> None:
     """What each case that has no time says of it; the first few."""
     for result in results[:_MOST_FAILURES]:
         reason = first_line(result.error or "")
         style = "red" if result.status in FAILED else "yellow"
-        _line(console, f"{result.status} {result.case.id}" + (f": {reason}" if reason else ""), style)
+        tell(console, f"{result.status} {result.case.id}" + (f": {reason}" if reason else ""), style)
     if len(results) > _MOST_FAILURES:
-        _line(console, f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")
-
-
-def _title(console: Console, text: str) -> None:
-    console.print()
-    _line(console, text, "bold")
-
-
-def _line(console: Console, text: str, style: str = "") -> None:
-    from rich.text import Text
-
-    # Text, not markup: names and errors may hold brackets.
-    console.print(Text(text, style=style))
+        tell(console, f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")

@@ -10,7 +10,7 @@ from harness.errors import InputError, Problem, nearest
 from harness.expressions import ExpressionError
 from harness.model import Case, Claim, Curve, Expectation, Timing
 from harness.scenario.definition import Definition, Op, Shape
-from harness.scenario.documents import Document, read
+from harness.scenario.documents import Document, KeyPath, read
 from harness.scenario.schema import Names, ScenarioKeys, validate
 from harness.scenario.shapes import expand, value
 
@@ -20,22 +20,37 @@ def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition
     problems: list[Problem] = []
     definitions: dict[str, Definition] = {}
     for path in paths:
-        try:
-            definition = _definition(read(path), catalogue)
-        except InputError as error:
-            problems += error.problems
-            continue
-        first = definitions.setdefault(definition.name, definition)
-        if first is not definition:
-            message = f"another scenario is named '{definition.name}' too: {first.file}"
-            problems.append(Problem(str(path), message, "rename one of the files"))
+        found, wrong = _definitions(path, catalogue)
+        problems += wrong
+        for definition in found:
+            first = definitions.setdefault(definition.name, definition)
+            if first is not definition:
+                message = f"another scenario is named '{definition.name}' too: {first.file}"
+                problems.append(Problem(str(path), message, "rename one of the files"))
+                break
     if problems:
         raise InputError(problems)
     return tuple(definitions.values())
 
 
+def _definitions(path: Path, catalogue: Mapping[str, Op]) -> tuple[list[Definition], list[Problem]]:
+    """The scenarios of one file that are right, and what is wrong with the others."""
+    found: list[Definition] = []
+    problems: list[Problem] = []
+    try:
+        documents = read(path)
+    except InputError as error:
+        return [], list(error.problems)
+    for document in documents:
+        try:
+            found.append(_definition(document, catalogue))
+        except InputError as error:
+            problems += error.problems
+    return found, problems
+
+
 def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
-    """The scenario in one file. Raises InputError with all of its problems."""
+    """The scenario in one document. Raises InputError with all of its problems."""
     names = _names(document.data, catalogue)
     keys, wrong, structure = validate(document, names)
     problems = [*document.problems, *structure]
@@ -47,6 +62,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
     if problems:
         raise InputError(_one_each(problems))
     return Definition(
+        name=document.name,
         file=document.file,
         title=keys.title,
         op=keys.op,
@@ -60,12 +76,16 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         tags=tuple(keys.tags),
         cache=keys.cache,
         timing=Timing(**keys.timing.model_dump()),
-        expect=tuple(
-            Expectation(v, metric, value) for v, least in keys.expect.items() for metric, value in least.items()
-        ),
+        expect=tuple(_floors(keys)),
         claims=tuple(Claim(**claim.model_dump()) for claim in keys.claims),
         curve=Curve(**keys.curve.model_dump()) if keys.curve else None,
     )
+
+
+def _floors(keys: ScenarioKeys) -> Iterator[Expectation]:
+    for variant, entries in keys.expect.items():
+        for entry in entries:
+            yield from (Expectation(variant, metric, least, entry.where) for metric, least in entry.floors.items())
 
 
 def _names(data: Mapping[str, object], catalogue: Mapping[str, Op]) -> Names:
@@ -86,12 +106,15 @@ def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:
 def _places(
     document: Document, keys: ScenarioKeys, dtypes: Sequence[str], shapes: Sequence[Shape]
 ) -> Iterator[Problem]:
-    """Claims about cases that this scenario doesn't have."""
+    """Claims and floors about cases that this scenario doesn't have."""
     groups = {Case(keys.op, "", dtype, shape, cache=keys.cache).group for dtype in dtypes for shape in shapes}
-    for index, claim in enumerate(keys.claims):
-        if not any(fnmatchcase(group, claim.where) for group in groups):
-            message = f"'{claim.where}' matches no case of this scenario"
-            yield document.problem(("claims", index, "where"), message, f"cases are such as {min(groups, default='')}")
+    globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
+    for variant, entries in keys.expect.items():
+        globs |= {("expect", variant, index): entry.where for index, entry in enumerate(entries)}
+    for path, where in globs.items():
+        if not any(fnmatchcase(group, where) for group in groups):
+            message = f"'{where}' matches no case of this scenario"
+            yield document.problem((*path, "where"), message, f"cases are such as {min(groups, default='')}")
 
 
 def _curve(document: Document, keys: ScenarioKeys, op: Op, shapes: Sequence[Shape]) -> Iterator[Problem]:

@@ -50,8 +50,9 @@ class Op(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A scenario file, checked: every name is known, every shape has all sizes of the op, in the op's order."""
+    """A scenario, checked: every name is known, every shape has all sizes of the op, in the op's order."""
 
+    name: str
     file: Path
     title: str
     op: str
@@ -68,10 +69,6 @@ class Definition:
     expect: tuple[Expectation, ...]
     claims: tuple[Claim, ...]
     curve: Curve | None
-
-    @property
-    def name(self) -> str:
-        return self.file.stem
 
     def cases(self, device: str) -> Iterator[Case]:
         """Every case, by dtype, then shape, then variant, the baseline first so that its number comes first."""

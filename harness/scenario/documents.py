@@ -1,4 +1,7 @@
-"""Scenario files on disk: finding them, and reading their YAML so that every key keeps its line."""
+"""Scenario files on disk: finding them, and reading their YAML so that every key keeps its line.
+
+A file holds one scenario, or several as YAML documents, which `---` parts from each other.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,6 @@ _EXPLANATIONS = (
     ("mapping values are not allowed", "a second ': ' in one line, or wrong indentation; quote text that holds ': '"),
     ("could not find expected ':'", "a key without ': ' after it, or a bracket or quote left open"),
     ("while parsing a flow", "a bracket is left open, or a comma is missing"),
-    ("single document", "only one document a file is allowed; '---' starts a second one"),
     ("alias", "'*' starts a reference to an anchor; quote the text"),
 )
 
@@ -44,7 +46,7 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """A bundled scenario in one line."""
+    """A bundled scenario file in one line."""
 
     name: str
     title: str
@@ -54,8 +56,12 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML mapping with the nodes it was made of. `problems` are those that leave the rest readable."""
+    """A YAML mapping with the nodes it was made of. `problems` are those that leave the rest readable.
 
+    name: of the scenario, '<stem>' of a file's only one, '<stem>.<op>' of several, '<stem>.<op>.2' of an op's second.
+    """
+
+    name: str
     file: Path
     data: dict[str, Any]
     root: yaml.Node
@@ -65,6 +71,8 @@ class Document:
         """A problem at `path`, with file, line and key. Where the last keys are missing, the line above them."""
         node, mark, key = self.root, self.root.start_mark, ""
         for part in path:
+            if isinstance(part, int) and isinstance(node, yaml.MappingNode):
+                continue  # keys are text: a single item stands here in the place of a list
             found = _child(node, part)
             if found is None:
                 key = _joined(key, part) if isinstance(node, yaml.MappingNode) else key
@@ -96,19 +104,23 @@ def find(names: Sequence[str]) -> list[Path]:
 
 def overview() -> list[Overview]:
     """The bundled scenarios, by name. Not checked, so that a listing is quick."""
-    documents = [read(file) for file in _bundled()]
-    return [
-        Overview(d.file.stem, str(d.data.get("title", "")), str(d.data.get("op", "")), tuple(d.data.get("tags", ())))
-        for d in documents
-    ]
+    return [_overview(file.stem, [document.data for document in read(file)]) for file in _bundled()]
 
 
-def read(file: Path) -> Document:
-    """The mapping in a YAML file. Raises InputError if there is none to be had."""
+def _overview(name: str, scenarios: Sequence[dict[str, Any]]) -> Overview:
+    ops = [str(scenario.get("op", "")) for scenario in scenarios]
+    tags = tuple(dict.fromkeys(tag for scenario in scenarios for tag in scenario.get("tags", ())))
+    if len(scenarios) == 1:
+        return Overview(name, str(scenarios[0].get("title", "")), ops[0], tags)
+    return Overview(name, f"{len(scenarios)} scenarios: {', '.join(dict.fromkeys(ops))}", "several", tags)
+
+
+def read(file: Path) -> tuple[Document, ...]:
+    """The mappings in a YAML file, one a document. Raises InputError if there is none to be had."""
     text = _text(file)
     try:
         _check_depth(file, text)
-        return _document(file, _Loader(text))
+        return _documents(file, _Loader(text))
     except yaml.MarkedYAMLError as error:
         mark, message = error.problem_mark, f"isn't valid YAML: {_reason(error)}"
         raise InputError([_problem(file, mark, "", message, _advice(error))]) from error
@@ -117,18 +129,45 @@ def read(file: Path) -> Document:
         raise InputError([Problem(str(file), message, _EXAMPLE)]) from error
 
 
-def _document(file: Path, loader: _Loader) -> Document:
+def _documents(file: Path, loader: _Loader) -> tuple[Document, ...]:
+    read_: list[tuple[yaml.Node, _Builder, dict[str, Any]]] = []
+    problems: list[Problem] = []
     try:
-        root = loader.get_single_node()
-        if root is None:
-            raise InputError([Problem(str(file), "is empty", _EXAMPLE)])
-        if not isinstance(root, yaml.MappingNode):
-            message = f"holds a {_kind(root)}; a scenario is a mapping of keys such as title, op and shapes"
-            raise InputError([_problem(file, root.start_mark, "", message, _EXAMPLE)])
-        builder = _Builder(file, loader)
-        return Document(file, builder.build(root), root, tuple(builder.problems))
+        # One by one: an anchor holds within its document.
+        while loader.check_node():
+            root = loader.get_node()
+            if isinstance(root, yaml.MappingNode):
+                builder = _Builder(file, loader)
+                read_.append((root, builder, builder.build(root)))
+            else:
+                problems.append(_no_scenario(file, root))
     finally:
         loader.dispose()
+    if not read_ and not problems:
+        problems = [Problem(str(file), "is empty", _EXAMPLE)]
+    if problems:
+        raise InputError(problems)
+    names = _names(file.stem, [data.get("op") for _, _, data in read_])
+    return tuple(
+        Document(name, file, data, root, tuple(builder.problems))
+        for name, (root, builder, data) in zip(names, read_, strict=True)
+    )
+
+
+def _no_scenario(file: Path, root: yaml.Node | None) -> Problem:
+    assert root is not None  # check_node() had said that there is one
+    if isinstance(root, yaml.ScalarNode) and not root.value:
+        return _problem(file, root.start_mark, "", "nothing stands between one '---' and the next", "take one away")
+    message = f"holds a {_kind(root)}; a scenario is a mapping of keys such as title, op and shapes"
+    return _problem(file, root.start_mark, "", message, _EXAMPLE)
+
+
+def _names(stem: str, ops: Sequence[object]) -> list[str]:
+    """A name for each scenario of a file, from what it gives as its op."""
+    if len(ops) == 1:
+        return [stem]
+    nth = [1 + ops[:index].count(op) for index, op in enumerate(ops)]
+    return [f"{stem}.{op}" + (f".{n}" if n > 1 else "") for op, n in zip(ops, nth, strict=True)]
 
 
 class _Builder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
     AfterValidator,
@@ -18,6 +18,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -165,6 +166,32 @@ class ClaimKeys(_Keys):
     text: str = Field(default="", description="The claim in words.")
 
 
+class FloorKeys(_Keys):
+    """Floors of a variant: what each metric must reach, all over or in some of the cases."""
+
+    speedup: Positive = Field(default=0.0, description="Times as fast as the baseline.")
+    bandwidth: Positive = Field(default=0.0, description="Effective bandwidth in B/s.")
+    of_peak: Positive = Field(default=0.0, description="Share of the library copy's bandwidth.")
+    of_ceiling: Positive = Field(default=0.0, description="Share of what a plain stream of the same bytes reaches.")
+    where: Text = Field(
+        default="*",
+        description="Glob on op/dtype/shape: the cases that the floors are for. The first entry that matches a case "
+        "and has the metric counts.",
+    )
+
+    @property
+    def floors(self) -> dict[Metric, float]:
+        """Those that were written."""
+        written: dict[Metric, float] = self.model_dump(include=self.model_fields_set - {"where"})  # type: ignore[assignment]
+        return written
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if not self.floors:
+            raise _refused("has no floor", f"allowed: {', '.join(sorted(FloorKeys.model_fields.keys() - {'where'}))}")
+        return self
+
+
 class CurveKeys(_Keys):
     """A figure over an expression, in place of one by shape. A curve of variants has tables over it, too."""
 
@@ -180,6 +207,8 @@ class CurveKeys(_Keys):
     )
 
 
+_Floors = Annotated[list[FloorKeys], Field(min_length=1)]
+Floors = Annotated[_Floors, BeforeValidator(_listed, json_schema_input_type=FloorKeys | _Floors)]
 Shapes = Annotated[
     Annotated[list[dict[str, Size]], Field(min_length=1), Tag("<list>")]
     | Annotated[Product, Tag("<product>")]
@@ -213,8 +242,10 @@ class ScenarioKeys(_Keys):
     timing: TimingKeys = Field(
         default_factory=TimingKeys, description="When to stop sampling, and when to give a case up."
     )
-    expect: dict[Measured, dict[Metric, Positive]] = Field(
-        default_factory=dict, description="Floors for the gate, by variant and metric, e.g. tuned: {of_ceiling: 0.95}."
+    expect: dict[Measured, Floors] = Field(
+        default_factory=dict,
+        description="Floors for the gate, by variant: metrics, or a list of them with a condition each, "
+        "e.g. tuned: [{of_ceiling: 0.95, where: '*/N1024'}, {of_ceiling: 0.9}].",
     )
     claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
     curve: CurveKeys | None = Field(default=None, description="A figure over an expression, in place of one by shape.")
@@ -222,7 +253,12 @@ class ScenarioKeys(_Keys):
 
 # Stand-ins for required keys that are missing or wrong, so that the rest can be checked all the same.
 _STAND_INS: dict[str, object] = {"title": "-", "op": "-", "shapes": [{}]}
-_NESTED: dict[object, type[_Keys]] = {"timing": TimingKeys, "claims": ClaimKeys, "curve": CurveKeys}
+_NESTED: dict[object, type[_Keys]] = {
+    "timing": TimingKeys,
+    "expect": FloorKeys,
+    "claims": ClaimKeys,
+    "curve": CurveKeys,
+}
 _NOT_IN_FILE = frozenset({"<list>", "<product>", "<zip>", "[key]"})
 _MUST = {
     "string_type": "must be text",

@@ -51,12 +51,13 @@ def test_content_options_and_architecture_make_the_key(cache, tmp_path):
     assert len(entries(cache)) == 8
 
 
-def test_a_changed_header_is_noticed(cache, tmp_path):
-    (tmp_path / "include").mkdir()
-    header = tmp_path / "include" / "own.cuh"
+@pytest.mark.parametrize("name", ["include/own.cuh", "own.cuh", "own.h"])
+def test_a_changed_header_is_noticed(cache, tmp_path, name):
+    header = tmp_path / name
+    header.parent.mkdir(exist_ok=True)
     header.write_text("#define ADDED 1\n")
     source = tmp_path / "k.cu"
-    source.write_text('#include "own.cuh"\nextern "C" __global__ void k(int* p) { *p += ADDED; }')
+    source.write_text(f'#include "{header.name}"\nextern "C" __global__ void k(int* p) {{ *p += ADDED; }}')
     before = cubin(source, {}, "sm_90")
     header.write_text("#define ADDED 2\n")
     assert cubin(source, {}, "sm_90") != before

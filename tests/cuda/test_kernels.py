@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -84,6 +84,19 @@ def told(op: str) -> ModuleType:
 
 def requests(monkeypatch: pytest.MonkeyPatch, op: Op, left_out: str = "") -> list[Request]:
     """What every CUDA variant compiles over dtypes but the one left out, shapes and alignments, by name."""
+    module = told(op.name)
+    others = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
+    own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in others]
+    dtypes = [dtype for dtype in op.dtypes if dtype != left_out]
+    cases = [
+        Case(op.name, variant.name, dtype, tuple(shape.items()))
+        for variant, dtype, shape in itertools.product(own, dtypes, module.COMPILED)
+    ]
+    return requested(monkeypatch, op, cases)
+
+
+def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) -> list[Request]:
+    """What these cases of the op compile, over alignments, by name."""
     found: set[Request] = set()
 
     def load(file: Path, _entry: str, macros: dict[str, str | int]) -> FakeKernel:
@@ -95,17 +108,13 @@ def requests(monkeypatch: pytest.MonkeyPatch, op: Op, left_out: str = "") -> lis
     monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
     monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
-    module = told(op.name)
-    others = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
-    own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in others]
-    dtypes = [dtype for dtype in op.dtypes if dtype != left_out]
-    for variant, dtype, shape in itertools.product(own, dtypes, module.COMPILED):
-        case = Case(op.name, variant.name, dtype, tuple(shape.items()))
+    for case in cases:
+        variant = op.variants[case.variant]
         if variant.unsupported and variant.unsupported(case):
             continue
         launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
         inputs, outputs = op.tensors(variant)
-        for tensors in alignments(inputs + outputs, shape, dtype):
+        for tensors in alignments(inputs + outputs, case.symbols, case.dtype):
             launch(tensors)
     return sorted(found, key=lambda request: request.name)
 

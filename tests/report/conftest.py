@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -175,3 +176,31 @@ def run(measured: Build, make_run: Callable[..., Run]) -> Run:
         claims=claims,
         cases=planned,
     )
+
+
+@pytest.fixture
+def apart() -> Callable[[Any, Path], list[Path]]:
+    """Takes the place of `save`."""
+    return _assert_apart
+
+
+def _assert_apart(drawing: Any, _path: Path) -> list[Path]:
+    """In place of `save`: texts of the laid-out figure must neither overlap nor leave it."""
+    drawing.draw_without_rendering()
+    boxes = list(_visible_boxes(drawing))
+    assert len(boxes) > 4
+    for (text, box), (other, another) in combinations(boxes, 2):
+        assert box.width * box.height == 0 or not box.overlaps(another), f"'{text}' lies on '{other}'"
+    for text, box in boxes:
+        assert -0.5 <= box.x0 < box.x1 <= drawing.bbox.x1 + 0.5, f"'{text}' is cut off"
+        assert -0.5 <= box.y0 < box.y1 <= drawing.bbox.y1 + 0.5, f"'{text}' is cut off"
+    return []
+
+
+def _visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
+    (axes,), (legend,) = drawing.axes, drawing.legends
+    # Only ticks in view are drawn; _update_ticks gives those.
+    ticks = [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
+    for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
+        if text.get_text().strip() and text.get_visible():
+            yield text.get_text(), text.get_window_extent()

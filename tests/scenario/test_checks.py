@@ -10,7 +10,7 @@ import pytest
 from harness.errors import InputError
 from harness.model import Claim, Curve, Expectation, Timing
 from harness.ops import Op
-from harness.scenario import Definition, load
+from harness.scenario import Definition, Selection, load, plan
 
 Write = Callable[..., Path]
 Refused = Callable[[str], list[tuple[str, str]]]
@@ -22,6 +22,7 @@ ONE = "shapes: [{M: 3, N: 4}]\n"
 def test_defaults(loaded: Loaded) -> None:
     definition = loaded(ONE)
     assert definition == Definition(
+        name="s",
         file=Path("s.yaml"),
         title="t",
         op="add",
@@ -39,7 +40,6 @@ def test_defaults(loaded: Loaded) -> None:
         claims=(),
         curve=None,
     )
-    assert definition.name == "s"
 
 
 def test_everything_that_a_file_may_say(loaded: Loaded) -> None:
@@ -56,7 +56,8 @@ tags: [a, b]
 cache: hot
 timing: {precision: 0.01, max_time: 1, timeout: 60}
 expect:
-  eager: {of_ceiling: 0.95, bandwidth: 1350e9}
+  eager: {bandwidth: 1350e9, of_ceiling: 0.95}
+  slow: [{of_ceiling: 0.9, where: "*/M3-*"}, {of_ceiling: 0.8, speedup: 2}]
 claims:
   - {row: R2, variant: fast, over: slow, metric: speedup, value: 2, hardware: A100, where: "*/M3-*", text: twice}
   - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
@@ -70,7 +71,13 @@ curve: {over: M * N, label: elements, by: M, littles_law: true}
     assert (definition.shows, definition.source, definition.rows) == ("what", "a text", ("R1", "O12"))
     assert (definition.dtypes, definition.tags, definition.cache) == (("float16",), ("a", "b"), "hot")
     assert definition.timing == Timing(precision=0.01, max_time=1.0, timeout=60.0)
-    assert definition.expect == (Expectation("eager", "of_ceiling", 0.95), Expectation("eager", "bandwidth", 1.35e12))
+    assert definition.expect == (
+        Expectation("eager", "bandwidth", 1.35e12),
+        Expectation("eager", "of_ceiling", 0.95),
+        Expectation("slow", "of_ceiling", 0.9, where="*/M3-*"),
+        Expectation("slow", "speedup", 2.0),
+        Expectation("slow", "of_ceiling", 0.8),
+    )
     assert definition.claims == (
         Claim("R2", "fast", "speedup", 2.0, "A100", over="slow", where="*/M3-*", text="twice"),
         Claim("R3", "fast", "time", 1.5e-6, "A10"),
@@ -99,7 +106,7 @@ tags: quick
 cache: warm
 timing: {precison: 1, precision: 2, max_time: true, timeout: .inf}
 expect:
-  fast: {of_ceilin: 0.9, time: quick}
+  fast: {of_ceilin: 0.9, of_peak: quick}
 claims:
   - {row: R1, variant: fsat, metric: speedupp, value: 0, hardware: A100}
   - {row: R1, variant: fast, metric: speedup, value: 1, hardware: A100}
@@ -124,8 +131,8 @@ claims:
         ("13: timing.precison", "unknown key 'precison'; did you mean 'precision'?"),
         ("13: timing.timeout", "must be a finite number, found inf"),
         ("15: expect.fast", "this scenario measures no variant 'fast'; allowed: slow"),
-        ("15: expect.fast.of_ceilin", "'of_ceilin' isn't known here; did you mean 'of_ceiling'?"),
-        ("15: expect.fast.time", "must be a number, found 'quick'"),
+        ("15: expect.fast.of_ceilin", "unknown key 'of_ceilin'; did you mean 'of_ceiling'?"),
+        ("15: expect.fast.of_peak", "must be a number, found 'quick'"),
         ("17: claims[0].metric", "'speedupp' isn't known here; did you mean 'speedup'?"),
         ("17: claims[0].value", "must be more than 0, found 0"),
         ("17: claims[0].variant", "op 'add' has no variant 'fsat'; did you mean 'fast'?"),
@@ -198,6 +205,34 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
 
 
 @pytest.mark.parametrize(
+    ("floors", "place", "said"),
+    [
+        ("0.9", "expect.fast", "must be a mapping, found 0.9"),
+        ("[]", "expect.fast", "must not be empty, found an empty list"),
+        (
+            "{where: '*'}",
+            "expect.fast",
+            "has no floor; allowed: bandwidth, of_ceiling, of_peak, speedup",
+        ),
+        ("{of_ceiling: }", "expect.fast.of_ceiling", "must be a number, found nothing"),
+        (
+            "{time: 1e-6}",
+            "expect.fast.time",
+            "unknown key 'time'; allowed: bandwidth, of_ceiling, of_peak, speedup, where",
+        ),
+        ("[{speedup: 1}, {speedup: 0}]", "expect.fast[1].speedup", "must be more than 0, found 0"),
+        (
+            "{speedup: 1, where: 'add/*/M4-*'}",
+            "expect.fast.where",
+            "'add/*/M4-*' matches no case of this scenario; cases are such as add/bfloat16/M3-N4",
+        ),
+    ],
+)
+def test_a_floor_that_holds_nothing_is_refused(refused: Refused, floors: str, place: str, said: str) -> None:
+    assert refused(f"title: t\nop: add\n{ONE}expect: {{fast: {floors}}}\n") == [(f"4: {place}", said)]
+
+
+@pytest.mark.parametrize(
     ("curve", "place", "said"),
     [
         ("{over: M * n, label: x}", "over", "'M * n' (with M = 3) uses 'n', which isn't a symbol here; allowed: M, N"),
@@ -232,3 +267,52 @@ def test_problems_of_all_files_come_together(write: Write, catalogue: dict[str, 
         load(files, catalogue)
     assert [problem.where for problem in caught.value.problems] == ["b.yaml:2", "c.yaml:1: title", "folder/a.yaml"]
     assert caught.value.problems[2].message == "another scenario is named 'a' too: a.yaml"
+
+
+SEVERAL = """\
+title: t
+op: add
+shapes: [{M: 3, N: 4}]
+---
+title: u
+op: shrink
+shapes: [{N: 8}]
+---
+title: v
+op: add
+shapes: [{M: 5, N: 6}]
+dtypes: [float16]
+"""
+
+
+def test_documents_of_a_file_are_scenarios_named_by_their_op(write: Write, catalogue: dict[str, Op]) -> None:
+    definitions = load([write(SEVERAL, "ci.yaml")], catalogue)
+    assert [(d.name, d.title, d.op, d.file) for d in definitions] == [
+        ("ci.add", "t", "add", Path("ci.yaml")),
+        ("ci.shrink", "u", "shrink", Path("ci.yaml")),
+        ("ci.add.2", "v", "add", Path("ci.yaml")),
+    ]
+    chosen = plan(definitions, catalogue, Selection("cuda"))
+    assert [scenario.name for scenario in chosen.scenarios] == ["ci.add", "ci.shrink", "ci.add.2"]
+    assert [job.case.id for job in chosen.jobs if job.case.variant == "fast"] == [
+        "add/fast/float32/M3-N4",
+        "add/fast/float16/M3-N4",
+        "add/fast/bfloat16/M3-N4",
+        "add/fast/float16/M5-N6",
+    ]
+
+
+def test_problems_of_all_documents_have_their_lines(refused: Refused) -> None:
+    assert refused(SEVERAL.replace("N: 8", "N: 0").replace("title: v", "titel: v")) == [
+        ("7: shapes[0].N", "a size must be 1 or more; found 0"),
+        ("9: titel", "unknown key 'titel'; did you mean 'title'?"),
+        ("9: title", "is missing; What is measured, in a few words."),
+    ]
+
+
+def test_a_file_of_several_is_told_once_if_its_names_are_taken(write: Write, catalogue: dict[str, Op]) -> None:
+    Path("folder").mkdir()
+    with pytest.raises(InputError) as caught:
+        load([write(SEVERAL, "ci.yaml"), write(SEVERAL, "folder/ci.yaml")], catalogue)
+    [problem] = caught.value.problems
+    assert (problem.where, problem.message) == ("folder/ci.yaml", "another scenario is named 'ci.add' too: ci.yaml")

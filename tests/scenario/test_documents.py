@@ -52,7 +52,9 @@ def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
         ("title: t\nshapes:\n\t- {M: 1}\n", "3", "indent with spaces"),
         ("title: t\nshapes: [{M: 1}\nop: add\n", "3", "a bracket is left open"),
         ("title: t\nop\nshapes: 1\n", "3", "a key without ': ' after it"),
-        ("title: t\n---\ntitle: u\n", "2", "only one document a file is allowed"),
+        ("title: t\n---\n- a\n", "3", "holds a list; a scenario is a mapping of keys"),
+        ("title: t\n---\n", "3", "nothing stands between one '---' and the next; take one away"),
+        ("title: t\n---\ntitle: u: v\n", "3", "quote text that holds ': '"),
         ("title: *bold*\n", "1", "quote the text"),
         ("title: \0\n", "s.yaml", "holds control characters"),
         ("[" * 100_000, "s.yaml", "is nested more than 20 levels deep"),
@@ -102,6 +104,12 @@ def test_anchors_and_a_byte_order_mark_are_fine(write: Write, catalogue: dict[st
     text = "\ufefftitle: t\nop: add\ndtypes: &d [float16]\ntags: *d\nshapes: [{M: 1, N: 2}]\n"
     [definition] = load([write(text)], catalogue)
     assert definition.dtypes == definition.tags == ("float16",)
+
+
+def test_an_anchor_holds_within_its_document(refused: Refused) -> None:
+    [(where, said)] = refused("title: t\ntags: &d [a]\n---\ntitle: u\ntags: *d\n")
+    assert where == "5"
+    assert "quote the text" in said
 
 
 def test_overview_names_the_bundled_scenarios() -> None:

@@ -25,7 +25,8 @@ def test_the_file_is_current() -> None:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
     assert file.read_text(encoding="utf-8").startswith("# yaml-language-server: $schema=schema.json\n")
-    jsonschema.Draft202012Validator(json_schema()).validate(read(file).data)
+    for document in read(file):
+        jsonschema.Draft202012Validator(json_schema()).validate(document.data)
 
 
 @pytest.mark.parametrize(
@@ -36,13 +37,16 @@ def test_bundled_scenarios_name_the_schema_and_fit_it(file: Any) -> None:
         {"shapes": {"product": {"N": [1]}, "zip": {"N": [1]}}},
         {"cach": "hot"},
         {"expect": {"tuned": {"speed": 1}}},
+        {"expect": {"tuned": [{"speedup": 1, "where": ""}]}},
+        {"expect": {"tuned": []}},
         {"timing": {"precision": 0}},
         {"curve": {"over": "N"}},
         {"variants": []},
     ],
 )
 def test_editors_mark_what_the_harness_refuses(change: dict[str, Any]) -> None:
-    good = {"title": "t", "op": "copy", "shapes": {"product": {"N": [1, "2**4"]}}}
+    floors = {"tuned": {"speedup": 1}, "eager": [{"of_ceiling": 0.9, "where": "*/N1"}, {"of_ceiling": 0.8}]}
+    good = {"title": "t", "op": "copy", "shapes": {"product": {"N": [1, "2**4"]}}, "expect": floors}
     validator = jsonschema.Draft202012Validator(json_schema())
     assert validator.is_valid(good)
     assert not validator.is_valid(good | change)

@@ -1,0 +1,91 @@
+"""`harness gate calibrate`: how noisy this machine is, and whether the gate would have cried wolf."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from harness.cli.gate import Device, MarginOption, MaxTime, Noise, Only, Ops, Precision, Seed, interruptible, request
+
+if TYPE_CHECKING:
+    from harness.gate import CaseNoise
+    from harness.verdict import GateRun
+
+EXAMPLES = "\b\nExamples:\n  harness gate calibrate\n  harness gate calibrate ci --blocks 10 --noise noise.json"
+
+
+def as_command() -> Any:
+    """The command as click runs it."""
+    app = typer.Typer(
+        rich_markup_mode=None, add_completion=False, context_settings={"help_option_names": ["-h", "--help"]}
+    )
+    app.command("calibrate", cls=TyperCommand, epilog=EXAMPLES)(command)
+    return typer.main.get_command(app)
+
+
+def command(
+    scenarios: Annotated[
+        list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate; 'ci' unless told.")
+    ] = None,
+    base: Annotated[str, typer.Option(metavar="REV", help="Revision to measure against itself.")] = "HEAD",
+    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to gate it against itself.")] = 5,
+    margin: MarginOption = None,
+    device: Device = None,
+    only: Only = None,
+    ops: Ops = None,
+    precision: Precision = None,
+    max_time: MaxTime = None,
+    seed: Seed = None,
+    noise: Noise = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for each block's gate run; none is kept unless told.")
+    ] = None,
+) -> None:
+    """Gate a revision against itself, and keep how far it seemed to differ.
+
+    The largest difference of a case is its noise floor on this machine: the gate takes no loss below it for one.
+    Whatever the gate says of these blocks but OK was noise; the table tells how often.
+    """
+    from harness import gate
+    from harness.cli.console import open_console
+    from harness.cli.gate_progress import Teller
+    from harness.report import gate as report
+
+    asked = request(base, scenarios or ["ci"], device, only, ops, precision, max_time, margin, seed, noise)
+    runs: list[GateRun] = []
+    with interruptible(), Teller(open_console(err=True)) as teller:
+        for made in gate.calibrate(asked, blocks, teller):
+            runs.append(made)
+            teller.say(f"block {len(runs)} of {blocks}: {made.seconds:.0f} s")
+            if output:
+                report.write(made, output / f"block-{len(runs):02}")
+    file, rows = gate.summary(runs, noise)
+    _print(rows)
+    typer.echo(f"kept in {file}", err=True)
+
+
+def _print(rows: Sequence[CaseNoise]) -> None:
+    """The noisiest case first, then how all blocks were decided."""
+    from rich.table import Table
+
+    from harness import units
+    from harness.cli.console import open_console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("case", overflow="fold")
+    for title in ("blocks", "median difference", "noise floor", "decided"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())
+        typical, floor = units.percent(row.typical, 2), units.percent(row.floor, 2)
+        table.add_row(row.case.id, str(row.blocks), typical, floor, decided)
+    console = open_console()
+    console.print(table)
+    total = Counter(outcome for row in rows for outcome in row.outcomes)
+    counts = ", ".join(f"{count} {name}" for name, count in total.most_common())
+    console.print(f"\n{total.total()} decisions on identical code: {counts or 'none'}", markup=False)

@@ -1,0 +1,101 @@
+"""Following a gate on standard error: what is compared, what is settled after how many pairs, and what goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from rich.console import Console
+
+from harness.cli.progress import Bar, outcome
+from harness.model import Job, Machine, Measurement
+from harness.verdict import Code, Decision, Side, Stage
+
+_MOST_NAMED = 5
+
+
+class Teller:
+    """Lines that stay; on a terminal with a bar below them, elsewhere with a line for each pair."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Bar(console, lambda: None) if console.is_terminal else None
+        self._labels: dict[Side, str] = {}
+        self._pairs = self._pair = 0
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.__exit__()
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Say what takes time, where it can be shown without filling a log."""
+        if self._bar:
+            self._bar.note(text)
+
+    def comparing(self, base: Code, now: Code, cases: int, machine: Machine) -> None:
+        """Print what is compared with what."""
+        self._labels = {"base": base.label, "now": now.label}
+        count = f"{cases} case{'' if cases == 1 else 's'}"
+        self.say(f"comparing {_code(now)} with {_code(base)}: {count} on {machine.name}")
+        if base.digest == now.digest:
+            self.say("both have the same code, so whatever differs is noise")
+
+    def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
+        """Start a bar of its own for each stage."""
+        self._pairs, self._pair, self._began = pairs, 0, time.monotonic()
+        if self._bar:
+            self._bar.planned(measurements, 0)
+        else:
+            self.say(f"{stage}: {pairs} pairs of processes, {measurements} measurements")
+
+    def started(self, job: Job, side: Side) -> None:
+        """Show the case in the bar."""
+        if self._bar:
+            self._bar.note(f"{job.case.id} ({self._labels[side]}, pair {self._pair + 1} of {self._pairs})")
+
+    def finished(self, measurement: Measurement, side: Side) -> None:
+        """Advance the bar. What isn't ok is told once, by the first pair that meets it."""
+        if self._bar:
+            self._bar.advance()
+        if measurement.status != "ok" and self._pair == 0:
+            self.say(f"{outcome(measurement, None)} ({self._labels[side]})")
+
+    def paired(self, first: Side) -> None:
+        """Print that a pair is done, where there is no bar."""
+        self._pair += 1
+        if not self._bar:
+            elapsed = time.monotonic() - self._began
+            self.say(f"  pair {self._pair} of {self._pairs} after {elapsed:.0f} s, {self._labels[first]} first")
+
+    def settled(self, pairs: int, decisions: Mapping[str, Decision], going: Sequence[str]) -> None:
+        """Print what the pairs told, and what they left open."""
+        outcomes = [decision.outcome for decision in decisions.values()]
+        cases = len(decisions.keys() | set(going))
+        counts = {
+            f"of {cases} clear": outcomes.count("ok") + outcomes.count("improved"),
+            "slower": outcomes.count("regressed"),
+            "undecided": 0 if going else outcomes.count("inconclusive"),
+            "to confirm": len(going),
+        }
+        told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        named = f": {', '.join(going[:_MOST_NAMED])}{' ...' if len(going) > _MOST_NAMED else ''}" if going else ""
+        self.say(f"after {pairs} pairs: {told or 'nothing to compare'}{named}")
+
+
+def _code(code: Code) -> str:
+    """A code as a user knows it: its label, and the commit unless that is the label."""
+    commit = code.revision[:10]
+    known = [] if not commit or code.revision.startswith(code.label) else [commit]
+    marks = ", ".join([*known, *(["changed"] if code.dirty else [])])
+    return f"{code.label} ({marks})" if marks else code.label

@@ -1,0 +1,86 @@
+"""`harness gate calibrate`: how far identical code differs here, and what the gate would have made of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.gate import _noise
+from harness.gate._cases import Cases
+from harness.gate._observer import Observer
+from harness.gate._paired import Request, Sides, Start, prepare, run
+from harness.gate._worktree import Repository
+from harness.model import Case
+from harness.verdict import CaseEvidence, GateRun, Outcome
+
+_Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CaseNoise:
+    """How far identical code has differed in one case. floor: the loss, as a share, that passes from now on.
+
+    typical: the median |mean| of its blocks, as a change. outcomes: what the gate made of this calibration's blocks.
+    """
+
+    case: Case
+    blocks: int
+    typical: float
+    floor: float
+    outcomes: tuple[Outcome, ...]
+
+
+def calibrate(request: Request, blocks: int, observer: Observer) -> Iterator[GateRun]:
+    """Gate `request.base` against itself, in two worktrees, `blocks` times; add each block to the noise floors.
+
+    A block is the screen's pairs. Each gate run is given as soon as it's done; it is decided with the noise floors that
+    were known before the first. Raises as `paired` does.
+    """
+    repository = Repository.find(request.plugins)
+    with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
+        again = replace(same, code=replace(same.code, label=f"{request.base} again"))
+        sides = _same(prepare(request, {"base": base, "now": again}, observer))
+        before = _noise.load(sides.machine, request.noise)
+        for block in range(blocks):
+            seed = None if request.seed is None else request.seed + block
+            made = run(replace(request, seed=seed), sides, before, Start.now())
+            means = {key: [mean] for case in made.cases if (key := _key(case)) and (mean := _mean(case)) is not None}
+            _noise.load(sides.machine, request.noise).add(means)
+            yield made
+
+
+def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tuple[CaseNoise, ...]]:
+    """The file of noise floors, and what is known of each case in the calibration's gate runs, the noisiest first."""
+    noise = _noise.load(runs[0].machine, file)
+    found: dict[_Key, list[CaseEvidence]] = {}
+    for made in runs:
+        for case in made.cases:
+            found.setdefault(_key(case), []).append(case)
+    rows = []
+    for key, cases in found.items():
+        if means := noise.blocks.get(key):
+            outcomes = tuple(case.decision.outcome for case in cases if case.decision)
+            floor = noise.margin(*key, asked=0.0).value
+            rows.append(CaseNoise(cases[0].case, len(means), statistics.median(map(abs, means)), floor, outcomes))
+    return noise.file, tuple(sorted(rows, key=lambda row: -row.floor))
+
+
+def _same(sides: Sides) -> Sides:
+    """Only what the revision knows."""
+    jobs = [job for job in sides.cases.jobs["now"] if job in sides.cases.jobs["base"]]
+    if not jobs:
+        raise UsageError(f"{sides.codes['base'].code.label} knows none of these cases", "calibrate a later revision")
+    return replace(sides, cases=Cases(sides.cases.scenarios, {"base": tuple(jobs), "now": tuple(jobs)}))
+
+
+def _key(found: CaseEvidence) -> _Key:
+    return found.case.id, next((m.timer for m in found.now if m.time is not None), "")
+
+
+def _mean(found: CaseEvidence) -> float | None:
+    """Mean change over the block's pairs."""
+    changes = [pair.change for pair in found.pairs if pair.stage == "screen"]
+    return statistics.fmean(changes) if changes else None

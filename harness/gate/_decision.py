@@ -1,0 +1,141 @@
+"""What pairs of measurements say about each case: the screen, the two looks of the confirmation, stored runs.
+
+Everything is a test of one number against one limit: the mean over fresh process pairs of ln(bandwidth now / base),
+against ln(1 - margin), with one-sided bounds by Student's t. `scripts/gate_simulation.py` says how often it errs.
+
+The two errors have levels of their own. A case that nobody slowed down and that fails anyway makes people switch a gate
+off, so REGRESSED is held to 1% for a loss of exactly the margin, over all cases and looks together. To pass a loss that
+is just above the margin costs little, so OK asks for 5% at each step. With one level of 1% for both, noise that slows
+20% of processes by 3% left 43% of unchanged cases undecided; with these it's 11%. A loss of 3% passes no more often.
+
+Nearly all of the 1% is spent at the second look. Few pairs show the spread of rare slow processes badly, and a large
+loss needs no generous level: split evenly, 9 in a million unchanged cases failed under that noise, now 1 or 2 (of two
+million blocks each; change the constants, and the script's number of blocks, to see it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.stats import Mean, Tested, count_to_tell, holm
+from harness.verdict import Decision, Margin, Outcome
+
+SCREEN_PAIRS = 3
+CONFIRM_PAIRS = 10
+"""Fresh pairs that each look of the confirmation adds."""
+LEAST_PAIRS = 3
+"""With fewer, a case gets no decision."""
+ALPHA = 0.01
+LOOK_ALPHAS = (0.001, 0.009)
+"""ALPHA, split over the looks: after Bonferroni, no more than all of it whatever the looks have in common."""
+LOOKS = len(LOOK_ALPHAS)
+PASS_LEVEL = 0.05
+TELL_POWER, TELL_MOST = 0.9, 200
+"""The number of pairs that would tell has this chance to, and ends at that number: it means as many or more."""
+
+
+def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
+    """Cases that the screen's pairs settle: the loss is clearly below the margin. None: a suspect, to be confirmed.
+
+    changes: of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect too.
+    """
+    means = _means(changes)
+    return {key: _passed(means[key], margins[key]) if key in means else None for key in changes}
+
+
+def looked(
+    changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin], look: int, suspects: int
+) -> dict[str, Decision]:
+    """Decide about suspects from their fresh pairs: all pairs of this look (1 or 2) and those before, not the screen's.
+
+    'inconclusive' goes on to the next look, and is the end after the last. suspects: how many cases Holm's method
+    counts: those that came into the confirmation, less those that an earlier look found regressed. (The chance that
+    was theirs passes on to the others: a closed test.) Cases with fewer than LEAST_PAIRS are left out of the answer.
+    """
+    return _confirmed(_means(changes), margins, LOOK_ALPHAS[look - 1], suspects)
+
+
+def stored(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision]:
+    """Decide once and for all from the pairs of two stored runs, at the whole of ALPHA.
+
+    Holm's method counts all cases: the same pairs can't first choose the suspects and then confirm them. With fewer
+    than CONFIRM_PAIRS a case may be found OK, never regressed; with fewer than LEAST_PAIRS it is left out.
+    """
+    means = _means(changes)
+    many = {key: mean for key, mean in means.items() if mean.count >= CONFIRM_PAIRS}
+    confirmed = _confirmed(many, margins, ALPHA, len(means))
+    few = {key: _passed(mean, margins[key]) or _undecided(mean, margins[key]) for key, mean in means.items()}
+    return few | confirmed
+
+
+def decided(
+    screen: Mapping[str, Sequence[float]], confirm: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]
+) -> dict[str, Decision]:
+    """The whole procedure on pairs that are there already: what a gate that measured just these would have decided.
+
+    confirm: enough pairs for all looks, for each case; only suspects' are looked at. A case is left out if its pairs
+    are too few.
+    """
+    decisions = {key: decision for key, decision in screened(screen, margins).items() if decision}
+    going = [key for key in screen if key not in decisions]
+    suspects = len(going)
+    for look in range(1, LOOKS + 1):
+        found = looked({key: confirm[key][: CONFIRM_PAIRS * look] for key in going}, margins, look, suspects)
+        decisions |= found
+        suspects -= sum(decision.outcome == "regressed" for decision in found.values())
+        going = [key for key, decision in found.items() if decision.outcome == "inconclusive"]
+        if not going:
+            break
+    return {key: decisions[key] for key in screen if key in decisions}
+
+
+def _means(changes: Mapping[str, Sequence[float]]) -> dict[str, Mean]:
+    return {key: Mean.of(values) for key, values in changes.items() if len(values) >= LEAST_PAIRS}
+
+
+def _passed(mean: Mean, margin: Margin) -> Decision | None:
+    """What so few pairs can say: OK or improved, or nothing."""
+    outcome = _passing(mean, margin)
+    return Decision(outcome, "screen", mean.value, *_bounds(mean, PASS_LEVEL), mean.count) if outcome else None
+
+
+def _undecided(mean: Mean, margin: Margin) -> Decision:
+    more = _pairs_to_tell(mean, margin, ALPHA)
+    return Decision("inconclusive", "screen", mean.value, *_bounds(mean, PASS_LEVEL), mean.count, pairs_to_tell=more)
+
+
+def _confirmed(
+    means: Mapping[str, Mean], margins: Mapping[str, Margin], alpha: float, family: int
+) -> dict[str, Decision]:
+    ps = [mean.p_below(margins[key].limit) for key, mean in means.items()]
+    tests = holm(ps, alpha, max(family, len(ps)))
+    return {
+        key: _tested(mean, margins[key], p, test) for (key, mean), p, test in zip(means.items(), ps, tests, strict=True)
+    }
+
+
+def _tested(mean: Mean, margin: Margin, p: float, test: Tested) -> Decision:
+    """`high` is at the level that Holm's method held p against: it lies below the limit where it's regressed."""
+    outcome: Outcome = "regressed" if test.rejected else _passing(mean, margin) or "inconclusive"
+    more = _pairs_to_tell(mean, margin, test.level) if outcome == "inconclusive" else None
+    return Decision(outcome, "confirm", mean.value, *_bounds(mean, test.level), mean.count, p, more)
+
+
+def _passing(mean: Mean, margin: Margin) -> Outcome | None:
+    """OK or improved; None if the loss may be as large as the margin."""
+    low = mean.low(PASS_LEVEL)
+    if low <= margin.limit:
+        return None
+    return "improved" if low > -margin.limit else "ok"
+
+
+def _bounds(mean: Mean, level: float) -> tuple[float, float]:
+    """Lower bound at the level for passing, upper bound at the one given: each is what its verdict rests on."""
+    return mean.low(PASS_LEVEL), mean.high(level)
+
+
+def _pairs_to_tell(mean: Mean, margin: Margin, level: float) -> int:
+    """Pairs of a confirmation that would show on which side of the limit the mean lies, were it where it is now."""
+    distance = mean.value - margin.limit
+    needed = count_to_tell(mean.deviation, abs(distance), PASS_LEVEL if distance > 0 else level, TELL_POWER, TELL_MOST)
+    return max(needed, CONFIRM_PAIRS)

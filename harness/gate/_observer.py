@@ -1,0 +1,34 @@
+"""What a gate tells while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from harness.model import Job, Machine, Measurement
+from harness.verdict import Code, Decision, Side, Stage
+
+
+class Observer(Protocol):
+    """Told what happens, from the thread that called."""
+
+    def note(self, text: str) -> None:
+        """Something takes time in which nothing is measured."""
+
+    def comparing(self, base: Code, now: Code, cases: int, machine: Machine) -> None:
+        """What is compared with what, before anything is measured."""
+
+    def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
+        """So many pairs of processes begin, with so many measurements in all."""
+
+    def started(self, job: Job, side: Side) -> None:
+        """A case is being measured."""
+
+    def finished(self, measurement: Measurement, side: Side) -> None:
+        """A case was measured."""
+
+    def paired(self, first: Side) -> None:
+        """A pair of processes is complete."""
+
+    def settled(self, pairs: int, decisions: Mapping[str, Decision], going: Sequence[str]) -> None:
+        """What the pairs have decided, by case id, and which cases go on."""

@@ -1,0 +1,144 @@
+"""`harness gate --base`: measure two codes in pairs of processes, and decide."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness import ceilings, devices, units
+from harness.gate import _decision, _noise
+from harness.gate._cases import Cases, common, wanted
+from harness.gate._evidence import Evidence
+from harness.gate._noise import Noise
+from harness.gate._observer import Observer
+from harness.gate._pairs import Pairs
+from harness.gate._procedure import Procedure
+from harness.gate._rules import findings
+from harness.gate._worktree import Checkout, Repository
+from harness.gate.floor import NEED_CEILINGS
+from harness.model import Ceilings, Machine
+from harness.ops import Catalogue
+from harness.scenario import Selection
+from harness.verdict import GateRun, Side
+from harness.workers import Workers
+
+_MOST_AHEAD = 4
+_CORES_AHEAD = 4  # for each process that loads torch
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compare and how. files: scenarios; plugins: more ops; selection: its device is one that works here.
+
+    margin: the loss that passes, as a share. seed: of the order within each pair, drawn if None. noise: the file of
+    noise floors, in the user's cache folder if None. command: the command line, program first.
+    """
+
+    base: str
+    files: tuple[Path, ...]
+    selection: Selection
+    plugins: tuple[Path, ...] = ()
+    margin: float = 0.01
+    seed: int | None = None
+    noise: Path | None = None
+    advisory: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a gate run began: for the record, and on a clock that only goes forward."""
+
+    text: str
+    seconds: float
+
+    @classmethod
+    def now(cls) -> Start:
+        """The moment of the call."""
+        return cls(datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two codes on one machine, and who is told. shared: who else used the device before anything ran."""
+
+    codes: Mapping[Side, Checkout]
+    machine: Machine
+    cases: Cases
+    shared: str
+    observer: Observer
+
+
+def paired(request: Request, observer: Observer) -> GateRun:
+    """Compare the working tree with the revision `request.base`.
+
+    Raises UsageError for what can't be compared as written, MachineError where the machine or the base can't give valid
+    numbers, KeyboardInterrupt on Ctrl-C; in any case the worktree is gone afterwards.
+    """
+    start = Start.now()
+    repository = Repository.find(request.plugins)
+    with repository.worktree(request.base, "base") as base:
+        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer)
+        return run(request, sides, _noise.load(sides.machine, request.noise), start)
+
+
+def prepare(request: Request, codes: Mapping[Side, Checkout], observer: Observer) -> Sides:
+    """Find out what there is to measure. Raises as `paired` does."""
+    device = devices.kinds()[request.selection.device]
+    shared = device.shared() or ""
+    asked = wanted(request.files, Catalogue(request.plugins), request.selection)
+    observer.note(f"asking {codes['base'].code.label} what it can measure")
+    base = codes["base"]
+    # In a process of its own: each of those that measure has the same past.
+    with Workers(device.kind, base.plugins, base.root) as workers:
+        surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
+    cases = common(asked, surveyed, request.selection)
+    sides = Sides(codes, device.machine(), cases, shared, observer)
+    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine)
+    return sides
+
+
+def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
+    """Screen and confirm once."""
+    seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
+    pairs = Pairs(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
+    label, scenarios = sides.codes["base"].code.label, sides.cases.scenarios
+    evidence = Evidence(label, scenarios, found, _ceilings(sides), sides.cases.broken, sides.shared)
+    return GateRun(
+        mode="paired",
+        base=sides.codes["base"].code,
+        now=sides.codes["now"].code,
+        machine=sides.machine,
+        scenarios=scenarios,
+        cases=found,
+        findings=findings(evidence),
+        seed=seed,
+        alpha=_decision.ALPHA,
+        started=start.text,
+        seconds=time.monotonic() - start.seconds,
+        command=("harness", *request.command[1:]),
+        advisory=request.advisory,
+    )
+
+
+def _ahead(machine: Machine) -> int:
+    """Processes that may load torch while another one measures: none where that would take cores from it."""
+    return 0 if devices.kinds()[machine.kind].on_host else max(1, min(_MOST_AHEAD, machine.cpu_count // _CORES_AHEAD))
+
+
+def _ceilings(sides: Sides) -> Ceilings | None:
+    """Those remembered for this machine, or measured now; None where no floor is over them."""
+    measured = {job.case.variant for job in sides.cases.jobs["now"]}
+    floors = [floor for scenario in sides.cases.scenarios for floor in scenario.expect if floor.variant in measured]
+    if not any(floor.metric in NEED_CEILINGS for floor in floors):
+        return None
+    if known := ceilings.recall(sides.machine):
+        return known
+    now = sides.codes["now"]
+    with Workers(sides.machine.kind, now.plugins, now.root) as workers:
+        return workers.ceilings(lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -1,0 +1,103 @@
+"""Pairs of fresh processes, one of each code, that measure the same cases one after the other."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from harness.gate._observer import Observer
+from harness.gate._worktree import Checkout
+from harness.model import Job, Measurement
+from harness.verdict import Pair, Side, Stage
+from harness.workers import Workers
+
+Jobs = Mapping[Side, Sequence[Job]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """One process: which side it measures, in which pair, and who goes first in that."""
+
+    side: Side
+    pair: int
+    first: Side
+
+
+@dataclass(slots=True)
+class Pairs:
+    """Measures pairs and keeps what comes of them. device: its kind.
+
+    draw: decides who goes first. ahead: start so many of the next processes while one measures; they load torch, which
+    takes seconds, and don't touch the device before their turn. measurements: of each side by case id, one a process.
+    """
+
+    device: str
+    codes: Mapping[Side, Checkout]
+    draw: random.Random
+    ahead: int
+    observer: Observer
+    measurements: dict[Side, dict[str, list[Measurement]]] = field(
+        default_factory=lambda: {"base": defaultdict(list), "now": defaultdict(list)}
+    )
+    pairs: dict[str, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+    _begun: int = 0
+
+    def changes(self, cases: Sequence[str], stage: Stage) -> dict[str, list[float]]:
+        """ln(bandwidth now / base) of each pair of the stage, by case."""
+        return {case: [pair.change for pair in self.pairs[case] if pair.stage == stage] for case in cases}
+
+    def measure(self, stage: Stage, count: int, jobs: Jobs) -> None:
+        """Measure `count` pairs. jobs: what each side knows, common cases first and in the same order."""
+        turns = [turn for turn in self._turns(count) if jobs[turn.side]]
+        self.observer.planned(stage, count, sum(len(jobs[turn.side]) for turn in turns))
+        with ExitStack() as stack:
+            workers = [stack.enter_context(self._workers(turn.side)) for turn in turns]
+            for index, turn in enumerate(turns):
+                for following in workers[index + 1 : index + 1 + self.ahead]:
+                    following.begin()
+                found = dict(self._process(turn, workers[index], jobs[turn.side]))
+                workers[index].restart()
+                for case, measurement in found.items():
+                    self.measurements[turn.side][case].append(measurement)
+                if turn.side != turn.first:
+                    self._pair(found, turn, stage)
+
+    def _turns(self, count: int) -> Iterator[_Turn]:
+        for pair in range(self._begun, self._begun + count):
+            first: Side = self.draw.choice(("base", "now"))
+            yield _Turn(first, pair, first)
+            yield _Turn("now" if first == "base" else "base", pair, first)
+        self._begun += count
+
+    def _workers(self, side: Side) -> Workers:
+        return Workers(self.device, self.codes[side].plugins, self.codes[side].root)
+
+    def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
+        for job in jobs:
+            self.observer.started(job, turn.side)
+            measurement = workers.measure(job, turn.pair)
+            self.observer.finished(measurement, turn.side)
+            yield job.case.id, measurement
+
+    def _pair(self, second: Mapping[str, Measurement], turn: _Turn, stage: Stage) -> None:
+        """Join what the second process of a pair found with what the first one did."""
+        of_first = self.measurements[turn.first]
+        for case, measurement in second.items():
+            if case not in of_first:
+                continue
+            sides = (of_first[case][-1], measurement)
+            base, now = sides if turn.first == "base" else reversed(sides)
+            if pair := paired(base, now, turn.first, stage):
+                self.pairs[case].append(pair)
+        self.observer.paired(turn.first)
+
+
+def paired(base: Measurement, now: Measurement, first: Side, stage: Stage) -> Pair | None:
+    """A case of two processes; None if either has no time for it."""
+    if base.time is None or now.time is None:
+        return None
+    before, after = (m.work.moved if m.work else 0 for m in (base, now))
+    return Pair(base.time, now.time, first, stage, after / before if before and after else 1.0)

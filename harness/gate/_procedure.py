@@ -1,0 +1,89 @@
+"""Screen and confirm: which pairs to measure next, and when a case has been decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from harness.gate import _decision
+from harness.gate._cases import Cases, is_control
+from harness.gate._noise import Noise
+from harness.gate._observer import Observer
+from harness.gate._pairs import Pairs
+from harness.model import Job
+from harness.verdict import CaseEvidence, Decision, Margin
+
+
+@dataclass(slots=True)
+class Procedure:
+    """A few pairs of everything, then more of what they leave open. asked: the loss that passes, as a share."""
+
+    pairs: Pairs
+    cases: Cases
+    asked: float
+    noise: Noise
+    observer: Observer
+    margins: dict[str, Margin] = field(default_factory=dict)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+
+    def carry_out(self) -> tuple[CaseEvidence, ...]:
+        """Measure and decide. Gives the evidence case by case, in the order of the plan."""
+        known = {job.case.id for job in self.cases.jobs["base"]}
+        shared = [job for job in self.cases.jobs["now"] if job.case.id in known]
+        going = self._screen([job.case.id for job in shared])
+        self._confirm(shared, going)
+        return tuple(self._evidence())
+
+    def _screen(self, keys: Sequence[str]) -> list[str]:
+        """Cases that the screen leaves open."""
+        if any(self.cases.jobs.values()):
+            self.pairs.measure("screen", _decision.SCREEN_PAIRS, self.cases.jobs)
+        self.margins = {key: self.noise.margin(key, self._timer(key), self.asked) for key in keys}
+        changes = self.pairs.changes(keys, "screen")
+        self.decisions = {key: made for key, made in _decision.screened(changes, self.margins).items() if made}
+        enough = [key for key in keys if len(changes[key]) >= _decision.LEAST_PAIRS]
+        going = [key for key in enough if key not in self.decisions]
+        self.observer.settled(_decision.SCREEN_PAIRS, self.decisions, going)
+        return going
+
+    def _confirm(self, shared: Sequence[Job], going: Sequence[str]) -> None:
+        """Measure suspects anew, beside the controls, which tell whether the machine has moved."""
+        controls = [job.case.id for job in shared if is_control(job.case) and job.case.id in self.margins]
+        suspects = [key for key in going if key not in controls]
+        if not suspects:
+            # A control alone condemns nobody, so it isn't worth more pairs.
+            self.decisions |= _decision.stored(self.pairs.changes(going, "screen"), self.margins)
+            return
+        family = len(suspects)
+        for look in range(1, _decision.LOOKS + 1):
+            jobs = [job for job in shared if job.case.id in (*suspects, *controls)]
+            self.pairs.measure("confirm", _decision.CONFIRM_PAIRS, {"base": jobs, "now": jobs})
+            found = _decision.looked(self.pairs.changes(suspects, "confirm"), self.margins, look, family)
+            watched = _decision.looked(self.pairs.changes(controls, "confirm"), self.margins, look, len(controls))
+            self.decisions |= found | watched
+            family -= sum(decision.outcome == "regressed" for decision in found.values())
+            suspects = [key for key, decision in found.items() if decision.outcome == "inconclusive"]
+            last = look == _decision.LOOKS
+            self.observer.settled(look * _decision.CONFIRM_PAIRS, found, [] if last else suspects)
+            if not suspects:
+                break
+
+    def _timer(self, key: str) -> str:
+        """How the case was timed; empty if it wasn't."""
+        return next((m.timer for m in self.pairs.measurements["now"][key] if m.time is not None), "")
+
+    def _evidence(self) -> Iterator[CaseEvidence]:
+        scenarios = {case: s.name for s in reversed(self.cases.scenarios) for case in s.cases}
+        measured = self.pairs.measurements
+        for job in self.cases.all:
+            key = job.case.id
+            yield CaseEvidence(
+                case=job.case,
+                scenario=scenarios.get(key, ""),
+                base=tuple(measured["base"].get(key, ())),
+                now=tuple(measured["now"].get(key, ())),
+                pairs=tuple(self.pairs.pairs.get(key, ())),
+                margin=self.margins.get(key, Margin(self.asked)),
+                control=is_control(job.case),
+                decision=self.decisions.get(key),
+            )

@@ -1,0 +1,113 @@
+"""`harness gate REF RUN`: the same decision from two stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness import compare
+from harness.gate import _decision, _noise
+from harness.gate._cases import is_control
+from harness.gate._evidence import Evidence
+from harness.gate._paired import Start
+from harness.gate._pairs import paired
+from harness.gate._rules import findings
+from harness.model import Result, Run
+from harness.verdict import CaseEvidence, Code, Finding, GateRun, Pair
+
+
+def stored(  # noqa: PLR0913 - the command line passes all of it, by name
+    reference: tuple[Path, Run],
+    run: tuple[Path, Run],
+    *,
+    margin: float = 0.01,
+    noise: Path | None = None,
+    advisory: bool = False,
+    command: tuple[str, ...] = (),
+) -> GateRun:
+    """Compare two runs, each given with its folder, by their processes of the same index.
+
+    Runs that can't be compared give a gate run that is refused, unless it is advisory: then differences are notes.
+    """
+    start = Start.now()
+    (before_at, before), (after_at, after) = reference, run
+    differences = tuple(_differences(before, after))
+    refused = () if advisory else differences
+    cases = () if refused else tuple(_cases(before, after, margin, noise))
+    scenarios = after.header.scenarios
+    evidence = Evidence(str(before_at), scenarios, cases, after.ceilings)
+    notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in differences)
+    return GateRun(
+        mode="stored",
+        base=_code(before_at, before),
+        now=_code(after_at, after),
+        machine=after.header.machine,
+        scenarios=scenarios,
+        cases=cases,
+        findings=() if refused else (*findings(evidence), *notes),
+        seed=None,
+        alpha=_decision.ALPHA,
+        started=start.text,
+        seconds=Start.now().seconds - start.seconds,
+        command=("harness", *command[1:]),
+        advisory=advisory,
+        refused=refused,
+    )
+
+
+def _differences(before: Run, after: Run) -> Iterator[str]:
+    """Why a change between the two runs need not be one of the code, one sentence each."""
+    yield from compare.mismatches(before, after)
+    for name, run in (("the reference", before), ("the run", after)):
+        if not run.header.finished:
+            yield f"{name} isn't finished: go on with it by --resume"
+        if run.header.git_dirty:
+            yield f"{name} was measured with changes that weren't committed"
+        if run.losses:
+            yield f"{name} has lost results: {run.losses[0]}"
+    if before.header.plan != after.header.plan:
+        yield f"the scenarios, cases or timing differ: {_plans(before, after)}"
+
+
+def _plans(before: Run, after: Run) -> str:
+    old, new = (dict.fromkeys(c for s in run.header.scenarios for c in s.cases) for run in (before, after))
+    gone, added = [c for c in old if c not in new], [c for c in new if c not in old]
+    sides = {"the reference": gone, "the run": added}
+    texts = [f"only in {where}: {cases[0]}{_more(cases)}" for where, cases in sides.items() if cases]
+    return "; ".join(texts) or "the same cases, timed or described otherwise"
+
+
+def _more(cases: list[str]) -> str:
+    return f" and {len(cases) - 1} more" if len(cases) > 1 else ""
+
+
+def _cases(before: Run, after: Run, asked: float, file: Path | None) -> Iterator[CaseEvidence]:
+    noise = _noise.load(after.header.machine, file)
+    old, new = ({result.case.id: result for result in run.results} for run in (before, after))
+    timers = {key: next((m.timer for m in result.measurements if m.time), "") for key, result in new.items()}
+    margins = {key: noise.margin(key, timers.get(key, ""), asked) for key in old | new}
+    pairs = {key: tuple(_pairs(old[key], new[key])) for key in old if key in new}
+    decisions = _decision.stored({key: [p.change for p in found] for key, found in pairs.items()}, margins)
+    scenarios = {case: s.name for s in reversed(after.header.scenarios) for case in s.cases}
+    for key, result in (new | old).items():
+        yield CaseEvidence(
+            case=result.case,
+            scenario=scenarios.get(key, ""),
+            base=old[key].measurements if key in old else (),
+            now=new[key].measurements if key in new else (),
+            pairs=pairs.get(key, ()),
+            margin=margins[key],
+            control=is_control(result.case),
+            decision=decisions.get(key),
+        )
+
+
+def _pairs(before: Result, after: Result) -> Iterator[Pair]:
+    later = {m.process: m for m in after.measurements}
+    for m in before.measurements:
+        if m.process in later and (pair := paired(m, later[m.process], "base", "screen")):
+            yield pair
+
+
+def _code(folder: Path, run: Run) -> Code:
+    return Code(str(folder), run.header.git_revision, run.header.git_dirty, run.header.source)

@@ -1,0 +1,179 @@
+"""The two codes that a gate compares: what lies in the working tree, and a revision in a worktree of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from harness import paths, source
+from harness.errors import MachineError, UsageError
+from harness.verdict import Code
+
+_GIT_TIMEOUT = 120
+_GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
+
+
+@dataclass(frozen=True, slots=True)
+class Checkout:
+    """A code that can be measured. root: where its package lies, None for the installation that runs.
+
+    plugins: its own files with more ops.
+    """
+
+    code: Code
+    root: Path | None
+    plugins: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """The git repository that holds what is compared: the harness itself, or else the user's own ops."""
+
+    top: Path
+    plugins: tuple[Path, ...]
+
+    @classmethod
+    def find(cls, plugins: Sequence[Path]) -> Repository:
+        """The repository that the harness lies in; if it was installed, the one that the plug-ins lie in.
+
+        Raises UsageError if there is none.
+        """
+        files = tuple(plugin.resolve() for plugin in plugins)
+        homes = [_top(file) for file in (Path(source.__file__).resolve(), *files)]
+        top = next(filter(None, homes), None)
+        if top is None:
+            raise UsageError(
+                "--base needs a git checkout, and neither the harness nor a file of --ops lies in one",
+                "clone the harness's repository and 'pip install -e' it, or judge stored runs: harness gate REF RUN",
+            )
+        return cls(top, files)
+
+    @property
+    def package(self) -> Path | None:
+        """Where in the repository the folder with the harness lies, if it does."""
+        own = Path(source.__file__).resolve()
+        return own.parents[1].relative_to(self.top) if _top(own) == self.top else None
+
+    def working_tree(self) -> Checkout:
+        """The code that runs now."""
+        root = None if self.package is None else self.top / self.package
+        changed = _git(self.top, "status", "--porcelain", "--", *self._judged())
+        code = Code("the working tree", self.commit("HEAD"), bool(changed), source.digest(self.plugins, root))
+        return Checkout(code, root, self.plugins)
+
+    def commit(self, rev: str) -> str:
+        """The full hash of a revision. Raises UsageError if there is no such revision here."""
+        try:
+            return _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}").strip()
+        except UsageError as error:
+            raise UsageError(
+                f"{self.top}: git knows no revision '{rev}'",
+                "name a branch, tag or commit; a clone that was cut short has it after 'git fetch --unshallow' "
+                "(in a workflow: fetch-depth: 0)",
+            ) from error
+
+    @contextmanager
+    def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
+        """A revision checked out in a worktree of its own, which is taken away in the end, whatever happens.
+
+        It lies in the same place each time, since compiled kernels are kept by their path too. Raises UsageError for an
+        unknown revision and one without a harness, MachineError if there is no room for it.
+        """
+        commit = self.commit(rev)
+        with _slot(self.top, side) as folder:
+            try:
+                self._remove(folder)  # What a gate that was killed has left.
+                _git(self.top, "worktree", "add", "--detach", str(folder), commit)
+                yield self._checkout(folder, rev, commit)
+            finally:
+                self._remove(folder)
+
+    def _checkout(self, folder: Path, rev: str, commit: str) -> Checkout:
+        root = None if self.package is None else folder / self.package
+        if root and not (root / "harness" / "worker.py").is_file():
+            raise UsageError(f"revision '{rev}' has no harness to measure with", "take a later one as the base")
+        # A plug-in that lies elsewhere is the same for both; one that the revision doesn't have yet brings new cases.
+        moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
+        plugins = tuple(plugin for plugin in moved if plugin.is_file())
+        return Checkout(Code(rev, commit, False, source.digest(plugins, root)), root, plugins)
+
+    def _judged(self) -> list[str]:
+        """What is compared, as git names it."""
+        own = [] if self.package is None else [self.package / "harness", self.package / "kernels"]
+        return [*map(str, own), *(str(p.parent) for p in self.plugins if p.is_relative_to(self.top))]
+
+    def _remove(self, folder: Path) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+        # Not `prune`: it would forget other worktrees whose folders aren't there now. Fails where there was none.
+        with suppress(UsageError):
+            _git(self.top, "worktree", "remove", "--force", str(folder))
+
+
+@contextmanager
+def _slot(top: Path, side: str) -> Iterator[Path]:
+    """A folder for a worktree, the same each time, unless another gate has it just now."""
+    home = paths.cache().resolve() / "worktrees" / hashlib.sha256(str(top).encode()).hexdigest()[:12]
+    for number in itertools.count():
+        folder = home / (side if number == 0 else f"{side}-{number}")
+        with _open(folder.with_suffix(".lock")) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield folder
+            return
+
+
+def _open(file: Path) -> IO[str]:
+    """The file, made if need be. Raises MachineError if it can't be."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file.open("w")
+    except OSError as error:
+        advice = "make room, or name another folder in HARNESS_CACHE"
+        raise MachineError(f"{file}: can't be written: {error.strerror}", advice) from error
+
+
+def _top(file: Path) -> Path | None:
+    """The top of the repository that tracks the file, if there is one."""
+    try:
+        # A package installed below somebody's project is no part of it, as source.revision says too.
+        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        return Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
+    except UsageError:
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """What git prints. Raises UsageError with what it complains about, MachineError if it can't be run."""
+    # Without the user's hooks, which may do anything to a new worktree.
+    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
+    # What git sets for its own hooks, one of which may have started the gate, would name another repository.
+    environment = {name: value for name, value in os.environ.items() if name not in _GIT_LOCATIONS}
+    try:
+        # In a session of its own, so that a second Ctrl-C can't stop the cleaning up.
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_GIT_TIMEOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise MachineError("git isn't installed", "install it: --base takes a revision from git") from error
+    except subprocess.TimeoutExpired as error:
+        raise MachineError(f"git {arguments[0]} took longer than {_GIT_TIMEOUT} s", "look for a hanging git") from error
+    if done.returncode:
+        raise UsageError(f"git {arguments[0]} failed: {done.stderr.strip()}", "")
+    return done.stdout

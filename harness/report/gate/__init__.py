@@ -1,0 +1,58 @@
+"""A gate run as files to read. One format a file, found by its name; a file that starts with `_` is a helper.
+
+A format has `write(run, folder) -> list[Path]`. `terminal` draws on a console; `github` makes annotations.
+Nothing here loads matplotlib or jinja until it is used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+from harness.report import into
+from harness.verdict import GateRun
+
+SUMMARY = "GITHUB_STEP_SUMMARY"
+
+
+class Format(Protocol):
+    """What a file in this folder offers."""
+
+    def write(self, run: GateRun, folder: Path) -> list[Path]:
+        """Write the run's files into `folder`, which exists. Gives their paths."""
+
+
+def write(run: GateRun, folder: Path) -> list[Path]:
+    """Write every format of a gate run into its folder, which is made if need be. Gives the paths written.
+
+    Raises MachineError where the folder can't be written.
+    """
+    with into(folder):
+        return [path for module in _formats() for path in module.write(run, folder)]
+
+
+def publish(run: GateRun, environ: Mapping[str, str]) -> None:
+    """Tell GitHub, where it asks for it: the page as the step's summary, and annotations on standard output.
+
+    `environ` is the process's environment. A summary that can't be written is told in an annotation: it changes nothing
+    about the verdict.
+    """
+    from harness.report.gate import github, markdown
+
+    lines = github.lines(run) if environ.get("GITHUB_ACTIONS") == "true" else []
+    if summary := environ.get(SUMMARY):
+        try:
+            markdown.append(run, Path(summary))
+        except OSError as error:
+            lines.append(github.command("warning", "summary", f"{summary}: can't be written: {error.strerror}"))
+    sys.stdout.writelines(f"{line}\n" for line in lines)
+    sys.stdout.flush()
+
+
+def _formats() -> list[Format]:
+    names = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return [cast(Format, module) for module in modules if hasattr(module, "write")]

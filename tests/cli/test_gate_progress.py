@@ -1,0 +1,93 @@
+"""What a gate tells while it works."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+from rich.console import Console
+
+from harness.cli.gate_progress import Teller
+from harness.model import Job, Machine, Measurement
+from harness.verdict import Code, Decision, Outcome
+
+BASE = Code("main", "0123456789abcdef", False, "b" * 64)
+NOW = Code("the working tree", "fedcba9876543210", True, "a" * 64)
+
+
+@pytest.fixture
+def tell(machine: Machine) -> Callable[..., tuple[Teller, io.StringIO]]:
+    def make(terminal: bool = False, base: Code = BASE) -> tuple[Teller, io.StringIO]:
+        drawn = io.StringIO()
+        teller = Teller(Console(file=drawn, force_terminal=terminal, width=200))
+        teller.comparing(base, NOW, 12, machine)
+        return teller, drawn
+
+    return make
+
+
+def decided(*outcomes: Outcome) -> dict[str, Decision]:
+    return {f"case{i}": Decision(outcome, "screen", 0.0, 0.0, 0.0, 4) for i, outcome in enumerate(outcomes)}
+
+
+def test_the_first_line_says_what_is_compared_with_what(tell: Callable[..., tuple[Teller, io.StringIO]]) -> None:
+    _, drawn = tell()
+    expected = "comparing the working tree (fedcba9876, changed) with main (0123456789): 12 cases on A processor\n"
+    assert drawn.getvalue() == expected
+
+
+def test_identical_code_and_a_commit_as_its_own_name_are_told(
+    tell: Callable[..., tuple[Teller, io.StringIO]],
+) -> None:
+    _, drawn = tell(base=Code("0123456", "0123456789abcdef", False, "a" * 64))
+    assert " with 0123456: " in drawn.getvalue()
+    assert drawn.getvalue().endswith("both have the same code, so whatever differs is noise\n")
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "going", "line"),
+    [
+        (["ok"] * 11 + ["improved"], [], "after 4 pairs: 12 of 12 clear"),
+        (["ok"] * 10, ["a", "b"], "after 4 pairs: 10 of 12 clear, 2 to confirm: a, b"),
+        (["ok"], list("abcdef"), "after 4 pairs: 1 of 7 clear, 6 to confirm: a, b, c, d, e ..."),
+        (["regressed", "inconclusive"], [], "after 4 pairs: 1 slower, 1 undecided"),
+        ([], [], "after 4 pairs: nothing to compare"),
+    ],
+)
+def test_what_the_pairs_told(
+    tell: Callable[..., tuple[Teller, io.StringIO]], outcomes: list[Outcome], going: list[str], line: str
+) -> None:
+    teller, drawn = tell()
+    teller.settled(4, decided(*outcomes), going)
+    assert drawn.getvalue().splitlines()[-1] == line
+
+
+def test_a_log_has_a_line_for_each_pair(tell: Callable[..., tuple[Teller, io.StringIO]]) -> None:
+    teller, drawn = tell()
+    teller.planned("screen", 2, 48)
+    teller.paired("now")
+    *_, stage, pair = drawn.getvalue().splitlines()
+    assert stage == "screen: 2 pairs of processes, 48 measurements"
+    assert pair == "  pair 1 of 2 after 0 s, the working tree first"
+
+
+def test_what_fails_is_told_once(tell: Callable[..., tuple[Teller, io.StringIO]], job: Callable[..., Job]) -> None:
+    teller, drawn = tell()
+    teller.planned("screen", 2, 4)
+    for _ in range(2):
+        teller.finished(Measurement(job("abort").case, "crashed", error="killed by signal SIGABRT\nand more"), "now")
+        teller.paired("base")
+    told = [line for line in drawn.getvalue().splitlines() if "crashed" in line]
+    assert told == ["fault/abort/float32/N4096 crashed: killed by signal SIGABRT (the working tree)"]
+
+
+def test_a_terminal_shows_a_bar_with_the_case_and_the_pair(
+    tell: Callable[..., tuple[Teller, io.StringIO]], job: Callable[..., Job]
+) -> None:
+    teller, drawn = tell(terminal=True)
+    with teller:
+        teller.planned("screen", 4, 8)
+        teller.started(job("fine"), "base")
+    assert "0/8" in drawn.getvalue()
+    assert "fault/fine/float32/N4096 (main, pair 1 of 4)" in drawn.getvalue()

@@ -1,0 +1,55 @@
+"""Evidence with round numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.model import Case, Measurement, Work
+from harness.verdict import CaseEvidence, Decision, Margin, Outcome, Pair, change
+
+N = 2**20
+
+
+@pytest.fixture
+def case() -> Callable[..., Case]:
+    def make(variant: str = "tuned", op: str = "prelu", n: int = N) -> Case:
+        return Case(op, variant, "float32", (("N", n),))
+
+    return make
+
+
+@pytest.fixture
+def measured(case: Callable[..., Case]) -> Callable[..., Measurement]:
+    """A measurement of 8 MiB in `seconds`; with a status other than ok it has no time."""
+
+    def make(seconds: float = 1e-3, of: Case | None = None, **fields: object) -> Measurement:
+        samples = (seconds,) if fields.get("status", "ok") == "ok" else ()
+        known = {"samples": samples, "timer": "graph", "work": Work(4 * N, 4 * N), "traffic": Work(4 * N, 4 * N)}
+        return Measurement(of or case(), **{"status": "ok", **known, **fields})
+
+    return make
+
+
+@pytest.fixture
+def evidence(case: Callable[..., Case], measured: Callable[..., Measurement]) -> Callable[..., CaseEvidence]:
+    """A case of four pairs that lost `loss`, a share, and was decided so; whatever else is given as it is."""
+
+    def make(
+        outcome: Outcome | None = "ok", loss: float = 0.0, of: Case | None = None, **fields: object
+    ) -> CaseEvidence:
+        found = change(-loss)
+        decision = Decision(outcome, "screen", found, found - 0.01, found + 0.01, 4) if outcome else None
+        known = {
+            "case": of or case(),
+            "scenario": "prelu",
+            "base": (measured(of=of),) * 4,
+            "now": (measured(of=of),) * 4,
+            "pairs": (Pair(1e-3, 1e-3, "base", "screen"),) * 4,
+            "margin": Margin(0.01),
+            "decision": decision,
+        }
+        return CaseEvidence(**{**known, **fields})
+
+    return make

@@ -1,0 +1,82 @@
+"""Calibration: blocks of a code against itself, and what is kept of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import gate
+from harness.errors import UsageError
+from harness.gate import _calibrate, _noise
+from harness.gate._cases import Cases
+from harness.gate._paired import Request, Sides
+from harness.gate._worktree import Checkout, Repository
+from harness.model import Case, Job, Machine, Measurement
+from harness.scenario import Selection
+from harness.verdict import CaseEvidence, Code, GateRun, Pair
+
+CODE = Checkout(Code("HEAD", "0" * 40, False, "0" * 64), Path("/base"), ())
+Started = Callable[..., list[GateRun]]
+
+
+@pytest.fixture
+def calibrate(
+    case: Callable[..., Case],
+    measured: Callable[..., Measurement],
+    evidence: Callable[..., CaseEvidence],
+    machine: Machine,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Started:
+    """Calibrates with blocks whose pairs gain 1% in the first, 2% in the second, and so on."""
+    floors: list[float | None] = []
+
+    class FakeRepository:
+        @contextmanager
+        def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
+            yield CODE
+
+    def run(request: Request, sides: Sides, noise: _noise.Noise, start: Any) -> GateRun:
+        floors.append(noise.margin(case().id, "graph", 0.0).floor)
+        gain = 1 + 0.01 * len(floors)
+        pairs = tuple(Pair(gain * seconds, seconds, "base", "screen") for seconds in (1e-3, 2e-3))
+        confirm = Pair(9.0, 1.0, "base", "confirm")  # no part of the block
+        found = (evidence(pairs=(*pairs, confirm)), evidence(None, of=case(n=2), pairs=()))
+        return GateRun("paired", CODE.code, CODE.code, machine, (), found, (), request.seed, 0.01, "", 1.0)
+
+    def prepare(request: Request, codes: Any, observer: Any) -> Sides:
+        assert codes["now"].code.label == "HEAD again"
+        both, alone = Job(case()), Job(case(n=3))
+        jobs = {"base": (both,), "now": (both, alone)} if request.files else {"base": (), "now": (alone,)}
+        return Sides(codes, machine, Cases((), jobs), "", observer)
+
+    monkeypatch.setattr(Repository, "find", lambda plugins: FakeRepository())
+    monkeypatch.setattr(_calibrate, "prepare", prepare)
+    monkeypatch.setattr(_calibrate, "run", run)
+
+    def start(blocks: int, files: tuple[Path, ...] = (Path("ci.yaml"),)) -> list[GateRun]:
+        request = Request("HEAD", files, Selection("cpu"), seed=5, noise=tmp_path / "noise.json")
+        runs = list(gate.calibrate(request, blocks, None))
+        assert floors == [None] * blocks
+        return runs
+
+    return start
+
+
+def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tmp_path: Path) -> None:
+    runs = calibrate(3)
+    assert [run.seed for run in runs] == [5, 6, 7]
+    file, [row] = gate.summary(runs, tmp_path / "noise.json")
+    assert file == tmp_path / "noise.json"
+    assert (row.blocks, row.outcomes) == (3, ("ok", "ok", "ok"))
+    assert row.floor == pytest.approx(1 - 1 / 1.03)
+    assert row.typical == pytest.approx(0.0198, rel=1e-3)
+
+
+def test_a_revision_that_knows_nothing_cannot_be_calibrated(calibrate: Started) -> None:
+    with pytest.raises(UsageError, match="HEAD knows none of these cases"):
+        calibrate(1, files=())

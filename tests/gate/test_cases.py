@@ -1,0 +1,113 @@
+"""Which cases are measured, and by whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import InputError
+from harness.gate import _cases
+from harness.model import Case, Job, Timing
+from harness.ops import Catalogue
+from harness.protocol import Surveyed
+from harness.scenario import Selection
+
+CUDA = Selection("cuda")
+PRELU = "title: t\nop: prelu\nshapes: [{N: 8, C: 64, H: 56, W: 56}]\ndtypes: [float32]\n"
+Write = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def catalogue() -> Catalogue:
+    return Catalogue()
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(text: str, name: str = "mine") -> Path:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(text)
+        return file
+
+    return make
+
+
+def variants(asked: _cases.Wanted) -> set[str]:
+    return {job.case.variant for job in asked.jobs}
+
+
+def test_the_librarys_variants_are_left_out_where_nobody_listed_them(catalogue: Catalogue, write: Write) -> None:
+    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
+    assert variants(asked) == {"naive", "packed", "tuned"}
+    assert "prelu/eager/float32/N8-C64-H56-W56" in asked.known
+
+
+@pytest.mark.parametrize(
+    ("more", "selection", "kept"),
+    [
+        ("variants: [eager, tuned]\n", CUDA, {"eager", "tuned"}),
+        ("expect: {tuned: {speedup: 1.1}}\n", CUDA, {"eager", "naive", "packed", "tuned"}),
+        ("expect: {tuned: {of_ceiling: 0.9}}\n", CUDA, {"naive", "packed", "tuned"}),
+        ("", Selection("cuda", only=("prelu/eager/*",)), {"eager"}),
+        ("", Selection("cpu"), {"eager", "compile"}),
+    ],
+)
+def test_they_are_measured_where_somebody_needs_them(
+    catalogue: Catalogue, write: Write, more: str, selection: Selection, kept: set[str]
+) -> None:
+    assert variants(_cases.wanted([write(PRELU + more)], catalogue, selection)) == kept
+
+
+@pytest.mark.parametrize(
+    ("timing", "selection", "expected"),
+    [
+        ("{}", CUDA, Timing(0.003, 0.5)),
+        ("{max_time: 0.3, precision: 0.01}", CUDA, Timing(0.01, 0.3)),
+        ("{max_time: 0.3, precision: 0.01}", Selection("cuda", precision=0.001, max_time=9), Timing(0.001, 9)),
+    ],
+)
+def test_a_case_is_timed_less_narrowly_than_in_a_run(
+    catalogue: Catalogue, write: Write, timing: str, selection: Selection, expected: Timing
+) -> None:
+    asked = _cases.wanted([write(f"{PRELU}timing: {timing}\n")], catalogue, selection)
+    assert {job.timing for job in asked.jobs} == {expected}
+
+
+def job(variant: str) -> Job:
+    return Job(Case("prelu", variant, "float32", (("N", 8), ("C", 64), ("H", 56), ("W", 56))))
+
+
+def test_common_cases_come_first_and_in_the_same_order(catalogue: Catalogue, write: Write) -> None:
+    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
+    known = ("prelu/packed/float32/N8-C64-H56-W56", "prelu/tuned/float32/N8-C64-H56-W56")
+    base = Surveyed(((job("eager"), job("peer:gone"), job("older"), job("tuned")),), known)
+    cases = _cases.common(asked, base, CUDA)
+    assert [j.case.variant for j in cases.jobs["base"]] == ["packed", "tuned", "older"]
+    assert [j.case.variant for j in cases.jobs["now"]] == ["packed", "tuned", "naive"]
+    assert [j.case.variant for j in cases.all] == ["packed", "tuned", "naive", "older"]
+    assert cases.jobs["base"][-1].timing == Timing(0.003, 0.5)
+
+
+def test_what_is_gone_is_filtered_like_the_rest(catalogue: Catalogue, write: Write) -> None:
+    selection = Selection("cuda", only=("prelu/tuned/*",))
+    asked = _cases.wanted([write(PRELU)], catalogue, selection)
+    cases = _cases.common(asked, Surveyed(((job("older"),),), ()), selection)
+    assert cases.jobs["base"] == ()
+
+
+def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, write: Write) -> None:
+    good, bad = write(PRELU), write(PRELU.replace("prelu", "gone"), "bad")
+    asked = _cases.wanted([bad, good], catalogue, CUDA)
+    assert (asked.files, list(asked.broken)) == ((good,), [bad])
+    cases = _cases.common(asked, Surveyed(((), (job("tuned"),)), ()), CUDA)
+    [broken] = cases.broken
+    assert broken.file == str(bad)
+    assert "no op is named 'gone'" in broken.problems[0].message
+
+
+def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:
+    asked = _cases.wanted([write("title: [\n")], catalogue, CUDA)
+    with pytest.raises(InputError, match=r"mine\.yaml"):
+        _cases.common(asked, Surveyed((None,), ()), CUDA)

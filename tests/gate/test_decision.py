@@ -1,0 +1,236 @@
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.gate import _decision as gate
+from harness.verdict import Decision, Margin, change
+
+MARGIN = Margin(0.01)
+ONE = {"a": MARGIN}
+
+
+def spread(mean: float, deviation: float, count: int) -> list[float]:
+    """Changes with just this mean and standard deviation."""
+    ramp = [index - (count - 1) / 2 for index in range(count)]
+    scale = deviation / (sum(x * x for x in ramp) / (count - 1)) ** 0.5
+    return [mean + scale * x for x in ramp]
+
+
+def screened(changes: Sequence[float], margin: Margin = MARGIN) -> Decision | None:
+    return gate.screened({"a": changes}, {"a": margin})["a"]
+
+
+def looked(changes: Sequence[float], look: int = 1, suspects: int = 1, margin: Margin = MARGIN) -> Decision:
+    return gate.looked({"a": changes}, {"a": margin}, look, suspects)["a"]
+
+
+# --- the screen ---
+
+
+def test_the_screen_settles_what_is_clear() -> None:
+    found = screened([0.001, -0.001, 0.0005, -0.0005])
+    assert (found.outcome, found.stage, found.pairs, found.p) == ("ok", "screen", 4, None)
+    assert found.estimate == 0
+    assert change(-0.01) < found.low < 0 < found.high
+    assert screened(spread(0.03, 0.001, 4)).outcome == "improved"
+    assert screened(spread(0.011, 0.001, 4)).outcome == "ok"  # better, by no more than a margin
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [spread(-0.05, 0.0001, 4), spread(-0.0095, 0.001, 4), spread(0.0, 0.02, 4), [0.0, 0.0], []],
+    ids=["slower", "at the margin", "noisy", "too few", "none"],
+)
+def test_all_others_are_suspects(changes: list[float]) -> None:
+    assert screened(changes) is None
+
+
+def test_a_noise_floor_widens_the_margin() -> None:
+    changes = spread(-0.02, 0.001, 4)
+    assert screened(changes) is None
+    assert screened(changes, Margin(0.01, 0.03)).outcome == "ok"
+    assert looked(spread(-0.02, 0.001, 10)).outcome == "regressed"
+    assert looked(spread(-0.02, 0.001, 10), margin=Margin(0.01, 0.03)).outcome == "ok"
+
+
+# --- the looks ---
+
+
+@pytest.mark.parametrize(
+    ("mean", "outcome"), [(-0.03, "regressed"), (-0.0101, "inconclusive"), (-0.005, "ok"), (0.03, "improved")]
+)
+def test_a_look_decides(mean: float, outcome: str) -> None:
+    found = looked(spread(mean, 0.002, 10))
+    assert (found.outcome, found.stage, found.pairs) == (outcome, "confirm", 10)
+    assert (found.pairs_to_tell is None) == (outcome != "inconclusive")
+
+
+def test_verdicts_are_what_the_bounds_say() -> None:
+    rng = random.Random(5)
+    seen = set()
+    for _ in range(300):
+        keys = [str(number) for number in range(rng.randint(1, 5))]
+        means = {key: MARGIN.limit + rng.choice((-0.006, 0.0, 0.006)) for key in keys}
+        changes = {key: [rng.gauss(mean, 0.004) for _ in range(10)] for key, mean in means.items()}
+        for found in gate.looked(changes, dict.fromkeys(keys, MARGIN), 2, len(keys)).values():
+            assert (found.outcome == "regressed") == (found.high < MARGIN.limit)
+            assert (found.outcome in {"ok", "improved"}) == (found.low > MARGIN.limit)
+            seen.add(found.outcome)
+    assert seen >= {"regressed", "inconclusive", "ok"}
+
+
+def test_the_second_look_has_most_of_the_level() -> None:
+    changes = spread(-0.015, 0.004, 10)
+    assert [looked(changes, look).outcome for look in (1, 2)] == ["inconclusive", "regressed"]
+    assert sum(gate.LOOK_ALPHAS) <= gate.ALPHA
+
+
+def test_holm_among_suspects() -> None:
+    changes = spread(-0.015, 0.004, 10)  # p = 0.0017
+    assert looked(changes, 2, suspects=5).outcome == "regressed"
+    assert looked(changes, 2, suspects=12).outcome == "inconclusive"
+    # Eleven that are clearly slow leave the twelfth its whole level.
+    all_slow = {str(number): spread(-0.05, 0.001, 10) for number in range(11)} | {"a": changes}
+    found = gate.looked(all_slow, dict.fromkeys(all_slow, MARGIN), 2, 12)
+    assert {decision.outcome for decision in found.values()} == {"regressed"}
+
+
+def test_times_without_any_spread() -> None:
+    assert screened([0.0] * 4).outcome == "ok"
+    assert looked([-0.011] * 10).outcome == "regressed"
+    assert looked([-0.009] * 10).outcome == "ok"
+    at_the_margin = looked([MARGIN.limit] * 10)
+    assert (at_the_margin.outcome, at_the_margin.pairs_to_tell) == ("inconclusive", gate.TELL_MOST)
+
+
+@pytest.mark.parametrize(("mean", "noise"), [(-0.014, 0.012), (-0.012, 0.006), (-0.008, 0.006), (-0.004, 0.012)])
+def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
+    found = looked(spread(mean, noise, 10), look=2)
+    assert found.outcome == "inconclusive"
+    assert gate.CONFIRM_PAIRS < found.pairs_to_tell < gate.TELL_MOST
+    more = looked(spread(mean, noise, found.pairs_to_tell), look=2)
+    assert more.outcome == ("regressed" if mean < MARGIN.limit else "ok")
+
+
+def test_cases_with_too_few_pairs_are_left_out() -> None:
+    changes = {"a": [0.0] * 10, "b": [0.0] * 2, "c": []}
+    margins = dict.fromkeys(changes, MARGIN)
+    assert list(gate.looked(changes, margins, 1, 3)) == ["a"]
+    assert list(gate.stored(changes, margins)) == ["a"]
+    assert list(gate.decided(changes, changes, margins)) == ["a"]
+
+
+# --- stored runs ---
+
+
+def test_a_few_stored_pairs_acquit_but_never_convict() -> None:
+    found = gate.stored({"a": spread(-0.5, 0.001, 9), "b": [0.0] * 3}, {"a": MARGIN, "b": MARGIN})
+    assert (found["a"].outcome, found["a"].stage, found["a"].pairs_to_tell) == ("inconclusive", "screen", 10)
+    assert found["b"].outcome == "ok"
+
+
+def test_stored_runs_of_enough_pairs_are_decided_at_once_among_all_cases() -> None:
+    slow = spread(-0.015, 0.004, 10)  # p = 0.0017
+    assert gate.stored({"a": slow}, ONE)["a"].outcome == "regressed"
+    # The same pairs chose the suspect, so cases that are well count too.
+    changes = {"a": slow} | {str(number): [0.0] * 10 for number in range(11)}
+    found = gate.stored(changes, dict.fromkeys(changes, MARGIN))
+    assert list(found) == list(changes)
+    assert [found[key].outcome for key in ("a", "0")] == ["inconclusive", "ok"]
+
+
+# --- all of it ---
+
+
+def test_the_screen_does_not_count_in_the_confirmation() -> None:
+    unlucky, well = spread(-0.05, 0.001, 4), spread(0.0, 0.001, 20)
+    found = gate.decided({"a": unlucky}, {"a": well}, ONE)["a"]
+    assert (found.outcome, found.stage, found.pairs) == ("ok", "confirm", 10)
+    assert found.estimate == pytest.approx(sum(well[:10]) / 10)
+
+
+def test_only_the_undecided_go_on() -> None:
+    quiet, noisy = spread(0.0, 0.001, 4), spread(0.0, 0.02, 4)
+    screen = {"well": quiet, "slow": noisy, "late": noisy, "never": noisy}
+    confirm = {
+        "well": [-0.5] * 20,
+        "slow": [*spread(-0.03, 0.001, 10), *[0.5] * 10],
+        "late": [*spread(-0.02, 0.02, 10), *spread(-0.03, 0.001, 10)],
+        "never": spread(-0.01, 0.02, 10) * 2,
+    }
+    found = gate.decided(screen, confirm, dict.fromkeys(screen, MARGIN))
+    assert {key: (decision.outcome, decision.stage, decision.pairs) for key, decision in found.items()} == {
+        "well": ("ok", "screen", 4),
+        "slow": ("regressed", "confirm", 10),
+        "late": ("regressed", "confirm", 20),
+        "never": ("inconclusive", "confirm", 20),
+    }
+
+
+def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
+    late = [*spread(-0.01, 0.004, 10), *spread(-0.0171, 0.004, 10)]  # p = 0.002 after both looks
+    slow, never = spread(-0.05, 0.001, 10) * 2, spread(-0.01, 0.02, 10) * 2
+    for others, outcome in ((slow, "regressed"), (never, "inconclusive")):
+        confirm = {str(number): others for number in range(9)} | {"late": late}
+        screen = dict.fromkeys(confirm, spread(0.0, 0.02, 4))
+        found = gate.decided(screen, confirm, dict.fromkeys(confirm, MARGIN))["late"]
+        assert (found.outcome, found.pairs) == (outcome, 20)
+        assert 0.009 / 10 < found.p < 0.009
+
+
+# --- how often it errs: the simulation of scripts/gate_simulation.py, short ---
+
+
+@pytest.fixture(scope="module")
+def simulation() -> ModuleType:
+    file = Path(__file__).parents[2] / "scripts" / "gate_simulation.py"
+    spec = importlib.util.spec_from_file_location("gate_simulation", file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclasses look themselves up here
+    spec.loader.exec_module(module)
+    return module
+
+
+def missed(simulation: ModuleType, blocks: int) -> list[str]:
+    """The bars that don't hold."""
+    wanted = [setting for setting in simulation.settings() if setting.kind == "block" and not setting.floor]
+    results = [simulation.result(replace(s, runs=blocks), stream) for stream, s in enumerate(wanted)]
+    return [f"{bar.model} {bar.loss}" for bar in simulation.BARS if not bar.holds(results)]
+
+
+def test_errors_are_as_rare_as_asked_for(simulation: ModuleType) -> None:
+    assert missed(simulation, 1_500) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "value", "bars"),
+    [
+        (gate, "LOOK_ALPHAS", (0.02, 0.02), {"steady 0.01", "slow 0.01"}),
+        (gate, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03"}),
+        (Margin, "limit", 0.0, {"steady 0.0", "steady 0.01"}),
+    ],
+    ids=["too severe", "too lenient", "tests zero, not the margin"],
+)
+def test_the_simulation_notices(
+    simulation: ModuleType, monkeypatch: pytest.MonkeyPatch, target: object, name: str, value: object, bars: set[str]
+) -> None:
+    monkeypatch.setattr(target, name, value)
+    assert set(missed(simulation, 500)) >= bars
+
+
+def test_a_dozen_cases_at_the_margin_fail_no_more_often_than_one(
+    simulation: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_the_margin = simulation.Setting("run", "steady", 0.01, runs=200, cases=12, changed=12)
+    chance = 3 * (0.01 * 0.99 / 200) ** 0.5
+    assert simulation.result(at_the_margin, 1).run_1 <= 0.01 + chance
+    monkeypatch.setattr(gate, "LOOK_ALPHAS", tuple(12 * alpha for alpha in gate.LOOK_ALPHAS))  # as without Holm
+    assert simulation.result(at_the_margin, 1).run_1 > 0.01 + chance

@@ -1,0 +1,137 @@
+"""Pairs of processes: their order, who starts when, and what becomes a pair."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from harness.gate import _pairs
+from harness.gate._pairs import Pairs
+from harness.gate._worktree import Checkout
+from harness.model import Case, Job, Measurement, Work
+from harness.verdict import Code, Side
+
+CODE = Code("main", "0" * 40, False, "0" * 64)
+CODES: dict[Side, Checkout] = {"base": Checkout(CODE, Path("/base"), ()), "now": Checkout(CODE, Path("/now"), ())}
+
+
+class Quiet:
+    """An observer that counts pairs."""
+
+    def __init__(self) -> None:
+        self.firsts: list[Side] = []
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_: None
+
+    def paired(self, first: Side) -> None:
+        self.firsts.append(first)
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What fake processes did: (side, what). A case takes its size in seconds, a tenth more on the side of now."""
+    told: list[tuple[str, str]] = []
+
+    class Fake:
+        def __init__(self, device: str, plugins: Any, root: Path) -> None:
+            self.side = root.name
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def begin(self) -> None:
+            told.append((self.side, "begin"))
+
+        def restart(self) -> None:
+            told.append((self.side, "end"))
+
+        def measure(self, job: Job, process: int) -> Measurement:
+            told.append((self.side, job.case.op))
+            if job.case.op == self.side + "-fails":
+                return Measurement(job.case, "crashed", process=process)
+            seconds = 1.1 if self.side == "now" else 1.0
+            work = Work(22 if self.side == "now" and job.case.op == "heavier" else 11, 0)
+            return Measurement(job.case, "ok", samples=(seconds,), work=work, process=process)
+
+    monkeypatch.setattr(_pairs, "Workers", Fake)
+    return told
+
+
+def jobs(*ops: str) -> list[Job]:
+    return [Job(Case(op, "v", "float32", (("N", 8),))) for op in ops]
+
+
+def pairs(ahead: int = 0, seed: int = 1) -> tuple[Pairs, Quiet]:
+    quiet = Quiet()
+    return Pairs("cpu", CODES, random.Random(seed), ahead, quiet), quiet
+
+
+def test_every_pair_has_a_process_of_each_side_in_an_order_drawn_by_the_seed(log: list[tuple[str, str]]) -> None:
+    made, quiet = pairs()
+    both = jobs("a", "b")
+    made.measure("screen", 20, {"base": both, "now": both})
+    ends = [side for side, what in log if what == "end"]
+    assert [set(ends[i : i + 2]) for i in range(0, 40, 2)] == [{"base", "now"}] * 20
+    assert ends[::2] == quiet.firsts
+    assert 3 < quiet.firsts.count("base") < 17
+    again, heard = pairs()
+    again.measure("screen", 20, {"base": both, "now": both})
+    assert heard.firsts == quiet.firsts
+    assert [pair.first for pair in made.pairs["a/v/float32/N8"]] == quiet.firsts
+
+
+def test_a_pair_is_base_over_now_whoever_went_first(log: list[tuple[str, str]]) -> None:
+    made, _ = pairs()
+    both = jobs("a", "heavier")
+    made.measure("screen", 10, {"base": both, "now": both})
+    assert {(p.base, p.now, p.work_ratio) for p in made.pairs["a/v/float32/N8"]} == {(1.0, 1.1, 1.0)}
+    assert {p.work_ratio for p in made.pairs["heavier/v/float32/N8"]} == {2.0}
+
+
+def test_the_next_process_is_started_while_one_measures_where_that_disturbs_nothing(log: list[tuple[str, str]]) -> None:
+    both = jobs("a")
+    made, _ = pairs(ahead=1)
+    made.measure("screen", 2, {"base": both, "now": both})
+    assert [what for _, what in log] == ["begin", "a", "end", "begin", "a", "end", "begin", "a", "end", "a", "end"]
+    log.clear()
+    more, _ = pairs(ahead=3)
+    more.measure("screen", 2, {"base": both, "now": both})
+    assert [what for _, what in log[:4]] == ["begin", "begin", "begin", "a"]
+    log.clear()
+    alone, _ = pairs(ahead=0)
+    alone.measure("screen", 1, {"base": both, "now": both})
+    assert [what for _, what in log] == ["a", "end", "a", "end"]
+
+
+def test_what_fails_on_a_side_or_is_known_to_one_gives_no_pair(log: list[tuple[str, str]]) -> None:
+    made, _ = pairs()
+    made.measure("screen", 3, {"base": jobs("now-fails", "a", "older"), "now": jobs("now-fails", "a", "newer")})
+    assert {case: len(found) for case, found in made.pairs.items()} == {"a/v/float32/N8": 3}
+    sides = {side: {case: len(found) for case, found in made.measurements[side].items()} for side in CODES}
+    assert sides["base"] == {"now-fails/v/float32/N8": 3, "a/v/float32/N8": 3, "older/v/float32/N8": 3}
+    assert sides["now"]["newer/v/float32/N8"] == 3
+
+
+def test_a_side_that_knows_nothing_starts_no_process(log: list[tuple[str, str]]) -> None:
+    made, _ = pairs()
+    made.measure("screen", 2, {"base": [], "now": jobs("newer")})
+    assert log == [("now", "newer"), ("now", "end")] * 2
+    assert made.pairs == {}
+
+
+def test_stages_are_kept_apart_and_processes_counted_through(log: list[tuple[str, str]]) -> None:
+    made, _ = pairs()
+    both = jobs("a")
+    made.measure("screen", 2, {"base": both, "now": both})
+    made.measure("confirm", 3, {"base": both, "now": both})
+    key = "a/v/float32/N8"
+    assert [len(made.changes([key], stage)[key]) for stage in ("screen", "confirm")] == [2, 3]
+    assert [m.process for m in made.measurements["now"][key]] == [0, 1, 2, 3, 4]

@@ -1,0 +1,116 @@
+"""Screen and confirm: what is measured again, and how often."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.gate._cases import Cases
+from harness.gate._decision import CONFIRM_PAIRS, SCREEN_PAIRS
+from harness.gate._noise import Noise
+from harness.gate._pairs import Jobs
+from harness.gate._procedure import Procedure
+from harness.model import Case, Job, Measurement
+from harness.verdict import CaseEvidence, Pair, Side, Stage
+
+NOISE = 0.0005
+
+
+class FakePairs:
+    """Pairs that lose a given share each, with a little noise; `stages` tells what was measured."""
+
+    def __init__(self, losses: dict[str, Any]) -> None:
+        self.losses = losses
+        self.draw = random.Random(1)
+        self.stages: list[tuple[Stage, list[str]]] = []
+        self.pairs: dict[str, list[Pair]] = defaultdict(list)
+        self.measurements: dict[Side, dict[str, list[Measurement]]] = {s: defaultdict(list) for s in ("base", "now")}
+
+    def measure(self, stage: Stage, count: int, jobs: Jobs) -> None:
+        self.stages.append((stage, [job.case.op for job in jobs["now"]]))
+        for job in jobs["now"]:
+            for _ in range(count):
+                self._pair(job, stage)
+
+    def _pair(self, job: Job, stage: Stage) -> None:
+        loss = self.losses[job.case.op]
+        loss = loss if isinstance(loss, float) else loss[stage]
+        now = math.exp(-math.log1p(-loss) + self.draw.gauss(0, NOISE))
+        self.pairs[job.case.id].append(Pair(1.0, now, "base", stage))
+        self.measurements["now"][job.case.id].append(Measurement(job.case, "ok", samples=(now,), timer="graph"))
+
+    def changes(self, keys: Sequence[str], stage: Stage) -> dict[str, list[float]]:
+        return {key: [pair.change for pair in self.pairs[key] if pair.stage == stage] for key in keys}
+
+
+class Watch:
+    """An observer that keeps what was settled."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int, int]] = []
+
+    def settled(self, pairs: int, decisions: Any, going: Sequence[str]) -> None:
+        self.told.append((pairs, len(decisions), len(going)))
+
+
+def carry_out(losses: dict[str, Any], noise: Noise | None = None) -> tuple[dict[str, CaseEvidence], FakePairs, Watch]:
+    ops = {"copy": "memcpy"}
+    jobs = tuple(Job(Case(op, ops.get(op, "tuned"), "float32", (("N", 8),))) for op in losses)
+    pairs, watch = FakePairs(losses), Watch()
+    known = noise or Noise(Path("none"), {})
+    procedure = Procedure(pairs, Cases((), {"base": jobs, "now": jobs}), 0.01, known, watch)
+    return {e.case.op: e for e in procedure.carry_out()}, pairs, watch
+
+
+def test_clear_cases_take_the_screen_alone() -> None:
+    found, pairs, watch = carry_out({"a": 0.0, "b": -0.05, "copy": 0.0})
+    assert pairs.stages == [("screen", ["a", "b", "copy"])]
+    assert {op: e.decision.outcome for op, e in found.items()} == {"a": "ok", "b": "improved", "copy": "ok"}
+    assert watch.told == [(SCREEN_PAIRS, 3, 0)]
+    assert found["copy"].control
+
+
+def test_suspects_are_measured_anew_beside_the_controls() -> None:
+    found, pairs, watch = carry_out({"a": 0.0, "slow": 0.05, "copy": 0.0})
+    assert pairs.stages == [("screen", ["a", "slow", "copy"]), ("confirm", ["slow", "copy"])]
+    slow = found["slow"].decision
+    assert (slow.outcome, slow.stage, slow.pairs) == ("regressed", "confirm", CONFIRM_PAIRS)
+    assert found["a"].decision.stage == "screen"
+    assert found["copy"].decision.outcome == "ok"
+    assert watch.told == [(SCREEN_PAIRS, 2, 1), (CONFIRM_PAIRS, 1, 0)]
+
+
+def test_the_screen_does_not_count_in_the_confirmation() -> None:
+    found, pairs, _ = carry_out({"unlucky": {"screen": 0.2, "confirm": 0.0}})
+    assert [stage for stage, _ in pairs.stages] == ["screen", "confirm"]
+    assert found["unlucky"].decision.outcome == "ok"
+    assert found["unlucky"].decision.estimate == pytest.approx(0, abs=0.001)
+
+
+def test_what_stays_at_the_margin_is_looked_at_twice_and_undecided() -> None:
+    found, pairs, watch = carry_out({"edge": {"screen": 0.02, "confirm": 0.0101}})
+    assert [stage for stage, _ in pairs.stages] == ["screen", "confirm", "confirm"]
+    edge = found["edge"].decision
+    assert (edge.outcome, edge.pairs) == ("inconclusive", 2 * CONFIRM_PAIRS)
+    assert edge.pairs_to_tell
+    assert watch.told[-1] == (2 * CONFIRM_PAIRS, 1, 0)
+
+
+def test_a_control_alone_is_not_worth_a_confirmation() -> None:
+    found, pairs, _ = carry_out({"a": 0.0, "copy": 0.03})
+    assert len(pairs.stages) == 1
+    assert found["copy"].decision.outcome == "inconclusive"
+
+
+def test_a_loss_below_the_noise_floor_passes() -> None:
+    noise = Noise(Path("none"), {("noisy/tuned/float32/N8", "graph"): [0.001, -0.08]})
+    found, pairs, _ = carry_out({"noisy": 0.05}, noise)
+    assert found["noisy"].decision.outcome == "ok"
+    assert found["noisy"].margin.value == pytest.approx(1 - math.exp(-0.08))
+    assert len(pairs.stages) == 1

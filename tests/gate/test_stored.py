@@ -1,0 +1,105 @@
+"""The gate on two stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import gate
+from harness.errors import Exit
+from harness.model import Case, Header, Measurement, Run, Scenario, Work
+from harness.verdict import GateRun
+
+MakeRun = Callable[..., Run]
+TUNED, COPY = (Case(op, v, "float32", (("N", 8),), "cpu") for op, v in (("prelu", "tuned"), ("copy", "memcpy")))
+
+
+@pytest.fixture
+def make_run(header: Header) -> MakeRun:
+    """A finished run of both cases in so many processes, each a little different; `slower` slows prelu down."""
+
+    def make(processes: int = 12, slower: float = 1.0, cases: tuple[Case, ...] = (TUNED, COPY), **fields: Any) -> Run:
+        scenario = Scenario("s", "t", "prelu", tuple(case.id for case in cases))
+        known = {"finished": "2026-01-01T00:01:00+00:00", "scenarios": (scenario,), "git_revision": "a" * 40}
+        measurements = [
+            Measurement(
+                case,
+                "ok",
+                samples=((slower if case == TUNED else 1.0) * (1e-3 + process % 3 * 1e-6),),
+                timer="graph",
+                work=Work(4, 4),
+                process=process,
+            )
+            for process in range(processes)
+            for case in cases
+        ]
+        return Run(replace(header, **{**known, **fields}), tuple(measurements))
+
+    return make
+
+
+def judge(before: Run, after: Run, **options: Any) -> GateRun:
+    return gate.stored((Path("before"), before), (Path("after"), after), **options)
+
+
+@pytest.mark.parametrize(
+    ("slower", "processes", "code"),
+    [
+        (1.0, 12, Exit.OK),
+        (0.9, 12, Exit.OK),
+        (1.05, 12, Exit.GATE_FAILED),
+        (1.05, 5, Exit.UNDECIDED),
+        (1.0, 5, Exit.OK),
+    ],
+)
+def test_processes_of_the_same_index_are_pairs(make_run: MakeRun, slower: float, processes: int, code: Exit) -> None:
+    made = judge(make_run(processes), make_run(processes, slower))
+    assert made.exit == code
+    assert [len(found.pairs) for found in made.cases] == [processes] * 2
+    assert (made.mode, made.base.label, made.now.label, made.seed) == ("stored", "before", "after", None)
+
+
+def test_single_processes_decide_nothing(make_run: MakeRun) -> None:
+    made = judge(make_run(1), make_run(1))
+    assert made.exit == Exit.UNDECIDED
+    assert {finding.message for finding in made.findings} == {"only 1 pairs"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"finished": None}, "the run isn't finished"),
+        ({"git_dirty": True}, "the run was measured with changes that weren't committed"),
+        ({"plan": "8" * 64}, "the same cases, timed or described otherwise"),
+        ({"plan": "8" * 64, "cases": (TUNED,)}, "only in the reference: copy/memcpy/float32/N8"),
+    ],
+)
+def test_runs_that_differ_are_refused_unless_advisory(make_run: MakeRun, fields: dict[str, Any], words: str) -> None:
+    refused = judge(make_run(), make_run(**fields))
+    assert refused.exit == Exit.ENVIRONMENT
+    assert any(words in text for text in refused.refused)
+    assert refused.cases == ()
+    allowed = judge(make_run(), make_run(slower=1.05, **fields), advisory=True)
+    assert allowed.exit == Exit.OK
+    assert allowed.refused == ()
+    assert any(words[4:] in finding.message for finding in allowed.findings if finding.severity == "note")
+    assert any(finding.severity == "failure" for finding in allowed.findings)
+
+
+def test_another_machine_is_refused(make_run: MakeRun, header: Header) -> None:
+    other = make_run(machine=replace(header.machine, fingerprint="beef"))
+    made = judge(make_run(), other)
+    assert made.exit == Exit.ENVIRONMENT
+    assert made.refused[0].startswith("the machines differ")
+
+
+def test_a_case_that_crashed_in_some_process_fails(make_run: MakeRun) -> None:
+    after = make_run()
+    broken = replace(after.measurements[0], status="crashed", error="killed")
+    made = judge(make_run(), replace(after, measurements=(broken, *after.measurements[1:])))
+    assert made.exit == Exit.GATE_FAILED
+    assert "ended as crashed in 1 of 12 processes: killed" in made.findings[0].message

@@ -1,0 +1,161 @@
+"""A revision beside the working tree, and nothing left of it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import source
+from harness.errors import MachineError, UsageError
+from harness.gate._worktree import Repository
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=A", "-c", "user.email=a@example.org"]
+    return subprocess.run(
+        ["git", "-C", folder, *identity, *arguments], check=True, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a harness, in place of the one that runs, and a plug-in of a second commit."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "checkout"
+    (root / "harness").mkdir(parents=True)
+    for name in ("__init__", "source", "worker"):
+        (root / "harness" / f"{name}.py").write_text("first = 1\n")
+    git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=first")
+    git(root, "tag", "one")
+    (root / "harness" / "worker.py").write_text("second = 2\n")
+    (root / "mine.py").write_text("OP = 2\n")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=second")
+    monkeypatch.setattr(source, "__file__", str(root / "harness" / "source.py"))
+    return root
+
+
+def listed(top: Path) -> int:
+    return git(top, "worktree", "list").count("\n")
+
+
+def test_a_revision_lies_in_a_folder_of_its_own_until_it_is_done_with(top: Path) -> None:
+    repository = Repository.find([])
+    with repository.worktree("one", "base") as base:
+        assert (base.root / "harness" / "worker.py").read_text() == "first = 1\n"
+        assert base.code.label == "one"
+        assert base.code.revision == git(top, "rev-parse", "one").strip()
+        assert base.code.digest != repository.working_tree().code.digest
+        assert listed(top) == 2
+    assert not base.root.exists()
+    assert listed(top) == 1
+    with repository.worktree("main", "base") as again:
+        # Compiled kernels are kept by path and content.
+        assert again.root == base.root
+        assert again.code.digest == repository.working_tree().code.digest
+
+
+def test_it_is_gone_after_an_error_and_what_a_killed_gate_left_is_replaced(top: Path) -> None:
+    repository = Repository.find([])
+    with pytest.raises(KeyboardInterrupt), repository.worktree("one", "base") as base:
+        raise KeyboardInterrupt
+    assert not base.root.exists()
+    git(top, "worktree", "add", "--quiet", "--detach", str(base.root), "main")
+    (base.root / "harness" / "__pycache__").mkdir()
+    with repository.worktree("one", "base") as next_one:
+        assert next_one.root == base.root
+        assert (next_one.root / "harness" / "worker.py").read_text() == "first = 1\n"
+        assert not (next_one.root / "harness" / "__pycache__").exists()
+    assert listed(top) == 1
+
+
+def test_two_gates_at_a_time_have_two_folders(top: Path) -> None:
+    repository = Repository.find([])
+    with repository.worktree("one", "base") as first, repository.worktree("main", "base") as second:
+        assert first.root != second.root
+        assert (first.root / "harness" / "worker.py").read_text() == "first = 1\n"
+    assert listed(top) == 1
+
+
+def test_the_working_tree_is_as_it_lies_there(top: Path) -> None:
+    repository = Repository.find([])
+    assert repository.working_tree().code.dirty is False
+    (top / "notes.txt").write_text("no code\n")
+    assert repository.working_tree().code.dirty is False
+    (top / "harness" / "new.py").write_text("an op that isn't committed\n")
+    now = repository.working_tree()
+    assert (now.root, now.code.dirty) == (top, True)
+    assert now.code.revision == git(top, "rev-parse", "HEAD").strip()
+
+
+def test_a_plugin_of_the_repository_has_a_past_too(top: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "theirs.py"
+    elsewhere.write_text("OP = 3\n")
+    repository = Repository.find([top / "mine.py", elsewhere])
+    with repository.worktree("main", "base") as base:
+        assert base.plugins == (base.root / "mine.py", elsewhere)
+    with repository.worktree("one", "base") as older:
+        assert older.plugins == (elsewhere,)
+
+
+def test_an_installed_harness_compares_the_repository_of_the_plugins(
+    top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "__file__", str(tmp_path / "site-packages" / "harness" / "source.py"))
+    (tmp_path / "site-packages" / "harness").mkdir(parents=True)
+    repository = Repository.find([top / "mine.py"])
+    with repository.worktree("main", "base") as base:
+        assert base.root is None
+        assert base.plugins[0].read_text() == "OP = 2\n"
+    with pytest.raises(UsageError, match="needs a git checkout") as caught:
+        Repository.find([])
+    assert "harness gate REF RUN" in caught.value.advice
+
+
+@pytest.mark.parametrize("rev", ["nowhere", "--help", "0" * 40, ""])
+def test_an_unknown_revision_is_named_with_what_to_do(top: Path, rev: str) -> None:
+    with (
+        pytest.raises(UsageError, match=f"git knows no revision '{rev}'") as caught,
+        Repository.find([]).worktree(rev, "base"),
+    ):
+        pass
+    assert "fetch-depth: 0" in caught.value.advice
+
+
+def test_a_revision_without_a_harness_is_refused(top: Path) -> None:
+    git(top, "rm", "--quiet", "harness/worker.py")
+    git(top, "commit", "--quiet", "--message=none")
+    with pytest.raises(UsageError, match="'main' has no harness"), Repository.find([]).worktree("main", "base"):
+        pass
+    assert listed(top) == 1
+
+
+def test_hooks_of_the_user_do_not_run_and_a_hook_may_run_the_gate(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = top / ".git" / "hooks" / "post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text("#!/bin/sh\ntouch hooked\nexit 1\n")
+    hook.chmod(0o755)
+    monkeypatch.setenv("GIT_DIR", "/nowhere")
+    monkeypatch.setenv("GIT_INDEX_FILE", "/nowhere/index")
+    with Repository.find([]).worktree("one", "base") as base:
+        assert not (base.root / "hooked").exists()
+
+
+def test_without_git_it_says_so(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(top))
+    with pytest.raises(MachineError, match="git isn't installed"):
+        Repository.find([])
+
+
+def test_a_cache_that_cannot_be_written_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HARNESS_CACHE", "/dev/null/cache")
+    with pytest.raises(MachineError, match="can't be written") as caught, Repository.find([]).worktree("one", "base"):
+        pass
+    assert "HARNESS_CACHE" in caught.value.advice

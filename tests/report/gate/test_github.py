@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from harness.report.gate import github
+from harness.verdict import Finding, GateRun
+
+MakeGate = Callable[..., GateRun]
+
+
+def test_failures_are_errors_and_what_is_undecided_a_warning(gate_run: GateRun) -> None:
+    slower, missing, floor, undecided = github.lines(gate_run)
+    assert slower.startswith("::error title=gate%2C slower::layer_norm_grad/tuned/float16/M65536-N1024: 3.20%25 slower")
+    assert missing == (
+        "::error title=gate%2C missing::bias_dropout_residual/tuned/float16/R32768-C1024-P10: crashed: <k> [x](y) "
+        "::error::| 100%25; use compute-sanitizer"
+    )
+    assert floor.startswith("::error title=gate%2C floor::softmax/tuned/float16/M65536-N1024: of_ceiling is 88.1%25,")
+    assert undecided == (
+        "::warning title=gate%2C slower::dropout/a|b/float16/N67108864: 20 pairs don't tell; let it measure 31 pairs"
+    )
+
+
+def test_whatever_a_text_holds_a_command_stays_one_line() -> None:
+    assert github.command("error", "a:b,c\n%", "x: y, z\r\n%0A") == (
+        "::error title=gate%2C a%3Ab%2Cc%0A%25::x: y, z%0D%0A%250A"
+    )
+    long = github.command("error", "a", "x" * 100_000)
+    assert len(long) < 4100
+    assert long.endswith("x…")
+
+
+@pytest.mark.parametrize(("severity", "level"), [("failure", "error"), ("undecided", "warning")])
+def test_github_takes_ten_of_a_level(severity: str, level: str, make_gate: MakeGate) -> None:
+    def lines(count: int) -> list[str]:
+        return github.lines(make_gate([], [Finding("floor", severity, f"nr. {i}") for i in range(count)]))
+
+    assert len(lines(10)) == 10
+    assert lines(10)[-1] == f"::{level} title=gate%2C floor::nr. 9"
+    assert len(lines(25)) == 10
+    assert lines(25)[-1] == f"::{level} title=gate%2C more::and 16 more: see the step's summary, or gate.md"
+
+
+def test_each_level_has_its_own_ten(make_gate: MakeGate) -> None:
+    findings = [Finding("r", severity, str(i)) for i in range(12) for severity in ("failure", "undecided")]
+    assert len(github.lines(make_gate([], findings))) == 20
+
+
+def test_an_advisory_run_only_warns(gate_run: GateRun) -> None:
+    lines = github.lines(replace(gate_run, advisory=True, refused=("the machines differ",)))
+    assert len(lines) == 5
+    assert all(line.startswith("::warning ") for line in lines)
+    assert lines[0].endswith("::the runs can't be compared: the machines differ")

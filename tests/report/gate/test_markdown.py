@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.report._page import text
+from harness.report.gate import markdown
+from harness.verdict import Finding, GateRun
+
+
+def test_page(gate_run: GateRun, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    [path] = markdown.write(gate_run, tmp_path)
+    assert path.name == "gate.md"
+    golden("gate.md", path.read_text(encoding="utf-8"))
+
+
+def test_the_summary_is_the_page_without_the_figure_after_what_is_there(gate_run: GateRun, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("# Before\n")
+    markdown.append(gate_run, summary)
+    assert summary.read_text(encoding="utf-8") == "# Before\n" + markdown.page(gate_run)
+    assert "![" not in markdown.page(gate_run)
+
+
+def test_a_summary_that_github_would_drop_is_cut_at_a_line(gate_run: GateRun, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("é" * 1000)
+    notes = tuple(Finding("missing", "note", f"é {i} " + "x" * 1000) for i in range(2000))
+    markdown.append(replace(gate_run, findings=notes), summary)
+    assert markdown.LIMIT - 1500 < summary.stat().st_size <= markdown.LIMIT
+    *_, last, _, cut = summary.read_text(encoding="utf-8").splitlines()
+    assert last.endswith("xxx")
+    assert cut.startswith("The rest was cut")
+
+
+def test_a_summary_that_is_full_stays_as_it_is(gate_run: GateRun, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_bytes(b"x" * markdown.LIMIT)
+    markdown.append(gate_run, summary)
+    assert summary.stat().st_size == markdown.LIMIT
+
+
+@pytest.mark.parametrize(
+    ("prose", "escaped"),
+    [
+        ("layer_norm lost 3%", "layer_norm lost 3%"),
+        ("_a_ *b* [c](d) `e` <f> | ~g~", "\\_a\\_ \\*b\\* \\[c\\](d) \\`e\\` &lt;f> \\| \\~g\\~"),
+        ("two\nlines &amp;", "two lines &amp;amp;"),
+    ],
+)
+def test_prose_is_not_taken_for_markdown(prose: str, escaped: str) -> None:
+    assert text(prose) == escaped

@@ -1,0 +1,25 @@
+"""Where a worker finds its modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import team
+
+
+def test_a_revision_comes_first_and_this_checkout_not_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = Path(team.__file__).resolve().parents[1]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", str(own), "/usr/lib/python3/site-packages", f"{own}/tests"])
+    first, *others = team._python_path(Path("/base")).split(os.pathsep)
+    assert Path(first) == Path("/base")
+    assert others == [str(tmp_path), "/usr/lib/python3/site-packages", f"{own}/tests"]
+    assert team._python_path(None).split(os.pathsep)[1] == str(own)
+
+
+def test_the_environment_is_as_long_whatever_the_root() -> None:
+    assert len({len(team._python_path(Path(root))) for root in ("/base", "/a/much/longer/path/to/a/checkout")}) == 1

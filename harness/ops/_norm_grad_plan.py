@@ -15,10 +15,11 @@ FLOAT = 4  # bytes
 WARP = 32
 RESIDENT_WITH_SUMS = 512  # as in kernels/include/norm_grad.cuh
 
-_TEAM_BLOCK = 256  # threads, where lanes of a warp are a team
+_TEAM_BLOCK = 128  # threads, where lanes of a warp are a team
+_TEAM_CHUNKS = 64  # packs of a row that is theirs
 # Bytes of dy, x and statistics that a tile has at most where lanes of a warp are a team, but for a single row a team.
-# Three of them for each of two blocks fit into a multiprocessor.
-_TILE_OF_WARPS = 33 * 1024
+# Three of them for each of four blocks fit into a multiprocessor.
+_TILE_OF_WARPS = 33 * 512
 _MOST_STAGES = 3  # with so many, blocks work on a tile while they wait for the sums of the one before
 _MOST_BLOCKS = 8  # blocks that a cluster has at most, on every device that has clusters
 _RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
@@ -27,11 +28,12 @@ _THREAD_COLUMNS = 32  # of a row that a thread may have, for their sums to fit i
 _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
 _FEWEST_THREADS = 96  # of a block, if there are as many packs
 _MOST_THREADS = 1024
-_BLOCK_COLUMNS = RESIDENT_WITH_SUMS * _THREAD_STEP
+_BLOCK_BYTES = 16 * 1024  # of a row that a single block takes, if a cluster can have longer ones
 # Of a row that it has at most; their addresses take registers, too. From 21 on LayerNorm's floats spill 24 to 64 bytes.
 _MOST_SINGLES = 24
-# Matrices of a few tiles go to a single team, if that has at most so many bytes of each in one of its blocks: it takes
-# longer than many teams would, but needs no second kernel that adds their sums of columns.
+# Matrices of a few tiles, or of as few rows for a cluster, go to a single team, if that has at most so many bytes of
+# each in one of its blocks: it takes longer than many teams would, but needs no second kernel that adds their sums of
+# columns.
 _FEW_TILES = 4
 _FEW_BYTES = 64 * 1024
 
@@ -107,7 +109,7 @@ class Plan:
         if rows == 0 or columns == 0:
             return None
         row = _Row(columns, itemsize, sums)
-        if row.chunks <= WARP * row.at_a_time:
+        if row.chunks <= (WARP * row.at_a_time if row.singles else _TEAM_CHUNKS):
             return cls._for(rows, row, *row.team_of_warp(rows, device), device)
         teams = map(row.team_of_blocks, row.clusters(rows, device))
         return next((plan for team in teams if team for plan in cls._of_blocks(rows, row, team, device)), None)
@@ -137,7 +139,7 @@ class Plan:
             stages = 1  # the next tile is in the L2 by then, and a second stage takes registers that long rows need
         tiles = blocks(rows, tile_rows)
         teams = max(1, min(tiles, device.multiprocessors * team.resident // team.cluster))
-        if tiles <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
+        if (tiles if team.cluster == 1 else rows) <= _FEW_TILES and rows * piece * row.itemsize <= _FEW_BYTES:
             teams = 1
         # In the end, warps of short rows add their sums of columns there.
         of_warps = team.threads // WARP * row.columns * FLOAT if team.lanes else 0
@@ -183,6 +185,11 @@ class _Row:
         return self.size == 1
 
     @property
+    def halves(self) -> bool:
+        """Whether they come in packs of halves."""
+        return self.itemsize < FLOAT and not self.singles
+
+    @property
     def chunks(self) -> int:
         return self.columns // self.size
 
@@ -217,8 +224,10 @@ class _Row:
 
     def team_of_warp(self, rows: int, device: Device) -> tuple[Team, int]:
         """Lanes of a warp, and the rows of a tile: as many as make it large enough, if all blocks get one."""
-        # Few packs a thread, since lanes find neighbouring packs faster; but single elements must share a row's costs.
-        lanes = min(WARP, power_of_2_from(blocks(self.chunks, self.at_a_time) if self.singles else self.chunks))
+        # Few packs a thread, since lanes find neighbouring packs faster; but single elements, and the halves of longer
+        # rows, must share a row's costs.
+        share = self.at_a_time if self.singles or (self.halves and self.chunks > WARP // 2) else 1
+        lanes = min(WARP, power_of_2_from(blocks(self.chunks, share)))
         kept = blocks(self.chunks, lanes)
         at_once = 1 if self.singles else max(1, min(2, self.at_a_time // kept))
         team = Team(kept, lanes, _TEAM_BLOCK, RESIDENT_WITH_SUMS // _TEAM_BLOCK, at_once, floats=True)
@@ -236,11 +245,8 @@ class _Row:
             # Few rows are spread over more of the chip.
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
-        if self.sums == 1 and self.itemsize < FLOAT and not self.singles:
-            # Few blocks, of many threads, since these need few registers each.
-            return [size for size in sizes if size == _MOST_BLOCKS or self.columns <= size * _BLOCK_COLUMNS]
-        # Else either one block, or many small ones, of which others work while some wait.
-        return [1, _MOST_BLOCKS] if self.columns <= _BLOCK_COLUMNS else [_MOST_BLOCKS]
+        # Either one block, or many small ones, of which others work while some wait.
+        return [1, _MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [_MOST_BLOCKS]
 
     def team_of_blocks(self, cluster: int) -> Team | None:
         """Of the threads' chunks only the last ones may be missing, in the cluster's last block too."""
@@ -263,8 +269,9 @@ class _Row:
         resident = max(1, RESIDENT_WITH_SUMS // threads)
         if self.singles:
             return Team(kept, 0, threads, resident, cluster=cluster, floats=kept <= _THREAD_STEP)
-        # While a cluster waits for its sums, its multiprocessors have other blocks to work on, or else a second row.
-        two = self.step(cluster) >= 2 * kept * self.size or (cluster > 1 and resident == 1)
+        # While a cluster waits for its sums, its multiprocessors have other blocks to work on, or else a second row. In
+        # halves there is so much arithmetic for the bytes that two rows always pay.
+        two = self.step(cluster) >= 2 * kept * self.size or (cluster > 1 and (resident == 1 or self.halves))
         return Team(kept, 0, threads, resident, 2 if two else 1, cluster)
 
     def step(self, cluster: int) -> int:
@@ -277,5 +284,11 @@ class _Row:
         return _THREAD_STEP
 
     def wanted(self, cluster: int) -> int:
-        """Those of one row: of RMSNorm, with half the sums, two rows share a reduction."""
-        return self.step(cluster) if self.sums == 2 or self.singles else self.step(cluster) // 2
+        """Those of one row: in the rest of a step another row shares the reduction, or other threads its costs."""
+        if self.singles:
+            shared = cluster == 1
+        elif self.halves:
+            shared = cluster == 1 and self.chunks <= RESIDENT_WITH_SUMS
+        else:
+            shared = self.sums == 1
+        return self.step(cluster) // 2 if shared else self.step(cluster)

@@ -27,6 +27,7 @@ _MOST_BLOCKS = 8  # of a cluster, on every device that has them
 _TILE_COLUMNS = {4: 256, 2: 127}  # by the bytes of an element: shorter rows than packs come through shared memory
 _FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single elements has one
 _TILE_ELEMENTS = 8  # of a row that a thread has at most, there
+_TILE_ELEMENTS_WITH_VECTORS = 16  # whose statistics take longer
 _TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memory busy
 
 # Packs a thread, as measured on an H200. Two loads under way in each of many threads are best as long as a row leaves
@@ -105,8 +106,10 @@ class Plan:
         """
         size = PACK_BYTES // itemsize
         packs = columns // size
+        if columns % size and columns <= _TILE_COLUMNS[4]:
+            return cls._tile(columns, itemsize, _TILE_ELEMENTS_WITH_VECTORS)
         plain = cls.of(rows, columns, itemsize, device)
-        if plain is None or plain.tile_rows or columns < size or rows * plain.cluster <= device.multiprocessors:
+        if plain is None or columns < size or rows * plain.cluster <= device.multiprocessors:
             return plain
         if columns % size:
             # Rows begin at different places of a pack, and so have no part of a vector in common.
@@ -134,10 +137,13 @@ class Plan:
         return cls(count, lanes, _BLOCK, together=together)
 
     @classmethod
-    def _tile(cls, columns: int, itemsize: int) -> Plan:
-        lanes = power_of_2_from(blocks(columns, _TILE_ELEMENTS))
+    def _tile(cls, columns: int, itemsize: int, elements: int = _TILE_ELEMENTS) -> Plan:
+        """elements: of a row that a thread has at most."""
+        lanes = power_of_2_from(blocks(columns, elements))
         size = PACK_BYTES // itemsize
-        rows = max(1, _TILE_BYTES // (columns * itemsize * size)) * size
+        # Rows of many elements a thread come in tiles of as many more, so that all threads have one.
+        tile_bytes = _TILE_BYTES * (elements // _TILE_ELEMENTS if lanes > 1 else 1)
+        rows = max(1, tile_bytes // (columns * itemsize * size)) * size
         return cls(blocks(columns, lanes), lanes, _BLOCK, tile_rows=rows)
 
     @classmethod

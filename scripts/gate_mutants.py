@@ -126,7 +126,9 @@ def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> Gat
     only = [word for glob in cases(group) for word in ("--only", glob)]
     options = ["--base", "HEAD", "--seed", "1", "--noise", str(noise), "--output", str(folder)]
     command = [sys.executable, "-m", "harness", "gate", "ci", *options, *only]
-    done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, check=False)
+    # First the worktree's own package; then what this process finds its libraries in.
+    path = os.pathsep.join([str(root), *filter(None, sys.path)])
+    done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": path}, check=False)
     if not (folder / "gate.json").exists():
         names = ", ".join(mutant.name for mutant in group)
         raise SystemExit(f"the gate of {names} ended with {done.returncode} and without a result")

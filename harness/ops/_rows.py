@@ -47,7 +47,7 @@ _LANES_TOGETHER = {4: 2, 2: 1}
 # Blocks, there, by how many vectors and by the bytes of an element: up to so many packs of a row, packs a thread, rows
 # together, and threads at most.
 _WITH_VECTORS = {
-    (2, 4): ((256, 2, 1, 1024), (1056, 4, 1, 1024), (math.inf, 4, 2, 1024)),
+    (2, 4): ((256, 2, 1, 1024), (2112, 4, 1, 1024), (math.inf, 4, 2, 1024)),
     (2, 2): ((1056, 2, 2, 512), (math.inf, 4, 1, 512)),
     (1, 4): ((1056, 2, 1, 1024), (8192, 4, 2, 1024), (math.inf, 8, 1, 512)),
     (1, 2): ((256, 2, 2, 512), (2112, 4, 1, 512), (math.inf, 8, 1, 256)),

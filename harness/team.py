@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from pydantic import ValidationError
+
 from harness.errors import CompileError, MachineError, UsageError
 from harness.protocol import Failed, Measured, Progress, Ready, Request, Result, Surveyed, decode_reply, encode
 
@@ -117,7 +119,13 @@ class Team:
         while True:
             if (line := self._line(deadline)) is None:
                 raise LostError("timeout", self._overdue(limit))
-            reply = decode_reply(line)
+            try:
+                reply = decode_reply(line)
+            except ValidationError as error:
+                advice = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
+                raise MachineError(
+                    f"a worker's answer can't be read, which is of other code: {error}", advice
+                ) from error
             if isinstance(reply, kind):
                 return reply
             match reply:

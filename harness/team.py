@@ -30,6 +30,9 @@ _TAIL_BYTES = 16384
 _PATH_LENGTH = 256
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
+ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
+"""The advice where a worker of another revision of the harness isn't understood."""
+
 Report = Callable[[str, float], None]
 Answer = TypeVar("Answer", Ready, Result, Measured, Surveyed)
 
@@ -122,10 +125,7 @@ class Team:
             try:
                 reply = decode_reply(line)
             except ValidationError as error:
-                advice = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
-                raise MachineError(
-                    f"a worker's answer can't be read, which is of other code: {error}", advice
-                ) from error
+                raise MachineError(f"a worker answers in the words of another code: {error}", ANOTHER_CODE) from error
             if isinstance(reply, kind):
                 return reply
             match reply:

@@ -8,6 +8,11 @@ from harness import units
 from harness.gate._evidence import Evidence
 from harness.verdict import Finding
 
+_AGAIN = (
+    "if that is too much, delete the file of noise floors (that of --noise, or noise-*.json in the cache folder) and "
+    "calibrate again while nothing else runs"
+)
+
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Notes about the whole run. The verdicts stand as they are: a margin only says what they are about."""
@@ -22,4 +27,4 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             f"the noise of {len(raised)} of {len(decided)} cases lets losses pass that are larger than the {asked} "
             f"asked for: up to {floor} of {most.case.id}"
         )
-        yield Finding("calibration", "note", message, "calibrate again while nothing else runs, if that is too much")
+        yield Finding("calibration", "note", message, _AGAIN)

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from pydantic import ValidationError
+
 from harness.errors import CompileError, MachineError, UsageError
 from harness.protocol import Failed, Measured, Progress, Ready, Request, Result, Surveyed, decode_reply, encode
 
@@ -27,6 +29,9 @@ _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 _PATH_LENGTH = 256
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
+
+ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
+"""The advice where a worker of another revision of the harness isn't understood."""
 
 Report = Callable[[str, float], None]
 Answer = TypeVar("Answer", Ready, Result, Measured, Surveyed)
@@ -117,7 +122,10 @@ class Team:
         while True:
             if (line := self._line(deadline)) is None:
                 raise LostError("timeout", self._overdue(limit))
-            reply = decode_reply(line)
+            try:
+                reply = decode_reply(line)
+            except ValidationError as error:
+                raise MachineError(f"a worker answers in the words of another code: {error}", ANOTHER_CODE) from error
             if isinstance(reply, kind):
                 return reply
             match reply:

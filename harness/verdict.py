@@ -19,6 +19,8 @@ Stage = Literal["screen", "confirm"]
 Side = Literal["base", "now"]
 Outcome = Literal["ok", "improved", "regressed", "inconclusive"]
 Severity = Literal["failure", "undecided", "environment", "note"]
+GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
+"""The gravest first."""
 
 
 def share(change: float) -> float:
@@ -72,12 +74,19 @@ class Margin:
         return math.log1p(-self.value)
 
 
+TELL_MOST = 200
+"""Numbers of pairs that would tell end here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What the pairs of one case say. estimate, low, high: paired mean and its one-sided bounds, as changes.
 
-    They are of the stage that decided. p: of the confirming test that the loss is no more than the margin, before Holm;
-    None if the screen was enough. pairs_to_tell: how many would most likely tell, where it is inconclusive.
+    They are of the stage that decided. low is at the level for passing (5%): the outcome is 'ok' or 'improved' where it
+    lies above the margin's limit. high is at the level that Holm's method held `p` against (5% where nothing could
+    fail, in the screen): the outcome is 'regressed' where it lies below the limit. So the two aren't an interval of
+    one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if the screen
+    was enough. pairs_to_tell: how many would most likely tell, where it is inconclusive; TELL_MOST means that or more.
     """
 
     outcome: Outcome
@@ -156,10 +165,10 @@ class GateRun:
     def exit(self) -> Exit:
         """The environment speaks first: where it can't give valid numbers, a loss isn't one. --advisory never fails."""
         severities = {finding.severity for finding in self.findings}
-        if self.refused or "environment" in severities:
-            return Exit.OK if self.advisory else Exit.ENVIRONMENT
         if self.advisory:
             return Exit.OK
+        if self.refused or "environment" in severities:
+            return Exit.ENVIRONMENT
         if "failure" in severities:
             return Exit.GATE_FAILED
         return Exit.UNDECIDED if "undecided" in severities else Exit.OK

@@ -10,7 +10,7 @@ from typing import Self
 from harness.errors import HarnessError, MachineError
 from harness.model import Ceilings, Job, Measurement
 from harness.protocol import VERSION, Measure, MeasureCeilings, Measured, Result, Survey, Surveyed
-from harness.team import LostError, Report, Team
+from harness.team import ANOTHER_CODE, LostError, Report, Team
 
 _CEILINGS_LIMIT = 900.0
 _SURVEY_LIMIT = 60.0
@@ -121,7 +121,7 @@ class Workers:
             spoken = f"protocol {ready.protocol}" if ready.protocol else "a protocol without a number"
             raise MachineError(
                 f"the harness in {ready.root or self._root} speaks {spoken} with its workers, this one {VERSION}",
-                "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN",
+                ANOTHER_CODE,
             )
         if self._root and Path(ready.root).resolve() != self._root.resolve():
             raise MachineError(

@@ -1,6 +1,6 @@
 """Show that the gate catches real mistakes: known slowdowns of our kernels, each with its true size beside the verdict.
 
-    python scripts/gate_mutants.py                               # all of scripts/mutants, about a minute a group
+    python scripts/gate_mutants.py                               # all of scripts/mutants, one to two minutes a group
     python scripts/gate_mutants.py --only narrow_packs --output reports/mine/mutants
 
 Needs a GPU, and a git checkout, whose HEAD is the base. Each scripts/mutants/<name>.patch makes a kernel slower and
@@ -24,13 +24,13 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness import devices, scenario, store, units
+from harness import paths, scenario, store, units
 from harness.gate._worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
@@ -40,7 +40,7 @@ from harness.workers import Workers
 
 MUTANTS = Path(__file__).parent / "mutants"
 OUTPUT = Path("reports/h200/gate")
-PAIRS, PRECISION, MAX_TIME = 6, 0.0015, 0.5
+PAIRS, PRECISION, MAX_TIME = 4, 0.0015, 0.5
 AHEAD = 6  # processes that load torch while another one measures
 CAUGHT_FROM = 0.02
 SHARED = ("kernels/include/", "harness/ops/_")  # what many ops are made of
@@ -128,7 +128,9 @@ def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> Gat
     command = [sys.executable, "-m", "harness", "gate", "ci", *options, *only]
     # First the worktree's own package; then what this process finds its libraries in.
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
-    done = subprocess.run(command, cwd=root, env=os.environ | {"PYTHONPATH": path}, check=False)
+    # The caches of this process, which may be named from its own folder.
+    environment = os.environ | {"PYTHONPATH": path, "HARNESS_CACHE": str(paths.cache().resolve())}
+    done = subprocess.run(command, cwd=root, env=environment, check=False)
     if not (folder / "gate.json").exists():
         names = ", ".join(mutant.name for mutant in group)
         raise SystemExit(f"the gate of {names} ended with {done.returncode} and without a result")
@@ -157,8 +159,8 @@ def true_changes(base: Checkout, mutated: Checkout, asked: Sequence[Job]) -> dic
     }
 
 
-def measured(group: Sequence[Mutant], noise: Path) -> Iterator[Row]:
-    """Both measurements of a group."""
+def measured(group: Sequence[Mutant], noise: Path) -> tuple[str, list[Row]]:
+    """Both measurements of a group: the device's name, and a row a case."""
     repository = Repository.find(())
     with (
         repository.worktree("HEAD", "base") as base,
@@ -170,10 +172,12 @@ def measured(group: Sequence[Mutant], noise: Path) -> Iterator[Row]:
         subprocess.run(["git", "-C", str(mutated.root), "apply", *patches], check=True)
         made = gated(group, mutated.root, noise, Path(folder))
         changes = true_changes(base, mutated, jobs(group))
-    for evidence in made.cases:
-        case = evidence.case.id
-        (mutant,) = (mutant for mutant in group if any(fnmatchcase(case, glob) for glob in mutant.cases))
-        yield row(mutant, made, evidence, Mean.of(changes[case]))
+    return made.machine.name, [
+        row(mutant, made, evidence, Mean.of(changes[evidence.case.id]))
+        for evidence in made.cases
+        for mutant in group
+        if any(fnmatchcase(evidence.case.id, glob) for glob in mutant.cases)
+    ]
 
 
 def row(mutant: Mutant, made: GateRun, evidence: CaseEvidence, true: Mean) -> Row:
@@ -259,12 +263,11 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT, metavar="DIR")
     options = parser.parse_args()
     chosen, file = mutants(options.only), options.output / "mutants.csv"
-    device = devices.kinds()["cuda"].machine().name
     with tempfile.TemporaryDirectory() as folder:
         # Empty, so that no noise floor widens the margin.
         noise = Path(folder) / "noise.json"
         for group in groups(chosen):
-            found = list(measured(group, noise))
+            device, found = measured(group, noise)
             names = {mutant.name for mutant in group}
             save([*(r for r in known(file) if r.mutant not in names), *found], options.output, device)
             for r in found:

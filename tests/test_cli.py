@@ -136,6 +136,7 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         (["gate"], "Missing argument"),
         (["gate", "missing", "gone"], "missing: holds no run"),
         (["gate", "quick"], "name a revision: harness gate --base main SCENARIO..., or two folders of runs"),
+        (["gate", "before", "after", "--seed=0", "--only=prelu/*"], "nothing is measured, so --only, --seed can't be"),
         (["gate", "--base=nowhere", "quick", "--device=cpu"], "git knows no revision 'nowhere'"),
         (["gate", "--base=HEAD", "quikc"], "did you mean 'quick'?"),
         (["gate", "--base=HEAD", "quick", "--device=gpu"], "error: no device named 'gpu'"),

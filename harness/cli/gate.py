@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -103,6 +103,8 @@ def command(
         asked = request(base, arguments, device, only, ops, precision, max_time, margin, seed, noise, advisory)
         made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
     else:
+        measuring = {"--device": device, "--only": only, "--ops": ops, "--seed": seed}
+        _refuse(measuring | {"--precision": precision, "--max-time": max_time})
         made, name = _stored(arguments, margin, noise, advisory), "stored"
     raise typer.Exit(_finish(made, output or Path("reports") / f"gate-{name}-{stamp()}"))
 
@@ -146,8 +148,8 @@ def stamp() -> str:
 
 
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """End with 130 on Ctrl-C and 143 on SIGTERM, after worktrees and processes are gone."""
+def interruptible(message: str) -> Iterator[None]:
+    """End with 130 on Ctrl-C, after saying `message`, and 143 on SIGTERM; worktrees and processes are gone then."""
 
     def leave(number: int, _frame: object) -> None:
         raise typer.Exit(128 + number)
@@ -156,7 +158,7 @@ def interruptible() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("stopped; nothing was decided", err=True)
+        typer.echo(message, err=True)
         raise typer.Exit(128 + signal.SIGINT) from None
     finally:
         signal.signal(signal.SIGTERM, previous)
@@ -167,8 +169,17 @@ def _paired(asked: Request) -> GateRun:
     from harness.cli.console import open_console
     from harness.cli.gate_progress import Teller
 
-    with interruptible(), Teller(open_console(err=True)) as teller:
+    with interruptible("stopped; nothing was decided"), Teller(open_console(err=True)) as teller:
         return gate.paired(asked, teller)
+
+
+def _refuse(measuring: Mapping[str, object]) -> None:
+    """Raise UsageError for options of measuring that were given, where nothing is measured."""
+    if given := [name for name, value in measuring.items() if value not in (None, [])]:
+        raise UsageError(
+            f"without --base nothing is measured, so {', '.join(given)} can't be heeded",
+            "leave that out to judge stored runs as they are, or name a revision: harness gate --base main SCENARIO...",
+        )
 
 
 def _stored(arguments: Sequence[str], margin: float | None, noise: Path | None, advisory: bool) -> GateRun:

@@ -58,7 +58,8 @@ def command(
 
     asked = request(base, scenarios or ["ci"], device, only, ops, precision, max_time, margin, seed, noise)
     runs: list[GateRun] = []
-    with interruptible(), Teller(open_console(err=True)) as teller:
+    stopped = "stopped; what finished blocks have shown is kept"
+    with interruptible(stopped), Teller(open_console(err=True)) as teller:
         for made in gate.calibrate(asked, blocks, teller):
             runs.append(made)
             teller.say(f"block {len(runs)} of {blocks}: {made.seconds:.0f} s")
@@ -88,4 +89,4 @@ def _print(rows: Sequence[CaseNoise]) -> None:
     console.print(table)
     total = Counter(outcome for row in rows for outcome in row.outcomes)
     counts = ", ".join(f"{count} {name}" for name, count in total.most_common())
-    console.print(f"\n{total.total()} decisions on identical code: {counts or 'none'}", markup=False)
+    console.print(f"\ndecisions on identical code: {counts or 'none'}", markup=False)

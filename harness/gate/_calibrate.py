@@ -14,7 +14,7 @@ from harness.gate._observer import Observer
 from harness.gate._paired import Request, Sides, Start, prepare, run
 from harness.gate._worktree import Repository
 from harness.model import Case
-from harness.verdict import CaseEvidence, GateRun, Outcome
+from harness.verdict import CaseEvidence, GateRun, Outcome, share
 
 _Key = tuple[str, str]
 
@@ -23,7 +23,8 @@ _Key = tuple[str, str]
 class CaseNoise:
     """How far identical code has differed in one case. floor: the loss, as a share, that passes from now on.
 
-    typical: the median |mean| of its blocks, as a change. outcomes: what the gate made of this calibration's blocks.
+    typical: the median difference of its blocks, as a loss as well. outcomes: what the gate made of this calibration's
+    blocks.
     """
 
     case: Case
@@ -64,7 +65,8 @@ def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tu
         if means := noise.blocks.get(key):
             outcomes = tuple(case.decision.outcome for case in cases if case.decision)
             floor = noise.margin(*key, asked=0.0).value
-            rows.append(CaseNoise(cases[0].case, len(means), statistics.median(map(abs, means)), floor, outcomes))
+            typical = -share(-statistics.median(map(abs, means)))
+            rows.append(CaseNoise(cases[0].case, len(means), typical, floor, outcomes))
     return noise.file, tuple(sorted(rows, key=lambda row: -row.floor))
 
 
@@ -77,7 +79,7 @@ def _same(sides: Sides) -> Sides:
 
 
 def _key(found: CaseEvidence) -> _Key:
-    return found.case.id, next((m.timer for m in found.now if m.time is not None), "")
+    return found.case.id, _noise.timer(found.now)
 
 
 def _mean(found: CaseEvidence) -> float | None:

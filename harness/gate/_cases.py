@@ -113,6 +113,11 @@ def is_control(case: Case) -> bool:
     return case.op == "copy" and case.variant in ("eager", "memcpy")
 
 
+def scenario_of(scenarios: Sequence[Scenario]) -> dict[str, str]:
+    """The name of the scenario that each case belongs to, by case id; the first one's where it is in several."""
+    return {case: scenario.name for scenario in reversed(scenarios) for case in scenario.cases}
+
+
 def _without_libraries(definition: Definition, op: Op, selection: Selection) -> Definition:
     """Only our variants, and the baseline where a floor is over it; all of them where they were listed or picked."""
     if selection.only or set(definition.variants) != set(op.variants):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.stats import Mean, Tested, count_to_tell, holm
-from harness.verdict import Decision, Margin, Outcome
+from harness.verdict import TELL_MOST, Decision, Margin, Outcome
 
 SCREEN_PAIRS = 3
 CONFIRM_PAIRS = 10
@@ -30,8 +30,8 @@ LOOK_ALPHAS = (0.001, 0.009)
 """ALPHA, split over the looks: after Bonferroni, no more than all of it whatever the looks have in common."""
 LOOKS = len(LOOK_ALPHAS)
 PASS_LEVEL = 0.05
-TELL_POWER, TELL_MOST = 0.9, 200
-"""The number of pairs that would tell has this chance to, and ends at that number: it means as many or more."""
+TELL_POWER = 0.9
+"""The chance to tell that the number of pairs that would tell has."""
 
 
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:

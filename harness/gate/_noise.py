@@ -1,27 +1,35 @@
-"""How far identical code has differed, by case and machine: blocks of base against base, kept in one file a machine."""
+"""How far identical code has differed, by case and machine: blocks of base against base, kept in a file."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import paths
 from harness.errors import MachineError, UsageError
-from harness.model import Machine
+from harness.model import Machine, Measurement
 from harness.verdict import Margin
 
-_SCHEMA = 1
+KEPT = 20
+"""Blocks of a case, the newest: the floor is their largest, and must not grow for ever with one bad day."""
+_SCHEMA = 2
+_Key = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class Noise:
-    """Means of blocks, ln(bandwidth again / bandwidth), by case id and by how it was timed."""
+    """Means of blocks, ln(bandwidth again / bandwidth), by case id and by how it was timed, on one machine.
+
+    A file may hold blocks of several machines, as one that CI keeps does. others: those that aren't this one's.
+    """
 
     file: Path
+    fingerprint: str
     blocks: dict[tuple[str, str], list[float]]
+    others: dict[_Key, list[float]] = field(default_factory=dict)
 
     def margin(self, case: str, timer: str, asked: float) -> Margin:
         """What a case may lose: `asked`, or its noise floor where that is more."""
@@ -29,10 +37,14 @@ class Noise:
         return Margin(asked, -math.expm1(-max(map(abs, means))) if means else None)
 
     def add(self, means: Mapping[tuple[str, str], Sequence[float]]) -> None:
-        """Keep more blocks. Raises MachineError if they can't be written."""
+        """Keep more blocks, and the newest KEPT of each case. Raises MachineError if they can't be written."""
         for key, values in means.items():
-            self.blocks.setdefault(key, []).extend(values)
-        rows = [{"case": case, "timer": timer, "means": found} for (case, timer), found in sorted(self.blocks.items())]
+            self.blocks[key] = [*self.blocks.get(key, ()), *values][-KEPT:]
+        own: dict[_Key, list[float]] = {(self.fingerprint, *key): found for key, found in self.blocks.items()}
+        rows = [
+            {"machine": machine, "case": case, "timer": timer, "means": found}
+            for (machine, case, timer), found in sorted({**self.others, **own}.items())
+        ]
         draft = self.file.with_suffix(".tmp")
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -49,14 +61,25 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
     Raises UsageError for a file that holds something else.
     """
     path = file or paths.cache() / f"noise-{machine.kind}-{machine.fingerprint}.json"
+    noise = Noise(path, machine.fingerprint, {})
     if not path.exists():
-        return Noise(path, {})
+        return noise
     try:
         content = json.loads(path.read_text())
         if content["schema"] != _SCHEMA:
-            raise ValueError(f"schema {content['schema']}")
-        rows = content["blocks"]
-        return Noise(path, {(row["case"], row["timer"]): [float(mean) for mean in row["means"]] for row in rows})
+            raise ValueError(f"schema {content['schema']}, where {_SCHEMA} is known")
+        for row in content["blocks"]:
+            means = [float(mean) for mean in row["means"]]
+            if row["machine"] == machine.fingerprint:
+                noise.blocks[row["case"], row["timer"]] = means
+            else:
+                noise.others[row["machine"], row["case"], row["timer"]] = means
     except (OSError, ValueError, TypeError, KeyError) as error:
         advice = "delete it, and let 'harness gate calibrate' write another"
         raise UsageError(f"{path}: isn't a file of noise floors: {error}", advice) from error
+    return noise
+
+
+def timer(measurements: Sequence[Measurement]) -> str:
+    """How a case was timed; empty if it wasn't."""
+    return next((m.timer for m in measurements if m.time is not None), "")

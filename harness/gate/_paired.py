@@ -121,7 +121,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         alpha=_decision.ALPHA,
         started=start.text,
         seconds=time.monotonic() - start.seconds,
-        command=("harness", *request.command[1:]),
+        command=request.command,
         advisory=request.advisory,
     )
 

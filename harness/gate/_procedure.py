@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from harness.gate import _decision
-from harness.gate._cases import Cases, is_control
-from harness.gate._noise import Noise
+from harness.gate._cases import Cases, is_control, scenario_of
+from harness.gate._noise import Noise, timer
 from harness.gate._observer import Observer
 from harness.gate._pairs import Pairs
 from harness.model import Job
@@ -38,7 +38,7 @@ class Procedure:
         """Cases that the screen leaves open."""
         if any(self.cases.jobs.values()):
             self.pairs.measure("screen", _decision.SCREEN_PAIRS, self.cases.jobs)
-        self.margins = {key: self.noise.margin(key, self._timer(key), self.asked) for key in keys}
+        self.margins = {key: self._margin(key) for key in keys}
         changes = self.pairs.changes(keys, "screen")
         self.decisions = {key: made for key, made in _decision.screened(changes, self.margins).items() if made}
         enough = [key for key in keys if len(changes[key]) >= _decision.LEAST_PAIRS]
@@ -59,7 +59,9 @@ class Procedure:
             jobs = [job for job in shared if job.case.id in (*suspects, *controls)]
             self.pairs.measure("confirm", _decision.CONFIRM_PAIRS, {"base": jobs, "now": jobs})
             found = _decision.looked(self.pairs.changes(suspects, "confirm"), self.margins, look, family)
-            watched = _decision.looked(self.pairs.changes(controls, "confirm"), self.margins, look, len(controls))
+            # What a control showed while suspects were found regressed stays true, whatever it does later.
+            quiet = [key for key in controls if not self._regressed(key)]
+            watched = _decision.looked(self.pairs.changes(quiet, "confirm"), self.margins, look, len(quiet))
             self.decisions |= found | watched
             family -= sum(decision.outcome == "regressed" for decision in found.values())
             suspects = [key for key, decision in found.items() if decision.outcome == "inconclusive"]
@@ -68,12 +70,14 @@ class Procedure:
             if not suspects:
                 break
 
-    def _timer(self, key: str) -> str:
-        """How the case was timed; empty if it wasn't."""
-        return next((m.timer for m in self.pairs.measurements["now"][key] if m.time is not None), "")
+    def _regressed(self, key: str) -> bool:
+        return key in self.decisions and self.decisions[key].outcome == "regressed"
+
+    def _margin(self, key: str) -> Margin:
+        return self.noise.margin(key, timer(self.pairs.measurements["now"][key]), self.asked)
 
     def _evidence(self) -> Iterator[CaseEvidence]:
-        scenarios = {case: s.name for s in reversed(self.cases.scenarios) for case in s.cases}
+        scenarios = scenario_of(self.cases.scenarios)
         measured = self.pairs.measurements
         for job in self.cases.all:
             key = job.case.id

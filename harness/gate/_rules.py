@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from harness.gate._evidence import Evidence
-from harness.verdict import Finding, Severity
-
-_ORDER: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
+from harness.verdict import GRAVITY, Finding
 
 
 class Rule(Protocol):
@@ -29,4 +27,4 @@ def rules() -> dict[str, Rule]:
 def findings(evidence: Evidence) -> tuple[Finding, ...]:
     """What all rules have to say, the gravest first."""
     found = [finding for rule in rules().values() for finding in rule.judge(evidence)]
-    return tuple(sorted(found, key=lambda finding: _ORDER.index(finding.severity)))
+    return tuple(sorted(found, key=lambda finding: GRAVITY.index(finding.severity)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness import compare
 from harness.gate import _decision, _noise
-from harness.gate._cases import is_control
+from harness.gate._cases import is_control, scenario_of
 from harness.gate._evidence import Evidence
 from harness.gate._paired import Start
 from harness.gate._pairs import paired
@@ -49,7 +49,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         alpha=_decision.ALPHA,
         started=start.text,
         seconds=Start.now().seconds - start.seconds,
-        command=("harness", *command[1:]),
+        command=command,
         advisory=advisory,
         refused=refused,
     )
@@ -84,11 +84,11 @@ def _more(cases: list[str]) -> str:
 def _cases(before: Run, after: Run, asked: float, file: Path | None) -> Iterator[CaseEvidence]:
     noise = _noise.load(after.header.machine, file)
     old, new = ({result.case.id: result for result in run.results} for run in (before, after))
-    timers = {key: next((m.timer for m in result.measurements if m.time), "") for key, result in new.items()}
-    margins = {key: noise.margin(key, timers.get(key, ""), asked) for key in old | new}
+    timers = {key: _noise.timer(result.measurements) for key, result in (old | new).items()}
+    margins = {key: noise.margin(key, timer, asked) for key, timer in timers.items()}
     pairs = {key: tuple(_pairs(old[key], new[key])) for key in old if key in new}
     decisions = _decision.stored({key: [p.change for p in found] for key, found in pairs.items()}, margins)
-    scenarios = {case: s.name for s in reversed(after.header.scenarios) for case in s.cases}
+    scenarios = scenario_of(after.header.scenarios)
     for key, result in (new | old).items():
         yield CaseEvidence(
             case=result.case,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from harness.gate import floor, slower
@@ -15,6 +16,7 @@ _COOL = "let it cool, check its power limit and what else runs on it, and run th
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings of severity 'environment' where what other rules found rests on a bad machine, otherwise notes."""
+    yield from _nothing_measured(evidence)
     yield from _moved(evidence)
     relative = [finding for finding in slower.judge(evidence) if finding.severity != "note"]
     absolute = [finding for finding in floor.judge(evidence) if finding.severity != "note"]
@@ -23,6 +25,14 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield Finding("environment", severity, f"the device was shared: {evidence.shared}", _ALONE)
     for found in evidence.cases:
         yield from _throttled(found, [finding for finding in (*relative, *absolute) if finding.case == found.case])
+
+
+def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
+    """No case has a time with either code: a gate that passes then would never fail."""
+    known = [found for found in evidence.cases if found.base and found.now]
+    if known and not any(m.time is not None for found in known for m in (*found.base, *found.now)):
+        message = "no case that both know could be measured, with either code"
+        yield Finding("environment", "environment", message, "run 'harness env', then the scenario: harness run")
 
 
 def _moved(evidence: Evidence) -> Iterator[Finding]:
@@ -47,13 +57,21 @@ def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Fin
     before, after = _times_throttled(found.base), _times_throttled(found.now)
     if not before and not after:
         return
-    # Where the base had them as often, both sides suffered alike and a loss is one. A floor knows no base.
-    rests = any(
-        finding.severity == "undecided" or after > (before if finding.rule == "slower" else 0) for finding in findings
-    )
+    rests = any(_rests(finding, found, before, after) for finding in findings)
     reasons = next(w.message for m in (*found.now, *found.base) for w in m.warnings if w.code == "throttled")
     message = f"{reasons} ({before} of {len(found.base)} processes of the base, {after} of {len(found.now)} of now)"
     yield Finding("environment", "environment" if rests else "note", message, _COOL, found.case)
+
+
+def _rests(finding: Finding, found: CaseEvidence, before: int, after: int) -> bool:
+    """Whether a finding rests on lowered clocks, which so many processes of the base and of now had."""
+    if finding.severity == "undecided":
+        return True
+    if finding.rule == "floor":
+        return after == len(found.now)  # Else processes at full clocks lie below it, too.
+    # Where the base had them about as often both sides suffered alike, and a loss is one: counts that differ by less
+    # than the root of their sum differ by chance.
+    return after - before > math.sqrt(after + before)
 
 
 def _times_throttled(measurements: Sequence[Measurement]) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.gate._decision import CONFIRM_PAIRS
 from harness.gate._evidence import Evidence
 from harness.model import Measurement
 from harness.verdict import CaseEvidence, Finding
 
 _MOST_PROBLEMS = 3
+_ENOUGH = f"measure stored runs with --repeat {CONFIRM_PAIRS} or more"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -37,16 +39,18 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
 
 def _on_both(found: CaseEvidence, base: str, before: str, after: str) -> Finding | None:
     """A case that both know. before, after: how it ended where it wasn't ok."""
-    if after and before:
-        return Finding("missing", "note", f"not measured: {after}, as in {base}", "", found.case)
-    if after:
+    never_before, never_now = (all(m.time is None for m in side) for side in (found.base, found.now))
+    if after and (not before or (never_now and not never_before)):
         advice = f"run it alone: harness run ... --only '{found.case.id}'"
-        return Finding("missing", "failure", f"{after}; in {base} it was ok", advice, found.case)
-    if before:
-        return Finding("missing", "note", f"ok now; in {base} it {before}", "", found.case)
-    if found.decision is None:
-        return Finding("missing", "undecided", f"only {len(found.pairs)} pairs", "measure more pairs", found.case)
-    return None
+        return Finding("missing", "failure", f"{after}; in {base} it {before or 'was ok'}", advice, found.case)
+    if found.decision is None and not never_before and not never_now:
+        why = "".join(f"; {where} it {text}" for where, text in ((f"in {base}", before), ("now", after)) if text)
+        message = f"too few processes to decide, of which {len(found.pairs)} make pairs{why}"
+        return Finding("missing", "undecided", message, _ENOUGH, found.case)
+    if after:
+        text = f"not measured: {after}, as in {base}" if never_now else f"{after}; in {base} it {before}"
+        return Finding("missing", "note", text, "", found.case)
+    return Finding("missing", "note", f"ok now; in {base} it {before}", "", found.case) if before else None
 
 
 def _complaint(measurements: Sequence[Measurement]) -> str:

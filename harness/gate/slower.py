@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from harness import units
 from harness.gate._evidence import Evidence
-from harness.verdict import CaseEvidence, Decision, Finding, share
+from harness.verdict import TELL_MOST, CaseEvidence, Decision, Finding, share
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -35,5 +35,7 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
 
 
 def _more(decision: Decision) -> str:
-    quiet = "free the machine of other work, or raise --margin"
-    return f"about {decision.pairs_to_tell} pairs would tell; {quiet}" if decision.pairs_to_tell else quiet
+    """How to come to a decision."""
+    count = decision.pairs_to_tell or TELL_MOST
+    pairs = f"{count} or more" if count >= TELL_MOST else f"about {count}"
+    return f"{pairs} pairs would tell (stored runs: --repeat); free the machine of other work, or raise --margin"

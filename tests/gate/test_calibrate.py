@@ -74,7 +74,7 @@ def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tm
     assert file == tmp_path / "noise.json"
     assert (row.blocks, row.outcomes) == (3, ("ok", "ok", "ok"))
     assert row.floor == pytest.approx(1 - 1 / 1.03)
-    assert row.typical == pytest.approx(0.0198, rel=1e-3)
+    assert row.typical == pytest.approx(1 - 1 / 1.02)
 
 
 def test_a_revision_that_knows_nothing_cannot_be_calibrated(calibrate: Started) -> None:

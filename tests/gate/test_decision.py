@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from harness.gate import _decision as gate
-from harness.verdict import Decision, Margin, change
+from harness.verdict import TELL_MOST, Decision, Margin, change
 
 MARGIN = Margin(0.01)
 ONE = {"a": MARGIN}
@@ -108,14 +108,14 @@ def test_times_without_any_spread() -> None:
     assert looked([-0.011] * 10).outcome == "regressed"
     assert looked([-0.009] * 10).outcome == "ok"
     at_the_margin = looked([MARGIN.limit] * 10)
-    assert (at_the_margin.outcome, at_the_margin.pairs_to_tell) == ("inconclusive", gate.TELL_MOST)
+    assert (at_the_margin.outcome, at_the_margin.pairs_to_tell) == ("inconclusive", TELL_MOST)
 
 
 @pytest.mark.parametrize(("mean", "noise"), [(-0.014, 0.012), (-0.012, 0.006), (-0.008, 0.006), (-0.004, 0.012)])
 def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
     found = looked(spread(mean, noise, 10), look=2)
     assert found.outcome == "inconclusive"
-    assert gate.CONFIRM_PAIRS < found.pairs_to_tell < gate.TELL_MOST
+    assert gate.CONFIRM_PAIRS < found.pairs_to_tell < TELL_MOST
     more = looked(spread(mean, noise, found.pairs_to_tell), look=2)
     assert more.outcome == ("regressed" if mean < MARGIN.limit else "ok")
 
@@ -191,8 +191,8 @@ def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
 
 @pytest.fixture(scope="module")
 def simulation() -> ModuleType:
-    file = Path(__file__).parents[2] / "scripts" / "gate_simulation.py"
-    spec = importlib.util.spec_from_file_location("gate_simulation", file)
+    file = Path(__file__).parents[2] / "scripts" / "gate_models.py"
+    spec = importlib.util.spec_from_file_location("gate_models", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up here
     spec.loader.exec_module(module)

@@ -28,6 +28,13 @@ OK, WRONG, UNSUPPORTED = ({"status": status} for status in ("ok", "wrong", "unsu
         ([OK] * 2, [OK, WRONG], "failure", "ended as wrong in 1 of 2 processes"),
         ([WRONG] * 2, [WRONG] * 2, "note", "not measured: ended as wrong: off by 3, as in main"),
         ([WRONG] * 2, [OK] * 2, "note", "ok now; in main it ended as wrong"),
+        (
+            [OK, WRONG],
+            [WRONG] * 2,
+            "failure",
+            "ended as wrong: off by 3; in main it ended as wrong in 1 of 2 processes",
+        ),
+        ([OK, WRONG], [WRONG, OK], "undecided", "too few processes to decide, of which 0 make pairs; in main it ended"),
     ],
 )
 def test_what_is_gone_or_wrong_fails_unless_it_was_so_before(
@@ -50,6 +57,16 @@ def test_what_is_gone_or_wrong_fails_unless_it_was_so_before(
 def test_too_few_pairs_are_no_decision(evidence: Callable[..., CaseEvidence]) -> None:
     [finding] = missing.judge(Evidence("main", (), (evidence(None),)))
     assert finding.severity == "undecided"
+    assert "--repeat 10 or more" in finding.advice
+
+
+def test_what_fails_now_and_then_with_both_codes_is_a_note_where_the_rest_decides(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    flaky = (measured(), measured(**WRONG), measured(), measured())
+    [finding] = missing.judge(Evidence("main", (), (evidence("ok", base=flaky, now=flaky),)))
+    assert finding.severity == "note"
+    assert finding.message == "ended as wrong in 1 of 4 processes; in main it ended as wrong in 1 of 4 processes"
 
 
 def test_nothing_is_said_of_what_was_decided(evidence: Callable[..., CaseEvidence]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,27 @@ def test_blocks_add_up_over_calibrations(machine: Machine, tmp_path: Path) -> No
     assert [path.name for path in file.parent.iterdir()] == ["noise.json"]
 
 
+def test_the_newest_blocks_count(machine: Machine, tmp_path: Path) -> None:
+    noise = _noise.load(machine, tmp_path / "noise.json")
+    noise.add({("a", "graph"): [0.5]})
+    noise.add({("a", "graph"): [0.001] * _noise.KEPT})
+    assert _noise.load(machine, noise.file).blocks == {("a", "graph"): [0.001] * _noise.KEPT}
+
+
+def test_a_file_of_several_machines_keeps_them_apart(machine: Machine, tmp_path: Path) -> None:
+    other, file = replace(machine, fingerprint="beef"), tmp_path / "noise.json"
+    _noise.load(machine, file).add({("a", "graph"): [0.1]})
+    assert _noise.load(other, file).margin("a", "graph", 0.01) == Margin(0.01, None)
+    _noise.load(other, file).add({("a", "graph"): [0.2]})
+    assert _noise.load(machine, file).blocks == {("a", "graph"): [0.1]}
+    assert _noise.load(other, file).blocks == {("a", "graph"): [0.2]}
+
+
 def test_each_machine_has_a_file_of_its_own(machine: Machine, cache_folder: Path) -> None:
     assert _noise.load(machine).file == cache_folder / "noise-cpu-f00d.json"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"schema": 7, "blocks": []}', '{"schema": 1, "blocks": [{}]}'])
+@pytest.mark.parametrize("content", ["", "[]", '{"schema": 7, "blocks": []}', '{"schema": 2, "blocks": [{}]}'])
 def test_another_file_is_refused(machine: Machine, tmp_path: Path, content: str) -> None:
     file = tmp_path / "noise.json"
     file.write_text(content)

@@ -63,7 +63,7 @@ def carry_out(losses: dict[str, Any], noise: Noise | None = None) -> tuple[dict[
     ops = {"copy": "memcpy"}
     jobs = tuple(Job(Case(op, ops.get(op, "tuned"), "float32", (("N", 8),))) for op in losses)
     pairs, watch = FakePairs(losses), Watch()
-    known = noise or Noise(Path("none"), {})
+    known = noise or Noise(Path("none"), "f00d", {})
     procedure = Procedure(pairs, Cases((), {"base": jobs, "now": jobs}), 0.01, known, watch)
     return {e.case.op: e for e in procedure.carry_out()}, pairs, watch
 
@@ -109,7 +109,7 @@ def test_a_control_alone_is_not_worth_a_confirmation() -> None:
 
 
 def test_a_loss_below_the_noise_floor_passes() -> None:
-    noise = Noise(Path("none"), {("noisy/tuned/float32/N8", "graph"): [0.001, -0.08]})
+    noise = Noise(Path("none"), "f00d", {("noisy/tuned/float32/N8", "graph"): [0.001, -0.08]})
     found, pairs, _ = carry_out({"noisy": 0.05}, noise)
     assert found["noisy"].decision.outcome == "ok"
     assert found["noisy"].margin.value == pytest.approx(1 - math.exp(-0.08))

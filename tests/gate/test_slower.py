@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from harness.gate import Evidence, slower
 from harness.verdict import CaseEvidence, Decision
@@ -23,6 +24,9 @@ def test_what_cannot_be_told_is_undecided_and_says_how_many_pairs_would_tell(
     [finding] = slower.judge(Evidence("main", (), (evidence(decision=decision),)))
     assert finding.severity == "undecided"
     assert finding.advice.startswith("about 70 pairs would tell")
+    capped = evidence(decision=replace(decision, pairs_to_tell=200))
+    [finding] = slower.judge(Evidence("main", (), (capped,)))
+    assert finding.advice.startswith("200 or more pairs would tell")
 
 
 def test_a_gain_is_a_note_and_ok_is_nothing(evidence: Callable[..., CaseEvidence]) -> None:

@@ -15,10 +15,18 @@ Done = subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Done]:
-    """Runs the script in an empty folder. `harness` prints its arguments, and gates end with 3."""
+    """Runs the script in an empty folder. `harness` prints its arguments; gates end with 3, calibrations write."""
     fake = tmp_path / "bin" / "harness"
     fake.parent.mkdir()
-    fake.write_text('#!/bin/sh\necho "$@"\n[ "$2" = calibrate ] || exit 3\n')
+    lines = (
+        "#!/bin/sh",
+        'echo "$@"',
+        '[ "$2" = calibrate ] || exit 3',
+        "for last; do :; done",
+        'echo 1 > "$last"',
+        "[ ! -e stop ]",
+    )
+    fake.write_text("\n".join(lines) + "\n")
     fake.chmod(0o755)
 
     def run(*arguments: str, **environment: str) -> Done:
@@ -49,9 +57,15 @@ def test_scenarios_and_the_folder_can_be_chosen(gate: Callable[..., Done]) -> No
 
 def test_a_machine_without_noise_floors_is_calibrated_once(gate: Callable[..., Done], tmp_path: Path) -> None:
     gates = "gate ci --base main --output reports/gate --noise n.json\n"
-    assert gate("main", GATE_NOISE="n.json").stdout == f"gate calibrate ci --base main --noise n.json\n{gates}"
-    (tmp_path / "n.json").touch()
+    assert gate("main", GATE_NOISE="n.json").stdout == f"gate calibrate ci --base main --noise n.json.part\n{gates}"
+    assert (tmp_path / "n.json").exists()
     assert gate("main", GATE_NOISE="n.json").stdout == gates
+
+
+def test_half_of_a_calibration_is_not_kept(gate: Callable[..., Done], tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    assert gate("main", GATE_NOISE="n.json").returncode == 1
+    assert not (tmp_path / "n.json").exists()
 
 
 def test_without_a_base_there_is_nothing_to_compare_with(gate: Callable[..., Done]) -> None:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from harness import units
 from harness.errors import Exit
 from harness.report._columns import Column
-from harness.verdict import CaseEvidence, Code, Finding, GateRun, Severity, Stage, share
+from harness.verdict import GRAVITY, CaseEvidence, Code, Finding, GateRun, Severity, Stage, share
 
-GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {
     Exit.OK: ("passed", "no case of ours lost more than its margin"),

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from harness import units
+from harness.model import Machine
 from harness.report.gate._content import code, columns, findings, method, outcome, rows, verdict
 from harness.verdict import GateRun
 
@@ -56,11 +57,16 @@ def _facts(run: GateRun) -> list[tuple[str, str]]:
         "now": code(run.now),
         "sources": f"{run.base.digest[:12]}, now {run.now.digest[:12]}",
         "device": f"{machine.name} ({machine.fingerprint})",
-        "software": ", ".join(f"{name} {version}" for name, version in (("driver", machine.driver), *machine.versions)),
+        "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
         "started": run.started,
         "took": units.seconds(run.seconds, 3),
     }
     return list(facts.items())
+
+
+def _software(machine: Machine) -> list[tuple[str, str]]:
+    """Names and versions; a CPU has no driver."""
+    return [*([("driver", machine.driver)] if machine.driver else []), *machine.versions]
 
 
 def _within(text: str, most: int) -> str:

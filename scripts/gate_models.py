@@ -1,0 +1,189 @@
+"""The gate's own decisions on made-up noise: what is simulated for `gate_simulation.py`, and what must come of it.
+
+All of it is seeded: the same numpy gives the same numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.gate import _decision as gate
+from harness.units import percent
+from harness.verdict import Decision, Margin, change
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Noise = Callable[[np.random.Generator, tuple[int, ...]], NDArray[np.float64]]
+
+SEED = 20261121
+MARGIN, LOSS = 0.01, 0.03
+BLOCKS, UNCHANGED_BLOCKS, CURVE_BLOCKS = 20_000, 100_000, 2_000
+RUNS, CASES = 1_000, 12
+CALIBRATION_BLOCKS = 5
+CURVE = sorted({step / 400 for step in range(21)} | {step / 2000 for step in range(15, 26)})
+CONFIRM_PAIRS = gate.CONFIRM_PAIRS * gate.LOOKS
+CHUNK = 1_000
+KEYS = tuple(f"case {number}" for number in range(CASES))
+
+
+def steady(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
+    """How far a process's median is off, as a logarithm: normal, 0.05%, about what a quiet H200 shows."""
+    return rng.normal(0, 0.0005, size)
+
+
+def slow(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
+    """20% of processes are 3% slow; all are steady besides."""
+    return steady(rng, size) + change(-0.03) * (rng.random(size) < 0.2)
+
+
+def heavy(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
+    """Student's t with 2 degrees of freedom, which has no variance, times 0.2%: 1 in 100 is off by 2% or more."""
+    return 0.002 * rng.standard_t(2, size)
+
+
+def together(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
+    """As `slow`, and a slow process is slow in all cases of its run."""
+    runs, _cases, *rest = size
+    return steady(rng, size) + change(-0.03) * (rng.random((runs, 1, *rest)) < 0.2)
+
+
+ALONE: dict[str, Noise] = {"steady": steady, "slow": slow, "heavy": heavy}
+MODELS = ALONE | {"slow together": together}
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What to simulate: `runs` gate runs of `cases` cases, of which the first `changed` lose `loss`.
+
+    floor: margins are raised by a noise floor that noise of the same kind calibrated.
+    """
+
+    kind: str
+    model: str
+    loss: float
+    runs: int
+    cases: int = 1
+    changed: int = 1
+    floor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of a setting. Shares of all cases by outcome, and of all runs by exit code (0, 1, 3).
+
+    run_false: runs with a REGRESSED among the cases that didn't change. margin: mean. pairs: mean number that a case
+    took, screen included; run_pairs: that a run took until its last case was settled.
+    """
+
+    setting: Setting
+    ok: float
+    improved: float
+    regressed: float
+    inconclusive: float
+    margin: float
+    pairs: float
+    run_0: float
+    run_1: float
+    run_3: float
+    run_false: float
+    run_pairs: float
+
+
+def settings() -> Iterator[Setting]:
+    """Everything that the report needs, in its order."""
+    for floor, model in itertools.product((False, True), ALONE):
+        yield Setting("block", model, 0.0, UNCHANGED_BLOCKS, floor=floor)
+        yield Setting("block", model, MARGIN, BLOCKS, floor=floor)
+        yield Setting("block", model, LOSS, BLOCKS, floor=floor)
+    for floor, model in itertools.product((False, True), MODELS):
+        losses = ((0.0, 0), (LOSS, 1), (LOSS, CASES), (MARGIN, CASES))
+        for loss, changed in losses[:2] if floor else losses:
+            yield Setting("run", model, loss, RUNS, CASES, changed, floor)
+    for model, floor in (("steady", False), ("heavy", False), ("slow", False), ("slow", True)):
+        for loss in CURVE:
+            yield Setting("curve", model, loss, CURVE_BLOCKS, floor=floor)
+
+
+def pairs(model: str, rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
+    """Changes that pairs of processes of equal code show."""
+    return MODELS[model](rng, size) - MODELS[model](rng, size)
+
+
+def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin], dict[str, Decision]]]:
+    """Margins and decisions of each run. `stream` numbers the setting's own random numbers."""
+    rng = np.random.default_rng([SEED, stream])
+    keys = KEYS[: setting.cases]
+    lost = np.where(np.arange(setting.cases) < setting.changed, change(-setting.loss), 0.0)[:, None]
+    for start in range(0, setting.runs, CHUNK):
+        size = (min(CHUNK, setting.runs - start), setting.cases)
+        screens = (pairs(setting.model, rng, (*size, gate.SCREEN_PAIRS)) + lost).tolist()
+        confirms = (pairs(setting.model, rng, (*size, CONFIRM_PAIRS)) + lost).tolist()
+        blocks = pairs(setting.model, rng, (*size, CALIBRATION_BLOCKS, gate.SCREEN_PAIRS))
+        # The largest change of a block, as the loss that it would be.
+        floors = (-np.expm1(-np.abs(blocks.mean(axis=3)).max(axis=2)) * setting.floor).tolist()
+        for values in zip(screens, confirms, floors, strict=True):
+            screen, confirm, floor = (dict(zip(keys, of_cases, strict=True)) for of_cases in values)
+            margins = {key: Margin(MARGIN, value) for key, value in floor.items()}
+            yield margins, gate.decided(screen, confirm, margins)
+
+
+def spent(decision: Decision) -> int:
+    """Pairs of a case, those of the screen included."""
+    return decision.pairs + (gate.SCREEN_PAIRS if decision.stage == "confirm" else 0)
+
+
+def result(setting: Setting, stream: int) -> Result:
+    """Simulate one setting."""
+    cases, runs = Counter[str](), Counter[str]()
+    case_pairs = run_pairs = 0
+    margin = 0.0
+    for margins, decisions in simulated(setting, stream):
+        outcomes = [decision.outcome for decision in decisions.values()]
+        took = [spent(decision) for decision in decisions.values()]
+        cases.update(outcomes)
+        runs["1" if "regressed" in outcomes else "3" if "inconclusive" in outcomes else "0"] += 1
+        runs["false"] += "regressed" in outcomes[setting.changed :]
+        case_pairs += sum(took)
+        run_pairs += max(took)
+        margin += sum(one.value for one in margins.values())
+    total = setting.runs * setting.cases
+    means = {"margin": margin / total, "pairs": case_pairs / total, "run_pairs": run_pairs / setting.runs}
+    of_cases = {name: cases[name] / total for name in ("ok", "improved", "regressed", "inconclusive")}
+    of_runs = {f"run_{name}": runs[name] / setting.runs for name in ("0", "1", "3", "false")}
+    return Result(setting, **of_cases, **of_runs, **means)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What must hold for blocks of one noise and loss: the share of REGRESSED is at least or at most this."""
+
+    model: str
+    loss: float
+    least: float = 0.0
+    most: float = 1.0
+
+    def result(self, results: list[Result]) -> Result:
+        """What it is about: without a floor, so that the margin is the one asked for."""
+        wanted = ("block", False, self.model, self.loss)
+        of = ((r.setting.kind, r.setting.floor, r.setting.model, r.setting.loss) for r in results)
+        return next(r for r, found in zip(results, of, strict=True) if found == wanted)
+
+    def holds(self, results: list[Result]) -> bool:
+        return self.least <= self.result(results).regressed <= self.most
+
+    def __str__(self) -> str:
+        return f"at least {percent(self.least)}" if self.least else f"at most {percent(self.most)}"
+
+
+BARS = [
+    *(Bar(model, 0.0, most=0.0) for model in ALONE),
+    *(Bar(model, MARGIN, most=0.015) for model in ALONE),
+    *(Bar(model, LOSS, least=0.85 if model == "slow" else 0.99) for model in ALONE),
+]

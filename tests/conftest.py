@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Compiled kernels and remembered ceilings stay out of the user's cache, here and in every child process."""
+    """Compiled kernels and remembered ceilings stay out of the user's cache, here and in every child process.
+
+    Children of tests that run side by side get one thread each: with more, kernels wait for each other's processors.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            patch.setenv("OMP_NUM_THREADS", "1")
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("HARNESS_CACHE", str(folder))
         yield folder

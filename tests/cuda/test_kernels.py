@@ -1,9 +1,10 @@
-"""Every kernel that an op can ask for compiles for every architecture, in registers, without a GPU."""
+"""What an op can ask for compiles, in registers, without a GPU: all of it for sm_90, some of each kind elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,23 @@ from harness.cuda.compile import compile_verbose
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
 
-MULTIPROCESSORS = 132
-RESIDENT = MULTIPROCESSORS * 2048
-SHARED_MEMORY = 227 * 1024
-ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 TESTS = Path(__file__).parents[1] / "ops"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the plans of launches depend on."""
+
+    multiprocessors: int
+    shared_memory: int
+    clusters: bool = True
+
+
+GPUS = {
+    "sm_80": Gpu(108, 163 * 1024, clusters=False),
+    "sm_90": Gpu(132, 227 * 1024),
+    "sm_100": Gpu(148, 227 * 1024),
+}
 
 
 @dataclass(frozen=True)
@@ -34,6 +47,11 @@ class Request:
     @property
     def name(self) -> str:
         return f"{self.file.stem} {' '.join(f'{name}={value}' for name, value in self.macros)}"
+
+    @property
+    def kind(self) -> tuple[Path, tuple[str, ...]]:
+        """Requests of a kind differ in the values of their macros only."""
+        return self.file, tuple(name for name, _ in self.macros)
 
 
 @dataclass
@@ -82,20 +100,21 @@ def told(op: str) -> ModuleType:
     return module
 
 
-def requests(monkeypatch: pytest.MonkeyPatch, op: Op, left_out: str = "") -> list[Request]:
-    """What every CUDA variant compiles over dtypes but the one left out, shapes and alignments, by name."""
+def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str], gpu: Gpu) -> list[Request]:
+    """What every CUDA variant compiles over these dtypes, shapes and alignments, by name."""
     module = told(op.name)
     others = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
     own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in others]
-    dtypes = [dtype for dtype in op.dtypes if dtype != left_out]
     cases = [
         Case(op.name, variant.name, dtype, tuple(shape.items()))
         for variant, dtype, shape in itertools.product(own, dtypes, module.COMPILED)
     ]
-    return requested(monkeypatch, op, cases)
+    return requested(monkeypatch, op, cases, gpu)
 
 
-def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) -> list[Request]:
+def requested(
+    monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case], gpu: Gpu = GPUS["sm_90"]
+) -> list[Request]:
     """What these cases of the op compile, over alignments, by name."""
     found: set[Request] = set()
 
@@ -104,10 +123,10 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
         return FakeKernel()
 
     monkeypatch.setattr(cuda, "load", load)
-    monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
-    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
-    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
+    monkeypatch.setattr(cuda, "resident_threads", lambda: gpu.multiprocessors * 2048)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: gpu.multiprocessors)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: gpu.clusters)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: gpu.shared_memory)
     for case in cases:
         variant = op.variants[case.variant]
         if variant.unsupported and variant.unsupported(case):
@@ -129,11 +148,43 @@ def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) ->
         yield Tensors(**tensors)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+def representatives(found: Sequence[Request]) -> list[Request]:
+    """Few of them that together have every kind, and in each kind every value of each macro."""
+    missing = seen(found)
+    chosen = []
+    while missing:
+        best = max(found, key=lambda request: (len(seen([request]) & missing), appetite(request)))
+        chosen.append(best)
+        missing -= seen([best])
+    return chosen
+
+
+def seen(found: Iterable[Request]) -> set[tuple[object, ...]]:
+    return {(request.kind, *macro) for request in found for macro in ((), *request.macros)}
+
+
+def appetite(request: Request) -> int:
+    """Roughly, how short of registers a block is: more elements and threads, 64-bit indexes, one more for bfloat16."""
+    values = [value for _, value in request.macros]
+    numbers = math.prod(max(1, value) for value in values if isinstance(value, int))
+    return 4 * numbers * (1 + ("unsigned long long" in values)) + ("__nv_bfloat16" in values)
+
+
+def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
+    """What is compiled for a test: all for the GPU of the measurements; some for the others, and no float16.
+
+    Halves of both types need about the same; bfloat16 a register more, if anything.
+    """
+    if arch == "sm_90":
+        return requests(monkeypatch, op, op.dtypes, GPUS[arch])
+    dtypes = [dtype for dtype in op.dtypes if dtype != "float16"]
+    return representatives(requests(monkeypatch, op, dtypes, GPUS[arch]))
+
+
+@pytest.mark.parametrize("arch", GPUS)
 @pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
 def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arch):
-    # Halves of both kinds need about the same; bfloat16 a register more, if anything.
-    found = requests(monkeypatch, op, left_out="" if arch == "sm_90" else "float16")
+    found = compiled(monkeypatch, op, arch)
     assert found
     allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []
@@ -147,8 +198,33 @@ def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arc
     assert not wasteful
 
 
+def test_few_requests_represent_many():
+    one, other = Path("one.cu"), Path("other.cu")
+    found = [Request(one, (("A", a), ("B", b))) for a in (1, 2, 3) for b in ("x", "y")]
+    found += [Request(one, (("A", 4),)), Request(other, (("A", 1), ("B", "x"))), Request(other, ())]
+    chosen = representatives(found)
+    assert len(chosen) == 6
+    assert {(request.kind, *macro) for request in chosen for macro in request.macros} == {
+        *((found[0].kind, "A", a) for a in (1, 2, 3)),
+        *((found[0].kind, "B", b) for b in ("x", "y")),
+        *((request.kind, *macro) for request in found[-3:] for macro in request.macros),
+    }
+    assert found[-1] in chosen
+
+
+def test_the_hungriest_represents_the_others():
+    found = [
+        Request(Path("one.cu"), (("INDEX", index), ("SCALAR", scalar), ("THREADS", threads)))
+        for index in ("unsigned", "unsigned long long")
+        for scalar in ("__nv_bfloat16", "float")
+        for threads in (128, 256)
+    ]
+    assert [value for _, value in representatives(found)[0].macros] == ["unsigned long long", "__nv_bfloat16", 256]
+
+
 def test_prelu_asks_for_all_its_ways(monkeypatch):
-    found = requests(monkeypatch, Catalogue()["prelu"])
+    op = Catalogue()["prelu"]
+    found = requests(monkeypatch, op, op.dtypes, GPUS["sm_90"])
     assert any(("INDEX", "unsigned long long") in request.macros for request in found)
     assert any(("SHIFTED", 1) in request.macros for request in found)
     assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}

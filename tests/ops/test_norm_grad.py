@@ -15,7 +15,8 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import Context
 from harness.ops import _norm_grad as grad
-from harness.ops._norm_grad_plan import H200, Device, Plan
+from harness.ops._device import H200, Device
+from harness.ops._norm_grad_plan import Plan
 
 DTYPES = ["float32", "float16", "bfloat16"]
 OPS = ["layer_norm_grad", "rms_norm_grad"]

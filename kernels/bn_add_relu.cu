@@ -509,9 +509,9 @@ __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restri
 
 // aligned: x, z and y begin on 16 bytes; otherwise, and in the last pack, elements move one by one. RESIDENT: blocks
 // that an SM is to hold at least; with eight there are no registers for all of the coefficients of a pack of `Columns`,
-// whose loads then wait for one another.
+// whose loads then wait for one another, nor for long indices.
 #define APPLY(NAME, ROWS, RESIDENT)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)                                                      \
+  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(Index) > 4 ? 5 : RESIDENT)                              \
       NAME(const T* __restrict__ x, const T* __restrict__ z, const float2* __restrict__ scale_shift,                 \
            T* __restrict__ y, unsigned char* __restrict__ mask, long long n, long long mask_bytes, unsigned aligned, \
            Index channels, Index channels_multiplier, unsigned channels_shift, Index inner, Index inner_multiplier,  \

@@ -89,9 +89,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// What all ways share: the slots of a channel are added, about one shift and in double, by a warp, or a block where there
-// are many. It writes the outputs, and the factor and the term by which the channel's elements become normal. threads: of
-// a channel, WARP or BLOCK; packed: factors and terms in the order of `Columns`.
+// Of all elements of a channel: the sums of x - shift and of its square, in double.
 struct Moments {
   double sum, squares;
 
@@ -107,6 +105,10 @@ struct Moments {
   }
 };
 constexpr double EPSILON = 1e-5, MOMENTUM = 0.1;
+
+// What all ways share: the slots of a channel are added, about one shift and in double, by a warp, or by a block where
+// there are many. It writes the outputs, and the factor and the term by which the channel's elements become normal.
+// threads: of a channel, WARP or BLOCK; packed: factors and terms in the order of `Columns`.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     bn_finish(const Partial* __restrict__ partial, const float* __restrict__ gamma, const float* __restrict__ beta,
               float* __restrict__ running_mean, float* __restrict__ running_var, float* __restrict__ mean_out,
@@ -507,9 +509,9 @@ __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restri
 
 // aligned: x, z and y begin on 16 bytes; otherwise, and in the last pack, elements move one by one. RESIDENT: blocks
 // that an SM is to hold at least; with eight there are no registers for all of the coefficients of a pack of `Columns`,
-// whose loads then wait for one another.
+// whose loads then wait for one another, nor for long indices.
 #define APPLY(NAME, ROWS, RESIDENT)                                                                                  \
-  extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)                                                      \
+  extern "C" __global__ void __launch_bounds__(BLOCK, sizeof(Index) > 4 ? 5 : RESIDENT)                              \
       NAME(const T* __restrict__ x, const T* __restrict__ z, const float2* __restrict__ scale_shift,                 \
            T* __restrict__ y, unsigned char* __restrict__ mask, long long n, long long mask_bytes, unsigned aligned, \
            Index channels, Index channels_multiplier, unsigned channels_shift, Index inner, Index inner_multiplier,  \

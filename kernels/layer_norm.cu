@@ -63,9 +63,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 }
 #endif
 
-// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So teams of blocks stay, have
-//    them in shared memory, and take rows in turn; the next one is on its way while one is reduced. Shorter rows find
-//    gamma and beta in the L1, and many short-lived blocks keep the memory busier than a few that stay.
+// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So teams of a block or of a
+//    cluster stay, have them in shared memory, and take rows in turn; the next one is on its way while one is reduced.
+//    Shorter rows find gamma and beta in the L1, and many short-lived blocks keep the memory busier than a few that
+//    stay.
 //
 // Macros: BLOCKS (of a multiprocessor), and those of norm_in_turn.cuh. Packs must be aligned.
 #ifdef BLOCKS

@@ -9,7 +9,7 @@
 
 using T = SCALAR;
 
-[[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads of kernels 1 and 2
+[[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads, where no macro gives them
 
 // One dx. The product y * (dy - sum) would cost the same, but dy - sum may overflow where neither product does.
 __device__ __forceinline__ float gradient(float dy, float y, float sum) { return fmaf(-y, sum, y * dy); }
@@ -59,10 +59,13 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// One row of any kind, both matrices held in registers. What a thread lacks is zero, which adds nothing.
+// One row of any kind, from memory or from tiles, of which both matrices are held in registers. What a thread lacks is
+// zero, which adds nothing.
 template <typename Row>
-__device__ __forceinline__ void softmax_grad_row(const Row& row, typename Row::Chunk (&gradients)[Row::CHUNKS],
-                                                 typename Row::Chunk (&results)[Row::CHUNKS], T* dx) {
+__device__ __forceinline__ void softmax_grad_row(const Row& row, const T* dy, const T* y, T* dx) {
+  typename Row::Chunk gradients[Row::CHUNKS], results[Row::CHUNKS];
+  row.load(dy, gradients, 0.0f);
+  row.load(y, results, 0.0f);
   float a[Row::CHUNK], b[Row::CHUNK], sum[1] = {0.0f};
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
@@ -86,15 +89,6 @@ __device__ __forceinline__ void softmax_grad_row(const Row& row, typename Row::C
   }
 }
 
-// The same of a row that has yet to be loaded, from memory or from tiles.
-template <typename Row>
-__device__ __forceinline__ void softmax_grad_from(const Row& row, const T* dy, const T* y, T* dx) {
-  typename Row::Chunk gradients[Row::CHUNKS], results[Row::CHUNKS];
-  row.load(dy, gradients, 0.0f);
-  row.load(y, results, 0.0f);
-  softmax_grad_row(row, gradients, results, dx);
-}
-
 // 2. Memory sees dy and y once: each thread has its elements in two register arrays, whose size must be known when the
 //    kernel is compiled, since registers can't be indexed at run time. Still one block a row, and accesses as narrow as
 //    an element. Macros: ELEMENTS, those of a row that a thread has.
@@ -104,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
                            unsigned columns) {
   BlockTeam<BLOCK> team;
   ElementRow<T, ELEMENTS, BlockTeam<BLOCK>> row{team, columns, rows, team.row(), team.row() * columns};
-  softmax_grad_from(row, dy, y, dx);
+  softmax_grad_row(row, dy, y, dx);
 }
 #endif
 
@@ -118,11 +112,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   extern __shared__ uint4 shared[];
   T* tiles = reinterpret_cast<T*>(shared);
   on_tiles<Row>(tiles, {dy, y}, dx, rows, columns, tile_rows, aligned,
-                [&](Row& row, unsigned stride) { softmax_grad_from(row, tiles, tiles + stride, tiles); });
+                [&](Row& row, unsigned stride) { softmax_grad_row(row, tiles, tiles + stride, tiles); });
 #elif !CLUSTER || __CUDA_ARCH__ >= 900
   Team team;
   Row row(team, rows, columns);
-  softmax_grad_from(row, dy, y, dx);
+  softmax_grad_row(row, dy, y, dx);
 #endif
 }
 #endif

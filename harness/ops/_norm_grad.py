@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
+from harness.ops._device import H200, WARP, Device
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
-from harness.ops._norm_grad_plan import H200, RESIDENT_WITH_SUMS, WARP, Device, Plan
+from harness.ops._norm_grad_plan import RESIDENT_WITH_SUMS, Plan
 
 if TYPE_CHECKING:
     import torch

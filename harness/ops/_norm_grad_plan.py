@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from harness import cuda
+from harness.ops._device import MOST_BLOCKS, RESERVED, WARP, Device
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
 
 FLOAT = 4  # bytes
-WARP = 32
 RESIDENT_WITH_SUMS = 512  # as in kernels/include/norm_grad.cuh
 
 _TEAM_BLOCK = 128  # threads, where lanes of a warp are a team
@@ -21,8 +20,6 @@ _TEAM_CHUNKS = 64  # packs of a row that is theirs
 # Three of them for each of four blocks fit into a multiprocessor.
 _TILE_OF_WARPS = 33 * 512
 _MOST_STAGES = 3  # with so many, blocks work on a tile while they wait for the sums of the one before
-_MOST_BLOCKS = 8  # blocks that a cluster has at most, on every device that has clusters
-_RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
 _BARRIERS = 1024  # bytes, ample for a block's barriers and what aligns them
 _THREAD_COLUMNS = 32  # of a row that a thread may have, for their sums to fit into its registers
 _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
@@ -36,23 +33,6 @@ _MOST_SINGLES = 24
 # columns.
 _FEW_TILES = 4
 _FEW_BYTES = 64 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """multiprocessors; whether blocks form clusters; bytes of shared memory that a block may have."""
-
-    multiprocessors: int
-    clusters: bool
-    shared: int
-
-    @classmethod
-    def current(cls) -> Device:
-        """The one that kernels run on."""
-        return cls(cuda.multiprocessors(), cuda.has_clusters(), cuda.shared_memory())
-
-
-H200 = Device(132, clusters=True, shared=227 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +111,7 @@ class Plan:
         tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
         stage = 2 * tile_bytes + row.sums * row_bytes
         # What a block may have at most is what a multiprocessor has, but for what is reserved for one block.
-        room = (device.shared + _RESERVED) // team.resident - _RESERVED - _BARRIERS - team.reduction_bytes(row.sums)
+        room = (device.shared + RESERVED) // team.resident - RESERVED - _BARRIERS - team.reduction_bytes(row.sums)
         stages = min(_MOST_STAGES, room // stage)
         if stages < 1:
             return None
@@ -240,13 +220,13 @@ class _Row:
         """Blocks that may share a row, those to be preferred first."""
         if not device.clusters:
             return [1]
-        sizes = [1 << k for k in range(_MOST_BLOCKS.bit_length())]
+        sizes = [1 << k for k in range(MOST_BLOCKS.bit_length())]
         if rows <= _FEW_TILES:
             # Few rows are spread over more of the chip.
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
         # Either one block, or many small ones, of which others work while some wait.
-        return [1, _MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [_MOST_BLOCKS]
+        return [1, MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [MOST_BLOCKS]
 
     def team_of_blocks(self, cluster: int) -> Team | None:
         """Of the threads' chunks only the last ones may be missing, in the cluster's last block too."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from harness import cuda
+from harness.ops._device import MOST_BLOCKS, RESERVED, WARP, Device
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel
 
-WARP = 32
-_MOST_BLOCKS = 8  # of a cluster, on every device that has them
-_RESERVED = 1024  # bytes of shared memory that a device takes for each block, beside the block's own
 _FLOAT = 4  # bytes
 _RESIDENT = 1024  # threads of a multiprocessor, whose registers they share
 _VECTORS = 2  # gamma and beta
@@ -24,20 +21,6 @@ _BLOCK_PACKS = 4096  # of a row that a block takes, if clusters are small
 _SPREAD_PACKS = 8192  # beyond them a row is spread over the largest of clusters
 _LARGE_PACKS = 16384  # beyond them threads have _MOST_PACKS of it in these, too
 _FEW_PACKS, _MOST_PACKS = 4, 8  # a thread
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """multiprocessors; whether blocks form clusters; bytes of shared memory that a block may have."""
-
-    multiprocessors: int
-    clusters: bool
-    shared: int
-
-    @classmethod
-    def current(cls) -> Device:
-        """The one that kernels run on."""
-        return cls(cuda.multiprocessors(), cuda.has_clusters(), cuda.shared_memory())
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +36,7 @@ class Team:
         """The one for rows of so many packs; None where teams of one row each are better."""
         if packs < _FEWEST_PACKS[itemsize]:
             return None
-        count, cluster = _MOST_PACKS, _MOST_BLOCKS
+        count, cluster = _MOST_PACKS, MOST_BLOCKS
         if packs <= _SPREAD_PACKS:
             cluster = power_of_2_from(blocks(packs, _BLOCK_PACKS))
         elif packs <= _LARGE_PACKS:
@@ -85,8 +68,8 @@ class InTurn:
         stage = team.count * team.threads + team.threads // WARP
         shared = (stage + _VECTORS * team.count * team.threads) * PACK_BYTES
         # Two sets of two partial sums of each warp, and two barriers.
-        own = shared + 2 * 2 * WARP * (_MOST_BLOCKS if team.cluster > 1 else 1) * _FLOAT + 16
-        fitting = min(_RESIDENT // team.threads, (device.shared + _RESERVED) // (own + _RESERVED))
+        own = shared + 2 * 2 * WARP * (MOST_BLOCKS if team.cluster > 1 else 1) * _FLOAT + 16
+        fitting = min(_RESIDENT // team.threads, (device.shared + RESERVED) // (own + RESERVED))
         if fitting < 1:
             return None
         whole = packs == team.count * team.threads * team.cluster

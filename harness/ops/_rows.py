@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import cuda
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensors
+from harness.ops._device import H200, MOST_BLOCKS, WARP, Device
 from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from harness.cuda import Kernel
 
-WARP = 32
 _BLOCK = 128  # threads, where a block has several rows
-_MOST_BLOCKS = 8  # of a cluster, on every device that has them
 _TILE_COLUMNS = {4: 256, 2: 127}  # by the bytes of an element: shorter rows than packs come through shared memory
 _FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single elements has one
 _TILE_ELEMENTS = 8  # of a row that a thread has at most, there
@@ -40,7 +38,7 @@ _MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # by the bytes of an element, 
 _MOST_PACKS = 8  # of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row that one block takes, rather than a cluster
-_FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, _MOST_BLOCKS
+_FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, MOST_BLOCKS
 # Rows that lanes of a warp work on at once where vectors are loaded for each, by the bytes of an element; registers
 # limit them.
 _LANES_TOGETHER = {4: 2, 2: 1}
@@ -54,14 +52,6 @@ _WITH_VECTORS = {
 }
 _FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do, or the smallest of blocks
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ragged row
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a plan needs to know of a GPU: its multiprocessors, and whether blocks can form clusters."""
-
-    multiprocessors: int
-    clusters: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +111,7 @@ class Plan:
             choice for up_to, *choice in _WITH_VECTORS[vectors, itemsize] if packs <= up_to
         )
         cluster = power_of_2_from(blocks(packs, count * most_threads))
-        if cluster > (_MOST_BLOCKS if device.clusters else 1):
+        if cluster > (MOST_BLOCKS if device.clusters else 1):
             return plain
         threads = blocks(blocks(packs, cluster * count), WARP) * WARP
         return cls(count, 0, threads, cluster, together=together)
@@ -153,7 +143,7 @@ class Plan:
         most = _MOST_PACKS // matrices
         cluster = cls._cluster(packs, itemsize, matrices) if device.clusters and packs > _UNSHARED else 1
         # Few rows are spread over more of the chip.
-        most_blocks = _MOST_BLOCKS if device.clusters else 1
+        most_blocks = MOST_BLOCKS if device.clusters else 1
         while cluster < most_blocks and rows * cluster < device.multiprocessors and packs >= 4 * WARP * cluster:
             cluster = min(most_blocks, 2 * cluster)
         share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
@@ -161,7 +151,7 @@ class Plan:
             return None
         if rows * cluster <= device.multiprocessors:
             count = blocks(share, most_threads)
-        elif ragged and cluster == _MOST_BLOCKS:
+        elif ragged and cluster == MOST_BLOCKS:
             # Rows that begin inside of packs take registers that other blocks would have had.
             count = most
         else:
@@ -176,8 +166,8 @@ class Plan:
         if itemsize == 2 and matrices == 1:
             # As many blocks of _BLOCK threads as it takes if each thread has all that it can; if need be, larger ones.
             block = _MOST_PACKS * _BLOCK
-            return blocks(packs, block * power_of_2_from(blocks(packs, block * _MOST_BLOCKS)))
-        return 4 if packs <= _FOUR_BLOCKS * matrices else _MOST_BLOCKS
+            return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
+        return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -238,8 +228,7 @@ def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1,
     It is `fallback` where a row doesn't fit into registers, or tensors aren't aligned as the plan has it. kept:
     matrices of which a thread keeps its part of a row. vectors: of N elements that every row needs.
     """
-    device = Device(cuda.multiprocessors(), cuda.has_clusters())
-    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], device
+    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Device.current()
     plan = Plan.with_vectors(*sizes, vectors) if vectors else Plan.of(*sizes, kept)
     if plan is None:
         return fallback
@@ -257,4 +246,4 @@ def has_plan(symbols: Symbols, itemsize: int, kept: int = 1) -> bool:
 
     Asks no device: this is of one that has clusters. Others fall back at shorter rows already.
     """
-    return Plan.of(symbols["M"], symbols["N"], itemsize, Device(1, clusters=True), kept) is not None
+    return Plan.of(symbols["M"], symbols["N"], itemsize, H200, kept) is not None

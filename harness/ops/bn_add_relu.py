@@ -35,6 +35,7 @@ from harness.ops._batch_norm import (
     of_channels,
 )
 from harness.ops._bits import pack
+from harness.ops._device import WARP
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ _MOST_ACROSS = 8
 _IN_FLIGHT = 4
 # Of the host alone:
 _MOST_COUNT = 2**24  # elements of a partial sum, whose number is a float
-WARP = 32
 _SLOTS_OF_WARP = 256  # of a channel, that a warp adds; of more, a block
 _RESIDENT = 4  # blocks of a multiprocessor at a time, as the kernels' launch bounds have it
 _MOST_WAVES = 4  # of so many blocks

@@ -9,8 +9,9 @@ from harness import cuda
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
+from harness.ops._device import MOST_BLOCKS, WARP
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from, widened
-from harness.ops._rows import WARP, has_plan, planned
+from harness.ops._rows import has_plan, planned
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,6 @@ _FLOAT = 4  # bytes
 _ELEMENTS = 8  # that a thread has, until a block has no more threads
 _MOST_ELEMENTS = 16  # with twice as many, some architecture runs out of registers for 1024 threads
 _MOST_THREADS = 1024
-_MOST_BLOCKS = 8  # of a cluster, on every device that has them
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -199,7 +199,7 @@ def registers(ctx: Context) -> Launch:
 def _needs_cluster(case: Case) -> str | None:
     if not cuda.has_clusters():
         return "clusters of blocks came with compute capability 9.0"
-    room = _MOST_BLOCKS * _MOST_THREADS * _MOST_ELEMENTS
+    room = MOST_BLOCKS * _MOST_THREADS * _MOST_ELEMENTS
     if case.symbols["N"] > room:
         return f"a row of {case.symbols['N']} elements doesn't fit into the registers of a cluster, which take {room}"
     return _needs_blocks(case, blocks_of_cluster(case.symbols["N"]))
@@ -207,7 +207,7 @@ def _needs_cluster(case: Case) -> str | None:
 
 def blocks_of_cluster(columns: int) -> int:
     """Blocks that share a row of that many elements: a power of two."""
-    return min(_MOST_BLOCKS, max(2, power_of_2_from(blocks(columns, _MOST_THREADS * _ELEMENTS))))
+    return min(MOST_BLOCKS, max(2, power_of_2_from(blocks(columns, _MOST_THREADS * _ELEMENTS))))
 
 
 @OP.variant(

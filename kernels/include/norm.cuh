@@ -150,10 +150,11 @@ struct PairRow {
   }
 };
 
-// Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded once for
-// all of them. Their columns must lie alike.
-//
-// The statistics of their elements. Forgets: as forget_floats() has it.
+// ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
+// once for all of them. Their columns must lie alike. `Forgets`: their floats aren't to be kept between, as
+// forget_floats() has it.
+
+// The statistics of their elements.
 template <bool Centred, bool Forgets, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
@@ -201,7 +202,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
   }
 }
 
-// Gamma and beta in memory: what they have for the thread's chunk j.
+// Gamma and beta: what they have for the thread's chunk j. Here from memory, when it is asked for.
 template <typename Row, typename Element>
 struct VectorsInMemory {
   const Row& row;
@@ -221,7 +222,7 @@ struct GammaAhead {
   __device__ __forceinline__ const typename Row::Chunk& scale(unsigned j) const { return chunks[j]; }
 };
 
-// y and the statistics, as they go to memory.
+// Writes the statistics and y.
 template <bool Centred, bool Forgets, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
@@ -256,7 +257,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
   }
 }
 
-// Both, from loading the rows on. x and y are matrices, or both the tile that the rows lie in.
+// Loads the rows, and does both. x and y are matrices, or both the tile that the rows lie in.
 template <bool Centred, unsigned Together, typename Row, typename Element>
 __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
                                                const Element* __restrict__ gamma, const Element* __restrict__ beta,

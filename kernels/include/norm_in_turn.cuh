@@ -1,10 +1,11 @@
-// LayerNorm of long rows by teams that stay on the chip and take rows in turn. Macros: those at the end of rows.cuh, and
-// WHOLE (0 or 1: no thread's pack is missing).
+// LayerNorm of long rows, of whole packs, by teams that stay on the chip and take rows in turn. Macros: those at the
+// end of rows.cuh, and WHOLE (0 or 1: no thread's pack is missing).
 #pragma once
 
 #include "norm.cuh"
 
-// A row that is in shared memory. As the rows of rows.cuh, but where it goes to, its thread's first pack is.
+// A row whose packs have come to registers. As the rows of rows.cuh, but store() is told where the thread's first pack
+// goes.
 template <typename Element>
 struct StagedRow {
   using Chunk = Pack<Element>;
@@ -12,7 +13,7 @@ struct StagedRow {
   static __device__ __forceinline__ constexpr unsigned elements(unsigned) { return CHUNK; }
 
   Team& team;
-  unsigned columns, packs;
+  unsigned packs;
   long long rows, row;
 
   __device__ __forceinline__ bool has(unsigned j, unsigned) const {
@@ -56,7 +57,7 @@ class InTurn {
     const Normaliser<true> kind(columns, 0.0f);
     for (; number < rows; number += step, y += stride) {
       asm volatile("cp.async.wait_all;" ::: "memory");
-      const TurnRow row[] = {{team, columns, packs, rows, number}};
+      const TurnRow row[] = {{team, packs, rows, number}};
       Pack<Element> chunks[1][COUNT];
 #pragma unroll
       for (unsigned j = 0; j < COUNT; ++j) chunks[0][j] = pack_at(stage + j * THREADS);
@@ -76,13 +77,7 @@ class InTurn {
   }
 
  private:
-  __device__ __forceinline__ long long team_number(unsigned block) const {
-#if CLUSTER
-    return block / team.blocks();
-#else
-    return block;
-#endif
-  }
+  __device__ __forceinline__ long long team_number(unsigned block) const { return block / team.blocks(); }
   // from: where the row begins, if there is one.
   __device__ __forceinline__ void fetch(long long row, const Element* from) const {
     const unsigned to = shared_address(stage);

@@ -18,11 +18,11 @@ OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM)}
 OURS = ["two_pass", "registers", "half2", "tuned"]
 # Lengths at which a way changes: a tile, lanes of a warp, a block, a cluster, and beyond; ragged ones among them. Each
 # compiles a kernel, so only float16 takes all.
-LENGTHS = [1, 3, 8, 49, 197, 256, 1000, 1023, 4096, 30_522, 32_768, 65_536, 131_072, 300_000]
+LENGTHS = [1, 3, 8, 49, 197, 256, 1000, 1023, 1500, 4096, 30_522, 32_768, 65_536, 131_072, 300_000]
 LENGTHS_OF = [
     *(("layer_norm", "float16", columns) for columns in LENGTHS),
-    *(("rms_norm", "float16", columns) for columns in (3, 256, 1023, 32_768, 50_257)),
-    *((op, dtype, columns) for op in OPS for dtype in ("float32", "bfloat16") for columns in (49, 1023, 16_384)),
+    *(("rms_norm", "float16", columns) for columns in (3, 256, 1023, 1500, 32_768, 50_257)),
+    *((op, dtype, columns) for op in OPS for dtype in ("float32", "bfloat16") for columns in (49, 257, 1023, 16_384)),
 ]
 
 
@@ -132,6 +132,13 @@ def test_tuned_moves_what_two_pass_does_where_rows_are_too_long(op, dtype):
     assert ours.traffic(tuned, too_long, dtype) == ours.traffic(two_pass, too_long, dtype)
 
 
+def test_halves_that_go_in_turn_are_read_once_beyond_the_longest_rows_of_other_plans():
+    many, few = {"M": 512, "N": 262_144 + 8}, {"M": 8, "N": 262_144 + 8}
+    tuned, two_pass = LAYER_NORM.variants["tuned"], LAYER_NORM.variants["two_pass"]
+    assert LAYER_NORM.traffic(tuned, many, "float16") == LAYER_NORM.essential(many, "float16")
+    assert LAYER_NORM.traffic(tuned, few, "float16") == LAYER_NORM.traffic(two_pass, few, "float16")
+
+
 def test_more_rows_than_a_grid_has_blocks_are_refused(op):
     for variant in ("registers", "half2"):
         unsupported = OPS[op].variants[variant].unsupported
@@ -187,7 +194,8 @@ def test_numbers_of_rows(run, normal, op, variant, rows):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("dtype", "columns"), [("float16", 1000), ("float32", 64), ("float32", 8192), ("float32", 40_000)]
+    ("dtype", "columns"),
+    [("float16", 1000), ("float16", 8200), ("float32", 64), ("float32", 8192), ("float32", 20_000)],
 )
 def test_the_last_of_rows_in_pairs(run, normal, op, dtype, columns):
     """A team that works on two rows at once has but one at the end; the second one's first element doesn't matter."""
@@ -217,7 +225,7 @@ def test_unaligned_addresses(run, normal, op, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [32_768, 65_536, 65_544, 131_064, 131_072])
+@pytest.mark.parametrize("columns", [32_768, 40_000, 65_536, 65_544, 131_064, 131_072])
 def test_rows_in_turn(run, normal, monkeypatch, dtype, columns):
     """From a single row, which a team of many takes alone, to more than the teams take in three turns."""
     monkeypatch.setattr(_norm_plan, "_FEWEST_TURNS", 1)

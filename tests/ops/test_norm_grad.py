@@ -15,7 +15,8 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import Context
 from harness.ops import _norm_grad as grad
-from harness.ops._norm_grad_plan import H200, Device, Plan
+from harness.ops._device import H200, Device
+from harness.ops._norm_grad_plan import Plan
 
 DTYPES = ["float32", "float16", "bfloat16"]
 OPS = ["layer_norm_grad", "rms_norm_grad"]
@@ -43,6 +44,7 @@ TILED = [
     ("float16", 6401, 1024),
     ("float16", 4001, 2048),
     ("float16", 1063, 4096),
+    ("float16", 1063, 8191),
     ("float16", 531, 8192),
     ("float16", 531, 16_384),
     ("float16", 133, 30_522),
@@ -52,14 +54,26 @@ TILED = [
     ("float16", 91, 131_072),
     ("float16", 2, 16_384),
     ("float16", 8, 1024),
+    ("float16", 2, 3048),
+    ("float16", 4, 3048),
+    ("float16", 2, 3331),
+    ("float16", 2, 5931),
+    ("float16", 2, 6088),
+    ("float16", 4, 6088),
+    ("float32", 150_001, 49),
     ("float32", 40_007, 256),
     ("float32", 20_003, 512),
+    ("float32", 5005, 1023),
+    ("float32", 1, 460),
     ("float32", 4001, 1024),
     ("float32", 531, 4096),
     ("float32", 267, 8192),
     ("float32", 133, 16_384),
+    ("float32", 137, 34_200),
     ("float32", 100, 50_257),
     ("float32", 69, 65_536),
+    ("float32", 37, 70_685),
+    ("float32", 37, 76_208),
     ("float32", 37, 81_919),
     ("float32", 37, 100_000),
     ("float32", 37, 131_072),

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
-from harness.ops._norm_plan import WARP, Device, InTurn
+from harness.ops._device import H200, WARP, Device
+from harness.ops._norm_plan import InTurn
 
-H200, A100 = Device(132, clusters=True, shared=227 * 1024), Device(108, clusters=False, shared=163 * 1024)
+A100 = Device(108, clusters=False, shared=163 * 1024)
 ROWS = (0, 1, 8, 132, 1000, 10_000, 2**20)
 COLUMNS = (*range(8, 300, 4), *(2**k + d for k in range(9, 20) for d in (-1, 0, 4, 8)), 30_528, 50_256, 128_256)
 

@@ -6,17 +6,28 @@ import pytest
 
 from harness.ops._norm import EPS
 
-# As of LayerNorm, whose kernels are the same but for the second sum: one of each family.
+# As of LayerNorm, whose kernels are the same but for the second sum.
 COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
         (2**20, 49),
+        (2**20, 64),
         (2**20, 256),
+        (2**20, 512),
+        (2**20, 1023),
         (2**20, 1024),
+        (2**15, 8191),
         (2**15, 8192),
         (8000, 16_384),
+        (1000, 34_200),
+        (1000, 50_257),
         (1000, 65_536),
+        (1000, 65_537),
+        (1000, 76_208),
+        (1000, 81_919),
         (1000, 131_072),
+        (1, 512),
+        (8, 2**18),
         (8, 2**18 + 1),
     ]
 ]

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness import cuda
-from harness.ops._rows import WARP, Device, Plan, has_plan, planned
+from harness.ops._device import H200, WARP, Device
+from harness.ops._rows import Plan, has_plan, planned
 
 ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
 COLUMNS = (
@@ -18,8 +19,8 @@ COLUMNS = (
 )
 SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture from sm_80 on
 MATRICES = 3  # of which a kernel has a tile, at most
-H200, A100 = Device(132, clusters=True), Device(108, clusters=False)
-DEVICES = [H200, A100, Device(20, clusters=False)]
+A100 = Device(108, clusters=False, shared=163 * 1024)
+DEVICES = [H200, A100, Device(20, clusters=False, shared=SHARED_MEMORY)]
 
 
 @pytest.fixture(params=itertools.product((2, 4), DEVICES), ids=str)
@@ -120,6 +121,7 @@ def called(monkeypatch):
 
     monkeypatch.setattr(cuda, "multiprocessors", lambda: H200.multiprocessors)
     monkeypatch.setattr(cuda, "has_clusters", lambda: H200.clusters)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: H200.shared)
 
     def call(columns, offset):
         ran = []

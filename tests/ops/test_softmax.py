@@ -16,6 +16,8 @@ COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
         (1000, 3),
+        (1000, 256),
+        (1000, 257),
         (1000, 1023),
         (1000, 1024),
         (1000, 32_768),
@@ -30,7 +32,7 @@ OURS = [*ANY_LENGTH, "shared", "registers", "cluster"]
 
 # Lengths at which the way changes: a tile, a warp of more and more lanes, a block, a cluster, and `online`; ragged ones
 # among them. Each compiles kernels of its own, which takes a while; bfloat16 goes the ways of float16.
-LENGTHS = [1, 3, 8, 49, 197, 1000, 1024, 1025, 4096, 50_257, 65_536, 131_072, 262_144]
+LENGTHS = [1, 3, 8, 49, 197, 256, 257, 1000, 1024, 1025, 4096, 50_257, 65_536, 131_072, 262_144]
 LENGTHS_OF = [(dtype, columns) for dtype in ("float32", "float16") for columns in LENGTHS] + [("bfloat16", 1)]
 LENGTHS_IN_REGISTERS = [1, 8, 1000, 16_384, 50_257, 131_072]
 

@@ -14,6 +14,8 @@ COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
         (1024, 49),
+        (1024, 256),
+        (1024, 257),
         (1024, 1023),
         (1024, 4096),
         (1024, 8192),
@@ -33,6 +35,7 @@ SHAPES = [
     (1, 8),  # one pack of halves, two of floats
     (131, 8),
     (77, 256),  # one row a warp
+    (131, 257),
     (19, 1000),
     (3, 1000),
     (7, 1023),  # rows that begin inside of packs

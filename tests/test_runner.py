@@ -14,7 +14,7 @@ import pytest
 
 from harness import devices, runner, store
 from harness.errors import MachineError, UsageError
-from harness.model import Header, Job, Measurement, Run
+from harness.model import Ceilings, Header, Job, Measurement, Run, StreamPoint
 
 MakeJob = Callable[..., Job]
 RunJobs = Callable[..., Run]
@@ -32,6 +32,13 @@ FAULTS = {
     "forks": ("crashed", ["ended with exit status 3"]),
     "noisy": ("ok", []),
 }
+
+
+@pytest.fixture
+def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the memory can do needs no processes; `wreck` has them measured."""
+    point = StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True)
+    monkeypatch.setattr(runner, "_ceilings", lambda *_: Ceilings((point,)))
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +96,7 @@ def test_more_than_the_memory_can_do_is_warned_of(wreck: tuple[Run, list[Measure
     assert "above-ceiling" not in [w.code for w in slow.warnings]
 
 
+@pytest.mark.usefixtures("known_ceilings")
 def test_two_processes_measure_one_case_together(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +159,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+@pytest.mark.usefixtures("known_ceilings")
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]], watcher: Any
 ) -> None:
@@ -208,6 +217,7 @@ def test_a_second_run_into_the_same_folder_is_refused(
         run_jobs(tmp_path / "run", job("waits"))
 
 
+@pytest.mark.usefixtures("known_ceilings")
 def test_a_disk_that_fills_up_keeps_what_was_measured(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -226,6 +236,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     assert len(log(tmp_path)) == 13
 
 
+@pytest.mark.usefixtures("known_ceilings")
 def test_repeating_takes_a_fresh_process_each_time(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

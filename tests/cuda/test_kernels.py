@@ -18,23 +18,13 @@ from harness.cuda.compile import compile_verbose
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
 
+# Of the GPU that everything is measured on, whose plans are compiled for the others too.
+MULTIPROCESSORS = 132
+RESIDENT = MULTIPROCESSORS * 2048
+SHARED_MEMORY = 227 * 1024
+MEASURED = "sm_90"
+ARCHITECTURES = ("sm_80", MEASURED, "sm_100")
 TESTS = Path(__file__).parents[1] / "ops"
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """What the plans of launches depend on."""
-
-    multiprocessors: int
-    shared_memory: int
-    clusters: bool = True
-
-
-GPUS = {
-    "sm_80": Gpu(108, 163 * 1024, clusters=False),
-    "sm_90": Gpu(132, 227 * 1024),
-    "sm_100": Gpu(148, 227 * 1024),
-}
 
 
 @dataclass(frozen=True)
@@ -100,7 +90,7 @@ def told(op: str) -> ModuleType:
     return module
 
 
-def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str], gpu: Gpu) -> list[Request]:
+def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str]) -> list[Request]:
     """What every CUDA variant compiles over these dtypes, shapes and alignments, by name."""
     module = told(op.name)
     others = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
@@ -109,12 +99,10 @@ def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str], gpu
         Case(op.name, variant.name, dtype, tuple(shape.items()))
         for variant, dtype, shape in itertools.product(own, dtypes, module.COMPILED)
     ]
-    return requested(monkeypatch, op, cases, gpu)
+    return requested(monkeypatch, op, cases)
 
 
-def requested(
-    monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case], gpu: Gpu = GPUS["sm_90"]
-) -> list[Request]:
+def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) -> list[Request]:
     """What these cases of the op compile, over alignments, by name."""
     found: set[Request] = set()
 
@@ -123,10 +111,10 @@ def requested(
         return FakeKernel()
 
     monkeypatch.setattr(cuda, "load", load)
-    monkeypatch.setattr(cuda, "resident_threads", lambda: gpu.multiprocessors * 2048)
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: gpu.multiprocessors)
-    monkeypatch.setattr(cuda, "has_clusters", lambda: gpu.clusters)
-    monkeypatch.setattr(cuda, "shared_memory", lambda: gpu.shared_memory)
+    monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
     for case in cases:
         variant = op.variants[case.variant]
         if variant.unsupported and variant.unsupported(case):
@@ -175,13 +163,13 @@ def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request
 
     Halves of both types need about the same; bfloat16 a register more, if anything.
     """
-    if arch == "sm_90":
-        return requests(monkeypatch, op, op.dtypes, GPUS[arch])
+    if arch == MEASURED:
+        return requests(monkeypatch, op, op.dtypes)
     dtypes = [dtype for dtype in op.dtypes if dtype != "float16"]
-    return representatives(requests(monkeypatch, op, dtypes, GPUS[arch]))
+    return representatives(requests(monkeypatch, op, dtypes))
 
 
-@pytest.mark.parametrize("arch", GPUS)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
 def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arch):
     found = compiled(monkeypatch, op, arch)
@@ -224,7 +212,7 @@ def test_the_hungriest_represents_the_others():
 
 def test_prelu_asks_for_all_its_ways(monkeypatch):
     op = Catalogue()["prelu"]
-    found = requests(monkeypatch, op, op.dtypes, GPUS["sm_90"])
+    found = requests(monkeypatch, op, op.dtypes)
     assert any(("INDEX", "unsigned long long") in request.macros for request in found)
     assert any(("SHIFTED", 1) in request.macros for request in found)
     assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}

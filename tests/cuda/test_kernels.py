@@ -162,13 +162,12 @@ def appetite(request: Request) -> int:
 def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; some for the others.
 
-    What is left out first is float16: halves of both types need about the same; bfloat16 a register more, if anything.
+    Those leave out float16: halves of both types need about the same; bfloat16 a register more, if anything.
     """
     found = requests(monkeypatch, op, op.dtypes)
-    if arch == MEASURED and len(found) <= MANY:
-        return found
-    others = [request for request in found if ("SCALAR", "__half") not in request.macros]
-    return others if arch == MEASURED else representatives(others)
+    if arch == MEASURED:
+        return found if len(found) <= MANY else representatives(found)
+    return representatives([request for request in found if ("SCALAR", "__half") not in request.macros])
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

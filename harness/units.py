@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
@@ -65,3 +65,14 @@ def time_scale(values: Iterable[float]) -> tuple[float, str]:
     finite = [abs(v) for v in values if math.isfinite(v) and v != 0]
     smallest = min(finite, default=1.0)
     return next((s for s in _TIMES if smallest >= s[0]), _TIMES[-1])
+
+
+METRICS: Mapping[str, Callable[[float], str]] = {
+    "speedup": ratio,
+    "traffic": ratio,
+    "bandwidth": rate,
+    "of_peak": percent,
+    "of_ceiling": percent,
+    "time": seconds,
+}
+"""How a value of each metric of a claim or a floor is written."""

@@ -433,7 +433,7 @@ struct TwoRows {  // inner is a pack or more
 struct Columns {  // inner is 1 and the channels are a multiple of the pack
   float4 pairs[SIZE / 2];
   // In the packed order of bn_finish neighbouring lanes read neighbouring 16 bytes. In that of the channels, lanes that
-  // are 64 bytes apart made each of these loads as dear as four of x, and the kernel 5% slower.
+  // are 64 bytes apart would make each of these loads as dear as four of x.
   __device__ __forceinline__ Columns(const float2* __restrict__ scale_shift, Index first,
                                      const Divisor<Index>& channels, const Divisor<Index>&) {
     const float4* from = reinterpret_cast<const float4*>(scale_shift) + channels.remainder(first) / SIZE;

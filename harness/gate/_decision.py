@@ -5,12 +5,11 @@ against ln(1 - margin), with one-sided bounds by Student's t. `scripts/gate_simu
 
 The two errors have levels of their own. A case that nobody slowed down and that fails anyway makes people switch a gate
 off, so REGRESSED is held to 1% for a loss of exactly the margin, over all cases and looks together. To pass a loss that
-is just above the margin costs little, so OK asks for 5% at each step. With one level of 1% for both, noise that slows
-20% of processes by 3% left 43% of unchanged cases undecided; with these it's 11%. A loss of 3% passes no more often.
+is just above the margin costs little, so OK asks for 5% at each step: at 1% far more of the unchanged cases would end
+undecided where some processes are slow.
 
 Nearly all of the 1% is spent at the second look. Few pairs show the spread of rare slow processes badly, and a large
-loss needs no generous level: split evenly, 9 in a million unchanged cases failed under that noise, now 1 or 2 (of two
-million blocks each; change the constants, and the script's number of blocks, to see it).
+loss needs no generous level. Change the constants, and the script's number of blocks, to see what either choice does.
 """
 
 from __future__ import annotations

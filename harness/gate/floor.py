@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -12,15 +12,8 @@ from harness.model import Expectation, Measurement, Metric, Scenario
 from harness.verdict import CaseEvidence, Finding
 
 NEED_CEILINGS: frozenset[Metric] = frozenset({"of_peak", "of_ceiling"})
-_FORMATS: dict[Metric, Callable[[float], str]] = {
-    "speedup": units.ratio,
-    "traffic": units.ratio,
-    "bandwidth": units.rate,
-    "of_peak": units.percent,
-    "of_ceiling": units.percent,
-    "time": units.seconds,
-}
-# Of these less is better, so what the scenario names is the most that is allowed.
+# Of these less is better, so what the scenario names is the most that is allowed. Today's scenarios can't ask for them,
+# those of stored runs may.
 _LESS_IS_BETTER: frozenset[Metric] = frozenset({"time", "traffic"})
 
 
@@ -55,7 +48,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _judge(held: Held) -> Iterator[Finding]:
-    metric, form = held.floor.metric, _FORMATS[held.floor.metric]
+    metric, form = held.floor.metric, units.METRICS[held.floor.metric]
     name = metric.replace("_", " ") + (f" over {held.over}" if metric == "speedup" else "")
     if not held.values:
         text = f"the floor of {name}, {form(held.floor.value)}, can't be held against anything"

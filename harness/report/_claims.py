@@ -10,14 +10,6 @@ from fnmatch import fnmatchcase
 from harness import units
 from harness.model import Claim, Metric, Result, Run, by_group
 
-_FORMATS: dict[Metric, Callable[[float], str]] = {
-    "speedup": units.ratio,
-    "traffic": units.ratio,
-    "bandwidth": units.rate,
-    "of_peak": units.percent,
-    "of_ceiling": units.percent,
-    "time": units.seconds,
-}
 _NAMES: dict[Metric, str] = {
     "speedup": "speed-up",
     "traffic": "traffic",
@@ -55,7 +47,7 @@ def comparisons(run: Run) -> dict[str, list[Comparison]]:
 def _comparison(run: Run, claim: Claim, over: str, groups: dict[str, list[Result]]) -> Comparison:
     relative = claim.metric in ("speedup", "traffic")
     what = f"{claim.variant}: {_NAMES[claim.metric]}" + (f" over {over}" if relative else "")
-    form = _FORMATS[claim.metric]
+    form = units.METRICS[claim.metric]
     matching = [group for name, group in groups.items() if fnmatchcase(name, claim.where)]
     values: list[float] = []
     reasons: list[str] = [] if matching else [f"no case here is like '{claim.where}'"]

@@ -18,6 +18,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         long long columns) {
   normalise_in_two_passes<true, THREADS>(x, gamma, beta, y, mean, rstd, rows, columns);
 }
+
+// Rows of one element, for `tuned`. Macro: THREADS.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_of_one(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
+                      T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
+                      int aligned) {
+  normalise_ones<true>(x, gamma, beta, y, mean, rstd, rows, aligned);
+}
 #endif
 
 // 2. The row waits for its statistics in registers: 2 D. An array is in registers only if all its indices are
@@ -53,8 +61,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //    block, or a cluster of blocks. Rows shorter than 16 bytes a thread, or that begin inside of packs, come through
 //    shared memory or with single elements at their ends.
 //
-// Macros: those at the end of rows.cuh.
+// Macros: those of norm_planned.cuh.
 #if defined COUNT && !defined BLOCKS
+#include "norm_planned.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
     layer_norm_tuned(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                      T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,

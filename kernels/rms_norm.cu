@@ -16,6 +16,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                       float* __restrict__ rstd, long long rows, long long columns) {
   normalise_in_two_passes<false, THREADS, T>(x, gamma, nullptr, y, nullptr, rstd, rows, columns);
 }
+
+// Rows of one element, for `tuned`. Macro: THREADS.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    rms_norm_of_one(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y, float* __restrict__ rstd,
+                    long long rows, int aligned) {
+  normalise_ones<false, T>(x, gamma, nullptr, y, nullptr, rstd, rows, aligned);
+}
 #endif
 
 // 2. A block keeps its row in registers, so that x is read once. Macros: THREADS, ELEMENTS (that a thread keeps).
@@ -38,8 +45,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. 16 bytes an access, and a team of threads as large as a row asks for. Macros: those at the end of rows.cuh.
+// 4. 16 bytes an access, and a team of threads as large as a row asks for. Macros: those of norm_planned.cuh.
 #ifdef COUNT
+#include "norm_planned.cuh"
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
     rms_norm_tuned(const T* __restrict__ x, const T* __restrict__ gamma, T* __restrict__ y, float* __restrict__ rstd,
                    long long rows, unsigned columns, unsigned tile_rows, unsigned aligned) {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors, _rows
-from harness.ops._elementwise import CUDA_TYPE, aligned, blocks, power_of_2_from
+from harness.ops._elementwise import BLOCK, CUDA_TYPE, aligned, blocks, power_of_2_from
 from harness.ops._norm_plan import InTurn
 from harness.ops._rows import Arguments
 
@@ -167,8 +167,21 @@ def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
 
 def planned(ctx: Context, tensors: Arguments) -> Launch:
     """The kernel `<op>_tuned`, as _rows.py plans it; `two_pass` where rows are too long, or packs aren't aligned."""
-    vectors = sum(tensor.shape == ("N",) for tensor in ctx.op.inputs)
-    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=vectors)
+    if ctx.s.N == 1:
+        return _of_one(ctx, tensors)
+    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=True)
+
+
+def _of_one(ctx: Context, tensors: Arguments) -> Launch:
+    """Rows of a single element, four a thread."""
+    kernel = ctx.kernel(*_entry(ctx, "of_one"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": BLOCK})
+    grid, rows = blocks(blocks(ctx.s.M, 4)), ctypes.c_int64(ctx.s.M)
+
+    def launch(t: Tensors) -> None:
+        arguments = tensors(t)
+        kernel(grid, BLOCK, *arguments, rows, ctypes.c_int32(aligned(*arguments)))
+
+    return launch
 
 
 def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:

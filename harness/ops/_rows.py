@@ -39,18 +39,16 @@ _MOST_PACKS = 8  # of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row that one block takes, rather than a cluster
 _FOUR_BLOCKS = 8192  # packs of a row for which four blocks do, of one matrix; beyond, MOST_BLOCKS
-# Rows that lanes of a warp work on at once where vectors are loaded for each, by the bytes of an element; registers
-# limit them.
-_LANES_TOGETHER = {4: 2, 2: 1}
-# Blocks, there, by how many vectors and by the bytes of an element: up to so many packs of a row, packs a thread, rows
+# Where rows share vectors. Blocks, by the bytes of an element: up to so many packs of a row, packs a thread, rows
 # together, and threads at most.
 _WITH_VECTORS = {
-    (2, 4): ((256, 2, 1, 1024), (2112, 4, 1, 1024), (math.inf, 4, 2, 1024)),
-    (2, 2): ((1056, 2, 2, 512), (math.inf, 4, 1, 512)),
-    (1, 4): ((1056, 2, 1, 1024), (8192, 4, 2, 1024), (math.inf, 8, 1, 512)),
-    (1, 2): ((256, 2, 2, 512), (2112, 4, 1, 512), (math.inf, 8, 1, 256)),
+    4: ((512, 2, 1, 1024), (1024, 2, 2, 512), (2112, 4, 1, 1024), (4096, 4, 2, 512), (math.inf, 8, 1, 512)),
+    2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
 }
-_FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do, or the smallest of blocks
+_FEW_WITH_VECTORS = 2 * WARP  # packs of a row for which lanes of a warp do
+_LANE_PACKS = 4  # of all rows that lanes of a warp work on at once, a thread
+_LANE_BLOCK = 2 * WARP  # threads
+_SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a ragged row
 
 
@@ -89,8 +87,8 @@ class Plan:
         return cls._blocks(rows, packs, itemsize, device, matrices=matrices, ragged=ragged)
 
     @classmethod
-    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device, vectors: int) -> Plan | None:
-        """The plan where each row needs one or two vectors of N, too: loaded once for two rows where that pays.
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, device: Device) -> Plan | None:
+        """The plan where each row needs vectors of N, too: loaded once for some rows where that pays.
 
         Their part of a row comes from the L1 or the L2, so what a block takes of a row is as long as it can be.
         """
@@ -108,7 +106,7 @@ class Plan:
         if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
         count, together, most_threads = next(
-            choice for up_to, *choice in _WITH_VECTORS[vectors, itemsize] if packs <= up_to
+            choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to
         )
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if device.clusters else 1):
@@ -119,12 +117,9 @@ class Plan:
     @classmethod
     def _lanes_with_vectors(cls, packs: int, itemsize: int) -> Plan:
         """Rows of up to _FEW_WITH_VECTORS packs."""
-        count = 2 if itemsize == 2 and packs > 1 else 1
-        lanes = power_of_2_from(blocks(packs, count))
-        together = _LANES_TOGETHER[itemsize]
-        if lanes > WARP:
-            return cls(count, 0, lanes, together=together)
-        return cls(count, lanes, _BLOCK, together=together)
+        count = blocks(packs, WARP)
+        together = 2 if itemsize == 4 and packs <= _SHORT_FLOATS else _LANE_PACKS // count
+        return cls(count, min(WARP, power_of_2_from(packs)), _LANE_BLOCK, together=together)
 
     @classmethod
     def _tile(cls, columns: int, itemsize: int, elements: int = _TILE_ELEMENTS) -> Plan:
@@ -182,6 +177,11 @@ class Plan:
             "TOGETHER": self.together,
         }
 
+    def holds(self, columns: int, itemsize: int) -> bool:
+        """Whether a team's threads have nothing but packs of a row of so many elements, and none lacks one."""
+        team = self.lanes or self.threads * self.cluster
+        return not self.tile_rows and self.count * team * PACK_BYTES == columns * itemsize
+
     def grid(self, rows: int) -> int:
         """Blocks for that many rows."""
         if self.tile_rows:
@@ -202,7 +202,8 @@ class RowKernel:
         itemsize = ITEMSIZE[ctx.case.dtype]
         self._plan = plan
         op, scalar = ctx.case.op, CUDA_TYPE[ctx.case.dtype]
-        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", {"SCALAR": scalar, **plan.macros})
+        macros = {"SCALAR": scalar, **plan.macros, "WHOLE": int(plan.holds(ctx.s.N, itemsize))}
+        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", macros)
         self._grid = plan.grid(ctx.s.M)
         self._sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(plan.tile_rows)
         self._shared = matrices * plan.tile_rows * ctx.s.N * itemsize
@@ -222,14 +223,14 @@ Arguments = Callable[[Tensors], tuple[Any, ...]]
 """A case's tensors, in the order of a kernel's parameters."""
 
 
-def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: int = 0) -> Launch:
+def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: bool = False) -> Launch:
     """The kernel `<op>_tuned` as planned for the case on this device.
 
     It is `fallback` where a row doesn't fit into registers, or tensors aren't aligned as the plan has it. kept:
-    matrices of which a thread keeps its part of a row. vectors: of N elements that every row needs.
+    matrices of which a thread keeps its part of a row. vectors: whether every row needs some of N elements, too.
     """
     sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Device.current()
-    plan = Plan.with_vectors(*sizes, vectors) if vectors else Plan.of(*sizes, kept)
+    plan = Plan.with_vectors(*sizes) if vectors else Plan.of(*sizes, kept)
     if plan is None:
         return fallback
     kernel = RowKernel(ctx, plan, kept)

@@ -2,6 +2,7 @@
 // adds beta; RMSNorm has neither mean nor beta, and null pointers stand for them.
 #pragma once
 
+#include "quad.cuh"
 #include "rows.cuh"
 
 constexpr float EPSILON = 1e-5f;
@@ -66,6 +67,17 @@ class Normaliser {
   __device__ __forceinline__ void recentre() {
     point = -mean * down;
     last = true;
+  }
+
+  // What another lane of `Lanes` found out about the same row.
+  template <unsigned Lanes>
+  __device__ __forceinline__ void take_point(const Normaliser& from, unsigned lane) {
+    point = __shfl_sync(ALL_LANES, from.point, lane, Lanes);
+  }
+  template <unsigned Lanes>
+  __device__ __forceinline__ void take_scale(const Normaliser& from, unsigned lane) {
+    scale = __shfl_sync(ALL_LANES, from.scale, lane, Lanes);
+    if constexpr (Centred) offset = __shfl_sync(ALL_LANES, from.offset, lane, Lanes);
   }
 
   __device__ __forceinline__ float rstd() const { return scale * down; }
@@ -150,6 +162,26 @@ struct PairRow {
   }
 };
 
+// Fills a chunk with a value unless it has elements.
+template <typename Element>
+__device__ __forceinline__ void fill_unless(bool exists, Pack<Element>& pack, float value) {
+  // In whole words, selected one by one.
+  Lanes<Element> lanes;
+#pragma unroll
+  for (float& lane : lanes.at) lane = value;
+  const unsigned word = lanes.word();
+  unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+#pragma unroll
+  for (unsigned w = 0; w < PACK_BYTES / 4; ++w) words[w] = exists ? words[w] : word;
+}
+template <typename Chunk>
+__device__ __forceinline__ void fill_unless(bool exists, Chunk& chunk, float value) {
+#pragma unroll
+  for (auto& element : chunk.at) {
+    if (!exists) element = value;
+  }
+}
+
 // ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
 // once for all of them. Their columns must lie alike. `Forgets`: their floats aren't to be kept between, as
 // forget_floats() has it.
@@ -161,7 +193,9 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              Normaliser<Centred> (&normalised)[Together]) {
   constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
   float sums[Together * SUMS], values[Row::CHUNK];
-  const auto add_up = [&]() {
+  // What was loaded for an element that doesn't exist isn't to count. About the first element, that's an element like
+  // it: a branch around the arithmetic would hold up loads behind it. `checked`: about another point.
+  const auto add_up = [&](bool checked) {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
 #pragma unroll
@@ -172,8 +206,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
         widen(chunks[r][j], values);
 #pragma unroll
         for (unsigned e = 0; e < Row::elements(j); ++e) {
-          // What was loaded for an element that doesn't exist is zero, which has a distance, too.
-          if (!Centred || rows[r].has(j, e)) normalised[r].add(values[e], own);
+          if (!checked || rows[r].has(j, e)) normalised[r].add(values[e], own);
         }
       }
     }
@@ -187,7 +220,21 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
     }
     return any;
   };
-  add_up();
+  bool all = true;
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) {
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) all &= rows[r].has(j, 0);
+  }
+  // Apart, so that loads needn't come to other registers than those in which their packs stay.
+  if (Centred && !IS_WHOLE<Row> && !all) {
+#pragma unroll
+    for (unsigned r = 0; r < Together; ++r) {
+#pragma unroll
+      for (unsigned j = 0; j < Row::CHUNKS; ++j) fill_unless(rows[r].has(j, 0), chunks[r][j], normalised[r].mean);
+    }
+  }
+  add_up(false);
   if (again()) {
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {
@@ -197,7 +244,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
         if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
       }
     }
-    add_up();
+    add_up(Centred);
     again();
   }
 }
@@ -211,15 +258,20 @@ struct VectorsInMemory {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
-// The same of gamma alone, on its way since before the statistics: where a thread keeps little, it has the registers.
+// The same, gamma on its way since before the statistics: where a thread keeps little, it has the registers.
 template <typename Row, typename Element>
 struct GammaAhead {
+  const Row& row;
+  const Element* __restrict__ beta;
   typename Row::Chunk chunks[Row::CHUNKS];
-  __device__ __forceinline__ GammaAhead(const Row& row, const Element* __restrict__ gamma) {
+  __device__ __forceinline__ GammaAhead(const Row& row, const Element* __restrict__ gamma,
+                                        const Element* __restrict__ beta)
+      : row(row), beta(beta) {
 #pragma unroll
     for (unsigned j = 0; j < Row::CHUNKS; ++j) chunks[j] = row.column(gamma, j);
   }
   __device__ __forceinline__ const typename Row::Chunk& scale(unsigned j) const { return chunks[j]; }
+  __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
 // Writes the statistics and y.
@@ -270,8 +322,8 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
     normalised[r] = {rows[r].columns, first};
     rows[r].load(x, chunks[r], 0.0f);
   }
-  if constexpr (!Centred && Together * Row::CHUNKS <= 4) {
-    const GammaAhead<Row, Element> vectors(rows[0], gamma);
+  if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
+    const GammaAhead<Row, Element> vectors(rows[0], gamma, beta);
     measure_rows<Centred, true>(rows, chunks, normalised);
     normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
   } else {
@@ -321,6 +373,49 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
   }
 }
 
+// Rows of a single element, four a thread: as many have statistics of 16 bytes, and they take most of what moves.
+// Nothing is added up. aligned: all tensors are, to what four elements take.
+template <bool Centred, typename Element>
+__device__ __forceinline__ void normalise_ones(const Element* __restrict__ x, const Element* __restrict__ gamma,
+                                               const Element* __restrict__ beta, Element* __restrict__ y,
+                                               float* __restrict__ mean, float* __restrict__ rstd, long long rows,
+                                               bool aligned) {
+  constexpr unsigned SIZE = Quad<Element>::SIZE;
+  const long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * SIZE;
+  const float scale = to_float(*gamma), shift = Centred ? to_float(*beta) : 0.0f;
+  const bool whole = aligned && first + SIZE <= rows;
+  Quad<Element> elements{};
+  if (whole) elements = load_quad(x + first);
+#pragma unroll
+  for (unsigned e = 0; e < SIZE; ++e) {
+    if (!whole && first + e < rows) elements.at[e] = x[first + e];
+  }
+  Quad<float> means, rstds;
+#pragma unroll
+  for (unsigned e = 0; e < SIZE; ++e) {
+    const float value = to_float(elements.at[e]);
+    Normaliser<Centred> normalised(1u, Centred ? value : 0.0f);
+    float sums[Normaliser<Centred>::SUMS] = {};
+    normalised.add(value, sums);
+    normalised.again(sums);
+    elements.at[e] = Element(fmaf(normalised(value), scale, shift));
+    means.at[e] = normalised.mean, rstds.at[e] = normalised.rstd();
+  }
+  if (whole) {
+    store_quad(y + first, elements);
+    if constexpr (Centred) store_quad(mean + first, means);
+    store_quad(rstd + first, rstds);
+    return;
+  }
+#pragma unroll
+  for (unsigned e = 0; e < SIZE; ++e) {
+    if (first + e >= rows) break;
+    y[first + e] = elements.at[e];
+    if constexpr (Centred) mean[first + e] = means.at[e];
+    rstd[first + e] = rstds.at[e];
+  }
+}
+
 // A block a row, in a Row of single elements or of pairs.
 template <bool Centred, typename Row, typename Element>
 __device__ __forceinline__ void normalise_in_registers(const Element* x, const Element* __restrict__ gamma,
@@ -331,41 +426,3 @@ __device__ __forceinline__ void normalise_in_registers(const Element* x, const E
   const Row row[1] = {{team, columns, rows, team.row(), team.row() * columns}};
   normalise_from<Centred>(row, x, gamma, beta, y, mean, rstd);
 }
-
-#ifdef COUNT
-// Threads that an SM is to hold at least: so many registers a thread may take.
-__device__ constexpr unsigned resident() {
-  constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
-  // With few, more threads hide more of the way to gamma and beta.
-  if (KEPT <= 4) return 1024;
-  // With many, and those of the vectors beside them, there aren't the registers for as many threads.
-  if (KEPT >= 8 && THREADS <= 512) return 512;
-  return RESIDENT;
-}
-constexpr unsigned BLOCKS_OF_SM = resident() / THREADS;
-
-// As rows.cuh has it for the macros.
-template <bool Centred, typename Element>
-__device__ __forceinline__ void normalise_as_planned(const Element* __restrict__ x, const Element* __restrict__ gamma,
-                                                     const Element* __restrict__ beta, Element* __restrict__ y,
-                                                     float* __restrict__ mean, float* __restrict__ rstd,
-                                                     long long rows, unsigned columns, unsigned tile_rows,
-                                                     bool aligned) {
-#if TILE
-  extern __shared__ uint4 shared[];
-  Element* tile = reinterpret_cast<Element*>(shared);
-  on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](const Row& row, unsigned) {
-    normalise_from<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, gamma, beta, tile, mean, rstd);
-  });
-#elif !CLUSTER || __CUDA_ARCH__ >= 900
-  Team team;
-  const long long first = team.row() * TOGETHER;
-#if TOGETHER == 2
-  const Row some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}};
-#else
-  const Row some[] = {{team, rows, columns, first}};
-#endif
-  normalise_from<Centred>(some, x, gamma, beta, y, mean, rstd);
-#endif
-}
-#endif

@@ -65,6 +65,8 @@ struct WarpTeam {
   }
 };
 
+__device__ constexpr unsigned power_of_2_from(unsigned n) { return n > 1 ? 2 * power_of_2_from((n + 1) / 2) : 1; }
+
 // A block of `Threads`, whole warps. Two sets of partial results take turns, so that one barrier a reduction is enough.
 template <unsigned Threads>
 struct BlockTeam {
@@ -83,8 +85,9 @@ struct BlockTeam {
   }
   template <typename Op, unsigned Count>
   __device__ __forceinline__ void across_warps(float (&values)[Count]) {
+    constexpr unsigned WARPS = Threads / WARP, LANES_OF_ALL = power_of_2_from(WARPS);
     __shared__ float partial[2][Count][WARP];
-    const unsigned lane = threadIdx.x % WARP;
+    const unsigned lane = threadIdx.x % WARP, from = lane % LANES_OF_ALL;
 #pragma unroll
     for (unsigned i = 0; i < Count; ++i) {
       if (lane == 0) partial[turn][i][threadIdx.x / WARP] = values[i];
@@ -92,9 +95,9 @@ struct BlockTeam {
     __syncthreads();
 #pragma unroll
     for (unsigned i = 0; i < Count; ++i) {
-      values[i] = lane < Threads / WARP ? partial[turn][i][lane] : Op::identity(i);
+      values[i] = from < WARPS ? partial[turn][i][from] : Op::identity(i);
     }
-    in_warp<Op>(values);
+    WarpTeam<LANES_OF_ALL>().template in_warp<Op>(values);
     turn ^= 1;
   }
   template <typename Op, unsigned Count>
@@ -191,8 +194,8 @@ __device__ __forceinline__ unsigned splat(Half value) {
 // Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With it, a row's
 // first whole pack begins `head` elements into it. Those elements, and those behind the last whole pack, are single
 // ones: the first threads of the team have one each, in a chunk of its own. A team must have two packs' of threads
-// then.
-template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow>
+// then. `Whole`: no thread of a row that exists lacks a pack.
+template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow, bool Whole = false>
 struct PackedRow {
   using Team = TeamOfRow;
   using Chunk = Pack<Element>;
@@ -220,6 +223,7 @@ struct PackedRow {
     return team.rank + (team.rank < head ? 0 : packs * CHUNK);
   }
   __device__ __forceinline__ bool has(unsigned j, unsigned) const {
+    if (Whole) return row < rows;
     return j < Count ? pack(j) < packs : team.rank < singles;
   }
 
@@ -277,6 +281,12 @@ struct PackedRow {
     return chunk;
   }
 };
+
+// Whether no thread of any row lacks anything, as far as the compiler knows.
+template <typename Row>
+constexpr bool IS_WHOLE = false;
+template <typename Element, unsigned Count, typename Team>
+constexpr bool IS_WHOLE<PackedRow<Element, Count, false, Team, true>> = true;
 
 // Single elements, from memory or from a tile in shared memory. `begin`: of the row, in elements from where load() and
 // store() are told that the matrix or the tile is.

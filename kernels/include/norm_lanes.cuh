@@ -1,0 +1,209 @@
+// LayerNorm and RMSNorm of rows of which a few lanes of a warp have one, or of which they have several at once: whole
+// packs that begin on 16 bytes. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+#pragma once
+
+#include "norm.cuh"
+
+// Which of `Together` rows of a team of `Lanes` a lane sees to, when what the lanes have of them is added up. To add up
+// all rows in all lanes takes a shuffle for each row and step. Here a lane hands half of the rows that it still has to
+// its partner of the step, and takes the other half from it. In the end it has OWN rows, first() and those behind it,
+// in common with SHARE lanes.
+template <unsigned Lanes, unsigned Together>
+struct Handout {
+  static constexpr unsigned OWN = Together > Lanes ? Together / Lanes : 1, SHARE = Lanes * OWN / Together;
+  const unsigned rank = threadIdx.x % Lanes;
+
+  __device__ __forceinline__ unsigned first() const { return rank / SHARE * OWN; }
+  // The lane of a team that has row r.
+  static __device__ __forceinline__ constexpr unsigned owner(unsigned r) { return r / OWN * SHARE; }
+
+  // Leaves a lane's rows in values[0] to values[OWN - 1].
+  template <unsigned Count>
+  __device__ __forceinline__ void add_up(float (&values)[Together][Count]) const {
+#pragma unroll
+    for (unsigned step = Lanes / 2, rows = Together; step; step /= 2) {
+      const bool upper = rank & step;
+      const unsigned kept = rows > 1 ? rows / 2 : 1;
+#pragma unroll
+      for (unsigned r = 0; r < kept; ++r) {
+#pragma unroll
+        for (unsigned i = 0; i < Count; ++i) {
+          float &low = values[r][i], other = low;
+          if (rows > 1) {
+            const float high = values[kept + r][i];
+            other = upper ? low : high;
+            low = upper ? high : low;
+          }
+          low += __shfl_xor_sync(ALL_LANES, other, step);
+        }
+      }
+      rows = kept;
+    }
+  }
+  // The same of values on which the lanes agree.
+  __device__ __forceinline__ void choose(float (&values)[Together]) const {
+#pragma unroll
+    for (unsigned step = Lanes / 2, rows = Together; step && rows > 1; step /= 2) {
+      rows /= 2;
+#pragma unroll
+      for (unsigned r = 0; r < rows; ++r) values[r] = rank & step ? values[rows + r] : values[r];
+    }
+  }
+};
+
+// Rows of a warp's teams: those with the same r are neighbours, so that an access of the warp is contiguous.
+template <bool Centred, typename Element>
+class LaneRows {
+ public:
+  using Chunk = Pack<Element>;
+  using Shares = Handout<LANES, TOGETHER>;
+  static constexpr unsigned CHUNK = Chunk::SIZE, TEAMS = WARP / LANES, OWN = Shares::OWN;
+  static constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
+
+  __device__ __forceinline__ LaneRows(Team& team, long long rows, unsigned columns)
+      : team(team), rows(rows), columns(columns) {
+    const long long warp = static_cast<long long>(blockIdx.x) * (THREADS / WARP) + threadIdx.x / WARP;
+    first_row = warp * (TEAMS * TOGETHER) + threadIdx.x % WARP / LANES;
+    const long long below = min(rows - first_row + TEAMS - 1, static_cast<long long>(TEAMS * TOGETHER));
+    left = static_cast<unsigned>(max(below, 0ll)) / TEAMS;
+  }
+  // Whether the thread's pack j exists. Only the last one may not.
+  __device__ __forceinline__ bool has(unsigned j) const {
+    return WHOLE || j + 1 < COUNT || team.template part<COUNT>(j) < columns / CHUNK;
+  }
+  // Where it begins; the row's first one stands for one that doesn't exist, so that no load needs a condition.
+  __device__ __forceinline__ unsigned column(unsigned j) const {
+    return has(j) ? team.template part<COUNT>(j) * CHUNK : 0;
+  }
+
+  __device__ __forceinline__ void run(const Element* __restrict__ x, const Element* __restrict__ gamma,
+                                      const Element* __restrict__ beta, Element* __restrict__ y,
+                                      float* __restrict__ mean, float* __restrict__ rstd) {
+    Chunk scale[COUNT], shift[COUNT];
+#pragma unroll
+    for (unsigned j = 0; j < COUNT; ++j) {
+      scale[j] = load_now(gamma + column(j));
+      if (Centred) shift[j] = load_now(beta + column(j));
+    }
+    const long long begin = min(first_row, rows - 1) * columns;
+    x += begin, y += begin;
+#pragma unroll
+    for (unsigned r = 0; r < TOGETHER; ++r) {
+      // The last row stands for those behind it, so that no load needs a condition.
+      const Element* from = x + min(r, max(left, 1u) - 1) * (TEAMS * columns);
+#pragma unroll
+      for (unsigned j = 0; j < COUNT; ++j) chunks[r][j] = load_pack(from + column(j));
+    }
+    measure();
+    write_statistics(mean, rstd);
+#pragma unroll
+    for (unsigned j = 0; j < COUNT; ++j) normalise(j, scale[j], shift[j], y);
+  }
+
+ private:
+  // The compiler isn't to put it off until it's needed.
+  static __device__ __forceinline__ Chunk load_now(const Element* __restrict__ from) {
+    uint4 raw;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                 : "l"(from));
+    return reinterpret_cast<const Chunk&>(raw);
+  }
+
+  // The statistics of all rows: each lane makes those of its own, and tells the others.
+  __device__ __forceinline__ void measure() {
+    float firsts[TOGETHER];
+#pragma unroll
+    for (unsigned r = 0; r < TOGETHER; ++r) {
+      firsts[r] = 0.0f;
+      if (Centred) {
+        const unsigned word = reinterpret_cast<const uint4&>(chunks[r][0]).x;
+        firsts[r] = Lanes<Element>(__shfl_sync(ALL_LANES, word, 0, LANES)).at[0];
+      }
+      normalised[r] = {columns, firsts[r]};
+    }
+    if (!WHOLE) {
+#pragma unroll
+      for (unsigned r = 0; r < TOGETHER; ++r) fill_unless(has(COUNT - 1), chunks[r][COUNT - 1], firsts[r]);
+    }
+    shares.choose(firsts);
+#pragma unroll
+    for (unsigned k = 0; k < OWN; ++k) own[k] = {columns, firsts[k]};
+    if (add_up(false)) {
+#pragma unroll
+      for (unsigned k = 0; k < OWN; ++k) own[k].recentre();
+#pragma unroll
+      for (unsigned r = 0; r < TOGETHER; ++r) {
+        normalised[r].template take_point<LANES>(own[r % OWN], Shares::owner(r));
+        forget(r);
+      }
+      add_up(Centred);
+    }
+#pragma unroll
+    for (unsigned r = 0; r < TOGETHER; ++r) normalised[r].template take_scale<LANES>(own[r % OWN], Shares::owner(r));
+  }
+  // Adds up about the points that there are, and tells whether it must be done about others. checked: what doesn't
+  // exist isn't like the first element, so it must be left out.
+  __device__ __forceinline__ bool add_up(bool checked) {
+    float sums[TOGETHER][SUMS], values[CHUNK];
+#pragma unroll
+    for (unsigned r = 0; r < TOGETHER; ++r) {
+#pragma unroll
+      for (float& sum : sums[r]) sum = 0.0f;
+#pragma unroll
+      for (unsigned j = 0; j < COUNT; ++j) {
+        widen(chunks[r][j], values);
+#pragma unroll
+        for (unsigned e = 0; e < CHUNK; ++e) {
+          if (!checked || has(j)) normalised[r].add(values[e], sums[r]);
+        }
+      }
+    }
+    shares.add_up(sums);
+    bool any = false;
+#pragma unroll
+    for (unsigned k = 0; k < OWN; ++k) any |= own[k].again(sums[k]);
+    return any;
+  }
+  __device__ __forceinline__ void forget(unsigned r) {
+#pragma unroll
+    for (unsigned j = 0; j < COUNT; ++j) forget_floats(chunks[r][j], own[0].zero());
+  }
+
+  __device__ __forceinline__ void write_statistics(float* __restrict__ mean, float* __restrict__ rstd) const {
+#pragma unroll
+    for (unsigned k = 0; k < OWN; ++k) {
+      const unsigned r = shares.first() + k;
+      if (shares.rank % Shares::SHARE == 0 && r < left) {
+        if constexpr (Centred) mean[first_row + r * TEAMS] = own[k].mean;
+        rstd[first_row + r * TEAMS] = own[k].rstd();
+      }
+    }
+  }
+  // The thread's pack j of all rows. y: where the first one begins.
+  __device__ __forceinline__ void normalise(unsigned j, const Chunk& gamma, const Chunk& beta,
+                                            Element* __restrict__ y) {
+    float values[CHUNK], scale[CHUNK], shift[CHUNK] = {};
+    widen(gamma, scale);
+    if (Centred) widen(beta, shift);
+#pragma unroll
+    for (unsigned r = 0; r < TOGETHER; ++r) {
+      forget_floats(chunks[r][j], own[0].zero());
+      widen(chunks[r][j], values);
+#pragma unroll
+      for (unsigned e = 0; e < CHUNK; ++e) {
+        const float normal = normalised[r](values[e]);
+        values[e] = Centred ? fmaf(normal, scale[e], shift[e]) : normal * scale[e];
+      }
+      narrow(values, chunks[r][j]);
+      if (has(j) && r < left) store_pack(y + r * (TEAMS * columns) + column(j), chunks[r][j]);
+    }
+  }
+
+  Team& team;
+  long long rows, first_row;
+  unsigned columns, left;  // left: of the team's rows, those that exist
+  Shares shares;
+  Chunk chunks[TOGETHER][COUNT];
+  Normaliser<Centred> normalised[TOGETHER], own[OWN];
+};

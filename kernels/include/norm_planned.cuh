@@ -1,0 +1,49 @@
+// LayerNorm and RMSNorm as planned on the host. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks
+// a pack).
+#pragma once
+
+#if LANES > 0 && !(TILE || RAGGED)
+#include "norm_lanes.cuh"
+#else
+#include "norm.cuh"
+#endif
+
+// Threads that an SM is to hold at least: so many registers a thread may take.
+__device__ constexpr unsigned resident() {
+  constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
+  // More threads hide more of the way to gamma and beta. With single elements besides, and with much to keep, there
+  // aren't the registers for as many.
+  if (KEPT <= 4 || !(RAGGED || TILE)) return 1024;
+  if (KEPT >= 8 && THREADS <= 512) return 512;
+  return RESIDENT;
+}
+constexpr unsigned BLOCKS_OF_SM = resident() / THREADS;
+
+// As rows.cuh has it for the macros.
+template <bool Centred, typename Element>
+__device__ __forceinline__ void normalise_as_planned(const Element* __restrict__ x, const Element* __restrict__ gamma,
+                                                     const Element* __restrict__ beta, Element* __restrict__ y,
+                                                     float* __restrict__ mean, float* __restrict__ rstd,
+                                                     long long rows, unsigned columns, unsigned tile_rows,
+                                                     bool aligned) {
+#if TILE
+  extern __shared__ uint4 shared[];
+  Element* tile = reinterpret_cast<Element*>(shared);
+  on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](const Row& row, unsigned) {
+    normalise_from<Centred>(reinterpret_cast<const Row(&)[1]>(row), tile, gamma, beta, tile, mean, rstd);
+  });
+#elif LANES > 0 && !RAGGED
+  Team team;
+  LaneRows<Centred, Element>(team, rows, columns).run(x, gamma, beta, y, mean, rstd);
+#elif !CLUSTER || __CUDA_ARCH__ >= 900
+  Team team;
+  const long long first = team.row() * TOGETHER;
+  using Packs = PackedRow<Element, COUNT, RAGGED, Team, WHOLE>;
+#if TOGETHER == 2
+  const Packs some[] = {{team, rows, columns, first}, {team, rows, columns, first + 1}};
+#else
+  const Packs some[] = {{team, rows, columns, first}};
+#endif
+  normalise_from<Centred>(some, x, gamma, beta, y, mean, rstd);
+#endif
+}

@@ -151,11 +151,10 @@ struct PairRow {
 };
 
 // ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
-// once for all of them. Their columns must lie alike. `Forgets`: their floats aren't to be kept between, as
-// forget_floats() has it.
+// once for all of them. Their columns must lie alike.
 
 // The statistics of their elements.
-template <bool Centred, bool Forgets, unsigned Together, typename Row>
+template <bool Centred, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                              Normaliser<Centred> (&normalised)[Together]) {
@@ -194,7 +193,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
       normalised[r].recentre();
 #pragma unroll
       for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-        if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
+        forget_floats(chunks[r][j], normalised[r].zero());
       }
     }
     add_up();
@@ -223,7 +222,7 @@ struct GammaAhead {
 };
 
 // Writes the statistics and y.
-template <bool Centred, bool Forgets, unsigned Together, typename Row, typename Vectors, typename Element>
+template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                                const Normaliser<Centred> (&normalised)[Together],
@@ -244,7 +243,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
     if constexpr (Centred) widen(vectors.shift(j), shift);
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {
-      if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
+      forget_floats(chunks[r][j], normalised[r].zero());
       widen(chunks[r][j], values);
 #pragma unroll
       for (unsigned e = 0; e < Row::elements(j); ++e) {
@@ -272,12 +271,12 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
   }
   if constexpr (!Centred && Together * Row::CHUNKS <= 4) {
     const GammaAhead<Row, Element> vectors(rows[0], gamma);
-    measure_rows<Centred, true>(rows, chunks, normalised);
-    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+    measure_rows<Centred>(rows, chunks, normalised);
+    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
   } else {
-    measure_rows<Centred, true>(rows, chunks, normalised);
+    measure_rows<Centred>(rows, chunks, normalised);
     const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
-    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
   }
 }
 

@@ -68,7 +68,7 @@ class Exchange {
   static constexpr unsigned SLOTS = OVERLAP ? 8 : 2;
 
   static __device__ __forceinline__ bool upper() { return threadIdx.x & HALF; }
-  // Two sums over a warp, for little more than the shuffles of one. Its lower half gets the first, the upper the second.
+  // Two sums over a warp, for little more than the shuffles of one: its lower half gets the first, the upper the other.
   static __device__ __forceinline__ float fold(const float (&both)[2]) {
     float value = upper() ? both[1] : both[0];
     value += __shfl_xor_sync(ALL_LANES, upper() ? both[0] : both[1], HALF);
@@ -126,8 +126,8 @@ class WarpStages {
   __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
     mbarrier::wait(arrivals + stage * mbarrier::BYTES, phase);
   }
-  // Where the thread's first pack of a stage is. The compiler isn't to see what that is made of, or it makes each pack's
-  // address anew.
+  // Where the thread's first pack of a stage is. The compiler isn't to see what that is made of, or it makes each
+  // pack's address anew.
   __device__ __forceinline__ const uint4* place(unsigned stage) const {
     unsigned at = shared_address(stages + begin(stage) + threadIdx.x % WARP);
     asm("" : "+r"(at));

@@ -8,7 +8,8 @@
 using T = SCALAR;
 
 // What follows is compiled apart from the kernels whose macros give the size of a row.
-#if !(defined COUNT || defined ELEMENTS || defined PAIRS)
+#if !(defined COUNT || defined ELEMENTS || defined PAIRS || defined STAGES)
+#include "norm_ones.cuh"
 
 // 1. A block a row, an element a thread at a time. The row is read for the statistics and again for y: 3 D, if D is
 //    what x takes, where 2 D have to move. It works for any length at any address. Macro: THREADS (of a block).
@@ -62,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //    shared memory or with single elements at their ends.
 //
 // Macros: those of norm_planned.cuh.
-#if defined COUNT && !defined BLOCKS
+#ifdef COUNT
 #include "norm_planned.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
@@ -74,21 +75,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 #endif
 
 // 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So teams of a block or of a
-//    cluster stay, have them in shared memory, and take rows in turn; the next one is on its way while one is reduced.
-//    Shorter rows find gamma and beta in the L1, and many short-lived blocks keep the memory busier than a few that
-//    stay.
+//    cluster stay, have them in registers, and take rows in turn; the next ones are on their way to shared memory while
+//    one is reduced. Shorter rows find gamma and beta in the L1, and many short-lived blocks keep the memory busier
+//    than a few that stay.
 //
-// Macros: BLOCKS (of a multiprocessor), and those of norm_in_turn.cuh. Packs must be aligned.
-#ifdef BLOCKS
+// Macros: those of norm_in_turn.cuh. Packs must be aligned.
+#ifdef STAGES
 #include "norm_in_turn.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     layer_norm_in_turn(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                        T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
                        unsigned columns) {
-#if !CLUSTER || __CUDA_ARCH__ >= 900
+#if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
-  InTurn<T>(x, shared, rows, columns).run(gamma, beta, y, mean, rstd);
+  // So long rows aren't as many as to need more bits.
+  InTurn<T>(x, shared, static_cast<unsigned>(rows), columns).run(gamma, beta, y, mean, rstd);
 #endif
 }
 #endif

@@ -9,6 +9,7 @@
 using T = SCALAR;
 
 #if !(defined COUNT || defined ELEMENTS || defined PAIRS)
+#include "norm_ones.cuh"
 
 // 1. x is read for the statistic and again for y. Macro: THREADS (of a block).
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -227,13 +227,8 @@ def no_pairs(case: Case) -> str | None:
 Traffic = Callable[[Symbols, int], Work]
 
 
-def traffics(
-    vectors: int, statistics: int, flops: int, once: Callable[[Symbols, int], bool] = _rows.has_plan
-) -> tuple[Traffic, Traffic]:
-    """What `two_pass` and `tuned` move, of an op with so many vectors, statistics a row, and operations an element.
-
-    once: whether `tuned` reads x a single time.
-    """
+def traffics(vectors: int, statistics: int, flops: int) -> tuple[Traffic, Traffic]:
+    """What `two_pass` and `tuned` move, of an op with so many vectors, statistics a row, and operations an element."""
 
     def read(symbols: Symbols, itemsize: int, times: int) -> Work:
         rows, columns = symbols["M"], symbols["N"]
@@ -246,6 +241,6 @@ def traffics(
         )
 
     def tuned(symbols: Symbols, itemsize: int) -> Work:
-        return read(symbols, itemsize, 1 if once(symbols, itemsize) else 2)
+        return read(symbols, itemsize, 1 if _rows.has_plan(symbols, itemsize) else 2)
 
     return (lambda symbols, itemsize: read(symbols, itemsize, 2)), tuned

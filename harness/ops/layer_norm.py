@@ -7,27 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensors
 from harness.ops import _norm as norm
 from harness.ops._baselines import compiled
-from harness.ops._device import H200, Device
+from harness.ops._device import Device
 from harness.ops._elementwise import BOTH
 from harness.ops._norm_plan import InTurn
-from harness.ops._rows import has_plan
 
 if TYPE_CHECKING:
     import torch
 
 FLOPS = 8  # an element
-
-
-def _once(symbols: Symbols, itemsize: int) -> bool:
-    """Whether x is read a single time. Many rows go in turn, on an H200, at lengths where few have no plan any more."""
-    in_turn = InTurn.of(symbols["M"], symbols["N"], itemsize, H200)
-    return in_turn is not None or has_plan(symbols, itemsize)
-
-
-_TWO_PASS, _TUNED = norm.traffics(vectors=2, statistics=2, flops=FLOPS, once=_once)
+_TWO_PASS, _TUNED = norm.traffics(vectors=2, statistics=2, flops=FLOPS)
 
 
 def check(ctx: Context, t: Tensors) -> str | None:

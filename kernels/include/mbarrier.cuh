@@ -10,14 +10,6 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
 __device__ __forceinline__ void copy_async_16(unsigned address, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
-// The same on a condition, without a branch: behind one, a compiler puts off the copy until it has done all else.
-__device__ __forceinline__ void copy_async_16_if(bool wanted, unsigned address, const void* from) {
-  asm volatile(
-      "{ .reg .pred p; setp.ne.u32 p, %0, 0; @p cp.async.cg.shared.global [%1], [%2], 16; }" ::"r"(
-          static_cast<unsigned>(wanted)),
-      "r"(address), "l"(from)
-      : "memory");
-}
 
 #if __CUDA_ARCH__ >= 900
 namespace mbarrier {

@@ -2,7 +2,6 @@
 // adds beta; RMSNorm has neither mean nor beta, and null pointers stand for them.
 #pragma once
 
-#include "quad.cuh"
 #include "rows.cuh"
 
 constexpr float EPSILON = 1e-5f;
@@ -183,11 +182,10 @@ __device__ __forceinline__ void fill_unless(bool exists, Chunk& chunk, float val
 }
 
 // ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
-// once for all of them. Their columns must lie alike. `Forgets`: their floats aren't to be kept between, as
-// forget_floats() has it.
+// once for all of them. Their columns must lie alike.
 
 // The statistics of their elements.
-template <bool Centred, bool Forgets, unsigned Together, typename Row>
+template <bool Centred, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                              Normaliser<Centred> (&normalised)[Together]) {
@@ -241,7 +239,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
       normalised[r].recentre();
 #pragma unroll
       for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-        if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
+        forget_floats(chunks[r][j], normalised[r].zero());
       }
     }
     add_up(Centred);
@@ -275,7 +273,7 @@ struct GammaAhead {
 };
 
 // Writes the statistics and y.
-template <bool Centred, bool Forgets, unsigned Together, typename Row, typename Vectors, typename Element>
+template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                                const Normaliser<Centred> (&normalised)[Together],
@@ -296,7 +294,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
     if constexpr (Centred) widen(vectors.shift(j), shift);
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {
-      if (Forgets) forget_floats(chunks[r][j], normalised[r].zero());
+      forget_floats(chunks[r][j], normalised[r].zero());
       widen(chunks[r][j], values);
 #pragma unroll
       for (unsigned e = 0; e < Row::elements(j); ++e) {
@@ -324,12 +322,12 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
   }
   if constexpr ((!Centred || IS_WHOLE<Row>) && Together * Row::CHUNKS <= 4) {
     const GammaAhead<Row, Element> vectors(rows[0], gamma, beta);
-    measure_rows<Centred, true>(rows, chunks, normalised);
-    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+    measure_rows<Centred>(rows, chunks, normalised);
+    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
   } else {
-    measure_rows<Centred, true>(rows, chunks, normalised);
+    measure_rows<Centred>(rows, chunks, normalised);
     const VectorsInMemory<Row, Element> vectors{rows[0], gamma, beta};
-    normalise_rows<Centred, true>(rows, chunks, normalised, vectors, y, mean, rstd);
+    normalise_rows<Centred>(rows, chunks, normalised, vectors, y, mean, rstd);
   }
 }
 
@@ -370,49 +368,6 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
       const float normal = normalised(to_float(from[i])), scale = to_float(gamma[i]);
       to[i] = Element(Centred ? fmaf(normal, scale, to_float(beta[i])) : normal * scale);
     }
-  }
-}
-
-// Rows of a single element, four a thread: as many have statistics of 16 bytes, and they take most of what moves.
-// Nothing is added up. aligned: all tensors are, to what four elements take.
-template <bool Centred, typename Element>
-__device__ __forceinline__ void normalise_ones(const Element* __restrict__ x, const Element* __restrict__ gamma,
-                                               const Element* __restrict__ beta, Element* __restrict__ y,
-                                               float* __restrict__ mean, float* __restrict__ rstd, long long rows,
-                                               bool aligned) {
-  constexpr unsigned SIZE = Quad<Element>::SIZE;
-  const long long first = (static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x) * SIZE;
-  const float scale = to_float(*gamma), shift = Centred ? to_float(*beta) : 0.0f;
-  const bool whole = aligned && first + SIZE <= rows;
-  Quad<Element> elements{};
-  if (whole) elements = load_quad(x + first);
-#pragma unroll
-  for (unsigned e = 0; e < SIZE; ++e) {
-    if (!whole && first + e < rows) elements.at[e] = x[first + e];
-  }
-  Quad<float> means, rstds;
-#pragma unroll
-  for (unsigned e = 0; e < SIZE; ++e) {
-    const float value = to_float(elements.at[e]);
-    Normaliser<Centred> normalised(1u, Centred ? value : 0.0f);
-    float sums[Normaliser<Centred>::SUMS] = {};
-    normalised.add(value, sums);
-    normalised.again(sums);
-    elements.at[e] = Element(fmaf(normalised(value), scale, shift));
-    means.at[e] = normalised.mean, rstds.at[e] = normalised.rstd();
-  }
-  if (whole) {
-    store_quad(y + first, elements);
-    if constexpr (Centred) store_quad(mean + first, means);
-    store_quad(rstd + first, rstds);
-    return;
-  }
-#pragma unroll
-  for (unsigned e = 0; e < SIZE; ++e) {
-    if (first + e >= rows) break;
-    y[first + e] = elements.at[e];
-    if constexpr (Centred) mean[first + e] = means.at[e];
-    rstd[first + e] = rstds.at[e];
   }
 }
 

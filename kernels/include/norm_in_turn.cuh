@@ -1,113 +1,289 @@
-// LayerNorm of long rows, of whole packs, by teams that stay on the chip and take rows in turn. Macros: those at the
-// end of rows.cuh, and WHOLE (0 or 1: no thread's pack is missing).
+// LayerNorm of long rows, of whole packs, by teams of warps that stay on the chip and take rows in turn. For devices
+// that have clusters. Macros: CLUSTER (blocks of a team, a power of two up to eight), THREADS (of a block), PACKS (of a
+// row that a thread has at most), STAGES (rows of which a block has its part in shared memory) and WHOLE (0 or 1: no
+// thread's pack is missing).
 #pragma once
 
 #include "norm.cuh"
 
-// A row whose packs have come to registers. As the rows of rows.cuh, but store() is told where the thread's first pack
-// goes.
-template <typename Element>
-struct StagedRow {
-  using Chunk = Pack<Element>;
-  static constexpr unsigned CHUNKS = COUNT, CHUNK = Chunk::SIZE;
-  static __device__ __forceinline__ constexpr unsigned elements(unsigned) { return CHUNK; }
-
-  Team& team;
-  unsigned packs;
-  long long rows, row;
-
-  __device__ __forceinline__ bool has(unsigned j, unsigned) const {
-    return WHOLE || team.template part<COUNT>(j) < packs;
+#if __CUDA_ARCH__ >= 900
+// Sums over the warps of a team. Each warp sends its own to all blocks and goes on; a block has them when as many bytes
+// have come as the warps send. No warp waits for another but to read its sums.
+class Exchange {
+ public:
+  // All of the block call it. No block may send anything to one that hasn't started: before the first send(),
+  // wait_for_blocks().
+  __device__ __forceinline__ Exchange() {
+    __shared__ float2 of_warps[SLOTS][WARPS];
+    __shared__ unsigned long long barriers[SLOTS];
+    sums = &of_warps[0][0];
+    arrivals = shared_address(barriers);
+    if (threadIdx.x == 0) {
+#pragma unroll
+      for (unsigned s = 0; s < SLOTS; ++s) mbarrier::init(arrivals + s * mbarrier::BYTES);
+      asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __cluster_barrier_arrive_relaxed();
+    const unsigned warp = __clusterRelativeBlockRank() * (THREADS / WARP) + threadIdx.x / WARP;
+    remote_sums = of_block(shared_address(sums + warp) + (upper() ? sizeof(float) : 0));
+    remote_arrivals = of_block(arrivals);
   }
-  __device__ __forceinline__ void store(Element* __restrict__ y, unsigned j, const Chunk& chunk) const {
-    if (has(j, 0)) store_pack(y + j * Team::STEP * CHUNK, chunk);
+  __device__ __forceinline__ void wait_for_blocks() const { __cluster_barrier_wait(); }
+
+  // Gives the number to ask for the result with: they count from 0.
+  __device__ __forceinline__ unsigned send(const float (&own)[2]) {
+    const float value = fold(own);
+    const unsigned slot = sent % SLOTS, arrival = slot * mbarrier::BYTES;
+    if (threadIdx.x == 0) mbarrier::expect(arrivals + arrival, WARPS * sizeof(float2));
+    if (threadIdx.x % HALF < CLUSTER) {
+      asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                       remote_sums + slot * WARPS * static_cast<unsigned>(sizeof(float2))),
+                   "f"(value), "r"(remote_arrivals + arrival)
+                   : "memory");
+    }
+    return sent++;
   }
+  // All warps of the team get the same, to the last bit.
+  __device__ __forceinline__ void receive(unsigned number, float (&total)[2]) const {
+    const unsigned slot = number % SLOTS;
+    mbarrier::wait_for_cluster(arrivals + slot * mbarrier::BYTES, number / SLOTS);
+    total[0] = total[1] = 0.0f;
+#pragma unroll
+    for (unsigned first = 0; first < WARPS; first += WARP) {
+      const unsigned warp = first + threadIdx.x % WARP;
+      if (WARPS % WARP == 0 || warp < WARPS) {
+        const float2 of_warp = sums[slot * WARPS + warp];
+        total[0] += of_warp.x, total[1] += of_warp.y;
+      }
+    }
+    const float value = fold(total), other = __shfl_xor_sync(ALL_LANES, value, HALF);
+    total[0] = upper() ? other : value;
+    total[1] = upper() ? value : other;
+  }
+
+ private:
+  static constexpr unsigned WARPS = CLUSTER * THREADS / WARP, HALF = WARP / 2;
+  // Of those before the n-th, a warp that sends it has read all but one. So all warps have sent the (n - 2)nd, and read
+  // what comes before that, all but one again, which is the (n - 4)th at the oldest.
+  static constexpr unsigned SLOTS = 8;
+
+  static __device__ __forceinline__ bool upper() { return threadIdx.x & HALF; }
+  // Two sums over a warp, for little more than the shuffles of one: its lower half gets the first, the upper the other.
+  static __device__ __forceinline__ float fold(const float (&both)[2]) {
+    float value = upper() ? both[1] : both[0];
+    value += __shfl_xor_sync(ALL_LANES, upper() ? both[0] : both[1], HALF);
+#pragma unroll
+    for (unsigned step = HALF / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+    return value;
+  }
+  // The same place in the shared memory of the block that this lane sends to.
+  static __device__ __forceinline__ unsigned of_block(unsigned address) {
+    unsigned remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(threadIdx.x % CLUSTER));
+    return remote;
+  }
+
+  const float2* sums;
+  unsigned arrivals, remote_sums, remote_arrivals;
+  unsigned sent = 0;
 };
 
-// Gamma and beta come to shared memory once, as far as the block needs them, and the next row is on its way there while
-// one, in registers, is worked on: so memory has something to do while threads reduce. A thread copies what it reads
-// itself, so no barrier of the block is needed.
+// The warp's part of the team's rows, on its way to the STAGES that the warp has in shared memory. It fetches what it
+// reads itself, so that no other one must tell that a stage is free.
+template <typename Element>
+class WarpStages {
+ public:
+  // from: the team's first row, of which the warp has `packs` packs from element `part` on. stride: from row to row.
+  // memory: of the block.
+  __device__ __forceinline__ WarpStages(const Element* __restrict__ from, unsigned part, unsigned packs, unsigned rows,
+                                        long long stride, uint4* memory)
+      : from(from), stride(stride), part(part), bytes(packs * PACK_BYTES), left(rows) {
+    __shared__ unsigned long long barriers[THREADS / WARP][STAGES];
+    const unsigned warp = threadIdx.x / WARP;
+    arrivals = shared_address(barriers[warp]);
+    stages = memory;
+    own = warp * STAGES * SIZE;
+    if (mine()) {
+#pragma unroll
+      for (unsigned s = 0; s < STAGES; ++s) mbarrier::init(arrivals + s * mbarrier::BYTES);
+      asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    }
+    __syncwarp();
+  }
+
+  // Starts what the next row brings to a stage, if there is one.
+  __device__ __forceinline__ void fetch(unsigned stage) {
+    if (left == 0) return;
+    if (mine()) {
+      const unsigned arrival = arrivals + stage * mbarrier::BYTES, to = shared_address(stages + begin(stage));
+      mbarrier::expect(arrival, bytes + PACK_BYTES);
+      if (WHOLE || bytes > 0) copy(to, from + part, bytes, arrival);
+      copy(to + (SIZE - 1) * PACK_BYTES, from, PACK_BYTES, arrival);
+    }
+    --left, from += stride;
+  }
+  // phase: how many times the stage was used before.
+  __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
+    mbarrier::wait(arrivals + stage * mbarrier::BYTES, phase);
+  }
+  // Where the thread's first pack of a stage is. The compiler isn't to see what that is made of, or it makes each
+  // pack's address anew.
+  __device__ __forceinline__ const uint4* place(unsigned stage) const {
+    unsigned at = shared_address(stages + begin(stage) + threadIdx.x % WARP);
+    asm("" : "+r"(at));
+    return static_cast<const uint4*>(__cvta_shared_to_generic(at));
+  }
+  // The j-th one.
+  static __device__ __forceinline__ Pack<Element> pack(const uint4* place, unsigned j) {
+    const uint4 raw = place[j * WARP];
+    return reinterpret_cast<const Pack<Element>&>(raw);
+  }
+  // The row's first element.
+  __device__ __forceinline__ float first(unsigned stage) const {
+    return to_float(*reinterpret_cast<const Element*>(stages + begin(stage) + SIZE - 1));
+  }
+
+ private:
+  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: behind the part comes the row's first one
+  __device__ __forceinline__ unsigned begin(unsigned stage) const { return own + stage * SIZE; }
+  static __device__ __forceinline__ bool mine() { return threadIdx.x % WARP == 0; }
+  static __device__ __forceinline__ void copy(unsigned to, const Element* from, unsigned bytes, unsigned arrival) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),
+        "r"(bytes), "r"(arrival)
+        : "memory");
+  }
+
+  const Element* from;
+  const long long stride;
+  const unsigned part, bytes;
+  unsigned left, arrivals, own;  // own: the warp's first pack in the stages
+  const uint4* stages;
+};
+
+// The compiler isn't to know that a pack stays the same from row to row: it would keep the floats of halves, in twice
+// the registers.
+template <typename Element>
+__device__ __forceinline__ void keep_packed(Pack<Element>& pack) {
+  unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+#pragma unroll
+  for (unsigned& word : words) asm("" : "+r"(word));
+}
+
+// Gamma and beta come once, to registers, since a thread has the same columns of every row. Rows come to shared memory
+// ahead of the work, so that memory has something to do while threads reduce.
 template <typename Element>
 class InTurn {
  public:
-  using TurnRow = StagedRow<Element>;
-  static constexpr unsigned CHUNK = Pack<Element>::SIZE;
-
-  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, long long rows, unsigned columns)
-      : x(x), rows(rows), columns(columns), packs(columns / CHUNK) {
-    stage = shared + threadIdx.x;
-    // Behind the thread's own packs each warp has the row's first one.
-    first = shared + COUNT * THREADS + threadIdx.x / WARP;
-    vectors = shared + COUNT * THREADS + THREADS / WARP + threadIdx.x;
-  }
-
-  // What gamma and beta have for the thread's chunk j.
-  __device__ __forceinline__ Pack<Element> scale(unsigned j) const { return pack_at(vectors + j * THREADS); }
-  __device__ __forceinline__ Pack<Element> shift(unsigned j) const { return scale(COUNT + j); }
+  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned rows, unsigned columns)
+      : InTurn(x, shared, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rows, columns,
+               (__clusterRelativeBlockRank() * THREADS + threadIdx.x / WARP * WARP) * PACKS) {}
 
   __device__ __forceinline__ void run(const Element* __restrict__ gamma, const Element* __restrict__ beta,
                                       Element* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd) {
-    long long number = team_number(blockIdx.x);
-    const long long step = team_number(gridDim.x), stride = step * columns, begin = number * columns;
-    const Element* from = x + begin;
-    y += begin + team.template part<COUNT>(0) * CHUNK;
-    fetch_vectors(gamma, beta);
-    fetch(number, from);
-    fetch_first(number, from);
-    const Normaliser<true> kind(columns, 0.0f);
-    for (; number < rows; number += step, y += stride) {
-      asm volatile("cp.async.wait_all;" ::: "memory");
-      const TurnRow row[] = {{team, packs, rows, number}};
-      Pack<Element> chunks[1][COUNT];
+#pragma unroll 1
+    for (unsigned s = 0; s < STAGES; ++s) stages.fetch(s);
 #pragma unroll
-      for (unsigned j = 0; j < COUNT; ++j) chunks[0][j] = pack_at(stage + j * THREADS);
-      from += stride;
-      fetch(number + step, from);
-      // Another lane copied it, and is about to copy the next one there. To read it only now keeps the compiler from
-      // putting off the copies: it wants the element for all that follows.
-      __syncwarp();
-      const float value = to_float(*reinterpret_cast<const Element*>(first));
-      __syncwarp();
-      fetch_first(number + step, from);
-      Normaliser<true> normalised[] = {{kind, value}};
-      // Without packs of the next row in registers, there is room for the floats.
-      measure_rows<true, false>(row, chunks, normalised);
-      normalise_rows<true, false>(row, chunks, normalised, *this, y, mean, rstd);
+    for (unsigned j = 0; j < PACKS; ++j) {
+      scale[j] = vector(gamma, j), shift[j] = vector(beta, j);
+    }
+    exchange.wait_for_blocks();
+    y += static_cast<long long>(row) * columns + column;
+    // The next row's sums are made and sent while a row's own are on their way.
+    Work now, later;
+    for (unsigned turn = 0; turn <= turns; ++turn) {
+      if (turn < turns) later = begin();
+      if (turn > 0) {
+        finish(now, y, mean + row, rstd + row);
+        row += step, y += stride;
+      }
+      now = later;
     }
   }
 
  private:
-  __device__ __forceinline__ long long team_number(unsigned block) const { return block / team.blocks(); }
-  // from: where the row begins, if there is one.
-  __device__ __forceinline__ void fetch(long long row, const Element* from) const {
-    const unsigned to = shared_address(stage);
-    const Element* own = from + team.template part<COUNT>(0) * CHUNK;
-#pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) {
-      copy_async_16_if(row < rows && has(j), to + j * THREADS * PACK_BYTES, own + j * Team::STEP * CHUNK);
-    }
-  }
-  __device__ __forceinline__ void fetch_first(long long row, const Element* from) const {
-    copy_async_16_if(row < rows && threadIdx.x % WARP == 0, shared_address(first), from);
-  }
-  __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || team.template part<COUNT>(j) < packs; }
-  __device__ __forceinline__ void fetch_vectors(const Element* __restrict__ gamma, const Element* __restrict__ beta) {
-#pragma unroll
-    for (unsigned j = 0; j < COUNT; ++j) {
-      if (!has(j)) continue;
-      const unsigned column = team.template part<COUNT>(j) * CHUNK;
-      copy_async_16(shared_address(vectors + j * THREADS), gamma + column);
-      copy_async_16(shared_address(vectors + (COUNT + j) * THREADS), beta + column);
-    }
-  }
-  __device__ __forceinline__ static Pack<Element> pack_at(const uint4* at) {
-    const uint4 raw = *at;
+  static constexpr unsigned CHUNK = Pack<Element>::SIZE;
+  // A row whose sums are under way.
+  struct Work {
+    unsigned stage, number;
+    Normaliser<true> normalised;
+  };
+
+  // row: the team's first one. step: teams. first: pack of the warp's part of a row.
+  __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned row, unsigned step,
+                                    unsigned rows, unsigned columns, unsigned first)
+      : columns(columns),
+        step(step),
+        turns(row < rows ? (rows - row - 1) / step + 1 : 0),
+        column((first + threadIdx.x % WARP) * CHUNK),
+        packs(first < columns / CHUNK ? min(columns / CHUNK - first, PACKS * WARP) : 0),
+        stride(static_cast<long long>(step) * columns),
+        stages(x + static_cast<long long>(row) * columns, first * CHUNK, packs, turns, stride, shared),
+        kind(columns, 0.0f),
+        row(row) {}
+
+  __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || j * WARP + threadIdx.x % WARP < packs; }
+
+  // What gamma or beta has for the thread's j-th pack. In whole words: taken apart, their halves would stay apart.
+  __device__ __forceinline__ Pack<Element> vector(const Element* __restrict__ from, unsigned j) const {
+    uint4 raw = make_uint4(0, 0, 0, 0);
+    if (has(j)) raw = load_16<false>(reinterpret_cast<const uint4*>(from + column + j * WARP * CHUNK));
     return reinterpret_cast<const Pack<Element>&>(raw);
   }
 
-  Team team;
-  const Element* __restrict__ x;
-  uint4 *stage, *first, *vectors;  // stage, vectors: where the thread's first packs are
-  long long rows;
-  unsigned columns, packs;
+  __device__ __forceinline__ Work begin() {
+    stages.wait(stage, phase);
+    Work work{stage, 0, {kind, stages.first(stage)}};
+    work.number = send_sums(work);
+    if (++stage == STAGES) stage = 0, ++phase;
+    return work;
+  }
+  __device__ __forceinline__ unsigned send_sums(const Work& work) {
+    float sums[2] = {}, values[CHUNK];
+    const uint4* place = stages.place(work.stage);
+#pragma unroll
+    for (unsigned j = 0; j < PACKS; ++j) {
+      if (!has(j)) continue;
+      widen(stages.pack(place, j), values);
+#pragma unroll
+      for (float value : values) work.normalised.add(value, sums);
+    }
+    return exchange.send(sums);
+  }
+  // y: where the thread's first pack goes.
+  __device__ __forceinline__ void finish(Work& work, Element* y, float* mean, float* rstd) {
+    Normaliser<true>& normalised = work.normalised;
+    float sums[2], values[CHUNK], gamma[CHUNK], beta[CHUNK];
+    const uint4* place = stages.place(work.stage);
+    exchange.receive(work.number, sums);
+    if (normalised.again(sums)) {
+      normalised.recentre();
+      exchange.receive(send_sums(work), sums);
+      normalised.again(sums);
+    }
+    if (column == 0) *mean = normalised.mean, *rstd = normalised.rstd();
+#pragma unroll
+    for (unsigned j = 0; j < PACKS; ++j) {
+      if (!has(j)) continue;
+      Pack<Element> pack = stages.pack(place, j);
+      keep_packed(scale[j]), keep_packed(shift[j]);
+      widen(pack, values), widen(scale[j], gamma), widen(shift[j], beta);
+#pragma unroll
+      for (unsigned e = 0; e < CHUNK; ++e) values[e] = fmaf(normalised(values[e]), gamma[e], beta[e]);
+      narrow(values, pack);
+      store_pack(y + j * WARP * CHUNK, pack);
+    }
+    // Now all lanes have read it.
+    __syncwarp();
+    stages.fetch(work.stage);
+  }
+
+  const unsigned columns, step, turns, column, packs;  // column: of the thread's first pack; packs: of the warp's part
+  const long long stride;
+  WarpStages<Element> stages;
+  Exchange exchange;
+  const Normaliser<true> kind;
+  Pack<Element> scale[PACKS], shift[PACKS];
+  unsigned row, stage = 0, phase = 0;  // stage, phase: of the row that is begun next
 };
+#endif  // clusters came with sm_90

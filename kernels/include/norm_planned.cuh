@@ -12,7 +12,8 @@
 __device__ constexpr unsigned resident() {
   constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
   // More threads hide more of the way to gamma and beta. With single elements besides, and with much to keep, there
-  // aren't the registers for as many.
+  // aren't the registers for as many; on sm_100 halves take some more.
+  if (KEPT >= 8 && sizeof(SCALAR) == 2 && __CUDA_ARCH__ >= 1000) return 512;
   if (KEPT <= 4 || !(RAGGED || TILE)) return 1024;
   if (KEPT >= 8 && THREADS <= 512) return 512;
   return RESIDENT;

@@ -6,30 +6,32 @@ import pytest
 
 from harness.ops import _norm as norm
 
-# Each team of `tuned`, ragged and not, with one row at once and two; from one element a thread to as many as
+# Each team of `tuned`, ragged and not, with one row at once and more; from one element a thread to as many as
 # `registers` takes.
 COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
+        (1000, 1),
         (1000, 3),
+        (1000, 16),
         (1000, 64),
+        (1000, 264),
         (132, 256),
         (1000, 257),
+        (1000, 1000),
         (1000, 1023),
-        (1000, 1024),
         (1000, 1500),
-        (1000, 8200),
+        (10_000, 4096),
+        (1000, 8192),
         (1000, 16_384),
         (1000, 32_768),
+        (1000, 65_536),
         (1, 65_536),
         (200, 65_533),
         (64, 2**18),
-        (10_000, 4096),
-        (1000, 40_000),  # from here on rows in turn
-        (1000, 65_536),
-        (1000, 65_544),
+        (1000, 100_000),  # from here on rows in turn
         (1000, 131_072),
-        (4000, 32_768),
+        (1000, 2**18),
     ]
 ]
 SPILLED = 16

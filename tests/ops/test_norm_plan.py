@@ -8,6 +8,7 @@ import pytest
 
 from harness.ops._device import H200, WARP, Device
 from harness.ops._norm_plan import InTurn
+from harness.ops._rows import has_plan
 
 A100 = Device(108, clusters=False, shared=163 * 1024)
 ROWS = (0, 1, 8, 132, 1000, 10_000, 2**20)
@@ -24,54 +25,68 @@ class FakeKernel:
         return self.clusters
 
 
-@pytest.fixture(params=itertools.product((2, 4), (H200, A100)), ids=str)
+@pytest.fixture(params=(2, 4))
 def plans(request):
-    """(rows, packs of a row, device, plan) for all rows and columns that have one."""
-    itemsize, device = request.param
-    every = [(r, c, InTurn.of(r, c, itemsize, device)) for r, c in itertools.product(ROWS, COLUMNS)]
-    return [(r, c * itemsize // 16, device, plan) for r, c, plan in every if plan is not None]
+    """(rows, columns, bytes of an element, plan) for all rows and columns that have one."""
+    itemsize = request.param
+    every = [(r, c, itemsize, InTurn.of(r, c, itemsize, H200)) for r, c in itertools.product(ROWS, COLUMNS)]
+    return [(*of, plan) for *of, plan in every if plan is not None]
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_many_long_rows_have_one(itemsize):
-    for columns in (65_536, 128_256, 131_072):
+    for columns in (128_256, 131_072):
         assert InTurn.of(2**27 // columns, columns, itemsize, H200) is not None, columns
 
 
 def test_few_rows_and_short_rows_and_rows_that_are_no_packs_have_none():
-    for rows, columns in ((0, 65_536), (1, 65_536), (33, 65_536), (10_000, 16_384), (10_000, 65_537), (10_000, 2**20)):
+    long = 131_072
+    for rows, columns in ((0, long), (1, long), (32, long), (10_000, 65_536), (10_000, long + 1), (10_000, 2**20)):
         assert InTurn.of(rows, columns, 2, H200) is None, (rows, columns)
 
 
+def test_a_device_without_clusters_has_none():
+    assert all(InTurn.of(2**20, columns, 2, A100) is None for columns in COLUMNS)
+
+
+def test_what_goes_in_turn_fits_other_plans_too(plans):
+    """By those `tuned` tells whether it reads x once."""
+    assert all(has_plan({"M": rows, "N": columns}, itemsize) for rows, columns, itemsize, _ in plans)
+
+
 def test_a_team_covers_its_row(plans):
-    for rows, packs, _, plan in plans:
-        most = plan.team.count * plan.team.threads * plan.team.cluster
-        assert most >= packs, (rows, packs, plan)
-        assert plan.whole == (most == packs), (rows, packs, plan)
+    for rows, columns, itemsize, plan in plans:
+        packs, team = columns * itemsize // 16, plan.team
+        most = team.count * team.threads * team.cluster
+        assert most >= packs, (rows, columns, plan)
+        assert plan.whole == (most == packs), (rows, columns, plan)
 
 
 def test_teams_are_what_a_gpu_has(plans):
-    for rows, packs, device, plan in plans:
-        assert plan.team.threads in range(WARP, 1025, WARP), (rows, packs, plan)
-        assert plan.team.cluster in ((1, 2, 4, 8) if device.clusters else (1,)), (rows, packs, plan)
+    for rows, columns, _, plan in plans:
+        assert plan.team.threads in range(WARP, 1025, WARP), (rows, columns, plan)
+        assert plan.team.cluster in (1, 2, 4, 8), (rows, columns, plan)
 
 
 def test_blocks_fit_into_a_multiprocessor(plans):
-    for rows, packs, device, plan in plans:
+    for rows, columns, _, plan in plans:
         team = plan.team
-        assert plan.shared >= 16 * 3 * team.count * team.threads, (rows, packs, plan)  # x, gamma, beta
-        assert plan.blocks >= 1
-        assert plan.blocks * (plan.shared + 1024) <= device.shared + 1024, (rows, packs, plan)
-        assert plan.blocks * team.threads <= 2048, (rows, packs, plan)
+        warps = team.threads // WARP
+        sums = 8 * team.cluster * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
+        arrivals = warps * plan.stages * 8
+        assert plan.stages >= 3
+        assert plan.shared == plan.stages * (16 * team.count * team.threads + 16 * warps), (rows, columns, plan)
+        assert plan.shared + sums + arrivals <= H200.shared, (rows, columns, plan)
+        assert team.threads * 128 <= 65_536, (rows, columns, plan)  # registers
 
 
 def test_the_grid_has_all_rows_and_no_team_without_one(plans):
-    for (rows, packs, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
+    for (rows, columns, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
         team = plan.team
         grid = plan.grid(rows, FakeKernel(resident))
         most = max(1, min(plan.most, resident)) if team.cluster > 1 else plan.most
-        assert grid % team.cluster == 0, (rows, packs, plan)
+        assert grid % team.cluster == 0, (rows, columns, plan)
         at_once = grid // team.cluster
-        assert at_once <= min(most, rows), (rows, packs, plan)
+        assert at_once <= min(most, rows), (rows, columns, plan)
         # Fewer teams take no more turns than all that there is room for.
-        assert -(-rows // at_once) == -(-rows // most), (rows, packs, plan)
+        assert -(-rows // at_once) == -(-rows // most), (rows, columns, plan)

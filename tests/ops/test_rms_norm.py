@@ -7,13 +7,16 @@ import pytest
 from harness.ops import _norm as norm
 from harness.ops.rms_norm import _rms_norm
 
-# Each team of `tuned`, ragged and not, with one row at once and two; from one element a thread to as many as
+# Each team of `tuned`, ragged and not, with one row at once and more; from one element a thread to as many as
 # `registers` takes.
 COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
+        (1000, 1),
         (1000, 3),
+        (1000, 16),
         (1000, 128),
+        (1000, 264),
         (132, 256),
         (1000, 257),
         (1000, 1023),

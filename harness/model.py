@@ -329,7 +329,9 @@ def _stream_seconds(points: Sequence[StreamPoint], moved: int) -> float:
     return a.seconds * float((moved / a.moved) ** slope)
 
 
-Metric = Literal["speedup", "bandwidth", "of_peak", "of_ceiling", "time", "traffic"]
+FloorMetric = Literal["speedup", "bandwidth", "of_peak", "of_ceiling"]
+"""Of these more is better."""
+Metric = Literal[FloorMetric, "time", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +361,7 @@ class Expectation:
     """
 
     variant: str
-    metric: Metric
+    metric: FloorMetric
     value: float
     where: str = "*"
 

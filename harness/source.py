@@ -46,7 +46,7 @@ def _files(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tu
     for path in package.rglob("*.py"):
         yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
-        if path.is_file():
+        if path.suffix in _KERNEL_SUFFIXES:
             yield f"kernels/{path.relative_to(kernels).as_posix()}", path
     for plugin in plugins:
         yield f"plugin/{plugin.name}", plugin

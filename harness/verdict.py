@@ -104,7 +104,7 @@ class CaseEvidence:
     """Everything that was measured about one case. base, now: one measurement a process, in the order of the pairs.
 
     A side has none where it doesn't know the case. control: a library's copy, which no change of ours can slow down.
-    decision: None where there are no pairs.
+    decision: None where there are too few pairs.
     """
 
     case: Case

@@ -13,7 +13,9 @@ from harness.cuda.compile import compile_verbose
 from harness.ops import Catalogue
 from harness.scenario import Selection, load, plan
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *(page for room in ("harness", "kernels") for page in (ROOT / room).rglob("*.md"))]
 SMALL = Path(__file__).parent / "plugins" / "small.py"
 
 
@@ -61,7 +63,24 @@ def test_the_scenario_of_the_readme_is_valid(tmp_path):
     assert {dict(job.case.shape)["W"] for job in jobs} == {7}
 
 
-def test_every_file_that_the_readme_links_to_is_there():
-    targets = re.findall(r"\]\(([^)#:]+)\)", README)
-    missing = [target for target in targets if not (Path(__file__).parent.parent / target).exists()]
-    assert not missing
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_link_leads_somewhere(page):
+    links = re.findall(r"\]\(([^):#]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not leads_somewhere(page, *link)] == []
+
+
+def test_a_link_to_nowhere_would_be_noticed():
+    page = ROOT / "README.md"
+    assert leads_somewhere(page, "kernels/README.md", "limits")
+    assert leads_somewhere(page, "", "two-commands")
+    assert not leads_somewhere(page, "kernels/README.md", "no-limits")
+    assert not leads_somewhere(page, "kernels/NONE.md", "")
+
+
+def leads_somewhere(page: Path, target: str, heading: str) -> bool:
+    """Whether the file is there, and has a heading that GitHub would give this name."""
+    file = page.parent / target if target else page
+    if not heading:
+        return file.exists()
+    titles = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    return heading in {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -53,6 +53,12 @@ def test_what_python_leaves_behind_does_not_change_the_hash(package: Path) -> No
     assert source.digest() == before
 
 
+def test_a_page_beside_the_kernels_does_not_change_the_hash(package: Path) -> None:
+    before = source.digest()
+    (package / "kernels" / "README.md").write_text("# Kernels\n")
+    assert source.digest() == before
+
+
 @pytest.mark.usefixtures("package")
 def test_a_plugin_counts_with_the_kernels_beside_it(tmp_path: Path) -> None:
     plugin = tmp_path / "mine" / "mine.py"

@@ -89,7 +89,7 @@ def command(
     max_time: MaxTime = None,
     seed: Seed = None,
     noise: Noise = None,
-    advisory: Annotated[bool, typer.Option("--advisory", help="Tell everything, but always end with 0.")] = False,
+    advisory: Annotated[bool, typer.Option("--advisory", help="End with 0, whatever is found.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the result; reports/gate-... unless told.")
     ] = None,
@@ -100,7 +100,19 @@ def command(
     at random: three pairs of everything, then more of what they leave open. Without, two stored runs are compared.
     """
     if base is not None:
-        asked = request(base, arguments, device, only, ops, precision, max_time, margin, seed, noise, advisory)
+        asked = request(
+            base,
+            arguments,
+            device=device,
+            only=only,
+            ops=ops,
+            precision=precision,
+            max_time=max_time,
+            margin=margin,
+            seed=seed,
+            noise=noise,
+            advisory=advisory,
+        )
         made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
     else:
         measuring = {"--device": device, "--only": only, "--ops": ops, "--seed": seed}
@@ -112,6 +124,7 @@ def command(
 def request(
     base: str,
     scenarios: Sequence[str],
+    *,
     device: str | None,
     only: Sequence[str] | None,
     ops: Sequence[Path] | None,

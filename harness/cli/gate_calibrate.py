@@ -56,7 +56,18 @@ def command(
     from harness.cli.gate_progress import Teller
     from harness.report import gate as report
 
-    asked = request(base, scenarios or ["ci"], device, only, ops, precision, max_time, margin, seed, noise)
+    asked = request(
+        base,
+        scenarios or ["ci"],
+        device=device,
+        only=only,
+        ops=ops,
+        precision=precision,
+        max_time=max_time,
+        margin=margin,
+        seed=seed,
+        noise=noise,
+    )
     runs: list[GateRun] = []
     stopped = "stopped; what finished blocks have shown is kept"
     with interruptible(stopped), Teller(open_console(err=True)) as teller:
@@ -65,6 +76,9 @@ def command(
             teller.say(f"block {len(runs)} of {blocks}: {made.seconds:.0f} s")
             if output:
                 report.write(made, output / f"block-{len(runs):02}")
+    of_machine = (f.message for made in runs for f in made.findings if f.rule == "environment" and f.case is None)
+    for message in dict.fromkeys(of_machine):
+        typer.echo(f"warning: {message}", err=True)
     file, rows = gate.summary(runs, noise)
     _print(rows)
     typer.echo(f"kept in {file}", err=True)

@@ -24,6 +24,7 @@ class Teller:
         self._labels: dict[Side, str] = {}
         self._pairs = self._pair = 0
         self._began = time.monotonic()
+        self._complained: set[tuple[str, Side]] = set()
 
     def __enter__(self) -> Self:
         if self._bar:
@@ -65,10 +66,11 @@ class Teller:
             self._bar.note(f"{job.case.id} ({self._labels[side]}, pair {self._pair + 1} of {self._pairs})")
 
     def finished(self, measurement: Measurement, side: Side) -> None:
-        """Advance the bar. What isn't ok is told once, by the first pair that meets it."""
+        """Advance the bar. What isn't ok is told once, by the first process of a side that meets it."""
         if self._bar:
             self._bar.advance()
-        if measurement.status != "ok" and self._pair == 0:
+        if measurement.status != "ok" and (key := (measurement.case.id, side)) not in self._complained:
+            self._complained.add(key)
             self.say(f"{outcome(measurement, None)} ({self._labels[side]})")
 
     def paired(self, first: Side) -> None:

@@ -7,16 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.errors import UsageError
-from harness.gate import _noise
+from harness.errors import MachineError, UsageError
+from harness.gate import _decision, _noise
 from harness.gate._cases import Cases
 from harness.gate._observer import Observer
 from harness.gate._paired import Request, Sides, Start, prepare, run
 from harness.gate._worktree import Repository
 from harness.model import Case
 from harness.verdict import CaseEvidence, GateRun, Outcome, share
-
-_Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +47,18 @@ def calibrate(request: Request, blocks: int, observer: Observer) -> Iterator[Gat
             seed = None if request.seed is None else request.seed + block
             made = run(replace(request, seed=seed), sides, before, Start.now())
             means = {key: [mean] for case in made.cases if (key := _key(case)) and (mean := _mean(case)) is not None}
-            _noise.load(sides.machine, request.noise).add(means)
+            if means:
+                _noise.load(sides.machine, request.noise).add(means)
             yield made
 
 
 def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tuple[CaseNoise, ...]]:
-    """The file of noise floors, and what is known of each case in the calibration's gate runs, the noisiest first."""
+    """The file of noise floors, and what is known of each case in the calibration's gate runs, the noisiest first.
+
+    Raises MachineError if that is nothing.
+    """
     noise = _noise.load(runs[0].machine, file)
-    found: dict[_Key, list[CaseEvidence]] = {}
+    found: dict[_noise.Key, list[CaseEvidence]] = {}
     for made in runs:
         for case in made.cases:
             found.setdefault(_key(case), []).append(case)
@@ -67,6 +69,8 @@ def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tu
             floor = noise.margin(*key, asked=0.0).value
             typical = -share(-statistics.median(map(abs, means)))
             rows.append(CaseNoise(cases[0].case, len(means), typical, floor, outcomes))
+    if not rows:
+        raise MachineError("no case could be measured", "run 'harness env', then the scenario: harness run")
     return noise.file, tuple(sorted(rows, key=lambda row: -row.floor))
 
 
@@ -78,11 +82,11 @@ def _same(sides: Sides) -> Sides:
     return replace(sides, cases=Cases(sides.cases.scenarios, {"base": tuple(jobs), "now": tuple(jobs)}))
 
 
-def _key(found: CaseEvidence) -> _Key:
+def _key(found: CaseEvidence) -> _noise.Key:
     return found.case.id, _noise.timer(found.now)
 
 
 def _mean(found: CaseEvidence) -> float | None:
-    """Mean change over the block's pairs."""
+    """Mean change over the block's pairs; None where some have no time: the mean of fewer pairs differs by more."""
     changes = [pair.change for pair in found.pairs if pair.stage == "screen"]
-    return statistics.fmean(changes) if changes else None
+    return statistics.fmean(changes) if len(changes) >= _decision.SCREEN_PAIRS else None

@@ -16,31 +16,34 @@ from harness.verdict import Margin
 KEPT = 20
 """Blocks of a case, the newest: the floor is their largest, and must not grow for ever with one bad day."""
 _SCHEMA = 2
-_Key = tuple[str, str, str]
+Key = tuple[str, str]
+"""A case's id, and how it was timed."""
+_MachineKey = tuple[str, str, str]
 
 
 @dataclass(slots=True)
 class Noise:
-    """Means of blocks, ln(bandwidth again / bandwidth), by case id and by how it was timed, on one machine.
+    """Means of blocks, ln(bandwidth again / bandwidth), on one machine.
 
-    A file may hold blocks of several machines, as one that CI keeps does. others: those that aren't this one's.
+    A file may hold blocks of several machines, as one that CI keeps does. others: those that aren't this one's, by
+    machine too.
     """
 
     file: Path
     fingerprint: str
-    blocks: dict[tuple[str, str], list[float]]
-    others: dict[_Key, list[float]] = field(default_factory=dict)
+    blocks: dict[Key, list[float]]
+    others: dict[_MachineKey, list[float]] = field(default_factory=dict)
 
     def margin(self, case: str, timer: str, asked: float) -> Margin:
         """What a case may lose: `asked`, or its noise floor where that is more."""
         means = self.blocks.get((case, timer))
         return Margin(asked, -math.expm1(-max(map(abs, means))) if means else None)
 
-    def add(self, means: Mapping[tuple[str, str], Sequence[float]]) -> None:
+    def add(self, means: Mapping[Key, Sequence[float]]) -> None:
         """Keep more blocks, and the newest KEPT of each case. Raises MachineError if they can't be written."""
         for key, values in means.items():
             self.blocks[key] = [*self.blocks.get(key, ()), *values][-KEPT:]
-        own: dict[_Key, list[float]] = {(self.fingerprint, *key): found for key, found in self.blocks.items()}
+        own: dict[_MachineKey, list[float]] = {(self.fingerprint, *key): found for key, found in self.blocks.items()}
         rows = [
             {"machine": machine, "case": case, "timer": timer, "means": found}
             for (machine, case, timer), found in sorted({**self.others, **own}.items())

@@ -19,6 +19,7 @@ from harness.errors import MachineError, UsageError
 from harness.verdict import Code
 
 _GIT_TIMEOUT = 120
+_FOREIGN = "dubious ownership"  # git's words for a checkout that another user owns, as in many containers
 _GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
 
 
@@ -144,12 +145,14 @@ def _open(file: Path) -> IO[str]:
 
 
 def _top(file: Path) -> Path | None:
-    """The top of the repository that tracks the file, if there is one."""
+    """The top of the repository that tracks the file, if there is one. Raises UsageError if git refuses to read it."""
     try:
         # A package installed below somebody's project is no part of it, as source.revision says too.
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
         return Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
-    except UsageError:
+    except UsageError as error:
+        if _FOREIGN in error.message:
+            raise
         return None
 
 
@@ -158,7 +161,7 @@ def _git(folder: Path, *arguments: str) -> str:
     # Without the user's hooks, which may do anything to a new worktree.
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
     # What git sets for its own hooks, one of which may have started the gate, would name another repository.
-    environment = {name: value for name, value in os.environ.items() if name not in _GIT_LOCATIONS}
+    environment = {name: value for name, value in os.environ.items() if name not in _GIT_LOCATIONS} | {"LC_ALL": "C"}
     try:
         # In a session of its own, so that a second Ctrl-C can't stop the cleaning up.
         done = subprocess.run(

@@ -8,13 +8,10 @@ from fnmatch import fnmatchcase
 
 from harness import units
 from harness.gate._evidence import Evidence
-from harness.model import Expectation, Measurement, Metric, Scenario
+from harness.model import Expectation, FloorMetric, Measurement, Scenario
 from harness.verdict import CaseEvidence, Finding
 
-NEED_CEILINGS: frozenset[Metric] = frozenset({"of_peak", "of_ceiling"})
-# Of these less is better, so what the scenario names is the most that is allowed. Today's scenarios can't ask for them,
-# those of stored runs may.
-_LESS_IS_BETTER: frozenset[Metric] = frozenset({"time", "traffic"})
+NEED_CEILINGS: frozenset[FloorMetric] = frozenset({"of_peak", "of_ceiling"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +22,6 @@ class Held:
     floor: Expectation
     values: tuple[float, ...]
     over: str
-
-    @property
-    def less_is_better(self) -> bool:
-        return self.floor.metric in _LESS_IS_BETTER
-
-    @property
-    def best(self) -> float:
-        return min(self.values) if self.less_is_better else max(self.values)
-
-    @property
-    def failed(self) -> bool:
-        """Whether the whole spread lies on the wrong side."""
-        return self.best > self.floor.value if self.less_is_better else self.best < self.floor.value
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -53,9 +37,8 @@ def _judge(held: Held) -> Iterator[Finding]:
     if not held.values:
         text = f"the floor of {name}, {form(held.floor.value)}, can't be held against anything"
         yield Finding("floor", "note", text, "the case or what it is held against has no time", held.found.case)
-    elif held.failed:
-        limit = "more than the" if held.less_is_better else "below the floor of"
-        text = f"{name} {form(held.best)} at best, {limit} {form(held.floor.value)} that the scenario expects"
+    elif (best := max(held.values)) < held.floor.value:
+        text = f"{name} {form(best)} at best, below the floor of {form(held.floor.value)} that the scenario expects"
         yield Finding("floor", "failure", text, "make it faster, or correct 'expect' in the scenario", held.found.case)
 
 
@@ -65,7 +48,7 @@ def _held(evidence: Evidence, scenario: Scenario) -> Iterator[Held]:
         found = evidence.by_id.get(key)
         if found is None or not found.now:
             continue
-        floors: dict[Metric, Expectation] = {}
+        floors: dict[FloorMetric, Expectation] = {}
         for floor in scenario.expect:
             if floor.variant == found.case.variant and fnmatchcase(found.case.group, floor.where):
                 floors.setdefault(floor.metric, floor)
@@ -82,7 +65,7 @@ def _baseline(evidence: Evidence, scenario: Scenario, found: CaseEvidence) -> Se
 
 
 def _values(
-    evidence: Evidence, metric: Metric, measurements: Sequence[Measurement], over: Sequence[Measurement]
+    evidence: Evidence, metric: FloorMetric, measurements: Sequence[Measurement], over: Sequence[Measurement]
 ) -> Iterator[float]:
     """The metric in SI units, of each process that has a time. Over the baseline's slowest process: floors are kind."""
     slowest = max((m.time for m in over if m.time is not None), default=None)
@@ -92,14 +75,11 @@ def _values(
             continue
         bandwidth = m.work.moved / m.time
         ceiling = evidence.ceilings.seconds(m.work) if evidence.ceilings else None
-        other = next((o.traffic.moved for o in over if o.traffic), 0)
-        found: dict[Metric, float | None] = {
+        found: dict[FloorMetric, float | None] = {
             "speedup": slowest / m.time if slowest else None,
             "bandwidth": bandwidth,
             "of_peak": bandwidth / peak if peak else None,
             "of_ceiling": ceiling / m.time if ceiling else None,
-            "time": m.time,
-            "traffic": m.traffic.moved / other if m.traffic and other else None,
         }
         if (value := found[metric]) is not None:
             yield value

@@ -10,7 +10,7 @@ from harness.model import Measurement
 from harness.verdict import CaseEvidence, Finding
 
 _MOST_PROBLEMS = 3
-_ENOUGH = f"measure stored runs with --repeat {CONFIRM_PAIRS} or more"
+_ENOUGH = f"run the gate again; of stored runs, measure each with --repeat {CONFIRM_PAIRS} or more"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -32,14 +32,14 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
         return Finding("missing", "failure" if _is_wrong(found.now) else "note", text, "", found.case)
     if found.now:
         return _on_both(found, base, before, after)
-    if before:
+    if _never_timed(found.base):
         return Finding("missing", "note", f"gone; in {base} it {before}", "", found.case)
     return Finding("missing", "failure", f"gone: {base} has it", "bring it back", found.case)
 
 
 def _on_both(found: CaseEvidence, base: str, before: str, after: str) -> Finding | None:
     """A case that both know. before, after: how it ended where it wasn't ok."""
-    never_before, never_now = (all(m.time is None for m in side) for side in (found.base, found.now))
+    never_before, never_now = _never_timed(found.base), _never_timed(found.now)
     if after and (not before or (never_now and not never_before)):
         advice = f"run it alone: harness run ... --only '{found.case.id}'"
         return Finding("missing", "failure", f"{after}; in {base} it {before or 'was ok'}", advice, found.case)
@@ -51,6 +51,10 @@ def _on_both(found: CaseEvidence, base: str, before: str, after: str) -> Finding
         text = f"not measured: {after}, as in {base}" if never_now else f"{after}; in {base} it {before}"
         return Finding("missing", "note", text, "", found.case)
     return Finding("missing", "note", f"ok now; in {base} it {before}", "", found.case) if before else None
+
+
+def _never_timed(measurements: Sequence[Measurement]) -> bool:
+    return all(m.time is None for m in measurements)
 
 
 def _complaint(measurements: Sequence[Measurement]) -> str:

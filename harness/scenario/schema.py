@@ -23,7 +23,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, nearest
-from harness.model import Cache, Metric, Timing
+from harness.model import Cache, FloorMetric, Metric, Timing
 from harness.scenario.definition import Op
 from harness.scenario.documents import Document, KeyPath
 
@@ -180,9 +180,9 @@ class FloorKeys(_Keys):
     )
 
     @property
-    def floors(self) -> dict[Metric, float]:
+    def floors(self) -> dict[FloorMetric, float]:
         """Those that were written."""
-        written: dict[Metric, float] = self.model_dump(include=self.model_fields_set - {"where"})  # type: ignore[assignment]
+        written: dict[FloorMetric, float] = self.model_dump(include=self.model_fields_set - {"where"})  # type: ignore[assignment]
         return written
 
     @model_validator(mode="after")

@@ -75,9 +75,10 @@ def test_a_log_has_a_line_for_each_pair(tell: Callable[..., tuple[Teller, io.Str
 def test_what_fails_is_told_once(tell: Callable[..., tuple[Teller, io.StringIO]], job: Callable[..., Job]) -> None:
     teller, drawn = tell()
     teller.planned("screen", 2, 4)
+    teller.paired("base")
     for _ in range(2):
         teller.finished(Measurement(job("abort").case, "crashed", error="killed by signal SIGABRT\nand more"), "now")
-        teller.paired("base")
+        teller.planned("confirm", 2, 4)
     told = [line for line in drawn.getvalue().splitlines() if "crashed" in line]
     assert told == ["fault/abort/float32/N4096 crashed: killed by signal SIGABRT (the working tree)"]
 

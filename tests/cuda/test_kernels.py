@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -68,11 +68,15 @@ class FakeGenerator:
         return 2**40 + 1
 
 
+@dataclass
 class FakeKernel:
+    """launched: told of each launch."""
+
+    launched: Callable[..., None] = lambda *_, **__: None
     facts = KernelFacts("fake", 0, 0, 0)
 
-    def __call__(self, *_: object, **__: object) -> None:
-        pass
+    def __call__(self, *arguments: object, **options: object) -> None:
+        self.launched(*arguments, **options)
 
     def resident_clusters(self, *_: object) -> int:
         return 1
@@ -111,11 +115,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
         found.add(Request(file, tuple(sorted(macros.items()))))
         return FakeKernel()
 
-    monkeypatch.setattr(cuda, "load", load)
-    monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
-    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
-    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
-    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
+    pretend_gpu(monkeypatch, load)
     for case in cases:
         variant = op.variants[case.variant]
         if variant.unsupported and variant.unsupported(case):
@@ -125,6 +125,15 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
         for tensors in alignments(inputs + outputs, case.symbols, case.dtype):
             launch(tensors)
     return sorted(found, key=lambda request: request.name)
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]) -> None:
+    """Answer as the GPU that everything is measured on does, and give the kernels of `load`."""
+    monkeypatch.setattr(cuda, "load", load)
+    monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
 
 
 def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) -> Iterator[Tensors]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness import gate
-from harness.errors import UsageError
+from harness.errors import MachineError, UsageError
 from harness.gate import _calibrate, _noise
 from harness.gate._cases import Cases
 from harness.gate._paired import Request, Sides
@@ -32,8 +32,9 @@ def calibrate(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Started:
-    """Calibrates with blocks whose pairs gain 1% in the first, 2% in the second, and so on."""
+    """Calibrates with blocks whose pairs, or fewer of them, gain 1% in the first, 2% in the second, and so on."""
     floors: list[float | None] = []
+    without = 0
 
     class FakeRepository:
         @contextmanager
@@ -43,7 +44,7 @@ def calibrate(
     def run(request: Request, sides: Sides, noise: _noise.Noise, start: Any) -> GateRun:
         floors.append(noise.margin(case().id, "graph", 0.0).floor)
         gain = 1 + 0.01 * len(floors)
-        pairs = tuple(Pair(gain * seconds, seconds, "base", "screen") for seconds in (1e-3, 2e-3))
+        pairs = tuple(Pair(gain * seconds, seconds, "base", "screen") for seconds in (1e-3, 2e-3, 3e-3)[without:])
         confirm = Pair(9.0, 1.0, "base", "confirm")  # no part of the block
         found = (evidence(pairs=(*pairs, confirm)), evidence(None, of=case(n=2), pairs=()))
         return GateRun("paired", CODE.code, CODE.code, machine, (), found, (), request.seed, 0.01, "", 1.0)
@@ -58,7 +59,9 @@ def calibrate(
     monkeypatch.setattr(_calibrate, "prepare", prepare)
     monkeypatch.setattr(_calibrate, "run", run)
 
-    def start(blocks: int, files: tuple[Path, ...] = (Path("ci.yaml"),)) -> list[GateRun]:
+    def start(blocks: int, files: tuple[Path, ...] = (Path("ci.yaml"),), fewer: int = 0) -> list[GateRun]:
+        nonlocal without
+        without = fewer
         request = Request("HEAD", files, Selection("cpu"), seed=5, noise=tmp_path / "noise.json")
         runs = list(gate.calibrate(request, blocks, None))
         assert floors == [None] * blocks
@@ -80,3 +83,11 @@ def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tm
 def test_a_revision_that_knows_nothing_cannot_be_calibrated(calibrate: Started) -> None:
     with pytest.raises(UsageError, match="HEAD knows none of these cases"):
         calibrate(1, files=())
+
+
+def test_a_block_with_too_few_pairs_tells_nothing(calibrate: Started, tmp_path: Path) -> None:
+    runs = calibrate(2, fewer=1)
+    with pytest.raises(MachineError, match="no case could be measured"):
+        gate.summary(runs, tmp_path / "noise.json")
+    # CI would keep a file without floors for ever.
+    assert not (tmp_path / "noise.json").exists()

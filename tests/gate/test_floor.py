@@ -43,11 +43,9 @@ def judge(
         ("of_peak", 0.79, 0.81),
         ("speedup", 1.59, 1.61),
         ("bandwidth", 6.7e9, 6.72e9),
-        ("time", 1.26e-3, 1.24e-3),
-        ("traffic", 1.01, 0.99),
     ],
 )
-def test_each_metric_has_its_side(judge: Judge, metric: str, kept: float, broken: float) -> None:
+def test_a_floor_of_each_metric(judge: Judge, metric: str, kept: float, broken: float) -> None:
     assert judge(Expectation("tuned", metric, kept)) == []
     [finding] = judge(Expectation("tuned", metric, broken))
     assert (finding.severity, finding.case.variant) == ("failure", "tuned")

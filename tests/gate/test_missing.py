@@ -21,6 +21,7 @@ OK, WRONG, UNSUPPORTED = ({"status": status} for status in ("ok", "wrong", "unsu
     [
         ([OK] * 2, [], "failure", "gone: main has it"),
         ([UNSUPPORTED] * 2, [], "note", "gone; in main it ended as unsupported"),
+        ([OK, WRONG], [], "failure", "gone: main has it"),
         ([], [OK] * 2, "note", "new: main doesn't have it"),
         ([], [UNSUPPORTED], "note", "new"),
         ([], [WRONG], "failure", "new: main doesn't have it; ended as wrong"),

@@ -159,3 +159,9 @@ def test_a_cache_that_cannot_be_written_is_named(top: Path, monkeypatch: pytest.
     with pytest.raises(MachineError, match="can't be written") as caught, Repository.find([]).worktree("one", "base"):
         pass
     assert "HARNESS_CACHE" in caught.value.advice
+
+
+def test_a_checkout_of_another_user_is_told_in_the_words_of_git(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(UsageError, match=r"safe\.directory"):
+        Repository.find([])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,26 +17,6 @@ from typing import Any
 import pytest
 
 TOP = Path(__file__).parents[2]
-
-# Compiles what the cases ask for, with the harness that PYTHONPATH names; prints the files that were compiled.
-COMPILE = """
-import importlib.util, sys
-import pytest
-from harness import scenario
-from harness.cuda.compile import compile_verbose
-from harness.ops import Catalogue
-
-spec = importlib.util.spec_from_file_location("kernels", sys.argv[1])
-kernels = importlib.util.module_from_spec(spec)
-sys.modules["kernels"] = kernels
-spec.loader.exec_module(kernels)
-catalogue = Catalogue()
-selection = scenario.Selection("cuda", only=tuple(sys.argv[2:]))
-for job in scenario.plan(scenario.load(scenario.find(["ci"]), catalogue), catalogue, selection).jobs:
-    for request in kernels.requested(pytest.MonkeyPatch(), catalogue[job.case.op], [job.case]):
-        compile_verbose(request.file, dict(request.macros), "sm_90")
-        print(request.file)
-"""
 
 
 def script() -> ModuleType:
@@ -59,21 +42,60 @@ def test_there_is_a_mutant_of_each_kind() -> None:
     assert all(mutant.text.endswith(".") and mutant.cases for mutant in MUTANTS)
 
 
-@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_applies_and_its_kernels_compile(mutant, tmp_path: Path) -> None:
+def launched(tree: Path, *globs: str) -> dict[str, list[list[Any]]]:
+    """What the cases launch, with the harness and the kernels of a tree, as launched.py tells."""
+    command = [sys.executable, str(Path(__file__).parent / "launched.py"), *globs]
+    environment = os.environ | {"PYTHONPATH": str(tree)}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[list[Any]]] = json.loads(done.stdout)
+    return found
+
+
+def no_effect(before: list[list[Any]], after: list[list[Any]], files: set[str]) -> str:
+    """Why a change of these files can't make a case slower; empty if it may."""
+    codes = [[code for *_, code in launches] for launches in (before, after)]
+    if any(file.startswith("kernels/") for file in files):
+        return "its kernels' machine code is the same" if codes[0] == codes[1] else ""
+    return "it launches the same" if before == after else ""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of what mutants change."""
     for name in ("harness", "kernels", "scenarios"):
         shutil.copytree(TOP / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@cache
+def unchanged(*globs: str) -> dict[str, list[list[Any]]]:
+    """What the cases launch as things are."""
+    return launched(TOP, *globs)
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_changes_what_its_cases_run(mutant, tree: Path) -> None:
     # No repository around the copy may decide what the paths of the patch mean.
-    environment = os.environ | {"PYTHONPATH": str(tmp_path), "GIT_CEILING_DIRECTORIES": str(tmp_path.parent)}
-    subprocess.run(["git", "apply", str(mutant.file)], cwd=tmp_path, env=environment, check=True)
-    changed = [name for name in ("harness", "kernels") if subprocess.call(["diff", "-rq", TOP / name, tmp_path / name])]
-    assert changed
-    command = [sys.executable, "-c", COMPILE, str(TOP / "tests" / "cuda" / "test_kernels.py"), *mutant.cases]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert all(Path(line).is_relative_to(tmp_path) for line in done.stdout.splitlines())
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
+    subprocess.run(["git", "apply", str(mutant.file)], cwd=tree, env=environment, check=True)
+    files = set(re.findall(r"^\+\+\+ b/(.+)$", mutant.file.read_text(), re.MULTILINE))
+    before, found = unchanged(*mutant.cases), launched(tree, *mutant.cases)
+    assert found
+    assert {case: why for case, after in found.items() if (why := no_effect(before[case], after, files))} == {}
+
+
+def test_a_change_that_the_compiler_drops_is_none(tree: Path) -> None:
+    kernel = tree / "kernels" / "prelu.cu"
+    text, place = kernel.read_text(), "      process(pack[k], alpha, head + i * Pack<T>::SIZE, rows);\n"
+    assert text.count(place) == 1
+    load = "__ldg(reinterpret_cast<const unsigned*>(x + (packs - 1 - i) * Pack<T>::SIZE))"
+    dropped = f'      asm volatile("" ::"r"({load}));\n'  # in PTX it uses nothing, and ptxas has the last word
+    kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
+    (before,), (after,) = (found("prelu/tuned/float32/*").values() for found in (unchanged, partial(launched, tree)))
+    assert no_effect(before, after, {"kernels/prelu.cu"}) == "its kernels' machine code is the same"
+    assert no_effect(before, after, {"harness/ops/prelu.py"}) == "it launches the same"
 
 
 def row(mutant: str, true: float, outcome: str) -> Any:

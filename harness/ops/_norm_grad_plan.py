@@ -268,7 +268,9 @@ class _Row:
         if self.singles:
             shared = cluster == 1
         elif self.halves:
-            shared = cluster == 1 and self.chunks <= RESIDENT_WITH_SUMS
+            # The less arithmetic there is, the longer it pays.
+            most = RESIDENT_WITH_SUMS if self.sums == 1 else RESIDENT_WITH_SUMS // 4
+            shared = cluster == 1 and self.chunks <= most
         else:
             shared = self.sums == 1
         return self.step(cluster) // 2 if shared else self.step(cluster)

@@ -105,9 +105,7 @@ class Plan:
             return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if lanes_do else plain
         if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
-        count, together, most_threads = next(
-            choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to
-        )
+        count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
         cluster = power_of_2_from(blocks(packs, count * most_threads))
         if cluster > (MOST_BLOCKS if device.clusters else 1):
             return plain

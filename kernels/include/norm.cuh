@@ -184,6 +184,26 @@ __device__ __forceinline__ void fill_unless(bool exists, Chunk& chunk, float val
 // ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
 // once for all of them. Their columns must lie alike.
 
+// Makes the elements that don't exist like the row's first one.
+template <bool Centred, unsigned Together, typename Row>
+__device__ __forceinline__ void fill_missing(const Row (&rows)[Together],
+                                             typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
+                                             const Normaliser<Centred> (&normalised)[Together]) {
+  bool all = true;
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) {
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) all &= rows[r].has(j, 0);
+  }
+  // Many of them apart, so that loads needn't come to other registers than those in which their packs stay.
+  if (Together * Row::CHUNKS > 4 && all) return;
+#pragma unroll
+  for (unsigned r = 0; r < Together; ++r) {
+#pragma unroll
+    for (unsigned j = 0; j < Row::CHUNKS; ++j) fill_unless(rows[r].has(j, 0), chunks[r][j], normalised[r].mean);
+  }
+}
+
 // The statistics of their elements.
 template <bool Centred, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
@@ -192,7 +212,9 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
   constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
   float sums[Together * SUMS], values[Row::CHUNK];
   // What was loaded for an element that doesn't exist isn't to count. About the first element, that's an element like
-  // it: a branch around the arithmetic would hold up loads behind it. `checked`: about another point.
+  // it: a branch around a pack's arithmetic would hold up loads behind it. About another point it's checked; so is a
+  // single element always, which takes no branch.
+  constexpr bool CHECKED = Centred && Row::CHUNK == 1;
   const auto add_up = [&](bool checked) {
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
@@ -218,21 +240,8 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
     }
     return any;
   };
-  bool all = true;
-#pragma unroll
-  for (unsigned r = 0; r < Together; ++r) {
-#pragma unroll
-    for (unsigned j = 0; j < Row::CHUNKS; ++j) all &= rows[r].has(j, 0);
-  }
-  // Apart, so that loads needn't come to other registers than those in which their packs stay.
-  if (Centred && !IS_WHOLE<Row> && !all) {
-#pragma unroll
-    for (unsigned r = 0; r < Together; ++r) {
-#pragma unroll
-      for (unsigned j = 0; j < Row::CHUNKS; ++j) fill_unless(rows[r].has(j, 0), chunks[r][j], normalised[r].mean);
-    }
-  }
-  add_up(false);
+  if (Centred && !IS_WHOLE<Row> && !CHECKED) fill_missing(rows, chunks, normalised);
+  add_up(CHECKED);
   if (again()) {
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {

@@ -17,6 +17,7 @@ class Exit(IntEnum):
     UNDECIDED = 3
     ENVIRONMENT = 4
     CASES_FAILED = 5
+    BUG = 70  # of the harness itself, after a traceback; never to be taken for a gate that failed
 
 
 class HarnessError(Exception):

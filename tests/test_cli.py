@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
-from harness import __version__, runner, store
+from harness import __version__, cli, runner, store
 from harness.cli import app, values
 from harness.cli.progress import follow
 from harness.model import Ceilings, Job, Machine, Measurement, StreamPoint
@@ -446,3 +446,16 @@ def test_failures_stay_above_the_bar(job: Callable[..., Job]) -> None:
         bar.finished(Measurement(job("fine").case, "ok", samples=(1e-6,)))
     assert "fault/abort/float32/N4096 crashed: killed by signal SIGABRT\n" in drawn.getvalue()
     assert "fault/fine" not in drawn.getvalue()
+
+
+def test_a_bug_is_not_taken_for_a_gate_that_failed(monkeypatch, capsys):
+    def broken(**_):
+        raise ZeroDivisionError("of ours")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 70
+    said = capsys.readouterr().err
+    assert "ZeroDivisionError: of ours" in said
+    assert "error: this is a bug in harness" in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from harness import __version__
 from harness.cli import compare, env, gate, listing, peak, report, run
 from harness.cli.group import Commands
+from harness.errors import Exit
 
 app = typer.Typer(
     cls=Commands,
@@ -47,4 +50,9 @@ def harness(
 
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
-    app(prog_name="harness")
+    try:
+        app(prog_name="harness")
+    except Exception:  # a mistake of ours: whatever can go wrong elsewhere has a message of its own
+        traceback.print_exc()
+        typer.echo("error: this is a bug in harness; the command and the lines above are what a report needs", err=True)
+        sys.exit(Exit.BUG)

@@ -74,8 +74,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 }
 #endif
 
-// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So teams of a block or of a
-//    cluster stay, have them in registers, and take rows in turn; the next ones are on their way to shared memory while
+// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So clusters
+//    of blocks stay, have them in registers, and take rows in turn; the next ones are on their way to shared memory while
 //    one is reduced. Shorter rows find gamma and beta in the L1, and many short-lived blocks keep the memory busier
 //    than a few that stay.
 //

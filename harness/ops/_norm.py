@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.model import Case, Work
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors, _rows
+from harness.ops._device import MOST_BLOCKS
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, aligned, blocks, power_of_2_from
 from harness.ops._norm_plan import InTurn
 from harness.ops._rows import Arguments
@@ -32,6 +33,7 @@ RSTD = Tensor("rstd", ("M",), "float32")
 
 _MOST_KEPT = 16 * 1024  # of what a load brings, a register each, by a block of 1024 threads
 _MOST_BLOCKS = 2**31 - 1  # of a grid
+_QUAD = 4  # rows of one element that a thread has
 _ROUNDED = 2**-19  # of the largest term: what adding up N of them in float32 and dividing by N may lose
 _CHECKED = 2**24  # elements checked at a time
 
@@ -173,9 +175,9 @@ def planned(ctx: Context, tensors: Arguments) -> Launch:
 
 
 def _of_one(ctx: Context, tensors: Arguments) -> Launch:
-    """Rows of a single element, four a thread."""
+    """Rows of a single element, _QUAD a thread."""
     kernel = ctx.kernel(*_entry(ctx, "of_one"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": BLOCK})
-    grid, rows = blocks(blocks(ctx.s.M, 4)), ctypes.c_int64(ctx.s.M)
+    grid, rows = blocks(blocks(ctx.s.M, _QUAD)), ctypes.c_int64(ctx.s.M)
 
     def launch(t: Tensors) -> None:
         arguments = tensors(t)
@@ -189,13 +191,12 @@ def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:
     kernel = ctx.kernel(*_entry(ctx, "in_turn"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
     fallback = two_pass(ctx, tensors)
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
-    grid, team = plan.grid(ctx.s.M, kernel), plan.team
-    cluster = team.cluster if team.cluster > 1 else None
+    grid = plan.grid(ctx.s.M, kernel)
 
     def launch(t: Tensors) -> None:
         arguments = tensors(t)
         if aligned(*arguments):
-            kernel(grid, team.threads, *arguments, *sizes, shared=plan.shared, cluster=cluster)
+            kernel(grid, plan.threads, *arguments, *sizes, shared=plan.shared, cluster=MOST_BLOCKS)
         else:
             fallback(t)
 

@@ -12,6 +12,9 @@ from harness.ops._device import MOST_BLOCKS, RESERVED, WARP, Device
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
 
 FLOAT = 4  # bytes
+# Packs of halves up to which two rows share a reduction, by how many sums it makes: the less arithmetic there is, the
+# longer it pays.
+_SHARED_HALVES = {1: 512, 2: 128}
 RESIDENT_WITH_SUMS = 512  # as in kernels/include/norm_grad.cuh
 
 _TEAM_BLOCK = 128  # threads, where lanes of a warp are a team
@@ -268,9 +271,7 @@ class _Row:
         if self.singles:
             shared = cluster == 1
         elif self.halves:
-            # The less arithmetic there is, the longer it pays.
-            most = RESIDENT_WITH_SUMS if self.sums == 1 else RESIDENT_WITH_SUMS // 4
-            shared = cluster == 1 and self.chunks <= most
+            shared = cluster == 1 and self.chunks <= _SHARED_HALVES[self.sums]
         else:
             shared = self.sums == 1
         return self.step(cluster) // 2 if shared else self.step(cluster)

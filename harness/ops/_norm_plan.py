@@ -23,46 +23,14 @@ _SLOTS, _SUMS = 8, 8  # sums of a warp that are kept, and their bytes: see Excha
 
 
 @dataclass(frozen=True, slots=True)
-class Team:
-    """`cluster` blocks of `threads` that share a row, of which each thread has `count` packs at most."""
-
-    count: int
-    threads: int
-    cluster: int
-
-    @classmethod
-    def of(cls, packs: int, itemsize: int) -> Self | None:
-        """The one for rows of so many packs; None where teams of one row each are better, or a row is too long."""
-        if packs < _FEWEST_PACKS[itemsize]:
-            return None
-        threads = blocks(blocks(packs, MOST_BLOCKS * _PACKS), WARP) * WARP
-        return cls(_PACKS, threads, MOST_BLOCKS) if threads <= _THREADS else None
-
-    @property
-    def warps(self) -> int:
-        """Of a block."""
-        return self.threads // WARP
-
-    @property
-    def stage_bytes(self) -> int:
-        """Of shared memory. Each warp has the row's first pack, too."""
-        return self.warps * (self.count * WARP + 1) * PACK_BYTES
-
-    @property
-    def exchange_bytes(self) -> int:
-        """Of shared memory, for sums of warps, and what aligns the stages behind them."""
-        return _SLOTS * (self.cluster * self.warps * _SUMS + _BARRIER) + PACK_BYTES
-
-
-@dataclass(frozen=True, slots=True)
 class InTurn:
-    """What the kernel is compiled for and launched with.
+    """What the kernel is compiled for and launched with: clusters of MOST_BLOCKS share a row.
 
-    stages: rows of which a block has its part in shared memory. whole: no thread's pack is missing. most: clusters that
-    the device holds, with a block on each multiprocessor.
+    threads: of a block. stages: rows of which a block has its part in shared memory. whole: no thread's pack is
+    missing. most: clusters that the device holds, with a block on each multiprocessor.
     """
 
-    team: Team
+    threads: int
     stages: int
     whole: bool
     most: int
@@ -71,35 +39,49 @@ class InTurn:
     def of(cls, rows: int, columns: int, itemsize: int, device: Device) -> Self | None:
         """None where rows aren't whole packs, or too short, too long or too few for it, or there are no clusters."""
         packs, rest = divmod(columns * itemsize, PACK_BYTES)
-        team = None if rest or not device.clusters else Team.of(packs, itemsize)
-        if team is None:
+        if rest or not device.clusters or packs < _FEWEST_PACKS[itemsize]:
             return None
-        stages = (device.shared - team.exchange_bytes) // (team.stage_bytes + team.warps * _BARRIER)
-        whole = packs == team.count * team.threads * team.cluster
-        most = max(1, device.multiprocessors // team.cluster)
-        plan = cls(team, min(stages, _MOST_STAGES), whole, most)
-        return plan if stages >= _FEWEST_STAGES and blocks(rows, plan.most) >= _FEWEST_TURNS else None
+        threads = blocks(blocks(packs, MOST_BLOCKS * _PACKS), WARP) * WARP
+        warps = threads // WARP
+        stages = (device.shared - _exchange_bytes(warps)) // (_stage_bytes(warps) + warps * _BARRIER)
+        plan = cls(
+            threads=threads,
+            stages=min(stages, _MOST_STAGES),
+            whole=packs == _PACKS * threads * MOST_BLOCKS,
+            most=max(1, device.multiprocessors // MOST_BLOCKS),
+        )
+        fits = threads <= _THREADS and stages >= _FEWEST_STAGES
+        return plan if fits and blocks(rows, plan.most) >= _FEWEST_TURNS else None
 
     @property
     def shared(self) -> int:
         """Bytes of a block's stages."""
-        return self.stages * self.team.stage_bytes
+        return self.stages * _stage_bytes(self.threads // WARP)
 
     @property
     def macros(self) -> dict[str, int]:
         """What the kernel is to be compiled with."""
         return {
-            "PACKS": self.team.count,
-            "THREADS": self.team.threads,
-            "CLUSTER": self.team.cluster,
+            "PACKS": _PACKS,
+            "THREADS": self.threads,
+            "BLOCKS": MOST_BLOCKS,
             "STAGES": self.stages,
             "WHOLE": int(self.whole),
         }
 
     def grid(self, rows: int, kernel: Kernel) -> int:
         """Blocks for that many rows, no more than the device holds. Fewer do if they take no more turns."""
-        team = self.team
         # Multiprocessors come in groups, of which each has room for so many clusters.
-        most = max(1, min(self.most, kernel.resident_clusters(team.threads, self.shared, team.cluster)))
+        most = max(1, min(self.most, kernel.resident_clusters(self.threads, self.shared, MOST_BLOCKS)))
         turns = max(1, blocks(rows, most))
-        return blocks(rows, turns) * team.cluster
+        return blocks(rows, turns) * MOST_BLOCKS
+
+
+def _stage_bytes(warps: int) -> int:
+    """Of shared memory, for a row's part. Each warp has the row's first pack, too."""
+    return warps * (_PACKS * WARP + 1) * PACK_BYTES
+
+
+def _exchange_bytes(warps: int) -> int:
+    """Of shared memory, for sums of all blocks' warps, and what aligns the stages behind them."""
+    return _SLOTS * (MOST_BLOCKS * warps * _SUMS + _BARRIER) + PACK_BYTES

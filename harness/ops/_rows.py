@@ -97,7 +97,7 @@ class Plan:
         if columns % size and columns <= _TILE_COLUMNS[4]:
             return cls._tile(columns, itemsize, _TILE_ELEMENTS_WITH_VECTORS)
         plain = cls.of(rows, columns, itemsize, device)
-        if plain is None or columns < size or rows * plain.cluster <= device.multiprocessors:
+        if plain is None or rows * plain.cluster <= device.multiprocessors:
             return plain
         if columns % size:
             # Rows begin at different places of a pack, and so have no part of a vector in common.
@@ -176,9 +176,9 @@ class Plan:
         }
 
     def holds(self, columns: int, itemsize: int) -> bool:
-        """Whether a team's threads have nothing but packs of a row of so many elements, and none lacks one."""
+        """Whether a row of so many elements is just the packs that a team's threads have room for."""
         team = self.lanes or self.threads * self.cluster
-        return not self.tile_rows and self.count * team * PACK_BYTES == columns * itemsize
+        return self.count * team * PACK_BYTES == columns * itemsize
 
     def grid(self, rows: int) -> int:
         """Blocks for that many rows."""
@@ -195,13 +195,12 @@ class RowKernel:
     all of the tensors are.
     """
 
-    def __init__(self, ctx: Context, plan: Plan, matrices: int) -> None:
-        """matrices: of which there are tiles in shared memory."""
+    def __init__(self, ctx: Context, plan: Plan, matrices: int, **macros: int) -> None:
+        """matrices: of which there are tiles in shared memory. macros: besides those of the plan."""
         itemsize = ITEMSIZE[ctx.case.dtype]
         self._plan = plan
         op, scalar = ctx.case.op, CUDA_TYPE[ctx.case.dtype]
-        macros = {"SCALAR": scalar, **plan.macros, "WHOLE": int(plan.holds(ctx.s.N, itemsize))}
-        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", macros)
+        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", {"SCALAR": scalar, **plan.macros, **macros})
         self._grid = plan.grid(ctx.s.M)
         self._sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(plan.tile_rows)
         self._shared = matrices * plan.tile_rows * ctx.s.N * itemsize
@@ -231,7 +230,8 @@ def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1,
     plan = Plan.with_vectors(*sizes) if vectors else Plan.of(*sizes, kept)
     if plan is None:
         return fallback
-    kernel = RowKernel(ctx, plan, kept)
+    whole = {"WHOLE": int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype]))} if vectors else {}
+    kernel = RowKernel(ctx, plan, kept, **whole)
 
     def launch(t: Tensors) -> None:
         if not kernel(*arguments(t)):

@@ -240,7 +240,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
     }
     return any;
   };
-  if (Centred && !IS_WHOLE<Row> && !CHECKED) fill_missing(rows, chunks, normalised);
+  if constexpr (Centred && !IS_WHOLE<Row> && !CHECKED) fill_missing(rows, chunks, normalised);
   add_up(CHECKED);
   if (again()) {
 #pragma unroll

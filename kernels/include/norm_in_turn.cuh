@@ -1,7 +1,6 @@
-// LayerNorm of long rows, of whole packs, by teams of warps that stay on the chip and take rows in turn. For devices
-// that have clusters. Macros: CLUSTER (blocks of a team, a power of two up to eight), THREADS (of a block), PACKS (of a
-// row that a thread has at most), STAGES (rows of which a block has its part in shared memory) and WHOLE (0 or 1: no
-// thread's pack is missing).
+// LayerNorm of long rows, of whole packs, by clusters of blocks that stay on the chip and take rows in turn. Macros:
+// BLOCKS (of a team, a power of two up to eight), THREADS (of a block), PACKS (of a row that a thread has at most),
+// STAGES (rows of which a block has its part in shared memory) and WHOLE (0 or 1: no thread's pack is missing).
 #pragma once
 
 #include "norm.cuh"
@@ -35,7 +34,7 @@ class Exchange {
     const float value = fold(own);
     const unsigned slot = sent % SLOTS, arrival = slot * mbarrier::BYTES;
     if (threadIdx.x == 0) mbarrier::expect(arrivals + arrival, WARPS * sizeof(float2));
-    if (threadIdx.x % HALF < CLUSTER) {
+    if (threadIdx.x % HALF < BLOCKS) {
       asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
                        remote_sums + slot * WARPS * static_cast<unsigned>(sizeof(float2))),
                    "f"(value), "r"(remote_arrivals + arrival)
@@ -62,7 +61,7 @@ class Exchange {
   }
 
  private:
-  static constexpr unsigned WARPS = CLUSTER * THREADS / WARP, HALF = WARP / 2;
+  static constexpr unsigned WARPS = BLOCKS * THREADS / WARP, HALF = WARP / 2;
   // Of those before the n-th, a warp that sends it has read all but one. So all warps have sent the (n - 2)nd, and read
   // what comes before that, all but one again, which is the (n - 4)th at the oldest.
   static constexpr unsigned SLOTS = 8;
@@ -79,7 +78,7 @@ class Exchange {
   // The same place in the shared memory of the block that this lane sends to.
   static __device__ __forceinline__ unsigned of_block(unsigned address) {
     unsigned remote;
-    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(threadIdx.x % CLUSTER));
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(threadIdx.x % BLOCKS));
     return remote;
   }
 
@@ -176,7 +175,7 @@ template <typename Element>
 class InTurn {
  public:
   __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned rows, unsigned columns)
-      : InTurn(x, shared, blockIdx.x / CLUSTER, gridDim.x / CLUSTER, rows, columns,
+      : InTurn(x, shared, blockIdx.x / BLOCKS, gridDim.x / BLOCKS, rows, columns,
                (__clusterRelativeBlockRank() * THREADS + threadIdx.x / WARP * WARP) * PACKS) {}
 
   __device__ __forceinline__ void run(const Element* __restrict__ gamma, const Element* __restrict__ beta,

@@ -5,7 +5,7 @@
 #include "quad.cuh"
 
 // Four rows a thread: as many have statistics of 16 bytes, which are most of what moves.
-// aligned: all tensors are, to what four elements take.
+// aligned: all tensors are, to 16 bytes.
 template <bool Centred, typename Element>
 __device__ __forceinline__ void normalise_ones(const Element* __restrict__ x, const Element* __restrict__ gamma,
                                                const Element* __restrict__ beta, Element* __restrict__ y,

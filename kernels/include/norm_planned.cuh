@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm as planned on the host. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks
-// a pack).
+// LayerNorm and RMSNorm as planned on the host. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread
+// lacks a pack).
 #pragma once
 
 #if LANES > 0 && !(TILE || RAGGED)

@@ -9,8 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from harness.model import Case
+from harness.ops import ITEMSIZE, _norm_plan
 from harness.ops import _norm as norm
-from harness.ops import _norm_plan
+from harness.ops._device import H200
+from harness.ops._rows import Plan
 from harness.ops.layer_norm import OP as LAYER_NORM
 from harness.ops.rms_norm import OP as RMS_NORM
 
@@ -186,7 +188,7 @@ def test_numbers_of_rows(run, normal, op, variant, rows):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("columns", [1, 8, 16, 24, 64, 72, 256, 264, 504])
+@pytest.mark.parametrize("columns", [1, 8, 16, 24, 64, 72, 200, 256, 264, 504, 512])
 def test_rows_that_lanes_share_out(run, normal, op, dtype, columns):
     """Warps without all of their rows, lanes without a pack, and rows whose sums are made again beside others."""
     for rows in (133, 255, 1000, 4099):
@@ -200,14 +202,23 @@ def test_rows_that_lanes_share_out(run, normal, op, dtype, columns):
 @pytest.mark.parametrize(
     ("dtype", "columns"),
     [
-        *(("float16", columns) for columns in (1000, 1024, 4096, 8200)),
-        *(("float32", columns) for columns in (64, 4000, 4096, 8192, 16_384, 20_000)),
+        *(("float16", columns) for columns in (1000, 1024, 4096)),
+        *(("float32", columns) for columns in (4000, 4096, 16_384)),
     ],
 )
 def test_the_last_of_rows_in_pairs(run, normal, op, dtype, columns):
     """A team that works on two rows at once has but one at the end; the second one's first element doesn't matter."""
+    assert Plan.with_vectors(333, columns, ITEMSIZE[dtype], H200).together == 2
     x = normal(333 * columns, dtype).view(333, columns)
     x[1::2, 0] *= 100
+    assert run(op, "tuned", x)[0] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [1024, 2048, 8192, 30_522, 32_768, 50_257, 128_256])
+def test_tuned_with_many_rows(run, normal, op, dtype, columns):
+    """More than a GPU has multiprocessors: fewer are spread over more of them."""
+    x = normal(150 * columns, dtype).view(150, columns)
     assert run(op, "tuned", x)[0] is None
 
 
@@ -320,7 +331,11 @@ def test_a_first_element_far_from_the_mean(run, normal, variant):
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("variant", "rows", "columns"),
-    [*((variant, 2**21 + 3, 1024) for variant in OURS), ("tuned", 2**31 // 3 + 9, 3)],
+    [
+        *((variant, 2**21 + 3, 1024) for variant in OURS),
+        *(("tuned", rows, columns) for rows, columns in ((2**31 + 5, 1), (2**31 // 3 + 9, 3), (2**23 + 3, 256))),
+        ("tuned", 2**14 + 3, 131_072),
+    ],
 )
 def test_more_than_2_to_31_elements(run, normal, op, variant, rows, columns):
     x = normal(rows * columns, "float16").view(rows, columns)

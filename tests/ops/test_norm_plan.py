@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
+from harness.model import Case
+from harness.ops import _norm as norm
 from harness.ops._device import H200, WARP, Device
 from harness.ops._norm_plan import InTurn
 from harness.ops._rows import has_plan
@@ -56,37 +59,54 @@ def test_what_goes_in_turn_fits_other_plans_too(plans):
 
 def test_a_team_covers_its_row(plans):
     for rows, columns, itemsize, plan in plans:
-        packs, team = columns * itemsize // 16, plan.team
-        most = team.count * team.threads * team.cluster
+        packs = columns * itemsize // 16
+        most = 8 * plan.threads * 8
         assert most >= packs, (rows, columns, plan)
         assert plan.whole == (most == packs), (rows, columns, plan)
 
 
 def test_teams_are_what_a_gpu_has(plans):
     for rows, columns, _, plan in plans:
-        assert plan.team.threads in range(WARP, 1025, WARP), (rows, columns, plan)
-        assert plan.team.cluster in (1, 2, 4, 8), (rows, columns, plan)
+        assert plan.threads in range(WARP, 1025, WARP), (rows, columns, plan)
 
 
 def test_blocks_fit_into_a_multiprocessor(plans):
     for rows, columns, _, plan in plans:
-        team = plan.team
-        warps = team.threads // WARP
-        sums = 8 * team.cluster * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
+        warps = plan.threads // WARP
+        sums = 8 * 8 * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
         arrivals = warps * plan.stages * 8
         assert plan.stages >= 3
-        assert plan.shared == plan.stages * (16 * team.count * team.threads + 16 * warps), (rows, columns, plan)
+        assert plan.shared == plan.stages * (16 * 8 * plan.threads + 16 * warps), (rows, columns, plan)
         assert plan.shared + sums + arrivals <= H200.shared, (rows, columns, plan)
-        assert team.threads * 128 <= 65_536, (rows, columns, plan)  # registers
+        assert plan.threads * 128 <= 65_536, (rows, columns, plan)  # registers
 
 
 def test_the_grid_has_all_rows_and_no_team_without_one(plans):
     for (rows, columns, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
-        team = plan.team
         grid = plan.grid(rows, FakeKernel(resident))
-        most = max(1, min(plan.most, resident)) if team.cluster > 1 else plan.most
-        assert grid % team.cluster == 0, (rows, columns, plan)
-        at_once = grid // team.cluster
+        most = max(1, min(plan.most, resident))
+        assert grid % 8 == 0, (rows, columns, plan)
+        at_once = grid // 8
         assert at_once <= min(most, rows), (rows, columns, plan)
         # Fewer teams take no more turns than all that there is room for.
         assert -(-rows // at_once) == -(-rows // most), (rows, columns, plan)
+
+
+@pytest.mark.parametrize(("offset", "entry"), [(0, "layer_norm_in_turn"), (1, "layer_norm_two_pass")])
+def test_packs_that_are_not_aligned_go_another_way(offset, entry):
+    import torch
+
+    class Recorder(FakeKernel):
+        def __init__(self, _file, entry, _macros):
+            super().__init__(16)
+            self.entry = entry
+
+        def __call__(self, *_, **__):
+            ran.append(self.entry)
+
+    ran = []
+    case = Case("layer_norm", "tuned", "float16", (("M", 100), ("N", 131_072)))
+    ctx = SimpleNamespace(case=case, s=SimpleNamespace(M=100, N=131_072), kernel=Recorder)
+    launch = norm.in_turn(ctx, InTurn.of(100, 131_072, 2, H200), lambda t: (t.x,))
+    launch(SimpleNamespace(x=torch.empty(16, dtype=torch.float16)[offset:]))
+    assert ran == [entry]

@@ -23,11 +23,11 @@ A100 = Device(108, clusters=False, shared=163 * 1024)
 DEVICES = [H200, A100, Device(20, clusters=False, shared=SHARED_MEMORY)]
 
 
-@pytest.fixture(params=itertools.product((2, 4), DEVICES), ids=str)
+@pytest.fixture(params=itertools.product((2, 4), DEVICES, (Plan.of, Plan.with_vectors)), ids=str)
 def plans(request):
     """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
-    itemsize, device = request.param
-    every = [(r, c, Plan.of(r, c, itemsize, device)) for r, c in itertools.product(ROWS, COLUMNS)]
+    itemsize, device, find = request.param
+    every = [(r, c, find(r, c, itemsize, device)) for r, c in itertools.product(ROWS, COLUMNS)]
     return [(rows, columns, 16 // itemsize, plan) for rows, columns, plan in every if plan is not None]
 
 
@@ -96,11 +96,31 @@ def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
 
 def test_the_grid_has_all_rows_and_no_block_without_one(plans):
     for rows, columns, _, plan in plans:
-        a_block = plan.tile_rows or (plan.threads // plan.lanes if plan.lanes else 0)
+        a_block = plan.tile_rows or (plan.threads // plan.lanes * plan.together if plan.lanes else 0)
         if a_block:
             assert (plan.grid(rows) - 1) * a_block < max(rows, 1) <= max(plan.grid(rows), 1) * a_block, (rows, plan)
         else:
-            assert plan.grid(rows) == rows * plan.cluster, (rows, columns, plan)
+            assert plan.grid(rows) == -(-rows // plan.together) * plan.cluster, (rows, columns, plan)
+
+
+def test_a_team_has_several_rows_only_of_packs_that_begin_alike(plans):
+    for rows, columns, _, plan in plans:
+        assert plan.together in (1, 2, 4), (rows, columns, plan)
+        assert plan.together == 1 or not (plan.ragged or plan.tile_rows), (rows, columns, plan)
+        # What is kept of all rows must fit into registers.
+        assert plan.count * plan.together <= (16 if plan.tile_rows else 8), (rows, columns, plan)
+
+
+def test_lanes_lack_no_more_than_their_last_pack(plans):
+    for rows, columns, size, plan in plans:
+        if plan.lanes and not plan.tile_rows:
+            assert (plan.count - 1) * plan.lanes <= columns // size, (rows, columns, plan)
+
+
+def test_a_team_holds_a_row_that_leaves_none_of_its_packs_empty(plans):
+    for rows, columns, size, plan in plans:
+        whole = not plan.tile_rows and columns == plan.count * team(plan) * size
+        assert plan.holds(columns, 16 // size) == whole, (rows, columns, plan)
 
 
 def test_the_macros_say_which_team_it_is(plans):

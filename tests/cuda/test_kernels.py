@@ -24,7 +24,7 @@ RESIDENT = MULTIPROCESSORS * 2048
 SHARED_MEMORY = 227 * 1024
 MEASURED = "sm_90"
 ARCHITECTURES = ("sm_80", MEASURED, "sm_100")
-MANY = 40  # compilations of an op, in all of its types
+MANY = 30  # compilations of an op, in all of its types
 TESTS = Path(__file__).parents[1] / "ops"
 
 
@@ -146,19 +146,27 @@ def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) ->
         yield Tensors(**tensors)
 
 
-def representatives(found: Sequence[Request]) -> list[Request]:
-    """Few of them that together have every kind, and in each kind every value of each macro."""
-    missing = seen(found)
+def representatives(found: Sequence[Request], *, numbers: bool = True) -> list[Request]:
+    """Few of them that together have every kind, and in each kind every value of each macro.
+
+    numbers: also of macros that are numbers, not just a choice.
+    """
+    missing = seen(found, numbers=numbers)
     chosen = []
     while missing:
-        best = max(found, key=lambda request: (len(seen([request]) & missing), appetite(request)))
+        best = max(found, key=lambda request: (len(seen([request], numbers=numbers) & missing), appetite(request)))
         chosen.append(best)
-        missing -= seen([best])
+        missing -= seen([best], numbers=numbers)
     return chosen
 
 
-def seen(found: Iterable[Request]) -> set[tuple[object, ...]]:
-    return {(request.kind, *macro) for request in found for macro in ((), *request.macros)}
+def seen(found: Iterable[Request], *, numbers: bool) -> set[tuple[object, ...]]:
+    return {
+        (request.kind, *macro)
+        for request in found
+        for macro in ((), *request.macros)
+        if numbers or not macro or macro[1] in (0, 1) or isinstance(macro[1], str)
+    }
 
 
 def appetite(request: Request) -> int:
@@ -169,14 +177,15 @@ def appetite(request: Request) -> int:
 
 
 def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
-    """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; some for the others.
+    """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
     Those leave out float16: halves of both types need about the same; bfloat16 a register more, if anything.
     """
     found = requests(monkeypatch, op, op.dtypes)
     if arch == MEASURED:
         return found if len(found) <= MANY else representatives(found)
-    return representatives([request for request in found if ("SCALAR", "__half") not in request.macros])
+    others = [request for request in found if ("SCALAR", "__half") not in request.macros]
+    return representatives(others, numbers=False)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -208,6 +217,14 @@ def test_few_requests_represent_many():
         *((request.kind, *macro) for request in found[-3:] for macro in request.macros),
     }
     assert found[-1] in chosen
+
+
+def test_choices_need_no_more_than_the_hungriest_of_their_numbers():
+    found = [Request(Path("one.cu"), (("COUNT", count), ("WHOLE", whole))) for count in (2, 4, 8) for whole in (0, 1)]
+    assert {request.macros for request in representatives(found, numbers=False)} == {
+        (("COUNT", 8), ("WHOLE", 0)),
+        (("COUNT", 8), ("WHOLE", 1)),
+    }
 
 
 def test_the_hungriest_represents_the_others():

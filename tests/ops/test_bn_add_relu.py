@@ -10,8 +10,8 @@ from harness import check, cuda
 from harness.model import Case
 from harness.ops import Context, Tensors
 from harness.ops._batch_norm import EPSILON, MOMENTUM, Layout, as_user_has_it, images
-from harness.ops._bits import pack
 from harness.ops._batch_norm_cut import Cut, Pieces
+from harness.ops._bits import pack
 from harness.ops.bn_add_relu import OP, Statistics
 
 COMPILED = [

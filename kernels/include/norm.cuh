@@ -181,6 +181,21 @@ __device__ __forceinline__ void fill_unless(bool exists, Chunk& chunk, float val
   }
 }
 
+// The first `elements` of a chunk normalised, scaled and shifted.
+template <bool Centred, typename Chunk, unsigned Size>
+__device__ __forceinline__ void normalise_chunk(const Normaliser<Centred>& normalised, Chunk& chunk,
+                                                const float (&scale)[Size], const float (&shift)[Size],
+                                                unsigned elements = Size) {
+  float values[Size];
+  widen(chunk, values);
+#pragma unroll
+  for (unsigned e = 0; e < elements; ++e) {
+    const float normal = normalised(values[e]);
+    values[e] = Centred ? fmaf(normal, scale[e], shift[e]) : normal * scale[e];
+  }
+  narrow(values, chunk);
+}
+
 // ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
 // once for all of them. Their columns must lie alike.
 
@@ -288,7 +303,6 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                const Normaliser<Centred> (&normalised)[Together],
                                                const Vectors& vectors, Element* y, float* __restrict__ mean,
                                                float* __restrict__ rstd) {
-  float values[Row::CHUNK];
 #pragma unroll
   for (unsigned r = 0; r < Together; ++r) {
     if (rows[r].team.rank == 0 && rows[r].row < rows[r].rows) {
@@ -304,13 +318,7 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
 #pragma unroll
     for (unsigned r = 0; r < Together; ++r) {
       forget_floats(chunks[r][j], normalised[r].zero());
-      widen(chunks[r][j], values);
-#pragma unroll
-      for (unsigned e = 0; e < Row::elements(j); ++e) {
-        const float normal = normalised[r](values[e]);
-        values[e] = Centred ? fmaf(normal, scale[e], shift[e]) : normal * scale[e];
-      }
-      narrow(values, chunks[r][j]);
+      normalise_chunk(normalised[r], chunks[r][j], scale, shift, Row::elements(j));
       rows[r].store(y, j, chunks[r][j]);
     }
   }

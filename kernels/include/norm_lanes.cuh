@@ -183,19 +183,13 @@ class LaneRows {
   // The thread's pack j of all rows. y: where the first one begins.
   __device__ __forceinline__ void normalise(unsigned j, const Chunk& gamma, const Chunk& beta,
                                             Element* __restrict__ y) {
-    float values[CHUNK], scale[CHUNK], shift[CHUNK] = {};
+    float scale[CHUNK], shift[CHUNK] = {};
     widen(gamma, scale);
     if (Centred) widen(beta, shift);
 #pragma unroll
     for (unsigned r = 0; r < TOGETHER; ++r) {
       forget_floats(chunks[r][j], own[0].zero());
-      widen(chunks[r][j], values);
-#pragma unroll
-      for (unsigned e = 0; e < CHUNK; ++e) {
-        const float normal = normalised[r](values[e]);
-        values[e] = Centred ? fmaf(normal, scale[e], shift[e]) : normal * scale[e];
-      }
-      narrow(values, chunks[r][j]);
+      normalise_chunk(normalised[r], chunks[r][j], scale, shift);
       if (has(j) && r < left) store_pack(y + r * (TEAMS * columns) + column(j), chunks[r][j]);
     }
   }

@@ -14,9 +14,9 @@ import harness
 from harness import devices, source, store, units
 from harness.errors import UsageError
 from harness.model import Ceilings, Header, Job, Machine, Measurement, Run, Warning
+from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer
-from harness.workers import Workers
 
 ABOVE_CEILING = 1.02
 _Task = tuple[int, Job]  # The index of the process that measures, and what.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from harness.gate import _decision as gate
+from harness.gate.records import Decision, Margin, change
 from harness.units import percent
-from harness.verdict import Decision, Margin, change
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -32,11 +32,11 @@ from pathlib import Path
 
 from harness import paths, scenario, store, units
 from harness.gate._worktree import Checkout, Repository
+from harness.gate.records import CaseEvidence, GateRun, share
 from harness.model import Job
 from harness.ops import Catalogue
+from harness.processes.supervisor import Workers
 from harness.stats import Mean
-from harness.verdict import CaseEvidence, GateRun, share
-from harness.workers import Workers
 
 MUTANTS = Path(__file__).parent / "mutants"
 OUTPUT = Path("reports/h200/gate")

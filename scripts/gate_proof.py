@@ -22,7 +22,7 @@ from pathlib import Path
 from harness import gate, scenario, units
 from harness.cli.console import open_console
 from harness.cli.gate_progress import Teller
-from harness.verdict import GateRun, share
+from harness.gate.records import GateRun, share
 
 OUTPUT = Path("reports/h200/gate")
 

@@ -16,19 +16,18 @@ import harness
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"errors", "units", "expressions", "paths", "ranks"},
+    {"discover"},
     {"model"},
-    {"verdict"},
     {"stats"},
     {"store"},
-    {"protocol", "source"},
+    {"source"},
     {"scenario"},
     {"cuda"},
     {"ops"},
     {"devices"},
-    {"ceilings", "check"},
+    {"limits", "check"},
     {"measure"},
-    {"worker", "team"},
-    {"workers"},
+    {"processes"},
     {"runner"},
     {"compare"},
     {"gate"},
@@ -40,7 +39,7 @@ ROWS = [
 ]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions.
-WORKER = {"ops", "devices", "ceilings", "check", "measure", "worker", "ranks", "cuda"}
+WORKER = {"ops", "devices", "limits", "check", "measure", "processes", "ranks", "cuda"}
 
 
 def room(file: Path) -> str:

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from rich.table import Table
 
-from harness import ceilings, devices, units
+from harness import devices, limits, units
 from harness.cli.console import open_console
 from harness.measure import bytes_needed
 from harness.model import Ceilings, Job
@@ -21,7 +21,7 @@ _START = 15.0  # seconds a process, for loading torch and measuring the ceilings
 def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     """Print the table of cases, then what the run as a whole takes."""
     machine = devices.kinds()[kind].machine()
-    known = ceilings.recall(machine)
+    known = limits.recall(machine)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
     for title in ("read", "written", "floor", "memory"):

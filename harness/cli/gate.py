@@ -19,7 +19,7 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
-    from harness.verdict import GateRun
+    from harness.gate.records import GateRun
 
 EXAMPLES = (
     "\b\nExamples:\n"

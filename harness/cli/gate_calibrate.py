@@ -14,7 +14,7 @@ from harness.cli.gate import Device, MarginOption, MaxTime, Noise, Only, Ops, Pr
 
 if TYPE_CHECKING:
     from harness.gate import CaseNoise
-    from harness.verdict import GateRun
+    from harness.gate.records import GateRun
 
 EXAMPLES = "\b\nExamples:\n  harness gate calibrate\n  harness gate calibrate ci --blocks 10 --noise noise.json"
 

@@ -9,8 +9,8 @@ from typing import Self
 from rich.console import Console
 
 from harness.cli.progress import Bar, outcome
+from harness.gate.records import Code, Decision, Side, Stage
 from harness.model import Job, Machine, Measurement
-from harness.verdict import Code, Decision, Side, Stage
 
 _MOST_NAMED = 5
 

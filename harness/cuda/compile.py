@@ -75,7 +75,7 @@ def _options(file: Path, macros: Mapping[str, str | int], arch: str):  # type: i
 
 
 def _include_folders(own: Path) -> list[Path]:
-    return [own / "include", paths.data("kernels") / "include", *_cuda_headers()]
+    return [own, own / "include", paths.data("kernels") / "include", *_cuda_headers()]
 
 
 def need_cccl() -> None:

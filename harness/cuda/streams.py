@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 BLOCK = 256
 PACK_BYTES = 16
-SOURCE = paths.data("kernels") / "copy.cu"
+SOURCE = paths.data("kernels") / "access" / "copy.cu"
 
 
 def macros(reads: int, writes: int, unroll: int, evict_first: bool) -> dict[str, str | int]:
-    """What kernels/copy.cu is compiled with."""
+    """What kernels/access/copy.cu is compiled with."""
     return {"READS": reads, "WRITES": writes, "UNROLL": unroll, "EVICT_FIRST": int(evict_first), "BLOCK": BLOCK}
 
 

@@ -5,12 +5,11 @@ A file defines `KIND` (a Device class) that can be made without torch. Only meth
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from harness.discover import discover
 from harness.errors import UsageError, nearest
 from harness.model import Conditions, Machine
 
@@ -122,8 +121,8 @@ class Device(Protocol):
 def kinds() -> dict[str, Device]:
     """Every kind of device by name, the preferred one first."""
     found = {}
-    for file in sorted(Path(__file__).parent.glob("[!_]*.py"), reverse=True):
-        device: Device = importlib.import_module(f"{__name__}.{file.stem}").KIND()
+    for module in discover(__name__, ["KIND"]).values():
+        device: Device = module.KIND()
         found[device.kind] = device
     return {name: found[name] for name in sorted(found, key=lambda name: name == "cpu")}
 

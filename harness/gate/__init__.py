@@ -1,7 +1,6 @@
 """The gate: two codes, or two stored runs, and what became slower between them.
 
-A rule is a file here, found by its name, with `judge(evidence) -> Iterator[Finding]`. A file that starts with `_` is a
-helper.
+A rule is a file in `rules/`, found by its name, with `judge(evidence) -> Iterator[Finding]`.
 """
 
 from __future__ import annotations

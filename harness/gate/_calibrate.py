@@ -13,8 +13,8 @@ from harness.gate._cases import Cases
 from harness.gate._observer import Observer
 from harness.gate._paired import Request, Sides, Start, prepare, run
 from harness.gate._worktree import Repository
+from harness.gate.records import CaseEvidence, GateRun, Outcome, share
 from harness.model import Case
-from harness.verdict import CaseEvidence, GateRun, Outcome, share
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from harness import scenario
 from harness.errors import InputError, Problem
+from harness.gate.records import Side
 from harness.model import Case, Job, Scenario
 from harness.ops import Op
-from harness.protocol import Surveyed
+from harness.processes.messages import Surveyed
 from harness.scenario import Definition, Selection
-from harness.verdict import Side
 
 SIDES: tuple[Side, Side] = ("now", "base")
 PRECISION, MAX_TIME = 0.003, 0.5

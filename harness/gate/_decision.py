@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.gate.records import TELL_MOST, Decision, Margin, Outcome
 from harness.stats import Mean, Tested, count_to_tell, holm
-from harness.verdict import TELL_MOST, Decision, Margin, Outcome
 
 SCREEN_PAIRS = 3
 CONFIRM_PAIRS = 10

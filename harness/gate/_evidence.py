@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.gate._cases import Broken
+from harness.gate.records import CaseEvidence
 from harness.model import Ceilings, Scenario
-from harness.verdict import CaseEvidence
 
 
 @dataclass(frozen=True, slots=True)

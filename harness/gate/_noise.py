@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness import paths
 from harness.errors import MachineError, UsageError
+from harness.gate.records import Margin
 from harness.model import Machine, Measurement
-from harness.verdict import Margin
 
 KEPT = 20
 """Blocks of a case, the newest: the floor is their largest, and must not grow for ever with one bad day."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from harness.gate.records import Code, Decision, Side, Stage
 from harness.model import Job, Machine, Measurement
-from harness.verdict import Code, Decision, Side, Stage
 
 
 class Observer(Protocol):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import ceilings, devices, units
+from harness import devices, limits, units
 from harness.gate import _decision, _noise
 from harness.gate._cases import Cases, common, wanted
 from harness.gate._evidence import Evidence
@@ -19,12 +19,12 @@ from harness.gate._pairs import Pairs
 from harness.gate._procedure import Procedure
 from harness.gate._rules import findings
 from harness.gate._worktree import Checkout, Repository
-from harness.gate.floor import NEED_CEILINGS
+from harness.gate.records import GateRun, Side
+from harness.gate.rules.floor import NEED_CEILINGS
 from harness.model import Ceilings, Machine
 from harness.ops import Catalogue
+from harness.processes.supervisor import Workers
 from harness.scenario import Selection
-from harness.verdict import GateRun, Side
-from harness.workers import Workers
 
 _MOST_AHEAD = 4
 _CORES_AHEAD = 4  # for each process that loads torch
@@ -137,7 +137,7 @@ def _ceilings(sides: Sides) -> Ceilings | None:
     floors = [floor for scenario in sides.cases.scenarios for floor in scenario.expect if floor.variant in measured]
     if not any(floor.metric in NEED_CEILINGS for floor in floors):
         return None
-    if known := ceilings.recall(sides.machine):
+    if known := limits.recall(sides.machine):
         return known
     now = sides.codes["now"]
     with Workers(sides.machine.kind, now.plugins, now.root) as workers:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from harness.gate._observer import Observer
 from harness.gate._worktree import Checkout
+from harness.gate.records import Pair, Side, Stage
 from harness.model import Job, Measurement
-from harness.verdict import Pair, Side, Stage
-from harness.workers import Workers
+from harness.processes.supervisor import Workers
 
 Jobs = Mapping[Side, Sequence[Job]]
 

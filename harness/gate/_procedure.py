@@ -10,8 +10,8 @@ from harness.gate._cases import Cases, is_control, scenario_of
 from harness.gate._noise import Noise, timer
 from harness.gate._observer import Observer
 from harness.gate._pairs import Pairs
+from harness.gate.records import CaseEvidence, Decision, Margin
 from harness.model import Job
-from harness.verdict import CaseEvidence, Decision, Margin
 
 
 @dataclass(slots=True)

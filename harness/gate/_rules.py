@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Protocol, cast
 
+from harness.discover import discover
 from harness.gate._evidence import Evidence
-from harness.verdict import GRAVITY, Finding
+from harness.gate.records import GRAVITY, Finding
 
 
 class Rule(Protocol):
@@ -20,8 +19,7 @@ class Rule(Protocol):
 
 def rules() -> dict[str, Rule]:
     """Every rule by name."""
-    names = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
-    return {name: cast(Rule, importlib.import_module(f"harness.gate.{name}")) for name in names}
+    return {name: cast(Rule, module) for name, module in discover("harness.gate.rules", ["judge"]).items()}
 
 
 def findings(evidence: Evidence) -> tuple[Finding, ...]:

@@ -12,8 +12,8 @@ from harness.gate._evidence import Evidence
 from harness.gate._paired import Start
 from harness.gate._pairs import paired
 from harness.gate._rules import findings
+from harness.gate.records import CaseEvidence, Code, Finding, GateRun, Pair
 from harness.model import Result, Run
-from harness.verdict import CaseEvidence, Code, Finding, GateRun, Pair
 
 
 def stored(  # noqa: PLR0913 - the command line passes all of it, by name

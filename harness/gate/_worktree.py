@@ -16,7 +16,7 @@ from typing import IO
 
 from harness import paths, source
 from harness.errors import MachineError, UsageError
-from harness.verdict import Code
+from harness.gate.records import Code
 
 _GIT_TIMEOUT = 120
 _FOREIGN = "dubious ownership"  # git's words for a checkout that another user owns, as in many containers
@@ -100,7 +100,7 @@ class Repository:
 
     def _checkout(self, folder: Path, rev: str, commit: str) -> Checkout:
         root = None if self.package is None else folder / self.package
-        if root and not (root / "harness" / "worker.py").is_file():
+        if root and not (root / "harness" / "processes" / "child.py").is_file():
             raise UsageError(f"revision '{rev}' has no harness to measure with", "take a later one as the base")
         # A plug-in that lies elsewhere is the same for both; one that the revision doesn't have yet brings new cases.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]

@@ -1,7 +1,7 @@
 """What an op is: a data sheet of symbols, tensors, a reference and variants, found by its file's name.
 
-`harness/ops/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`. Nothing here or at
-the top of an op's file imports torch: a listing of ops must stay instant. Functions do, when they run.
+`harness/ops/activation/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`. Nothing
+here or at the top of an op's file imports torch: a listing of ops must stay instant. Functions do, when they run.
 
 A variant is a function `prepare(ctx: Context) -> launch`. It does what need not be timed (compile a kernel, compute
 its grid) and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list
@@ -11,7 +11,6 @@ where the declaration gives several shapes). Our kernels write into the declared
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from harness.discover import discover
 from harness.errors import UsageError, nearest
 from harness.expressions import evaluate
 from harness.model import Case, KernelFacts, Work
@@ -219,7 +219,10 @@ class Op:
         from harness.paths import data
 
         own = self.file.parent / file if self.file else None
-        return own if own is not None and own.is_file() else data("kernels") / file
+        if own is not None and own.is_file():
+            return own
+        bundled = data("kernels")
+        return next(bundled.glob(f"*/{file}"), bundled / file)
 
 
 class Catalogue(Mapping[str, Op]):
@@ -227,8 +230,8 @@ class Catalogue(Mapping[str, Op]):
 
     def __init__(self, plugins: Sequence[Path] = ()) -> None:
         self._ops: dict[str, Op] = {}
-        for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
-            self._add(importlib.import_module(f"{__name__}.{file.stem}"), file)
+        for module in discover(__name__, ["OP"], nested=True).values():
+            self._add(module, Path(module.__file__ or ""))
         for entry in importlib.metadata.entry_points(group="harness.ops"):
             module = entry.load()
             self._add(module, Path(module.__file__ or entry.value))

@@ -6,12 +6,12 @@ A format has `SUMMARY`, one line, and `write(run, folder) -> list[Path]`, which 
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
 
+from harness.discover import discover
 from harness.errors import MachineError, UsageError, nearest
 from harness.model import Ceilings, Machine, Run
 
@@ -66,6 +66,6 @@ def into(folder: Path) -> Iterator[None]:
 
 
 def _found() -> dict[str, Format]:
-    names = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
-    modules = {name: importlib.import_module(f"{__name__}.{name}") for name in names}
-    return {name: cast(Format, module) for name, module in modules.items() if hasattr(module, "write")}
+    return {
+        name: cast(Format, module) for name, module in discover(f"{__name__}.formats", ["SUMMARY", "write"]).items()
+    }

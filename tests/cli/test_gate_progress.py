@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from harness.cli.gate_progress import Teller
+from harness.gate.records import Code, Decision, Outcome
 from harness.model import Job, Machine, Measurement
-from harness.verdict import Code, Decision, Outcome
 
 BASE = Code("main", "0123456789abcdef", False, "b" * 64)
 NOW = Code("the working tree", "fedcba9876543210", True, "a" * 64)

@@ -11,7 +11,7 @@ from harness import paths
 from harness.cuda.compile import compile_verbose, cubin
 from harness.errors import CompileError
 
-PRELU = paths.data("kernels") / "prelu.cu"
+PRELU = paths.data("kernels") / "activation" / "prelu.cu"
 MACROS = {"SCALAR": "__half"}
 
 

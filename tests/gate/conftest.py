@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from harness.gate.records import CaseEvidence, Decision, Margin, Outcome, Pair, change
 from harness.model import Case, Measurement, Work
-from harness.verdict import CaseEvidence, Decision, Margin, Outcome, Pair, change
 
 N = 2**20
 

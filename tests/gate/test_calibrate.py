@@ -15,9 +15,9 @@ from harness.gate import _calibrate, _noise
 from harness.gate._cases import Cases
 from harness.gate._paired import Request, Sides
 from harness.gate._worktree import Checkout, Repository
+from harness.gate.records import CaseEvidence, Code, GateRun, Pair
 from harness.model import Case, Job, Machine, Measurement
 from harness.scenario import Selection
-from harness.verdict import CaseEvidence, Code, GateRun, Pair
 
 CODE = Checkout(Code("HEAD", "0" * 40, False, "0" * 64), Path("/base"), ())
 Started = Callable[..., list[GateRun]]

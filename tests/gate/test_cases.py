@@ -11,7 +11,7 @@ from harness.errors import InputError
 from harness.gate import _cases
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
-from harness.protocol import Surveyed
+from harness.processes.messages import Surveyed
 from harness.scenario import Selection
 
 CUDA = Selection("cuda")

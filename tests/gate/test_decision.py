@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from harness.gate import _decision as gate
-from harness.verdict import TELL_MOST, Decision, Margin, change
+from harness.gate.records import TELL_MOST, Decision, Margin, change
 
 MARGIN = Margin(0.01)
 ONE = {"a": MARGIN}

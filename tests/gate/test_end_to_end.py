@@ -15,7 +15,7 @@ import pytest
 
 import harness
 from harness import store
-from harness.verdict import GateRun
+from harness.gate.records import GateRun
 
 ROOT = Path(harness.__file__).parents[1]
 SMALL = ROOT / "tests" / "plugins" / "small.py"
@@ -79,7 +79,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def write_op(root: Path, name: str, passes: int = 1, more: str = "") -> None:
-    (root / "harness" / "ops" / f"{name}.py").write_text(OP.format(name=name, passes=passes) + more)
+    (root / "harness" / "ops" / "access" / f"{name}.py").write_text(OP.format(name=name, passes=passes) + more)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +87,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the harness and two ops of its own, committed."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("__pycache__", "_data"))
-    for op in (root / "harness" / "ops").glob("[!_]*.py"):
+    for op in (root / "harness" / "ops").glob("*/[!_]*.py"):
         if op.stem not in ("copy", "__init__"):
             op.unlink()
-    (root / "kernels").mkdir()
-    (root / "kernels" / "copy.cu").write_text("// nothing is compiled here\n")
+    (root / "kernels" / "access").mkdir(parents=True)
+    (root / "kernels" / "access" / "copy.cu").write_text("// nothing is compiled here\n")
     (root / "scenarios").mkdir()
     (root / ".gitignore").write_text("__pycache__/\n/reports/\n")
     for name in ("steady", "changed"):
@@ -171,7 +171,7 @@ def test_a_slower_op_fails_and_a_steady_one_does_not(repository: Path, gate: Gat
 
 
 def test_an_op_that_is_gone_fails_at_once(repository: Path, gate: Gate) -> None:
-    (repository / "harness" / "ops" / "changed.py").unlink()
+    (repository / "harness" / "ops" / "access" / "changed.py").unlink()
     done = gate("--base=HEAD", "changed", *ON_CPU, "--output=out")
     assert done.returncode == 1, done.stderr
     assert "can't be loaded any more" in done.stdout
@@ -197,7 +197,7 @@ def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> Non
 
 
 def test_a_base_that_speaks_otherwise_is_refused(repository: Path, gate: Gate) -> None:
-    protocol = repository / "harness" / "protocol.py"
+    protocol = repository / "harness" / "processes" / "messages.py"
     protocol.write_text(protocol.read_text().replace("VERSION = 1\n", "VERSION = 99\n"))
     done = gate("--base=HEAD", "steady", *ON_CPU)
     assert done.returncode == 4, done.stderr

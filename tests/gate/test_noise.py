@@ -10,8 +10,8 @@ import pytest
 
 from harness.errors import MachineError, UsageError
 from harness.gate import _noise
+from harness.gate.records import Margin
 from harness.model import Machine
-from harness.verdict import Margin
 
 
 def test_the_largest_mean_of_either_sign_is_the_floor(machine: Machine, tmp_path: Path) -> None:

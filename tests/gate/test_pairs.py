@@ -12,8 +12,8 @@ import pytest
 from harness.gate import _pairs
 from harness.gate._pairs import Pairs
 from harness.gate._worktree import Checkout
+from harness.gate.records import Code, Side
 from harness.model import Case, Job, Measurement, Work
-from harness.verdict import Code, Side
 
 CODE = Code("main", "0" * 40, False, "0" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(CODE, Path("/base"), ()), "now": Checkout(CODE, Path("/now"), ())}

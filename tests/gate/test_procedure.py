@@ -16,8 +16,8 @@ from harness.gate._decision import CONFIRM_PAIRS, SCREEN_PAIRS
 from harness.gate._noise import Noise
 from harness.gate._pairs import Jobs
 from harness.gate._procedure import Procedure
+from harness.gate.records import CaseEvidence, Pair, Side, Stage
 from harness.model import Case, Job, Measurement
-from harness.verdict import CaseEvidence, Pair, Side, Stage
 
 NOISE = 0.0005
 

@@ -11,8 +11,8 @@ import pytest
 
 from harness import gate
 from harness.errors import Exit
+from harness.gate.records import GateRun
 from harness.model import Case, Header, Measurement, Run, Scenario, Work
-from harness.verdict import GateRun
 
 MakeRun = Callable[..., Run]
 TUNED, COPY = (Case(op, v, "float32", (("N", 8),), "cpu") for op, v in (("prelu", "tuned"), ("copy", "memcpy")))

@@ -27,14 +27,14 @@ def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository with a harness, in place of the one that runs, and a plug-in of a second commit."""
     monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
     root = tmp_path / "checkout"
-    (root / "harness").mkdir(parents=True)
-    for name in ("__init__", "source", "worker"):
+    (root / "harness" / "processes").mkdir(parents=True)
+    for name in ("__init__", "source", "processes/child"):
         (root / "harness" / f"{name}.py").write_text("first = 1\n")
     git(tmp_path, "init", "--quiet", "--initial-branch=main", str(root))
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=first")
     git(root, "tag", "one")
-    (root / "harness" / "worker.py").write_text("second = 2\n")
+    (root / "harness" / "processes" / "child.py").write_text("second = 2\n")
     (root / "mine.py").write_text("OP = 2\n")
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=second")
@@ -49,7 +49,7 @@ def listed(top: Path) -> int:
 def test_a_revision_lies_in_a_folder_of_its_own_until_it_is_done_with(top: Path) -> None:
     repository = Repository.find([])
     with repository.worktree("one", "base") as base:
-        assert (base.root / "harness" / "worker.py").read_text() == "first = 1\n"
+        assert (base.root / "harness" / "processes" / "child.py").read_text() == "first = 1\n"
         assert base.code.label == "one"
         assert base.code.revision == git(top, "rev-parse", "one").strip()
         assert base.code.digest != repository.working_tree().code.digest
@@ -71,7 +71,7 @@ def test_it_is_gone_after_an_error_and_what_a_killed_gate_left_is_replaced(top: 
     (base.root / "harness" / "__pycache__").mkdir()
     with repository.worktree("one", "base") as next_one:
         assert next_one.root == base.root
-        assert (next_one.root / "harness" / "worker.py").read_text() == "first = 1\n"
+        assert (next_one.root / "harness" / "processes" / "child.py").read_text() == "first = 1\n"
         assert not (next_one.root / "harness" / "__pycache__").exists()
     assert listed(top) == 1
 
@@ -80,7 +80,7 @@ def test_two_gates_at_a_time_have_two_folders(top: Path) -> None:
     repository = Repository.find([])
     with repository.worktree("one", "base") as first, repository.worktree("main", "base") as second:
         assert first.root != second.root
-        assert (first.root / "harness" / "worker.py").read_text() == "first = 1\n"
+        assert (first.root / "harness" / "processes" / "child.py").read_text() == "first = 1\n"
     assert listed(top) == 1
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_revision_is_named_with_what_to_do(top: Path, rev: str) -> No
 
 
 def test_a_revision_without_a_harness_is_refused(top: Path) -> None:
-    git(top, "rm", "--quiet", "harness/worker.py")
+    git(top, "rm", "--quiet", "harness/processes/child.py")
     git(top, "commit", "--quiet", "--message=none")
     with pytest.raises(UsageError, match="'main' has no harness"), Repository.find([]).worktree("main", "base"):
         pass

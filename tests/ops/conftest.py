@@ -12,8 +12,8 @@ import pytest
 from harness import check
 from harness.model import Case
 from harness.ops import FLOATS, Catalogue, Context, Tensors
-from harness.ops._dropout import Keep
-from harness.ops._philox import numbers
+from harness.ops.dropout._dropout import Keep
+from harness.ops.dropout._philox import numbers
 
 if TYPE_CHECKING:
     import torch
@@ -203,7 +203,7 @@ def ptx() -> Callable[..., str]:
     from harness.paths import data
 
     def text(file: str, entry: str, macros: dict[str, str | int]) -> str:
-        source = data("kernels") / file
+        source = next(data("kernels").glob(f"*/{file}"))
         folders = [f"-I{folder}" for folder in compiler._include_folders(source.parent)]
         options = ["--gpu-architecture=sm_90", *folders, *(f"-D{name}={value}" for name, value in macros.items())]
         _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), file.encode(), 0, [], [])

@@ -36,13 +36,13 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
     (tmp_path / "mine.cu").write_text("")
     op = Catalogue([plugin(tmp_path, "mine", SHEET.format(name="mine"))])["mine"]
     assert op.find("mine.cu") == tmp_path / "mine.cu"
-    assert op.find("prelu.cu").parent.name == "kernels"
+    assert op.find("prelu.cu").parent.name == "activation"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SHEET.format(name="prelu"), r"bad.py: there is an op named 'prelu' already \(.*ops/prelu.py\)"),
+        (SHEET.format(name="prelu"), r"bad.py: there is an op named 'prelu' already \(.*ops/activation/prelu.py\)"),
         ("x = 1\n", "bad.py: defines no op"),
         ("1 / 0\n", "bad.py: ZeroDivisionError: division by zero"),
         ("def f(:\n", "bad.py: SyntaxError"),

@@ -87,15 +87,15 @@ def test_a_mutant_changes_what_its_cases_run(mutant, tree: Path) -> None:
 
 
 def test_a_change_that_the_compiler_drops_is_none(tree: Path) -> None:
-    kernel = tree / "kernels" / "prelu.cu"
+    kernel = tree / "kernels" / "activation" / "prelu.cu"
     text, place = kernel.read_text(), "      process(pack[k], alpha, head + i * Pack<T>::SIZE, rows);\n"
     assert text.count(place) == 1
     load = "__ldg(reinterpret_cast<const unsigned*>(x + (packs - 1 - i) * Pack<T>::SIZE))"
     dropped = f'      asm volatile("" ::"r"({load}));\n'  # in PTX it uses nothing, and ptxas has the last word
     kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
     (before,), (after,) = (found("prelu/tuned/float32/*").values() for found in (unchanged, partial(launched, tree)))
-    assert no_effect(before, after, {"kernels/prelu.cu"}) == "its kernels' machine code is the same"
-    assert no_effect(before, after, {"harness/ops/prelu.py"}) == "it launches the same"
+    assert no_effect(before, after, {"kernels/activation/prelu.cu"}) == "its kernels' machine code is the same"
+    assert no_effect(before, after, {"harness/ops/activation/prelu.py"}) == "it launches the same"
 
 
 def row(mutant: str, true: float, outcome: str) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+from harness.gate.records import GateRun
 from harness.report import into
-from harness.verdict import GateRun
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 

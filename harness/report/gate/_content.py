@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from harness import units
 from harness.errors import Exit
+from harness.gate.records import GRAVITY, CaseEvidence, Code, Finding, GateRun, Severity, Stage, share
 from harness.report._columns import Column
-from harness.verdict import GRAVITY, CaseEvidence, Code, Finding, GateRun, Severity, Stage, share
 
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {

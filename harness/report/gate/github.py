@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from harness.gate.records import GateRun
 from harness.report.gate._content import findings, limited, told
-from harness.verdict import GateRun
 
 Level = Literal["error", "warning"]
 

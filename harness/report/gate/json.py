@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness import store
-from harness.verdict import GateRun
+from harness.gate.records import GateRun
 
 
 def write(run: GateRun, folder: Path) -> list[Path]:

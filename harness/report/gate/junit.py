@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from harness.gate.records import Finding, GateRun, Severity
 from harness.report.gate._content import Row, code, columns, findings, rows, told
-from harness.verdict import Finding, GateRun, Severity
 
 _ELEMENTS: dict[Severity, str] = {"failure": "failure", "environment": "error", "undecided": "skipped"}
 _COUNTS = {"failure": "failures", "error": "errors", "skipped": "skipped"}

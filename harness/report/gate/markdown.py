@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 from harness import units
+from harness.gate.records import GateRun
 from harness.model import Machine
 from harness.report.gate._content import code, columns, findings, method, outcome, rows, verdict
-from harness.verdict import GateRun
 
 FIGURE = "pairs.png"
 LIMIT = 1024 * 1024

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.gate.records import GateRun, Stage, share
 from harness.report import _canvas
 from harness.report.gate._content import Row, rows
-from harness.verdict import GateRun, Stage, share
 
 if TYPE_CHECKING:
     import matplotlib.axes

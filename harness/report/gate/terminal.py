@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from harness.gate.records import GateRun, Severity
 from harness.report._columns import Column
 from harness.report._console import GAP, draw, headline, tell
 from harness.report.gate._content import code, columns, findings, limited, outcome, plural, rows, told, verdict
-from harness.verdict import GateRun, Severity
 
 if TYPE_CHECKING:
     from rich.console import Console

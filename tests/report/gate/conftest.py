@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.gate.records import CaseEvidence, Code, Decision, Finding, GateRun, Margin, Outcome, Pair, change
 from harness.model import Case, Machine, Measurement
-from harness.verdict import CaseEvidence, Code, Decision, Finding, GateRun, Margin, Outcome, Pair, change
 
 EvidenceOf = Callable[..., CaseEvidence]
 BASE = 100e-6

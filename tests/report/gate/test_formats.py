@@ -9,9 +9,9 @@ import pytest
 
 from harness import store
 from harness.errors import MachineError
+from harness.gate.records import GateRun
 from harness.report import gate
 from harness.report.gate import markdown
-from harness.verdict import GateRun
 
 
 def test_writes_every_format_into_a_folder_that_it_makes(gate_run: GateRun, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from harness.gate.records import Finding, GateRun
 from harness.report.gate import github
-from harness.verdict import Finding, GateRun
 
 MakeGate = Callable[..., GateRun]
 

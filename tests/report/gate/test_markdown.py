@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.gate.records import Finding, GateRun
 from harness.report._page import text
 from harness.report.gate import markdown
-from harness.verdict import Finding, GateRun
 
 
 def test_page(gate_run: GateRun, tmp_path: Path, golden: Callable[[str, str], None]) -> None:

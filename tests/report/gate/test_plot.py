@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from harness.gate.records import CaseEvidence, Finding, GateRun, Margin
 from harness.model import Case
 from harness.report import _canvas
 from harness.report.gate import plot
-from harness.verdict import CaseEvidence, Finding, GateRun, Margin
 
 Evidence = Callable[..., CaseEvidence]
 MakeCase = Callable[..., Case]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from harness.gate.records import CaseEvidence, Finding, GateRun
 from harness.model import Case
 from harness.report.gate import terminal
-from harness.verdict import CaseEvidence, Finding, GateRun
 
 MakeGate = Callable[..., GateRun]
 

@@ -1,0 +1,1 @@
+"""Rules of the gate, one a file: each has `judge(evidence) -> Iterator[Finding]`."""

@@ -1,0 +1,78 @@
+"""Rule: where the machine moved, lowered its clocks or was shared, a loss says nothing about the code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from harness.gate._evidence import Evidence
+from harness.gate.records import CaseEvidence, Finding, Severity
+from harness.gate.rules import floor, slower
+from harness.model import Measurement
+
+_ALONE = "end what else runs on the device, and run the gate again"
+_COOL = "let it cool, check its power limit and what else runs on it, and run the gate again"
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    """Findings of severity 'environment' where what other rules found rests on a bad machine, otherwise notes."""
+    yield from _nothing_measured(evidence)
+    yield from _moved(evidence)
+    relative = [finding for finding in slower.judge(evidence) if finding.severity != "note"]
+    absolute = [finding for finding in floor.judge(evidence) if finding.severity != "note"]
+    if evidence.shared:
+        severity: Severity = "environment" if relative or absolute else "note"
+        yield Finding("environment", severity, f"the device was shared: {evidence.shared}", _ALONE)
+    for found in evidence.cases:
+        yield from _throttled(found, [finding for finding in (*relative, *absolute) if finding.case == found.case])
+
+
+def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
+    """No case has a time with either code: a gate that passes then would never fail."""
+    known = [found for found in evidence.cases if found.base and found.now]
+    if known and not any(m.time is not None for found in known for m in (*found.base, *found.now)):
+        message = "no case that both know could be measured, with either code"
+        yield Finding("environment", "environment", message, "run 'harness env', then the scenario: harness run")
+
+
+def _moved(evidence: Evidence) -> Iterator[Finding]:
+    """The library's copy got slower: together with at least half of the cases that isn't the code's doing."""
+    decided = [found for found in evidence.cases if found.decision]
+    slow = [found for found in decided if found.decision and found.decision.outcome == "regressed"]
+    controls = [found for found in slow if found.control]
+    others = [found for found in decided if not found.control]
+    losers = [found for found in slow if not found.control]
+    if not controls:
+        return
+    if losers and 2 * len(losers) >= len(others):
+        message = f"the library's copy got slower together with {len(losers)} of {len(others)} cases: the machine moved"
+        yield Finding("environment", "environment", message, _ALONE, controls[0].case)
+    else:
+        message = "the library's copy got slower, which no change of the code can do"
+        yield Finding("environment", "note", message, _ALONE, controls[0].case)
+
+
+def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Lowered clocks, and whether what other rules found of the case rests on them."""
+    before, after = _times_throttled(found.base), _times_throttled(found.now)
+    if not before and not after:
+        return
+    rests = any(_rests(finding, found, before, after) for finding in findings)
+    reasons = next(w.message for m in (*found.now, *found.base) for w in m.warnings if w.code == "throttled")
+    message = f"{reasons} ({before} of {len(found.base)} processes of the base, {after} of {len(found.now)} of now)"
+    yield Finding("environment", "environment" if rests else "note", message, _COOL, found.case)
+
+
+def _rests(finding: Finding, found: CaseEvidence, before: int, after: int) -> bool:
+    """Whether a finding rests on lowered clocks, which so many processes of the base and of now had."""
+    if finding.severity == "undecided":
+        return True
+    if finding.rule == "floor":
+        return after == len(found.now)  # Else processes at full clocks lie below it, too.
+    # Where the base had them about as often both sides suffered alike, and a loss is one: counts that differ by less
+    # than the root of their sum differ by chance.
+    return after - before > math.sqrt(after + before)
+
+
+def _times_throttled(measurements: Sequence[Measurement]) -> int:
+    return sum(any(warning.code == "throttled" for warning in m.warnings) for m in measurements)

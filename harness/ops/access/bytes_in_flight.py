@@ -1,0 +1,110 @@
+"""A copy with a known number of bytes in flight: row O17. Twin of bytes_in_flight.cu.
+
+T * V * U bytes are being read on each multiprocessor at a time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from harness import cuda
+from harness.model import Case
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._elementwise import BLOCK, BOTH, blocks
+from harness.ops.access import copy
+
+VECTOR = {4: "unsigned", 8: "uint2", 16: "uint4"}
+LARGEST_BLOCK = 1024
+_WARP = 32
+_MOST_A_THREAD = 128  # bytes: half of the 64 registers that a thread of a full block can have
+_MOST_IN_FLIGHT = 2**17  # bytes: half of a multiprocessor's registers, where they arrive
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """The source itself: a copy has no rounding."""
+    return {"y": t.x}
+
+
+OP = Op(
+    "bytes_in_flight",
+    "y = x by a resident grid, N elements",
+    symbols={
+        "N": "elements",
+        "T": "threads a multiprocessor",
+        "V": "bytes of a load",
+        "U": "loads in flight a thread",
+    },
+    defaults={"T": "2048", "V": "16", "U": "1"},
+    inputs=(Tensor("x", ("N",)),),
+    outputs=(Tensor("y", ("N",)),),
+    reference=reference,
+    tolerance={"float32": (0, 0), "float16": (0, 0), "bfloat16": (0, 0)},
+)
+
+
+def limits(case: Case) -> str | None:
+    """Why a shape's threads or loads can't all be resident, or None."""
+    threads, vector, loads = (case.symbols[symbol] for symbol in "TVU")
+    most = cuda.resident_threads() // cuda.multiprocessors()
+    of_blocks = _per_multiprocessor(threads)
+    reasons = {
+        f"V is {vector}; a load is of 4, 8 or 16 bytes": vector not in VECTOR,
+        f"T is {threads}; a multiprocessor holds up to {most}": threads > most,
+        f"T is {threads}, not whole warps in {of_blocks} equal blocks": threads % (of_blocks * _WARP) > 0,
+        "the registers of a thread don't hold V * U bytes": vector * loads > _MOST_A_THREAD,
+        "the registers of a multiprocessor don't hold T * V * U bytes": threads * vector * loads > _MOST_IN_FLIGHT,
+        "the kernel's index has 32 bits": case.symbols["N"] * ITEMSIZE[case.dtype] >= 2**31 * vector,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+@OP.variant("eager", "torch's copy_; T, V and U don't concern it", devices=BOTH, capture=False)
+def eager(ctx: Context) -> Launch:
+    """The copy op's."""
+    launch: Launch = copy.eager(ctx)
+    return launch
+
+
+@OP.variant("compile", "torch.compile of a clone; T, V and U don't concern it", devices=BOTH, returns=True)
+def compile_(ctx: Context) -> Launch:
+    """The copy op's."""
+    launch: Launch = copy.compile_(ctx)
+    return launch
+
+
+@OP.variant("grid_stride", "T threads a multiprocessor loop over U loads of V bytes", rows=("O17",), unsupported=limits)
+def grid_stride(ctx: Context) -> Launch:
+    """A grid that is resident as a whole: as many blocks as multiprocessors, or twice as many where T needs two.
+
+    The hardware gives each multiprocessor its share, as it places a block where most room is left.
+    """
+    from harness.cuda.streams import macros
+
+    threads, vector = ctx.s.T, ctx.s.V
+    kernel = ctx.kernel("bytes_in_flight.cu", "grid_stride", {"VECTOR": VECTOR[vector], "IN_FLIGHT": ctx.s.U})
+    rest = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, 1, False))
+    blocks_each = _per_multiprocessor(threads)
+    grid, block = cuda.multiprocessors() * blocks_each, threads // blocks_each
+
+    def launch(t: Tensors) -> None:
+        size = t.x.numel() * t.x.element_size()
+        aligned = (t.x.data_ptr() | t.y.data_ptr()) % vector == 0
+        vectors = size // vector if aligned else 0
+        kernel(grid, block, t.x, t.y, ctypes.c_uint32(vectors), ctypes.c_uint32(grid * block))
+        begin = vectors * vector
+        rest(blocks(size - begin), BLOCK, t.x, t.y, ctypes.c_int64(begin), ctypes.c_int64(size))
+
+    return launch
+
+
+@OP.variant("tuned", "one pack of 16 bytes a thread, many blocks; T, V and U don't concern it", rows=("O17",))
+def tuned(ctx: Context) -> Launch:
+    """The plain stream, which no loop over the data is known to beat."""
+    launch: Launch = copy.stream(ctx)
+    return launch
+
+
+def _per_multiprocessor(threads: int) -> int:
+    """The fewest blocks that hold a multiprocessor's threads."""
+    return -(-threads // LARGEST_BLOCK)

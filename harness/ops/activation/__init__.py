@@ -1,0 +1,1 @@
+"""Activations and their gradients: PReLU, and ReLU with a mask of bits."""

@@ -1,0 +1,156 @@
+"""PReLU, y = x if x > 0 else alpha[c] * x: rows R1 to R4. Twin of prelu.cu.
+
+A shape of C = 1 is the single-parameter PReLU: element-wise, no broadcast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import cuda
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, split, widened
+
+if TYPE_CHECKING:
+    import torch
+
+EVICT_FIRST_BELOW = 2**26  # bytes moved; about the L2 of the GPU on which the hint was tried
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """In higher precision."""
+    import torch
+
+    x, alpha = widened(t.x, t.alpha)
+    return {"y": torch.where(x > 0, x, alpha.view(1, -1, 1, 1) * x)}
+
+
+OP = Op(
+    "prelu",
+    "y = x if x > 0 else alpha[c] * x",
+    symbols={"N": "batch", "C": "channels, one alpha each", "H": "height", "W": "width"},
+    inputs=(Tensor("x", ("N", "C", "H", "W")), Tensor("alpha", ("C",))),
+    outputs=(Tensor("y", ("N", "C", "H", "W")),),
+    reference=reference,
+    flops="N * C * H * W",
+)
+
+
+@OP.variant("eager", "torch.nn.functional.prelu", rows=("R4",), devices=BOTH, returns=True)
+def eager(_: Context) -> Launch:
+    """What a user writes today."""
+    from torch.nn.functional import prelu
+
+    return lambda t: (prelu(t.x, t.alpha),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(_: Context) -> Launch:
+    """Inductor's fused kernel for exactly this shape."""
+    from torch.nn.functional import prelu
+
+    function = compiled(prelu)
+    return lambda t: (function(t.x, t.alpha),)
+
+
+@OP.variant("naive", "one element a thread, 64-bit division and modulo for each", rows=("R1",))
+def naive(ctx: Context) -> Launch:
+    """The text's starting point."""
+    kernel = ctx.kernel("prelu.cu", "prelu_naive", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    inner, channels = ctypes.c_int64(ctx.s.H * ctx.s.W), ctypes.c_int64(ctx.s.C)
+
+    def launch(t: Tensors) -> None:
+        n = t.x.numel()
+        kernel(blocks(n), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(n), inner, channels)
+
+    return launch
+
+
+@OP.variant("packed", "16-byte packs that share one alpha; naive where inner isn't divisible", rows=("R2", "R3"))
+def packed(ctx: Context) -> Launch:
+    """The text's optimisation, with its fallback: a pack must lie in one channel and start on 16 bytes."""
+    pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
+    inner = ctx.s.H * ctx.s.W if ctx.s.C > 1 else ctx.s.N * ctx.s.H * ctx.s.W
+    fallback: Launch = naive(ctx)
+    if inner % pack:
+        return fallback
+    kernel = ctx.kernel("prelu.cu", "prelu_packed", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    packs_per_channel, channels = ctypes.c_int64(inner // pack), ctypes.c_int64(ctx.s.C)
+
+    def launch(t: Tensors) -> None:
+        if not aligned(t.x, t.y):
+            fallback(t)
+            return
+        packs = t.x.numel() // pack
+        kernel(blocks(packs), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(packs), packs_per_channel, channels)
+
+    return launch
+
+
+@OP.variant("tuned", "packs at any inner size and alignment, multiplications in place of divisions", rows=("R2", "R4"))
+def tuned(ctx: Context) -> Launch:
+    """Compiled for the way that packs meet channels here; see prelu.cu."""
+    elements = ctx.s.N * ctx.s.C * ctx.s.H * ctx.s.W
+    plans: dict[tuple[int, int], _Tuned] = {}
+
+    def launch(t: Tensors) -> None:
+        alignment = t.x.data_ptr() % PACK_BYTES, t.y.data_ptr() % PACK_BYTES
+        if alignment not in plans:
+            plans[alignment] = _Tuned.plan(ctx, elements, *alignment)
+        plans[alignment].launch(t.x, t.alpha, t.y)
+
+    return launch
+
+
+@dataclass(frozen=True, slots=True)
+class _Tuned:
+    """A launch of prelu_tuned for one alignment of x and y (addresses modulo 16)."""
+
+    kernel: Any
+    grid: int
+    scalars: tuple[Any, ...]
+
+    @classmethod
+    def plan(cls, ctx: Context, elements: int, x_offset: int, y_offset: int) -> _Tuned:
+        size = ITEMSIZE[ctx.case.dtype]
+        pack = PACK_BYTES // size
+        inner, channels = (ctx.s.H * ctx.s.W, ctx.s.C) if ctx.s.C > 1 else (max(1, elements), 1)
+        head, packs, misaligned = split(elements, size, x_offset, y_offset)
+        threads = packs + elements - packs * pack
+        per_thread = packs_per_thread(threads)
+        bits = 32 if elements < 2**31 else 64
+        word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
+        macros: dict[str, str | int] = {
+            "SCALAR": CUDA_TYPE[ctx.case.dtype],
+            "BLOCK": BLOCK,
+            "INDEX": "unsigned" if bits == 32 else "unsigned long long",
+            "ALPHA": _alpha_mode(inner, channels, head, pack),
+            "SHIFTED": int(misaligned > 0),
+            "PACKS": per_thread,
+            "EVICT_FIRST": int(2 * elements * size < EVICT_FIRST_BELOW),
+        }
+        scalars = (
+            *(word(elements), word(head), word(packs), ctypes.c_uint32(misaligned)),
+            *(word(inner), *cuda.fast_divisor(inner, bits), word(channels), *cuda.fast_divisor(channels, bits)),
+        )
+        return cls(ctx.kernel("prelu.cu", "prelu_tuned", macros), blocks(-(-threads // per_thread)), scalars)
+
+    def launch(self, x: torch.Tensor, alpha: torch.Tensor, y: torch.Tensor) -> None:
+        self.kernel(self.grid, BLOCK, x, alpha, y, *self.scalars)
+
+
+def packs_per_thread(packs: int) -> int:
+    """2 where that makes the whole grid resident at once and 1 doesn't, else 1."""
+    resident = cuda.resident_threads()
+    return 2 if resident < packs <= 2 * resident else 1
+
+
+def _alpha_mode(inner: int, channels: int, head: int, pack: int) -> str:
+    if channels == 1:
+        return "ALPHA_ONE"
+    if inner % pack == 0 and head % pack == 0:
+        return "ALPHA_UNIFORM"
+    return "ALPHA_STRADDLE" if inner >= pack else "ALPHA_SHORT"

@@ -1,0 +1,102 @@
+"""The backward of ReLU, dx = dy where y > 0 else 0: row O9. Twin of relu_grad.cu.
+
+Eager reads y; our variants read the bits that relu_mask writes. PyTorch's drops dy where y <= 0, so it lets dy through
+where y is NaN; the bit is 0 there, and so is dx.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._bits import pack
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops.activation.relu_mask import GROUP, NATURAL, STRIDED, pack_strided
+
+
+def make(ctx: Context) -> dict[str, Any]:
+    """A gradient, and y as a ReLU leaves it: half of it zeros."""
+    import torch
+
+    dy, x = (torch.randn(ctx.s.N, generator=ctx.generator, device=ctx.device, dtype=ctx.dtype) for _ in range(2))
+    return {"dy": dy, "y": x.relu_()}
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """A selection has no rounding, so the case's precision is exact."""
+    return {"dx": t.dy.where(t.y > 0, 0)}
+
+
+_DY = Tensor("dy", ("N",))
+OP = Op(
+    "relu_grad",
+    "dx = dy where y > 0 else 0",
+    symbols={"N": "elements"},
+    inputs=(_DY, Tensor("y", ("N",))),
+    outputs=(Tensor("dx", ("N",)),),
+    make=make,
+    reference=reference,
+    tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
+)
+
+
+@OP.variant("eager", "what autograd calls, threshold_backward(dy, y, 0)", rows=("O9",), devices=BOTH, returns=True)
+def eager(_: Context) -> Launch:
+    """Reads y to find the sign."""
+    import torch
+
+    return lambda t: (torch.ops.aten.threshold_backward(t.dy, t.y, 0),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(_: Context) -> Launch:
+    """The same traffic."""
+    import torch
+
+    function = compiled(lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0))
+    return lambda t: (function(t.dy, t.y),)
+
+
+def _encode(_: Context, t: Tensors) -> dict[str, Any]:
+    return {"mask": pack(t.y > 0)}
+
+
+def _encode_strided(_: Context, t: Tensors) -> dict[str, Any]:
+    return {"mask": pack_strided(t.y > 0)}
+
+
+_BITS: dict[str, Any] = {"inputs": (_DY, NATURAL), "encode": _encode}
+
+
+@OP.variant("bitset", "one element and its bit a thread", rows=("O9",), **_BITS)
+def bitset(ctx: Context) -> Launch:
+    """The text's idea, plainly."""
+    kernel = ctx.kernel("relu_grad.cu", "relu_grad_bitset", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    grid, n = blocks(ctx.s.N), ctypes.c_int64(ctx.s.N)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.mask, t.dx, n)
+
+
+@OP.variant(
+    "bitset_strided",
+    "a byte of relu_mask/strided and its 8 elements a thread",
+    rows=("O9",),
+    inputs=(_DY, STRIDED),
+    encode=_encode_strided,
+)
+def bitset_strided(ctx: Context) -> Launch:
+    """For the permuted order."""
+    kernel = ctx.kernel("relu_grad.cu", "relu_grad_bitset_strided", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    count = -(-ctx.s.N // GROUP)
+    grid, n, units = blocks(count), ctypes.c_int64(ctx.s.N), ctypes.c_int64(count)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.mask, t.dx, n, units)
+
+
+@OP.variant("tuned", "packs of 16 bytes and their bits, a byte's or half a byte's", rows=("O9",), **_BITS)
+def tuned(ctx: Context) -> Launch:
+    """Natural order at the width of a copy."""
+    kernel = ctx.kernel("relu_grad.cu", "relu_grad_tuned", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    packs = -(-ctx.s.N * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
+    grid, n = blocks(packs), ctypes.c_int64(ctx.s.N)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.mask, t.dx, n, ctypes.c_int32(aligned(t.dy, t.dx)))

@@ -1,0 +1,1 @@
+"""Batch norm in training, fused with an addition and ReLU."""

@@ -1,0 +1,1 @@
+"""Biases, with and without a residual."""

@@ -1,0 +1,152 @@
+"""Bias, y = x + bias[c] over (outer, channels, inner): rows O14 to O16. Twin of bias_add.cu.
+
+inner = 1 is a bias for each column of a matrix (language models), outer = 1 one for each row, any other inner one for
+each channel of images. All variants but `tuned` take one element a thread, so that only the way to its channel differs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+from harness import cuda
+from harness.model import Case
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+
+if TYPE_CHECKING:
+    import torch
+
+LIMIT_32 = 2**31  # elements; one bit of 32 is left to the fast division, which adds
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """In higher precision."""
+    return {"y": add(*widened(t.x, t.bias))}
+
+
+def add(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """What a user writes: x (outer, channels, inner) plus bias (channels)."""
+    return x + bias.view(1, -1, 1)
+
+
+OP = Op(
+    "bias_add",
+    "y = x + bias[c]",
+    symbols={"outer": "size before the channels", "bias": "channels, one bias each", "inner": "size after them"},
+    inputs=(Tensor("x", ("outer", "bias", "inner")), Tensor("bias", ("bias",))),
+    outputs=(Tensor("y", ("outer", "bias", "inner")),),
+    reference=reference,
+    flops="outer * bias * inner",
+)
+
+
+def _needs_32_bits(case: Case) -> str | None:
+    if math.prod(case.symbols.values()) < LIMIT_32:
+        return None
+    return "counts elements in 32 bits: for fewer than 2^31 of them"
+
+
+def _needs_inner_1(case: Case) -> str | None:
+    return "for inner = 1 only" if case.symbols["inner"] != 1 else _needs_32_bits(case)
+
+
+def _needs_outer_1(case: Case) -> str | None:
+    return "for outer = 1 only" if case.symbols["outer"] != 1 else _needs_32_bits(case)
+
+
+@OP.variant("eager", "torch's broadcast addition", devices=BOTH, returns=True)
+def eager(_: Context) -> Launch:
+    """What a user writes today."""
+    return lambda t: (add(t.x, t.bias),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(_: Context) -> Launch:
+    """Inductor's kernel for exactly this shape, where both divisors are constants."""
+    function = compiled(add)
+    return lambda t: (function(t.x, t.bias),)
+
+
+@OP.variant("index64", "64-bit division and modulo for each element", rows=("O14", "O15"))
+def index64(ctx: Context) -> Launch:
+    """The text's general kernel, for tensors of any size."""
+    sizes = ctypes.c_uint64(ctx.s.bias), ctypes.c_uint64(ctx.s.inner)
+    return _one_element(ctx, "bias_add_index64", ctypes.c_uint64(_elements(ctx)), *sizes)
+
+
+@OP.variant("index32", "32-bit division and modulo", rows=("O14", "O15", "O16"), unsupported=_needs_32_bits)
+def index32(ctx: Context) -> Launch:
+    """The same in half the bits."""
+    return _one_element_32(ctx, "bias_add_index32", ctx.s.bias, ctx.s.inner)
+
+
+@OP.variant("divmul", "the modulo as a multiplication and a subtraction", rows=("O16",), unsupported=_needs_32_bits)
+def divmul(ctx: Context) -> Launch:
+    """The text's col = i - row * n in place of i % n, in 32 bits."""
+    return _one_element_32(ctx, "bias_add_divmul", ctx.s.bias, ctx.s.inner)
+
+
+@OP.variant("fastdiv", "each division as a multiplication", rows=("O16",), unsupported=_needs_32_bits)
+def fastdiv(ctx: Context) -> Launch:
+    """By constants that the host computes, in 32 bits."""
+    sizes = ctypes.c_uint32(_elements(ctx)), ctypes.c_uint32(ctx.s.bias)
+    return _one_element(ctx, "bias_add_fastdiv", *sizes, *_divisor(ctx.s.bias, 32), *_divisor(ctx.s.inner, 32))
+
+
+@OP.variant("inner1", "a modulo and no division, for inner = 1", rows=("O14",), unsupported=_needs_inner_1)
+def inner1(ctx: Context) -> Launch:
+    """The text's special kernel for rows of channels, in 32 bits."""
+    return _one_element_32(ctx, "bias_add_inner1", ctx.s.bias)
+
+
+@OP.variant("outer1", "a division and no modulo, for outer = 1", rows=("O14",), unsupported=_needs_outer_1)
+def outer1(ctx: Context) -> Launch:
+    """The text's special kernel for columns of channels, in 32 bits."""
+    return _one_element_32(ctx, "bias_add_outer1", ctx.s.inner)
+
+
+@OP.variant("tuned", "16-byte packs at any sizes, multiplications in place of divisions", rows=("O14", "O15", "O16"))
+def tuned(ctx: Context) -> Launch:
+    """One channel is computed a pack. How the others follow from it is the kernel's choice; see bias_add.cu."""
+    size = ITEMSIZE[ctx.case.dtype]
+    pack, n = PACK_BYTES // size, _elements(ctx)
+    bits = 32 if n < LIMIT_32 else 64
+    word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
+    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": "unsigned" if bits == 32 else "unsigned long long"}
+    kernel = ctx.kernel("bias_add.cu", "bias_add_any", macros)
+    whole_rows = ctx.s.inner == 1 and ctx.s.bias % pack == 0
+    by_rows = ctx.kernel("bias_add.cu", "bias_add_rows", macros) if whole_rows else None
+    grid, channels = blocks(-(-n // pack)), (word(ctx.s.bias), *_divisor(ctx.s.bias, bits))
+    inner = word(ctx.s.inner), *_divisor(ctx.s.inner, bits)
+
+    def launch(t: Tensors) -> None:
+        if by_rows and aligned(t.x, t.bias, t.y):
+            by_rows(grid, BLOCK, t.x, t.bias, t.y, word(n), *channels)
+        else:
+            vector = ctypes.c_int(aligned(t.x, t.y))
+            kernel(grid, BLOCK, t.x, t.bias, t.y, word(n), vector, *channels, *inner)
+
+    return launch
+
+
+def _one_element(ctx: Context, entry: str, *scalars: Any) -> Launch:
+    """A launch of one of the kernels that take one element a thread."""
+    kernel = ctx.kernel("bias_add.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    grid = blocks(_elements(ctx))
+    return lambda t: kernel(grid, BLOCK, t.x, t.bias, t.y, *scalars)
+
+
+def _one_element_32(ctx: Context, entry: str, *sizes: int) -> Launch:
+    return _one_element(ctx, entry, *(ctypes.c_uint32(size) for size in (_elements(ctx), *sizes)))
+
+
+def _elements(ctx: Context) -> int:
+    return math.prod(ctx.case.symbols.values())
+
+
+def _divisor(size: int, bits: int) -> tuple[Any, Any]:
+    """Nothing is launched for an empty tensor, whose sizes no number can be divided by."""
+    return cuda.fast_divisor(max(1, size), bits)

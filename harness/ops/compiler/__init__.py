@@ -1,0 +1,1 @@
+"""What the compiler makes of small differences: local arrays, aliasing, branches."""

@@ -1,0 +1,84 @@
+"""Groups of 8 rotated by K places, in a thread's own array: row O19. Twin of local_array.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
+
+GROUP = 8
+
+
+def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
+    """By the definition: element j of a group goes to j + K, modulo 8."""
+    import torch
+
+    y = torch.empty_like(t.x)
+    for j in range(GROUP):
+        y[:, (j + ctx.s.K) % GROUP] = t.x[:, j]
+    return {"y": y}
+
+
+OP = Op(
+    "local_array",
+    "y[g, (j + K) % 8] = x[g, j]",
+    symbols={"G": "groups of 8 elements", "K": "places that each group is rotated by"},
+    defaults={"K": "3"},
+    inputs=(Tensor("x", ("G", GROUP)),),
+    outputs=(Tensor("y", ("G", GROUP)),),
+    reference=reference,
+    tolerance={"float32": (0, 0), "float16": (0, 0), "bfloat16": (0, 0)},
+)
+
+
+@OP.variant("eager", "torch.roll along the groups", devices=BOTH, returns=True)
+def eager(ctx: Context) -> Launch:
+    """What a user writes today."""
+    import torch
+
+    places = ctx.s.K
+    return lambda t: (torch.roll(t.x, places, 1),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(ctx: Context) -> Launch:
+    """Inductor's kernel for exactly this shape and K."""
+    import torch
+
+    places = ctx.s.K
+    function = compiled(lambda x: torch.roll(x, places, 1))
+    return lambda t: (function(t.x),)
+
+
+@OP.variant("runtime_index", "a thread's array of 8, indexed by numbers known only at run time", rows=("O19",))
+def runtime_index(ctx: Context) -> Launch:
+    """Before: the arrays land in local memory."""
+    return _by_groups(ctx, "local_array_runtime_index", {"RUNTIME_INDEX": 1})
+
+
+@OP.variant("constant_index", "the same array in registers: constant indices, three steps of selections", rows=("O19",))
+def constant_index(ctx: Context) -> Launch:
+    """After: no memory but x and y."""
+    return _by_groups(ctx, "local_array_constant_index", {})
+
+
+@OP.variant("tuned", "one pack a thread, cut out of two by shifts of whole words")
+def tuned(ctx: Context) -> Launch:
+    """Neighbouring lanes move neighbouring packs, in floats too."""
+    return _by_groups(ctx, "local_array_tuned", {}, threads=GROUP * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
+
+
+def _by_groups(ctx: Context, entry: str, macros: dict[str, str | int], threads: int = 1) -> Launch:
+    """A launch of `threads` threads a group."""
+    kernel = ctx.kernel("local_array.cu", entry, {"SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]], **macros})
+    places = ctypes.c_uint32(ctx.s.K % GROUP)
+
+    def launch(t: Tensors) -> None:
+        groups = t.x.numel() // GROUP
+        in_packs = ctypes.c_int32(aligned(t.x, t.y))
+        kernel(blocks(groups * threads), BLOCK, t.x, t.y, ctypes.c_int64(groups), places, in_packs)
+
+    return launch

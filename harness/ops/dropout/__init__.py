@@ -1,0 +1,1 @@
+"""Dropout, its masks and gradients, and what it is fused with."""

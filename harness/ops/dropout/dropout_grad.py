@@ -1,0 +1,156 @@
+"""The gradient of dropout, dx = dy * scale where an element was kept, else 0: row D4. Twin of dropout_grad.cu.
+
+The mask is the one that dropout's tuned variant draws in a call with the number REPLAYED, so that `replay` can do
+without it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._bits import WORDS, pack
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, Keep, arguments, seed, split
+from harness.ops.dropout._philox import GROUP, draws
+
+if TYPE_CHECKING:
+    import torch
+
+REPLAYED = 3
+_CHUNK = 2**24  # numbers drawn at a time: as int64 and in several copies they take half a gigabyte
+
+_DY, _DX = Tensor("dy", ("N",)), Tensor("dx", ("N",))
+
+
+def scale(percent: int) -> float:
+    """What torch multiplies kept elements by.
+
+    dropout's own variants take the inverse of the probability as they round it, which may be 2**-17 off this one's.
+    """
+    return 1 / (1 - percent / 100) if percent < 100 else 0.0
+
+
+def make(ctx: Context) -> dict[str, Any]:
+    """Normal random gradients without zeros, and the mask."""
+    import torch
+
+    dy = torch.randn(ctx.s.N, generator=ctx.generator, device=ctx.device, dtype=ctx.dtype)
+    return {"dy": dy.masked_fill_(dy == 0, 1), "mask": _drawn(ctx)}
+
+
+def _drawn(ctx: Context) -> torch.Tensor:
+    """The mask of the narrow stream."""
+    import torch
+
+    mask = torch.empty(ctx.s.N, device=ctx.device, dtype=torch.bool)
+    for start in range(0, ctx.s.N, _CHUNK):
+        part = mask[start : start + _CHUNK]
+        groups = torch.arange(start // GROUP[NARROW], -(-(start + part.numel()) // GROUP[NARROW]), device=ctx.device)
+        numbers = draws(seed(ctx), REPLAYED, groups, NARROW).view(-1)[: part.numel()]
+        part.copy_(numbers < Keep(ctx.s.P, NARROW).threshold)
+    return mask
+
+
+def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
+    """In higher precision."""
+    import torch
+
+    (dy,) = widened(t.dy)
+    return {"dx": torch.where(t.mask, dy * scale(ctx.s.P), 0)}
+
+
+OP = Op(
+    "dropout_grad",
+    "dx = dy / (1 - p) where an element was kept, else 0",
+    symbols={"N": "elements", **PERCENT},
+    inputs=(_DY, Tensor("mask", ("N",), "bool")),
+    outputs=(_DX,),
+    defaults={"P": "10"},
+    reference=reference,
+    make=make,
+    flops="N",
+)
+
+
+@OP.variant("eager", "torch's native_dropout_backward, byte mask", devices=BOTH, returns=True)
+def eager(ctx: Context) -> Launch:
+    """What autograd calls after torch.nn.functional.dropout."""
+    import torch
+
+    factor = scale(ctx.s.P)
+    return lambda t: (torch.ops.aten.native_dropout_backward(t.dy, t.mask, factor),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(ctx: Context) -> Launch:
+    """Inductor's kernel."""
+    import torch
+
+    factor = scale(ctx.s.P)
+    function = compiled(lambda dy, mask: torch.ops.aten.native_dropout_backward(dy, mask, factor))
+    return lambda t: (function(t.dy, t.mask),)
+
+
+@OP.variant("bytes", "four elements and four mask bytes a thread")
+def bytes_(ctx: Context) -> Launch:
+    """What the bit mask is held against."""
+    return _launch(ctx, "dropout_grad_bytes", 4, "mask")
+
+
+def _encode(_: Context, t: Tensors) -> dict[str, Any]:
+    return {"bits": pack(t.mask)}
+
+
+_BITS: dict[str, Any] = {"inputs": (_DY, Tensor("bits", (WORDS,), "int32")), "encode": _encode}
+
+
+@OP.variant("bitmask", "four elements a thread, four bits of a mask word", rows=("D4",), **_BITS)
+def bitmask(ctx: Context) -> Launch:
+    """The text's backward."""
+    return _launch(ctx, "dropout_grad_bitmask", 4, "bits")
+
+
+@OP.variant("tuned", "16-byte packs and their bits, a byte's or half a byte's", rows=("D4",), **_BITS)
+def tuned(ctx: Context) -> Launch:
+    """The bits of any of dropout's variants, at the width of a copy."""
+    return _launch(ctx, "dropout_grad_tuned", PACK_BYTES // ITEMSIZE[ctx.case.dtype], "bits")
+
+
+def _launch(ctx: Context, entry: str, per_thread: int, mask: str) -> Launch:
+    """The kernel `entry`, whose threads take `per_thread` elements each; it reads the tensor named `mask`."""
+    kernel = ctx.kernel("dropout_grad.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    factor = ctypes.c_float(scale(ctx.s.P))
+    grid, whole = blocks(-(-ctx.s.N // per_thread)), ctx.s.N // per_thread
+
+    def launch(t: Tensors) -> None:
+        kept = getattr(t, mask)
+        sizes = ctypes.c_int64(ctx.s.N), ctypes.c_int64(whole if aligned(t.dy, kept, t.dx) else 0)
+        kernel(grid, BLOCK, t.dy, kept, t.dx, *sizes, factor)
+
+    return launch
+
+
+def _number_of_call(ctx: Context, _: Tensors) -> dict[str, Any]:
+    import torch
+
+    return {"call": torch.tensor([REPLAYED], device=ctx.device)}
+
+
+@OP.variant(
+    "replay", "no mask in memory: draws the forward's numbers again", inputs=(_DY, CALL), encode=_number_of_call
+)
+def replay(ctx: Context) -> Launch:
+    """Arithmetic in place of the mask's bytes."""
+    kernel = ctx.kernel("dropout_grad.cu", "dropout_grad_replay", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    key, threshold, _ = arguments(ctx, NARROW)
+    factor = ctypes.c_float(scale(ctx.s.P))
+    threads, whole = split(ctx.s.N, NARROW)
+
+    def launch(t: Tensors) -> None:
+        sizes = ctypes.c_int64(ctx.s.N), ctypes.c_int64(whole if aligned(t.dy, t.dx) else 0)
+        kernel(blocks(threads), BLOCK, t.dy, t.call, t.dx, *sizes, key, threshold, factor)
+
+    return launch

@@ -1,0 +1,123 @@
+"""A random mask of bytes, 1 with a given probability: row O18. Twin of random_mask.cu."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from harness import cuda
+from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import compiled
+from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
+from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, WIDE, arguments, density_complaint, seed
+
+if TYPE_CHECKING:
+    import torch
+
+STATE_BYTES = 48
+_THREADS = "min(cdiv(N, 16), 2**15)"  # one for each 16 elements, but no more than an eighth of what an H200 holds
+_STATE = Tensor("state", (f"{STATE_BYTES} * {_THREADS}",), "uint8", inplace=True)
+_FEWEST_WAVES = 4  # of threads with four packs each, that these be worth it
+
+
+def check(ctx: Context, t: Tensors) -> str | None:
+    """Every byte is 0 or 1, and the right share is 1."""
+    import torch
+
+    if bool((t.mask.view(torch.uint8) > 1).any()):
+        return "mask: has bytes other than 0 and 1"
+    return density_complaint(ctx, t.mask)
+
+
+OP = Op(
+    "random_mask",
+    "mask = 1 with a probability of 1 - P%, else 0",
+    symbols={"N": "elements", **PERCENT | {"P": "percent of zeros"}},
+    inputs=(CALL,),
+    outputs=(Tensor("mask", ("N",)),),
+    defaults={"P": "10"},
+    dtypes=("bool",),
+    check=check,
+    items="N",
+    item="samples",
+)
+
+
+def _bernoulli(ctx: Context) -> Callable[[], torch.Tensor]:
+    """What a user writes."""
+    import torch
+
+    n, probability, device = ctx.s.N, 1 - ctx.s.P / 100, ctx.device
+    return lambda: torch.empty(n, dtype=torch.bool, device=device).bernoulli_(probability)
+
+
+@OP.variant("eager", "torch.empty(N).bernoulli_(p)", devices=BOTH, returns=True)
+def eager(ctx: Context) -> Launch:
+    """A Philox call for four elements, a byte a store."""
+    function = _bernoulli(ctx)
+    return lambda _: (function(),)
+
+
+@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+def compile_(ctx: Context) -> Launch:
+    """Inductor has no kernel of its own for bernoulli_."""
+    function = compiled(_bernoulli(ctx))
+    return lambda _: (function(),)
+
+
+def fresh_state(threads: int, key: int, device: Any) -> torch.Tensor:
+    """Generators that have drawn nothing yet, 48 bytes each, as uint8.
+
+    Words 0 to 3 of a generator are the next counter, with the thread in the upper half; 4 to 7 the words drawn last, 8
+    and 9 the key, and 10 says how many of the four words are used.
+    """
+    import torch
+
+    state = torch.zeros(threads, STATE_BYTES // 4, dtype=torch.int64, device=device)
+    state[:, 2] = torch.arange(threads, device=device)
+    state[:, 8], state[:, 9], state[:, 10] = key & 0xFFFFFFFF, key >> 32, 4
+    return state.to(torch.int32).view(torch.uint8).view(-1)
+
+
+def _encode(ctx: Context, _: Tensors) -> dict[str, Any]:
+    return {"state": fresh_state(_state_bytes(ctx) // STATE_BYTES, seed(ctx), ctx.device)}
+
+
+def _state_bytes(ctx: Context) -> int:
+    return _STATE.bytes(ctx.case.symbols, ctx.case.dtype)
+
+
+_STATEFUL: dict[str, Any] = {"rows": ("O18",), "inputs": (_STATE,), "encode": _encode}
+
+
+@OP.variant("scalar", "a generator of 48 bytes for each of few threads, one byte a store", **_STATEFUL)
+def scalar(ctx: Context) -> Launch:
+    """The text's starting point."""
+    kernel, (grid, *sizes) = ctx.kernel("random_mask.cu", "random_mask_scalar"), _stateful(ctx)
+    return lambda t: kernel(grid, BLOCK, t.state, t.mask, *sizes)
+
+
+@OP.variant("packed", "the same generators, 16 results in one store of 16 bytes", **_STATEFUL)
+def packed(ctx: Context) -> Launch:
+    """The text's optimisation: as few threads, but they wait less."""
+    kernel, (grid, *sizes) = ctx.kernel("random_mask.cu", "random_mask_packed"), _stateful(ctx)
+    return lambda t: kernel(grid, BLOCK, t.state, t.mask, *sizes, ctypes.c_uint32(aligned(t.mask)))
+
+
+def _stateful(ctx: Context) -> tuple[Any, ...]:
+    """(grid, n, threads, threshold)."""
+    _, threshold, _ = arguments(ctx, WIDE)
+    threads = _state_bytes(ctx) // STATE_BYTES
+    return blocks(threads), ctypes.c_uint64(ctx.s.N), ctypes.c_uint64(threads), threshold
+
+
+@OP.variant("tuned", "no state: 16 elements a store from two Philox calls on their index", rows=("O18",))
+def tuned(ctx: Context) -> Launch:
+    """Each thread makes a few stores; see random_mask.cu."""
+    many = _FEWEST_WAVES * cuda.resident_threads() * 4 * PACK_BYTES
+    packs = 4 if many <= ctx.s.N else 2
+    kernel = ctx.kernel("random_mask.cu", "random_mask_tuned", {"PACKS": packs})
+    key, threshold, _ = arguments(ctx, NARROW)
+    grid, n = blocks(ctx.s.N, packs * PACK_BYTES * BLOCK), ctypes.c_uint64(ctx.s.N)
+    return lambda t: kernel(grid, BLOCK, t.call, t.mask, n, ctypes.c_uint32(aligned(t.mask)), key, threshold)

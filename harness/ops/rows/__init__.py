@@ -1,0 +1,1 @@
+"""Reductions over the rows of a matrix: softmax, LayerNorm, RMSNorm, and their gradients."""

@@ -1,0 +1,1 @@
+"""The processes that measure: what they say to each other, and who watches over whom."""

@@ -1,0 +1,31 @@
+"""Records as JSON and back."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter
+
+Record = TypeVar("Record")
+_ADAPTERS: dict[type[Any], TypeAdapter[Any]] = {}
+
+
+def dump(record: Any, indent: int | None = None) -> str:
+    """The record as JSON: one line, or indented. NaN and infinity are kept, as `parse` reads them."""
+    text = json.dumps(_adapter(type(record)).dump_python(record), ensure_ascii=False, indent=indent)
+    # Undecodable bytes in a file's name or a library's message must not make the record unreadable.
+    return text.encode("utf-8", "replace").decode()
+
+
+def parse(cls: type[Record], text: str | bytes) -> Record:
+    """The record of class `cls` in a JSON text. Raises pydantic.ValidationError."""
+    record: Record = _adapter(cls).validate_json(text)
+    return record
+
+
+def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
+    """Making one takes milliseconds, so each is made once."""
+    if cls not in _ADAPTERS:
+        _ADAPTERS[cls] = TypeAdapter(cls)
+    return _ADAPTERS[cls]

@@ -1,0 +1,214 @@
+"""A run folder on disk: `run.json` (the header) and `results.jsonl` (one measurement a line, only ever appended).
+
+Whoever writes holds a lock on `results.jsonl`, which the kernel drops with the process, however that ends.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import ValidationError
+
+from harness.errors import MachineError, UsageError
+from harness.model import SCHEMA, Header, Measurement, Run
+from harness.store.codec import dump, parse
+
+RESULTS = "results.jsonl"
+HEADER = "run.json"
+
+
+class Writer:
+    """The one process that writes into a run folder. Made by `create` and `reopen`; a context manager."""
+
+    def __init__(self, folder: Path, results: int) -> None:
+        self.folder = folder
+        self._results = results
+
+    def append(self, measurement: Measurement) -> None:
+        """Add one result; it is with the kernel when this returns. Raises MachineError if it can't be written."""
+        try:
+            _write(self._results, f"{dump(measurement)}\n".encode())
+        except OSError as error:
+            raise _unwritable(self.folder / RESULTS, error) from error
+
+    def update(self, header: Header) -> None:
+        """Replace the header. A reader sees the old one or the new one. Raises MachineError if it can't be written."""
+        path = self.folder / HEADER
+        draft = path.with_suffix(".json.tmp")
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.write(f"{dump(header, indent=2)}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(path)
+        except OSError as error:
+            draft.unlink(missing_ok=True)
+            raise _unwritable(path, error) from error
+
+    def close(self) -> None:
+        """Force the results onto the disk and give up the lock."""
+        try:
+            os.fsync(self._results)
+        except OSError as error:
+            # A pipe or a device in the place of the file can't be synced, and needn't be.
+            if error.errno != errno.EINVAL:
+                raise _unwritable(self.folder / RESULTS, error) from error
+        finally:
+            os.close(self._results)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create(folder: Path, header: Header) -> Writer:
+    """Start a run in `folder`, which is made if need be.
+
+    Raises UsageError if the folder holds a run or another process writes into it, MachineError if it can't be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise UsageError(f"{folder}: not a folder", "choose another --output") from error
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+    writer = Writer(folder, _lock(folder))
+    try:
+        if (folder / HEADER).exists() or (folder / RESULTS).stat().st_size:
+            raise UsageError(f"{folder}: holds a run already", "go on with it by --resume, or choose another --output")
+        writer.update(header)
+    except BaseException:
+        writer.close()
+        raise
+    return writer
+
+
+def reopen(folder: Path) -> tuple[Run, Writer]:
+    """The run so far and a writer that goes on with it.
+
+    A last line that was cut is taken off the file; `Run.losses` says so. Raises as `load` and `create` do.
+    """
+    _header(folder)  # Opening the results below would make the file, so look for the run first.
+    writer = Writer(folder, _lock(folder))
+    try:
+        run = load(folder)
+        _mend(folder / RESULTS)
+    except BaseException:
+        writer.close()
+        raise
+    return run, writer
+
+
+def load(folder: Path) -> Run:
+    """The run in `folder`; lines that can't be read are left out and named in `Run.losses`.
+
+    Raises UsageError if the folder holds no run, or one that this version can't read.
+    """
+    header = _header(folder)
+    path = folder / RESULTS
+    *lines, tail = _read(path).split(b"\n") if path.exists() else [b""]
+    measurements: list[Measurement] = []
+    losses: list[str] = []
+    for number, line in enumerate([*lines, tail], 1):
+        if not line.strip():
+            continue
+        try:
+            measurements.append(parse(Measurement, line))
+        except ValidationError as error:
+            cut = number > len(lines)
+            why = "the line is cut short" if cut else error.errors(include_url=False)[0]["msg"]
+            losses.append(f"{path}:{number}: one result is lost: {why}")
+    return Run(header, tuple(measurements), tuple(losses))
+
+
+def _header(folder: Path) -> Header:
+    path = folder / HEADER
+    if not path.exists():
+        raise UsageError(
+            f"{folder}: holds no run (there is no {HEADER})", "name a folder that 'harness run' has written"
+        )
+    text = _read(path)
+    try:
+        schema = json.loads(text)["schema"]
+        if schema > SCHEMA:
+            raise UsageError(f"{path}: has schema {schema}; this version reads up to {SCHEMA}", "update the harness")
+        return parse(Header, text)
+    except (ValueError, TypeError, KeyError) as error:
+        raise UsageError(f"{path}: isn't the header of a run: {_reason(error)}", "measure again") from error
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a header, in one line."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return f"no {error}" if isinstance(error, KeyError) else str(error)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        # A device or a pipe would never end.
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: not a file", "name a folder that 'harness run' has written")
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: can't be read: {error.strerror}", "check its permissions") from error
+
+
+def _mend(path: Path) -> None:
+    """Make the results end with a whole line, so that the next one starts on its own."""
+    content = _read(path)
+    tail = content.rpartition(b"\n")[2]
+    if not tail:
+        return
+    try:
+        with path.open("r+b") as file:
+            file.seek(len(content))
+            try:
+                parse(Measurement, tail)
+                file.write(b"\n")
+            except ValidationError:
+                file.truncate(len(content) - len(tail))
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _lock(folder: Path) -> int:
+    """An appending file descriptor of the results, locked against every other writer."""
+    path = folder / RESULTS
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    except IsADirectoryError as error:
+        raise UsageError(f"{path}: not a file", "choose another --output") from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise _unwritable(path, error) from error
+        raise UsageError(
+            f"{folder}: another run is being written there", "wait until it ends, or choose another --output"
+        ) from error
+    return descriptor
+
+
+def _write(descriptor: int, content: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part first and fails at the next attempt."""
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _unwritable(path: Path, error: OSError) -> MachineError:
+    return MachineError(
+        f"{path}: can't be written: {error.strerror}",
+        "free some space or correct the permissions, then go on with --resume; what was written before is kept",
+    )

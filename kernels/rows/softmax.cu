@@ -1,0 +1,358 @@
+// Softmax over the rows of a matrix: y = exp(x - max) / sum(exp(x - max)).
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+
+#ifdef SHARED
+#include <cub/block/block_reduce.cuh>
+#endif
+
+#include "fastdiv.cuh"
+#include "rows.cuh"
+
+using T = SCALAR;
+
+// Whether any finite element times log2(e) is a finite float. Numbers of bfloat16 are as large as floats.
+template <typename Element>
+constexpr bool CANNOT_OVERFLOW = false;
+template <>
+constexpr bool CANNOT_OVERFLOW<__half> = true;
+[[maybe_unused]] constexpr float LOG2_E = 1.44269504088896340736f;
+
+// 2^x in one instruction; results below the smallest normal number are zero.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Kernels with a macro for the size of a row are compiled apart from the others.
+#if !(defined COUNT || defined ELEMENTS)
+constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/ops/rows/softmax.py
+#if !defined SHARED
+constexpr unsigned GROUP = 8;  // loads that a thread has under way
+
+// A thread's next elements, `stride` apart. left: elements of the row from the first of them on.
+template <typename Element>
+__device__ __forceinline__ void load_group(const Element* x, unsigned stride, unsigned left, float missing,
+                                           float (&values)[GROUP]) {
+#pragma unroll
+  for (unsigned e = 0; e < GROUP; ++e) values[e] = e * stride < left ? to_float(x[e * stride]) : missing;
+}
+
+// A row's elements from `first` on; `most` are enough.
+__device__ __forceinline__ unsigned left_of(long long columns, long long first, unsigned most) {
+  return static_cast<unsigned>(min(columns - first, static_cast<long long>(most)));
+}
+
+// 1. A kernel for each step. Maximum and sum read once; difference, power and quotient read and write once: that's 8 D,
+//    if D is what x takes (the text says 7), where only 2 D have to move. Between the steps are floats, since halves
+//    would lose the last places of the result.
+template <typename Op, typename Team, typename Element>
+__device__ __forceinline__ void reduce_row(Team& team, const Element* x, float* result, long long columns) {
+  const unsigned stride = team.size(), step = GROUP * stride;
+  float all[1] = {Op::identity(0)}, values[GROUP];
+  for (long long first = team.rank; first < columns; first += step) {
+    load_group(x + first, stride, left_of(columns, first, step), Op::identity(0), values);
+#pragma unroll
+    for (unsigned e = 0; e < GROUP; ++e) {
+      const float value[1] = {values[e]};
+      Op::merge(all, value);
+    }
+  }
+  team.template all<Op>(all);
+  if (team.rank == 0) *result = all[0];
+}
+
+// Short rows take a warp each: a block would have nothing to do for most of its threads.
+template <typename Op, typename Element>
+__device__ __forceinline__ void reduce_rows(const Element* x, float* results, long long rows, long long columns,
+                                            unsigned rows_a_block) {
+  if (rows_a_block == 1) {
+    BlockTeam<ANY_BLOCK> team;
+    reduce_row<Op>(team, x + team.row() * columns, results + team.row(), columns);
+  } else {
+    WarpTeam<WARP> team;
+    if (team.row() < rows) reduce_row<Op>(team, x + team.row() * columns, results + team.row(), columns);
+  }
+}
+
+__device__ __forceinline__ long long thread_index() {
+  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ __forceinline__ long long row_of(long long i, unsigned long long multiplier, unsigned shift) {
+  return static_cast<long long>(fast_divide(static_cast<unsigned long long>(i), multiplier, shift));
+}
+
+extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
+    softmax_max(const T* __restrict__ x, float* __restrict__ most, long long rows, long long columns,
+                unsigned rows_a_block) {
+  reduce_rows<Max>(x, most, rows, columns, rows_a_block);
+}
+extern "C" __global__ void softmax_subtract(const T* __restrict__ x, const float* __restrict__ most,
+                                            float* __restrict__ differences, long long n,
+                                            unsigned long long multiplier, unsigned shift) {
+  const long long i = thread_index();
+  if (i < n) differences[i] = to_float(x[i]) - most[row_of(i, multiplier, shift)];
+}
+extern "C" __global__ void softmax_exp(float* values, long long n) {
+  const long long i = thread_index();
+  if (i < n) values[i] = exp2_fast(values[i] * LOG2_E);
+}
+extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
+    softmax_sum(const float* __restrict__ powers, float* __restrict__ sums, long long rows, long long columns,
+                unsigned rows_a_block) {
+  reduce_rows<Sum>(powers, sums, rows, columns, rows_a_block);
+}
+extern "C" __global__ void softmax_divide(const float* __restrict__ powers, const float* __restrict__ sums,
+                                          T* __restrict__ y, long long n, unsigned long long multiplier,
+                                          unsigned shift) {
+  const long long i = thread_index();
+  if (i < n) y[i] = T(powers[i] / sums[row_of(i, multiplier, shift)]);
+}
+
+// 2. One kernel that reads x twice, 3 D, and keeps nothing of a row: it may have any length. The sum is of powers over
+//    the highest value so far, and is scaled down when a higher one comes, which costs one power more a GROUP. To start
+//    from the lowest number in place of -inf keeps -inf - (-inf) away. Where the maximum really is -inf, the sum stays
+//    zero, and 0 * (1 / 0) gives the NaN that is due.
+constexpr float LOWEST = -3.402823466e38f;
+
+template <typename Team>
+__device__ __forceinline__ void online_row(Team& team, const T* __restrict__ x, T* __restrict__ y, long long columns) {
+  const unsigned stride = team.size(), step = GROUP * stride;
+  float most[1] = {LOWEST}, sum[1] = {0.0f}, values[GROUP];
+  long long first = team.rank;
+  for (; first < columns; first += step) {
+    load_group(x + first, stride, left_of(columns, first, step), MINUS_INFINITY, values);
+    float higher = most[0];
+#pragma unroll
+    for (unsigned e = 0; e < GROUP; ++e) higher = fmaxf(higher, values[e]);
+    sum[0] *= exp2_fast((most[0] - higher) * LOG2_E);
+#pragma unroll
+    for (unsigned e = 0; e < GROUP; ++e) sum[0] += exp2_fast((values[e] - higher) * LOG2_E);
+    most[0] = higher;
+  }
+  const float own = most[0];
+  team.template all<Max>(most);
+  sum[0] *= exp2_fast((own - most[0]) * LOG2_E);
+  team.template all<Sum>(sum);
+  const float scale = 1.0f / sum[0];
+  // Backwards: the end of the row was read last, and may still be in a cache.
+  for (first -= step; first >= 0; first -= step) {
+    const unsigned left = left_of(columns, first, step);
+    load_group(x + first, stride, left, MINUS_INFINITY, values);
+#pragma unroll
+    for (unsigned e = 0; e < GROUP; ++e) {
+      if (e * stride < left) y[first + e * stride] = T(exp2_fast((values[e] - most[0]) * LOG2_E) * scale);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
+    softmax_online(const T* __restrict__ x, T* __restrict__ y, long long rows, long long columns,
+                   unsigned rows_a_block) {
+  if (rows_a_block == 1) {
+    BlockTeam<ANY_BLOCK> team;
+    online_row(team, x + team.row() * columns, y + team.row() * columns, columns);
+  } else {
+    WarpTeam<WARP> team;
+    if (team.row() < rows) online_row(team, x + team.row() * columns, y + team.row() * columns, columns);
+  }
+}
+
+// Rows of a single element, all of which are 1, or NaN where x - x is: no row to be found, and nothing to add up.
+extern "C" __global__ void softmax_of_one(const T* __restrict__ x, T* __restrict__ y, long long n, int packs) {
+  const long long first = thread_index() * Pack<T>::SIZE;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(x + first, count, packs);
+  unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+#pragma unroll
+  for (unsigned& word : words) {
+    Lanes<T> lanes(word);
+#pragma unroll
+    for (float& value : lanes.at) value = value - value + 1.0f;
+    word = lanes.word();
+  }
+  store_filled(y + first, pack, count, packs);
+}
+#else
+
+// 3. One block a row, which waits in shared memory between the passes: x is read once, 2 D. Rows shorter than a block
+//    waste its threads, and what doesn't fit into shared memory can't be done.
+//
+// Macro: SHARED (the headers of CUB take seconds to compile).
+constexpr unsigned STATIC_SHARED = 1024;  // bytes beside the row, at most; as in harness/ops/rows/softmax.py
+
+// x_packs, y_packs: rows are whole packs, and the tensor is aligned to 16 bytes.
+extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
+    softmax_shared(const T* __restrict__ x, T* __restrict__ y, unsigned columns, unsigned x_packs,
+                   unsigned y_packs) {
+  extern __shared__ uint4 shared[];
+  using Reduce = cub::BlockReduce<float, ANY_BLOCK>;
+  __shared__ typename Reduce::TempStorage storage[2];
+  __shared__ float results[2];
+  static_assert(sizeof(storage) + sizeof(results) <= STATIC_SHARED);
+  T* row = reinterpret_cast<T*>(shared);
+  const long long begin = static_cast<long long>(blockIdx.x) * columns;
+  fetch_tile(row, x + begin, columns, x_packs);
+  wait_for_tiles();
+  float own = MINUS_INFINITY;
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) own = fmaxf(own, to_float(row[i]));
+  // CUB gives the result to the first thread.
+  own = Reduce(storage[0]).Reduce(own, [](float a, float b) { return fmaxf(a, b); });
+  if (threadIdx.x == 0) results[0] = own;
+  __syncthreads();
+  const float most = results[0];
+  own = 0.0f;
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) own += exp2_fast((to_float(row[i]) - most) * LOG2_E);
+  own = Reduce(storage[1]).Sum(own);
+  if (threadIdx.x == 0) results[1] = own;
+  __syncthreads();
+  const float scale = 1.0f / results[1];
+#pragma unroll 4
+  for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) {
+    row[i] = T(exp2_fast((to_float(row[i]) - most) * LOG2_E) * scale);
+  }
+  __syncthreads();
+  put_tile(y + begin, row, columns, y_packs);
+}
+#endif
+#endif
+
+// Steps 4 to 6 share what follows, up to softmax_row().
+//
+// The largest of some values, and the sum of their exponentials relative to it, both in powers of two. Where there is
+// nothing but -inf the sum is zero, since other threads may have more.
+struct Exponentials {
+  static __device__ __forceinline__ float identity(unsigned i) { return i == 0 ? MINUS_INFINITY : 0.0f; }
+  static __device__ __forceinline__ void merge(float (&a)[2], const float (&b)[2]) {
+    const float most = fmaxf(a[0], b[0]), base = most == MINUS_INFINITY ? 0.0f : most;
+    a[1] = a[1] * exp2_fast(a[0] - base) + b[1] * exp2_fast(b[0] - base);
+    a[0] = most;
+  }
+};
+
+// The largest of a pack's elements, two halves at a time; NaN is passed over, as fmaxf does.
+__device__ __forceinline__ float largest(const Pack<float>& pack) {
+  return fmaxf(fmaxf(pack.at[0], pack.at[1]), fmaxf(pack.at[2], pack.at[3]));
+}
+template <typename Two>
+__device__ __forceinline__ float largest_of_pairs(const Two (&pairs)[4]) {
+  const Two most = __hmax2(__hmax2(pairs[0], pairs[1]), __hmax2(pairs[2], pairs[3]));
+  return fmaxf(to_float(most.x), to_float(most.y));
+}
+__device__ __forceinline__ float largest(const Pack<__half>& pack) {
+  return largest_of_pairs(reinterpret_cast<const __half2(&)[4]>(pack));
+}
+__device__ __forceinline__ float largest(const Pack<__nv_bfloat16>& pack) {
+  return largest_of_pairs(reinterpret_cast<const __nv_bfloat162(&)[4]>(pack));
+}
+template <typename Single>
+__device__ __forceinline__ float largest(const Single& chunk) {
+  return to_float(chunk.at[0]);
+}
+
+// The softmax of one row of any kind, held in registers. What a thread lacks is -inf, which adds nothing. A warp takes
+// its own maximum, so that the warps of a team have to meet only once.
+//
+// exp(x - most) is 2^(x * log2(e) - scaled) in one multiply-add, where scaled is most * log2(e), rounded: that rounding
+// is a factor which all elements have in common, and the sum too. Between warps the scaled maxima are compared, not the
+// maxima, for the same reason.
+template <typename Row>
+__device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
+  float values[Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
+  row.team.template in_warp<Max>(most);
+  float scaled = most[0] * LOG2_E, base = most[0] == MINUS_INFINITY ? 0.0f : scaled;
+  if constexpr (!CANNOT_OVERFLOW<T>) {
+    if (fabsf(most[0]) > 1e38f && fabsf(most[0]) < -MINUS_INFINITY) {
+      // The product would overflow. At this size neighbours are so far apart that their difference may be rounded.
+#pragma unroll
+      for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+#pragma unroll
+        for (unsigned e = 0; e < Row::elements(j); ++e) chunks[j].at[e] = to_float(chunks[j].at[e]) - most[0];
+      }
+      base = 0.0f;
+      scaled = copysignf(1.5e38f, most[0]) + 0.5f * most[0];  // beyond all others, in order
+    }
+  }
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+    widen(chunks[j], values[j]);
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) {
+      values[j][e] = exp2_fast(fmaf(values[j][e], LOG2_E, -base));
+      sum[0] += values[j][e];
+    }
+  }
+  row.team.template in_warp<Sum>(sum);
+  float both[2] = {scaled, sum[0]};
+  row.team.template across_warps<Exponentials>(both);
+  const float scale = __fdividef(exp2_fast(scaled - (both[0] == MINUS_INFINITY ? 0.0f : both[0])), both[1]);
+#pragma unroll
+  for (unsigned j = 0; j < Row::CHUNKS; ++j) {
+#pragma unroll
+    for (unsigned e = 0; e < Row::elements(j); ++e) values[j][e] *= scale;
+    narrow(values[j], chunks[j]);
+    row.store(y, j, chunks[j]);
+  }
+}
+
+// 4. The row in registers: nothing to fetch a second time, and no room in shared memory to run out of. An array is in
+//    registers only if all its indices are constants, so the elements that a thread has are a macro, and the loops over
+//    them are unrolled. Single elements: a row may begin anywhere.
+//
+// Macros: ELEMENTS (of a row that a thread has), THREADS (of a block).
+#ifdef ELEMENTS
+template <typename Team>
+__device__ __forceinline__ void softmax_elements(Team& team, const T* x, T* y, long long rows, unsigned columns) {
+  using Row = ElementRow<T, ELEMENTS, Team>;
+  const Row row{team, columns, rows, team.row(), team.row() * columns};
+  typename Row::Chunk chunks[Row::CHUNKS];
+  row.load(x, chunks, MINUS_INFINITY);
+  softmax_row(row, chunks, y);
+}
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_registers(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
+  BlockTeam<THREADS> team;
+  softmax_elements(team, x, y, rows, columns);
+}
+
+// 5. The registers of up to eight blocks, which exchange their maxima and sums through distributed shared memory.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    softmax_cluster(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
+#if __CUDA_ARCH__ >= 900
+  ClusterTeam<THREADS> team;
+  softmax_elements(team, x, y, rows, columns);
+#endif
+}
+#endif
+
+// 6. Packs of 16 bytes, and a team of threads that fits the row: a few lanes, a warp, a block, or a cluster of blocks,
+//    each with no more of the row than leaves an SM room for other rows. Short rows that aren't whole packs come
+//    through shared memory.
+//
+// Macros: those at the end of rows.cuh.
+#ifdef COUNT
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    softmax_tuned(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns, unsigned tile_rows,
+                  unsigned aligned) {
+#if TILE
+  extern __shared__ uint4 shared[];
+  T* tile = reinterpret_cast<T*>(shared);
+  on_tiles<Row>(tile, {x}, y, rows, columns, tile_rows, aligned, [&](Row& row, unsigned) {
+    Row::Chunk chunks[Row::CHUNKS];
+    row.load(tile, chunks, MINUS_INFINITY);
+    softmax_row(row, chunks, tile);
+  });
+#elif !CLUSTER || __CUDA_ARCH__ >= 900
+  Team team;
+  Row row(team, rows, columns);
+  Row::Chunk chunks[Row::CHUNKS];
+  row.load(x, chunks, MINUS_INFINITY);
+  softmax_row(row, chunks, y);
+#endif
+}
+#endif

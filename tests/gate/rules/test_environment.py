@@ -1,0 +1,115 @@
+"""The rule about the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from harness.gate import Evidence, findings, rules
+from harness.gate.records import CaseEvidence, Outcome
+from harness.gate.rules import environment
+from harness.model import Case, Expectation, Measurement, Scenario, Warning
+
+THROTTLED = Warning("throttled", "the device lowered its clocks: power cap", "let it cool")
+
+
+@pytest.mark.parametrize(
+    ("control", "others", "severity"),
+    [
+        ("regressed", ["regressed", "regressed", "ok"], "environment"),
+        ("regressed", ["regressed", "ok"], "environment"),
+        ("regressed", ["regressed", "ok", "ok"], "note"),
+        ("regressed", ["ok", "ok"], "note"),
+        ("regressed", [], "note"),
+        ("inconclusive", ["regressed", "regressed"], None),
+        ("ok", ["regressed", "regressed"], None),
+    ],
+)
+def test_a_copy_that_slows_down_with_the_rest_means_that_the_machine_moved(
+    evidence: Callable[..., CaseEvidence],
+    case: Callable[..., Case],
+    control: Outcome,
+    others: list[Outcome],
+    severity: str | None,
+) -> None:
+    cases = [evidence(control, of=case("memcpy", op="copy"), control=True)]
+    cases += [evidence(outcome, of=case(n=n)) for n, outcome in enumerate(others, 1)]
+    found = list(environment.judge(Evidence("main", (), tuple(cases))))
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+
+
+@pytest.mark.parametrize(
+    ("outcome", "before", "after", "severity"),
+    [
+        ("ok", 0, 4, "note"),
+        ("regressed", 0, 2, "environment"),
+        ("regressed", 2, 2, "note"),
+        ("regressed", 2, 3, "note"),
+        ("regressed", 3, 0, "note"),
+        ("inconclusive", 2, 0, "environment"),
+        ("inconclusive", 0, 0, None),
+    ],
+)
+def test_lowered_clocks_make_a_verdict_invalid_that_rests_on_them(
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    outcome: Outcome,
+    before: int,
+    after: int,
+    severity: str | None,
+) -> None:
+    def side(throttled: int) -> tuple[Measurement, ...]:
+        return tuple(measured(warnings=(THROTTLED,) if index < throttled else ()) for index in range(4))
+
+    cases = (evidence(outcome, loss=0.05, base=side(before), now=side(after)),)
+    found = list(environment.judge(Evidence("main", (), cases)))
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    if found:
+        assert f"{before} of 4 processes of the base, {after} of 4 of now" in found[0].message
+
+
+@pytest.mark.parametrize(("throttled", "severity"), [(3, "note"), (4, "environment")])
+def test_a_floor_rests_on_lowered_clocks_only_where_all_processes_had_them(
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    throttled: int,
+    severity: str,
+) -> None:
+    now = tuple(measured(warnings=(THROTTLED,) if index < throttled else ()) for index in range(4))
+    found = evidence("ok", now=now)
+    floor = Expectation("tuned", "bandwidth", 1e15)
+    scenario = Scenario("prelu", "t", "prelu", (found.case.id,), expect=(floor,))
+    [finding] = environment.judge(Evidence("main", (scenario,), (found,)))
+    assert finding.severity == severity
+
+
+def test_a_machine_that_measures_nothing_does_not_pass(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement], case: Callable[..., Case]
+) -> None:
+    dead = (measured(status="crashed", error="no device"),) * 3
+    cases = evidence(None, base=dead, now=dead, pairs=()), evidence(None, of=case(n=2), base=(), pairs=())
+    [finding] = environment.judge(Evidence("main", (), cases))
+    assert (finding.severity, finding.case) == ("environment", None)
+    alive = evidence("ok", of=case(n=3))
+    assert not list(environment.judge(Evidence("main", (), (*cases, alive))))
+    # Only new cases: there is nothing that could have become slower.
+    assert not list(environment.judge(Evidence("main", (), cases[1:])))
+
+
+@pytest.mark.parametrize(("outcome", "severity"), [("ok", "note"), ("regressed", "environment")])
+def test_a_shared_device_counts_where_something_fails(
+    evidence: Callable[..., CaseEvidence], outcome: Outcome, severity: str
+) -> None:
+    [finding] = environment.judge(Evidence("main", (), (evidence(outcome),), shared="2 other processes on the GPU"))
+    assert finding.severity == severity
+    assert "2 other processes on the GPU" in finding.message
+
+
+def test_rules_are_found_by_their_files_and_the_gravest_finding_comes_first(
+    evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
+) -> None:
+    assert {"slower", "floor", "missing", "environment", "calibration"} <= set(rules())
+    cases = (evidence("improved"), evidence("inconclusive", of=case(n=2)), evidence("regressed", of=case(n=3)))
+    found = findings(Evidence("main", (), cases, shared="1 other process"))
+    assert [finding.severity for finding in found] == ["environment", "failure", "undecided", "note", "note"]

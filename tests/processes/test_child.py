@@ -1,0 +1,186 @@
+"""A worker spoken to directly, without the parent's care."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import store
+from harness.errors import Exit
+from harness.model import Case, Ceilings, Job, StreamPoint
+from harness.processes import messages
+
+ROOT = Path(store.__file__).parents[2]
+PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
+READY = messages.Ready(messages.VERSION, str(ROOT))
+
+
+class Bare:
+    """A worker process with its standard input and its pipe of replies."""
+
+    def __init__(self, *arguments: str) -> None:
+        reading, writing = os.pipe()
+        command = [sys.executable, "-m", "harness.processes.child", "--replies", str(writing), *arguments]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[writing]
+        )
+        os.close(writing)
+        self._replies = os.fdopen(reading, "rb")
+
+    def say(self, request: messages.Request) -> None:
+        assert self.process.stdin
+        self.process.stdin.write(messages.encode(request))
+        self.process.stdin.flush()
+
+    def hear(self) -> messages.Reply:
+        return messages.decode_reply(self._replies.readline())
+
+    def silence(self) -> bool:
+        return self._replies.read() == b""
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._replies.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Bare]]:
+    started: list[Bare] = []
+
+    def make(*arguments: str) -> Bare:
+        started.append(Bare(*arguments))
+        return started[-1]
+
+    yield make
+    for worker in started:
+        worker.end()
+
+
+def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
+    start: Callable[..., Bare], job: Callable[..., Job]
+) -> None:
+    worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
+    assert worker.hear() == READY
+
+    worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
+    worker.say(messages.Measure(job("fine"), process=3))
+    answer = worker.hear()
+    assert isinstance(answer, messages.Result)
+    assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("ok", 3, False)
+
+    worker.say(messages.Measure(job("uncompilable"), process=3))
+    answer = worker.hear()
+    assert isinstance(answer, messages.Result)
+    assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("crashed", 3, False)
+
+    worker.say(messages.MeasureCeilings())
+    heard = [worker.hear()]
+    while isinstance(heard[-1], messages.Progress):
+        heard.append(worker.hear())
+    *progress, measured = heard
+    assert isinstance(measured, messages.Measured)
+    assert [p.share for p in progress if isinstance(p, messages.Progress)] == [0.0, 0.5]
+
+    assert worker.process.stdin
+    worker.process.stdin.close()
+    assert worker.process.wait(10) == 0
+
+
+def test_a_worker_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
+    worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
+    assert worker.hear() == READY
+    worker.say(messages.Measure(job("raises")))
+    answer = worker.hear()
+    assert isinstance(answer, messages.Result)
+    assert (answer.measurement.status, answer.leaving) == ("crashed", True)
+    assert worker.silence()
+    assert worker.process.wait(10) == 1
+
+
+def test_a_worker_tells_what_its_code_knows(start: Callable[..., Bare], tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("title: t\nop: copy\nshapes: [{N: 8}]\ndtypes: [float32]\n")
+    bad.write_text("title: t\nop: gone\nshapes: [{N: 8}]\n")
+    known = Job(Case("copy", "eager", "float32", (("N", 8),), "cpu"))
+    others = [
+        replace(known.case, op="gone"),
+        replace(known.case, variant="gone"),
+        replace(known.case, dtype="int8"),
+        replace(known.case, shape=(("N", 8), ("M", 8))),
+        replace(known.case, variant="memcpy"),  # not on a CPU
+    ]
+    worker = start("--device", "cpu")
+    assert worker.hear() == READY
+    worker.say(messages.Survey((str(good), str(bad)), (known, *map(Job, others))))
+    answer = worker.hear()
+    assert isinstance(answer, messages.Surveyed)
+    assert answer.known == (known.case.id,)
+    [jobs, nothing] = answer.files
+    assert nothing is None
+    assert {job.case.variant for job in jobs} == {"eager", "compile"}
+
+
+def test_a_worker_that_is_ready_has_left_the_device_alone() -> None:
+    """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
+    program = (
+        "import os, sys\n"
+        "from harness.devices.cuda import Cuda\n"
+        "from harness.processes.child import Worker\n"
+        "Cuda.missing = lambda self: None\n"
+        "Worker('cuda', (), print)\n"
+        "import torch\n"
+        "opened = [os.path.realpath(f'/proc/self/fd/{fd}') for fd in os.listdir('/proc/self/fd')]\n"
+        "sys.exit(torch.cuda.is_initialized() or any('nvidia' in name for name in opened))"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) -> None:
+    worker = start("--device", "cpo")
+    failed = worker.hear()
+    assert failed == messages.Failed("no device named 'cpo'", "did you mean 'cpu'?", Exit.USAGE)
+    assert worker.process.wait(10) == Exit.USAGE
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        messages.MeasureCeilings(),
+        messages.Survey(("a.yaml",), (Job(Case("copy", "eager", "float32", (("N", 8),))),)),
+        messages.MeasureCeilings(Ceilings((StreamPoint(3, 1, 1e-6, "add"),))),
+    ],
+)
+def test_a_request_is_one_line_and_comes_back_equal(message: messages.Request) -> None:
+    line = messages.encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert messages.decode_request(line) == message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        READY,
+        messages.Surveyed((None, ()), ("copy/eager/float32/N8",)),
+        messages.Progress("16 MB", 0.25),
+        messages.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
+        messages.Measured(Ceilings(())),
+    ],
+)
+def test_a_reply_is_one_line_and_comes_back_equal(message: messages.Reply) -> None:
+    line = messages.encode(message)
+    assert line.count(b"\n") == 1
+    decoded: Any = messages.decode_reply(line)
+    assert decoded == message
+    assert type(decoded) is type(message)
+    assert json.loads(line)["kind"] == message.kind

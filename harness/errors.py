@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+
+_FRAMES = 4
 
 
 class Exit(IntEnum):
@@ -62,6 +65,18 @@ class InputError(UsageError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
+
+
+def described(error: BaseException) -> str:
+    """The error, then the innermost frames that it came through, the last one first.
+
+    Errors that the harness itself reports say everything in their message and advice.
+    """
+    if isinstance(error, HarnessError):
+        return f"{error.message}\n{error.advice}".rstrip()
+    summary = "".join(traceback.format_exception_only(error)).rstrip()
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return "\n".join([summary, *(f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reversed(frames))])
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from typing import Any
 
 LIMIT = 2**63 - 1
 _MAX_SHIFT = 64
@@ -55,8 +56,8 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
 ALLOWED = "integers, symbols, + - * // % **, parentheses, min(), max(), cdiv() (division rounded up)"
 
 
-def evaluate(text: str | int, symbols: Mapping[str, int]) -> int:
-    """The integer value of `text`, e.g. '2**27 // N' with {'N': 512}.
+def evaluate(text: str | int, symbols: Mapping[str, Any]) -> int:
+    """The integer value of `text`, e.g. '2**27 // N' with {'N': 512}. Symbols that it doesn't use may be anything.
 
     Raises ExpressionError for anything but integer arithmetic over known symbols within 64 bits.
     """
@@ -79,14 +80,14 @@ def symbols_in(text: str | int) -> frozenset[str]:
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
 
 
-def _value(node: ast.expr, symbols: Mapping[str, int]) -> int:
+def _value(node: ast.expr, symbols: Mapping[str, Any]) -> int:
     result = _unchecked(node, symbols)
     if abs(result) > LIMIT:
         raise ExpressionError("overflows 64 bits")
     return result
 
 
-def _unchecked(node: ast.expr, symbols: Mapping[str, int]) -> int:
+def _unchecked(node: ast.expr, symbols: Mapping[str, Any]) -> int:
     match node:
         case ast.Constant(value=bool()):
             pass
@@ -95,9 +96,7 @@ def _unchecked(node: ast.expr, symbols: Mapping[str, int]) -> int:
         case ast.Constant(value=float(value)):
             raise ExpressionError(f"holds the fraction {value}; only integers are allowed")
         case ast.Name(id=name):
-            if name not in symbols:
-                raise ExpressionError(f"uses '{name}', which isn't a symbol here", symbol=name)
-            return symbols[name]
+            return _size(name, symbols)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, symbols)
         case ast.BinOp(op=ast.Div()):
@@ -107,3 +106,11 @@ def _unchecked(node: ast.expr, symbols: Mapping[str, int]) -> int:
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and len(args) == 2:
             return _FUNCTIONS[name](*(_value(arg, symbols) for arg in args))
     raise ExpressionError(f"isn't integer arithmetic ({ALLOWED})")
+
+
+def _size(name: str, symbols: Mapping[str, Any]) -> int:
+    if name not in symbols:
+        raise ExpressionError(f"uses '{name}', which isn't a symbol here", symbol=name)
+    if not isinstance(symbols[name], int):
+        raise ExpressionError(f"uses '{name}', which is {symbols[name]!r}, not an integer")
+    return int(symbols[name])

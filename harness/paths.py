@@ -15,7 +15,7 @@ def data(name: str) -> Path:
 
 
 def cache() -> Path:
-    """The folder for compiled kernels and remembered ceilings: $HARNESS_CACHE, else the user's cache folder."""
+    """The folder for compiled kernels and measured limits: $HARNESS_CACHE, else the user's cache folder."""
     if chosen := os.environ.get("HARNESS_CACHE"):
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

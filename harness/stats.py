@@ -1,4 +1,4 @@
-"""Pure functions on arrays of samples. No clock, no device, nothing of ours."""
+"""Pure functions on samples: no clock, no device, no other module of the harness."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def range_over_median(values: Sequence[float]) -> float:
 class Mean:
     """Mean of `count` independent values, its standard error, and what Student's t says about it.
 
-    Without spread (error 0) the mean is known exactly: bounds coincide with it.
+    Where all values are equal (error 0), the mean is known exactly, and its bounds are the mean itself.
     """
 
     value: float
@@ -49,7 +49,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:
-        """Of at least two values; one has no error."""
+        """The mean of at least two values. Raises ValueError for fewer, which have no error."""
         count = len(values)
         if count < 2:
             raise ValueError(f"a mean needs at least 2 values to have an error, found {count}")
@@ -67,7 +67,7 @@ class Mean:
         return self.value - t_quantile(level, self.count - 1) * self.error
 
     def high(self, level: float) -> float:
-        """One-sided upper bound, as `low`."""
+        """One-sided upper bound: true means above it give such a bound with a probability of at most `level`."""
         return self.value + t_quantile(level, self.count - 1) * self.error
 
     def p_below(self, limit: float) -> float:
@@ -81,7 +81,7 @@ class Mean:
 
 
 def t_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with that many degrees of freedom; keeps its relative precision far out."""
+    """P(T > t) of Student's t with `freedom` degrees of freedom; precise to the digit even where it is tiny."""
     if freedom < 1:
         raise ValueError(f"Student's t has at least 1 degree of freedom, found {freedom}")
     # P(|T| > t) is the regularised incomplete beta function at this x.
@@ -108,7 +108,7 @@ def t_quantile(tail: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What Holm's method made of one p: whether it is rejected, and the level that it was held against."""
+    """What Holm's method says of one hypothesis: whether it is rejected, and the level that its p was held against."""
 
     rejected: bool
     level: float
@@ -136,8 +136,8 @@ def holm(ps: Sequence[float], level: float, family: int) -> list[Tested]:
 def count_to_tell(deviation: float, distance: float, level: float, power: float, most: int) -> int:
     """How many values a one-sided t-test needs to see that the mean lies `distance` from the limit; at most `most`.
 
-    deviation: of one value; level: of the test; power: the chance to see it. The shift of the noncentral t is taken as
-    a sum of two quantiles, which is right to a value or two.
+    deviation: standard deviation of one value. level: the level of the test. power: the chance to see the distance. The
+    shift of the noncentral t is taken as a sum of two quantiles, which is right to a value or two.
     """
     if distance == 0:
         return most

@@ -1,11 +1,13 @@
-"""Formatting of SI quantities. Inside, everything is in seconds and bytes; this is the edge."""
+"""How SI quantities are written. Inside, everything is in seconds and bytes; formatting happens here, at the edge."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _SIZES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 
 
@@ -67,12 +69,87 @@ def time_scale(values: Iterable[float]) -> tuple[float, str]:
     return next((s for s in _TIMES if smallest >= s[0]), _TIMES[-1])
 
 
-METRICS: Mapping[str, Callable[[float], str]] = {
-    "speedup": ratio,
-    "traffic": ratio,
-    "bandwidth": rate,
-    "of_peak": percent,
-    "of_ceiling": percent,
-    "time": seconds,
-}
-"""How a value of each metric of a claim or a floor is written."""
+def prefixed(value: float) -> tuple[float, str]:
+    """The (scale, SI prefix) that suits a value of 1 and more: 2.5e9 -> (1e9, 'G')."""
+    return next((p for p in _PREFIXES if abs(value) >= p[0]), _PREFIXES[-1])
+
+
+def operations(value: float) -> str:
+    """Operations a second, always in TFLOP/s so that columns compare: 7.4e14 -> '740.0 TFLOP/s'."""
+    return f"{teraflops(value)} TFLOP/s"
+
+
+def teraflops(value: float) -> str:
+    """Operations a second as TFLOP/s without the unit, for table columns: 7.4e14 -> '740.0'."""
+    return significant(value / 1e12)
+
+
+def count(value: float) -> str:
+    """A whole number."""
+    return f"{value:.0f}"
+
+
+Written = Callable[[float], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """How a quantity is written: alone, in a column, on an axis.
+
+    write: a value with its unit. column: given all values of a column and the name of what is counted, the unit to
+    write in its head and how to write a cell. axis: given all values on an axis and the name of what is counted, the
+    unit of the axis, and how much one of it is in SI units.
+    """
+
+    write: Written
+    column: Callable[[Iterable[float], str], tuple[str, Written]]
+    axis: Callable[[Iterable[float], str], tuple[str, float]]
+
+
+def _fixed(name: str, scale: float, write: Written, cell: Written | None = None) -> Unit:
+    """A unit that doesn't depend on the values. cell: how a column writes a value, if its head has the unit."""
+    return Unit(
+        write,
+        lambda _values, _noun: (name, cell) if cell else ("", write),
+        lambda _values, _noun: (name, scale),
+    )
+
+
+def _seconds_column(values: Iterable[float], _noun: str) -> tuple[str, Written]:
+    scale, unit = time_scale(values)
+    return unit, lambda value: significant(value / scale)
+
+
+def _seconds_axis(values: Iterable[float], _noun: str) -> tuple[str, float]:
+    scale, unit = time_scale([max(values, default=1.0)])
+    return unit, scale
+
+
+def _counted_column(values: Iterable[float], noun: str) -> tuple[str, Written]:
+    scale, prefix = prefixed(min(values, default=1.0))
+    return _a_second(prefix, noun), lambda value: significant(value / scale)
+
+
+def _counted_axis(values: Iterable[float], noun: str) -> tuple[str, float]:
+    scale, prefix = prefixed(max(values, default=1.0))
+    return _a_second(prefix, noun), scale
+
+
+def _a_second(prefix: str, noun: str) -> str:
+    return f"{prefix} {noun or 'items'}/s".strip()
+
+
+SECONDS = Unit(seconds, _seconds_column, _seconds_axis)
+ITEMS = Unit(lambda value: f"{significant(value)}/s", _counted_column, _counted_axis)
+"""What users count, a second."""
+BANDWIDTH = _fixed("GB/s", 1e9, rate, gigabytes)
+OPERATIONS = _fixed("TFLOP/s", 1e12, operations, teraflops)
+BYTES = _fixed("B", 1.0, size)
+SHARE = _fixed("%", 0.01, percent)
+FINE_SHARE = _fixed("%", 0.01, lambda value: percent(value, 2))
+CHANGE = _fixed("%", 0.01, change)
+RATIO = _fixed("x", 1.0, ratio)
+FINE_RATIO = _fixed("x", 1.0, lambda value: f"{value:.3f}x")
+COUNT = _fixed("", 1.0, count)
+PLAIN = _fixed("", 1.0, significant)
+"""A number whose unit isn't known."""

@@ -83,6 +83,13 @@ def test_an_unknown_symbol_is_named() -> None:
     assert caught.value.symbol == "K"
 
 
+@pytest.mark.parametrize(("value", "shown"), [(0.1, "0.1"), ("nhwc", "'nhwc'")])
+def test_a_choice_is_no_size(value: float | str, shown: str) -> None:
+    assert evaluate("2 * N", SYMBOLS | {"kind": value}) == 2 * SYMBOLS["N"]
+    with pytest.raises(ExpressionError, match=f"uses 'kind', which is {shown}, not an integer"):
+        evaluate("N * kind", SYMBOLS | {"kind": value})
+
+
 @pytest.mark.parametrize(
     ("text", "symbols"),
     [("2**27 // N", {"N"}), ("max(N, C) - N", {"N", "C"}), ("7", set()), (7, set()), ("N +", set())],

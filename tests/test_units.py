@@ -83,3 +83,47 @@ def test_a_column_takes_the_unit_of_its_smallest_number(values: list[float], uni
     scale, found = units.time_scale(values)
     assert found == unit
     assert scale == {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}[unit]
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "head", "cells"),
+    [
+        (units.SECONDS, [2e-3, 5e-6], "us", ["2000", "5.000"]),
+        (units.BANDWIDTH, [4.3e12, 12.34e9], "GB/s", ["4300", "12.3"]),
+        (units.OPERATIONS, [7.4e14], "TFLOP/s", ["740.0"]),
+        (units.ITEMS, [2.5e6, 3e9], "M rows/s", ["2.500", "3000"]),
+        (units.BYTES, [999.0, 308281344.0], "", ["999 B", "308.3 MB"]),
+        (units.SHARE, [0.987], "", ["98.7%"]),
+        (units.FINE_SHARE, [0.00123], "", ["0.12%"]),
+        (units.CHANGE, [-0.0312, 0.0], "", ["-3.12%", "0.00%"]),
+        (units.RATIO, [1.5], "", ["1.50x"]),
+        (units.FINE_RATIO, [1.5], "", ["1.500x"]),
+        (units.COUNT, [40.0], "", ["40"]),
+        (units.PLAIN, [0.5], "", ["0.5000"]),
+    ],
+)
+def test_a_column_is_written_in_one_unit(unit: units.Unit, values: list[float], head: str, cells: list[str]) -> None:
+    name, write = unit.column(values, "rows")
+    assert (name, [write(value) for value in values]) == (head, cells)
+
+
+@pytest.mark.parametrize(
+    ("unit", "values", "axis"),
+    [
+        (units.SECONDS, [5e-6, 2e-3], ("ms", 1e-3)),
+        (units.BANDWIDTH, [5e6], ("GB/s", 1e9)),
+        (units.ITEMS, [2.5e6, 3e9], ("G rows/s", 1e9)),
+        (units.SHARE, [0.5], ("%", 0.01)),
+        (units.COUNT, [5.0], ("", 1.0)),
+    ],
+)
+def test_an_axis_takes_the_unit_of_its_largest_number(
+    unit: units.Unit, values: list[float], axis: tuple[str, float]
+) -> None:
+    assert unit.axis(values, "rows") == axis
+
+
+def test_alone_a_value_has_its_unit() -> None:
+    written = {unit.write(1.5e12) for unit in (units.BANDWIDTH, units.OPERATIONS, units.BYTES)}
+    assert written == {"1500 GB/s", "1.500 TFLOP/s", "1.500 TB"}
+    assert units.ITEMS.write(512.0) == "512.0/s"

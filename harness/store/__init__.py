@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from harness.store.codec import dump, parse
-from harness.store.folder import HEADER, RESULTS, Writer, create, load, reopen
+from harness.store.folder import ATTACHMENTS, HEADER, RESULTS, Writer, attach, create, load, reopen
 
-__all__ = ["HEADER", "RESULTS", "Writer", "create", "dump", "load", "parse", "reopen"]
+__all__ = ["ATTACHMENTS", "HEADER", "RESULTS", "Writer", "attach", "create", "dump", "load", "parse", "reopen"]

@@ -24,6 +24,12 @@ def parse(cls: type[Record], text: str | bytes) -> Record:
     return record
 
 
+def build(cls: type[Record], content: Any) -> Record:
+    """The record of class `cls` in what `json.loads` gave. Raises pydantic.ValidationError."""
+    # Not validate_python, to which a list of JSON is no tuple.
+    return parse(cls, json.dumps(content))
+
+
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
     """Making one takes milliseconds, so each is made once."""
     if cls not in _ADAPTERS:

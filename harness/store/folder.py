@@ -1,6 +1,8 @@
-"""A run folder on disk: `run.json` (the header) and `results.jsonl` (one measurement a line, only ever appended).
+"""A run folder on disk: the header, the results, and what tools found about them.
 
-Whoever writes holds a lock on `results.jsonl`, which the kernel drops with the process, however that ends.
+`run.json` holds the header, `results.jsonl` one measurement a line, `attachments.jsonl` one attachment a line. Lines
+are only ever appended. A writer holds a lock on `results.jsonl`, which the kernel drops with the process, however that
+ends. Runs of schema 1 are read too.
 """
 
 from __future__ import annotations
@@ -9,16 +11,19 @@ import errno
 import fcntl
 import json
 import os
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from harness.errors import MachineError, UsageError
-from harness.model import SCHEMA, Header, Measurement, Run
-from harness.store.codec import dump, parse
+from harness.model import SCHEMA, Attachment, Header, Measurement, Run
+from harness.store import version1
+from harness.store.codec import Record, build, dump, parse
 
 RESULTS = "results.jsonl"
+ATTACHMENTS = "attachments.jsonl"
 HEADER = "run.json"
 
 
@@ -112,20 +117,48 @@ def load(folder: Path) -> Run:
     Raises UsageError if the folder holds no run, or one that this version can't read.
     """
     header = _header(folder)
-    path = folder / RESULTS
+    upgrade = version1.upgrade_measurement if header.schema == 1 else None
+    measurements, losses = _lines(folder / RESULTS, Measurement, upgrade)
+    attached, lost = _lines(folder / ATTACHMENTS, Attachment)
+    # What a tool found last about a case replaces what it found before.
+    attachments = {(attachment.case, attachment.tool): attachment for attachment in attached}
+    return Run(header, tuple(measurements), (*losses, *lost), tuple(attachments.values()))
+
+
+def attach(folder: Path, attachments: Iterable[Attachment]) -> None:
+    """Add what a tool found about cases of the run in `folder`.
+
+    Raises UsageError if the folder holds no run, MachineError if it can't be written.
+    """
+    _header(folder)
+    path = folder / ATTACHMENTS
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _write(descriptor, "".join(f"{dump(attachment)}\n" for attachment in attachments).encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _lines(
+    path: Path, kind: type[Record], upgrade: Callable[[Any], Any] | None = None
+) -> tuple[list[Record], list[str]]:
+    """The records in a file of one a line, and what is wrong with lines that hold none."""
     *lines, tail = _read(path).split(b"\n") if path.exists() else [b""]
-    measurements: list[Measurement] = []
+    records: list[Record] = []
     losses: list[str] = []
     for number, line in enumerate([*lines, tail], 1):
         if not line.strip():
             continue
         try:
-            measurements.append(parse(Measurement, line))
-        except ValidationError as error:
-            cut = number > len(lines)
-            why = "the line is cut short" if cut else error.errors(include_url=False)[0]["msg"]
+            records.append(build(kind, upgrade(json.loads(line))) if upgrade else parse(kind, line))
+        except ValueError as error:
+            why = "the line is cut short" if number > len(lines) else _reason(error)
             losses.append(f"{path}:{number}: one result is lost: {why}")
-    return Run(header, tuple(measurements), tuple(losses))
+    return records, losses
 
 
 def _header(folder: Path) -> Header:
@@ -136,19 +169,20 @@ def _header(folder: Path) -> Header:
         )
     text = _read(path)
     try:
-        schema = json.loads(text)["schema"]
+        content = json.loads(text)
+        schema = content["schema"]
         if schema > SCHEMA:
             raise UsageError(f"{path}: has schema {schema}; this version reads up to {SCHEMA}", "update the harness")
-        return parse(Header, text)
+        return build(Header, version1.upgrade_header(content) if schema == 1 else content)
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path}: isn't the header of a run: {_reason(error)}", "measure again") from error
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong with a header, in one line."""
+    """What is wrong with a record, in one line."""
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
     return f"no {error}" if isinstance(error, KeyError) else str(error)
 
 

@@ -21,16 +21,21 @@ from harness import store
 from harness.errors import MachineError, UsageError
 from harness.model import (
     SCHEMA,
+    Attachment,
     Case,
-    Ceilings,
+    Code,
+    ComputePoint,
     Conditions,
     Curve,
     Expectation,
     Header,
     KernelFacts,
+    Limits,
+    LinkPoint,
     Measurement,
     Scenario,
     StreamPoint,
+    Traffic,
     Warning,
     Work,
 )
@@ -45,13 +50,23 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_measurement_with_every_field_comes_back_equal() -> None:
     full = Measurement(
-        case=Case("prelu", "tuned", "bfloat16", (("N", 96), ("C", 64)), device="cuda", cache="hot"),
+        case=Case(
+            op="prelu",
+            variant="tuned",
+            dtype="bfloat16",
+            shape=(("N", 96), ("C", 64)),
+            choices=(("layout", "nhwc"), ("p", 0.1), ("width", 7)),
+            world=2,
+            device="cuda",
+            cache="hot",
+        ),
         status="ok",
         samples=(1.0000000000000002e-05, 2.5e-05),
         call_samples=(3e-5,),
         timer="graph",
-        work=Work(1, 2, 3, 4, "tokens"),
-        traffic=Work(5, 6),
+        work=Work(1, 2, (("float16", 3),), 4, 5, "tokens"),
+        traffic=Traffic(5, 6),
+        facts=(("empty", 0.25),),
         warnings=(Warning("noisy", "the µs vary", "measure again"),),
         error="first line\nsecond line\u2028third",
         process=3,
@@ -63,17 +78,23 @@ def test_a_measurement_with_every_field_comes_back_equal() -> None:
         after=Conditions(None, None, None, None, ("sw_power_cap",)),
         kernels=(KernelFacts("prelu", 32, 0, 1024),),
         phases=(("compile", 0.5), ("check", 0.1)),
+        code=Code("prelu", "c0de"),
     )
     text = store.dump(full)
     assert "\n" not in text
     assert store.parse(Measurement, text) == full
 
 
-def test_a_header_with_scenarios_and_ceilings_comes_back_equal(folder: Path, header: Header) -> None:
+def test_a_header_with_scenarios_and_limits_comes_back_equal(folder: Path, header: Header) -> None:
     scenario = Scenario("s", "A title", "prelu", ("a/b",), expect=(Expectation("tuned", "of_ceiling", 0.95),))
     scenario = replace(scenario, curve=Curve("T * V", "bytes", by="V", littles_law=True))
-    ceilings = Ceilings((StreamPoint(10, 5, 1e-6, "add"),), (StreamPoint(10, 5, 1.1e-6, "add"),))
-    full = replace(header, scenarios=(scenario,), ceilings=ceilings, finished="now", git_revision="abc", git_dirty=True)
+    limits = Limits(
+        (StreamPoint(10, 5, 1e-6, "add"),),
+        (StreamPoint(10, 5, 1.1e-6, "add"),),
+        (ComputePoint("float16", 64, 32, 16, 1e12, "matmul", "settled"),),
+        (LinkPoint(2, 100, 1e-6, "copy"),),
+    )
+    full = replace(header, scenarios=(scenario,), limits=limits, finished="now", git_revision="abc", git_dirty=True)
     store.create(folder, full).close()
     assert store.load(folder).header == full
 
@@ -137,7 +158,8 @@ def test_two_writers_are_refused(folder: Path, header: Header, second: Callable[
 def test_the_lock_goes_with_a_killed_writer(folder: Path, header: Header, measurement: Make) -> None:
     store.create(folder, header).close()
     script = (
-        "import os, sys, pathlib; from harness import store; from harness.model import Measurement; run, writer = store.reopen(pathlib.Path(sys.argv[1]));"
+        "import os, sys, pathlib; from harness import store; from harness.model import Measurement;"
+        "run, writer = store.reopen(pathlib.Path(sys.argv[1]));"
         f"writer.append(store.parse(Measurement, {store.dump(measurement(7))!r})); os.kill(os.getpid(), 9)"
     )
     killed = subprocess.run([sys.executable, "-c", script, folder], cwd=Path(store.__file__).parents[2], check=False)
@@ -225,7 +247,8 @@ def test_a_newer_schema_is_refused(folder: Path, header: Header) -> None:
         ("{", "Expecting property name"),
         ("[]", "list indices"),
         ("{}", "no 'schema'"),
-        ('{"schema": 1}', "name: Field required"),
+        ('{"schema": 2}', "name: Field required"),
+        ('{"schema": 1}', "isn't a record of version 1"),
     ],
 )
 def test_a_broken_header_is_one_clear_error(folder: Path, header: Header, content: str, reason: str) -> None:
@@ -302,5 +325,51 @@ def test_five_thousand_results_load_quickly(folder: Path, header: Header, measur
 def test_the_header_is_made_to_be_read(folder: Path, header: Header) -> None:
     store.create(folder, header).close()
     text = (folder / "run.json").read_text()
-    assert json.loads(text)["machine"]["name"] == "A processor"
+    assert json.loads(text)["machine"]["devices"][0]["name"] == "A processor"
     assert text.count("\n") > 10
+
+
+def test_what_a_tool_found_stands_beside_the_results(folder: Path, header: Header) -> None:
+    store.create(folder, header).close()
+    assert store.load(folder).attachments == ()
+    first = Attachment("copy/a", "ncu", (("dram_read", 1e6),), ("profiles/a.ncu-rep",))
+    other = Attachment("copy/a", "torch", (("idle", 0.5),))
+    store.attach(folder, [first, other])
+    again = replace(first, values=(("dram_read", 2e6),))
+    store.attach(folder, [again])
+    assert store.load(folder).attachments == (again, other)
+
+
+def test_an_attachment_that_was_cut_is_named_and_costs_only_itself(folder: Path, header: Header) -> None:
+    store.create(folder, header).close()
+    whole = Attachment("copy/a", "ncu")
+    store.attach(folder, [whole])
+    with (folder / store.ATTACHMENTS).open("a") as file:
+        file.write('{"case": "copy/b", "to')
+    run = store.load(folder)
+    assert run.attachments == (whole,)
+    assert "attachments.jsonl:2: one result is lost: the line is cut short" in run.losses[0]
+
+
+def test_nothing_is_attached_where_there_is_no_run(folder: Path) -> None:
+    folder.mkdir()
+    with pytest.raises(UsageError, match="holds no run"):
+        store.attach(folder, [Attachment("copy/a", "ncu")])
+    assert list(folder.iterdir()) == []
+
+
+RUNS = sorted(Path(__file__).parents[2].glob("reports/h200/*/run.json"))
+
+
+@pytest.mark.skipif(not RUNS, reason="reports aren't part of a source distribution")
+@pytest.mark.parametrize("header", RUNS, ids=lambda file: file.parent.name)
+def test_every_committed_run_is_read_whole(header: Path) -> None:
+    run = store.load(header.parent)
+    assert run.losses == ()
+    lines = (header.parent / store.RESULTS).read_text().count("\n")
+    assert len(run.measurements) == lines > 0
+    # What was planned by id is what was measured: ids are upgraded like cases.
+    planned = {case for scenario in run.header.scenarios for case in scenario.cases}
+    assert {measurement.case.id for measurement in run.measurements} <= planned
+    assert run.limits is not None
+    assert run.limits.peak is not None

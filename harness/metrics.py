@@ -1,0 +1,353 @@
+"""The only list of figures: what each is called, its unit, which way is better, how it is computed and explained.
+
+Tables, CSV, JSON, plots, claims, floors, the gate, the scenario's schema and "how to read the tables" iterate over it.
+A new figure is one more entry: `add(Metric(...))`. A figure that a variant reports of itself is `fact(...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Literal, Self
+
+from harness import units
+from harness.errors import UsageError
+from harness.model import Bound, KernelFacts, Limits, Measurement, Result, Traffic, Work
+from harness.model.limits import State
+from harness.stats import median_interval, range_over_median
+from harness.units import Unit
+
+Better = Literal["higher", "lower", ""]
+Relative = Literal["", "variant", "world"]
+ALWAYS = 9
+"""The rank of columns that every table shows, however narrow it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What the metrics of a case are computed from: one process of it, or all.
+
+    time, call_time: seconds a call. interval: bounds of `time` at 95%. medians: of each process, seconds.
+    bound: the limit of the machine that binds, with the seconds below which the work can't be done.
+    facts: what the variant reported of itself. settled: whether the machine was under load for seconds, so that the
+    work is held to the peaks of compute that the machine keeps up. over: the case that it is compared with. alone: the
+    same case on one device.
+    """
+
+    time: float | None
+    work: Work | None = None
+    traffic: Traffic | None = None
+    limits: Limits | None = None
+    bound: Bound | None = None
+    call_time: float | None = None
+    interval: tuple[float, float] | None = None
+    medians: tuple[float, ...] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
+    kernels: tuple[KernelFacts, ...] = ()
+    settled: bool = False
+    world: int = 1
+    over: Subject | None = None
+    alone: Subject | None = None
+
+    @classmethod
+    def of(cls, found: Result | Measurement, limits: Limits | None) -> Self:
+        """The subject of all processes of a case, or of one. Metrics that compare it with another case are None."""
+        measurements = (found,) if isinstance(found, Measurement) else found.measurements
+        time = found.time
+        subject = cls(
+            time=time,
+            work=found.work,
+            traffic=found.traffic,
+            call_time=found.call_time,
+            interval=interval(measurements) if time is not None else None,
+            medians=tuple(m.time for m in measurements if m.time is not None),
+            facts=dict(found.facts),
+            kernels=tuple(kernel for m in measurements for kernel in m.kernels),
+            settled=found.timer == "steady",
+            world=found.case.world,
+        )
+        bound = limits.bound(found.work, subject.state, subject.world) if limits and found.work else None
+        return replace(subject, limits=limits, bound=bound)
+
+    def against(self, over: Subject | None) -> Self:
+        """The same subject, compared with another variant."""
+        return replace(self, over=over)
+
+    @property
+    def state(self) -> State:
+        """Which peaks of compute the subject is held to."""
+        return "settled" if self.settled else "burst"
+
+    @property
+    def floor(self) -> float | None:
+        """Seconds below which its work can't be done on this machine."""
+        return self.bound.seconds if self.bound else None
+
+    @property
+    def bound_by_compute(self) -> bool:
+        """Whether operations are the limit that binds."""
+        return self.bound is not None and self.bound.limit not in ("memory", "link")
+
+    @property
+    def beyond_memory(self) -> bool:
+        """Whether the work is held to a measured peak of compute, or to a measured link, and not to memory alone."""
+        if self.limits is None or self.work is None:
+            return False
+        rates = [self.limits.rate(kind, self.state) for kind, count in self.work.flops if count]
+        return bool(rates and all(rates)) or bool(self.work.sent and self.limits.link(self.world))
+
+
+def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subject]:
+    """The subject of each case by its id, each beside the same case on one device, where that was measured too."""
+
+    # Variants of one case do the same work, and its bound takes a search through all streams.
+    @cache
+    def bound(work: Work | None, state: State, world: int) -> Bound | None:
+        return limits.bound(work, state, world) if limits and work else None
+
+    cases = {result.case.id: result.case for result in results}
+    found: dict[str, Subject] = {}
+    for result in results:
+        subject = Subject.of(result, None)
+        known = bound(subject.work, subject.state, subject.world)
+        found[result.case.id] = replace(subject, limits=limits, bound=known)
+    for key, case in cases.items():
+        if case.world > 1:
+            found[key] = replace(found[key], alone=found.get(replace(case, world=1).id))
+    return found
+
+
+def interval(measurements: Iterable[Measurement]) -> tuple[float, float] | None:
+    """95% interval of the time of a case in seconds, from the measurements of its processes; None if it can't be told.
+
+    One process: the distribution-free interval of the median of its samples. Several processes: the smallest range
+    that holds every process's median and every process's own interval. Processes differ in ways that samples within
+    one of them can't show (addresses, clocks), and a handful of processes is too few for a rank interval of their
+    medians, which at 95% takes six. The range errs on the wide side: it calls noise a change less often than 1 in 20.
+    """
+    timed = [m for m in measurements if m.time is not None]
+    bounds = [bound for m in timed if (own := median_interval(m.samples)) for bound in own]
+    if len(timed) > 1:
+        bounds += [m.time for m in timed if m.time is not None]
+    return (min(bounds), max(bounds)) if bounds else None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A figure.
+
+    name: its key in YAML, CSV and JSON. title: what it is called in a sentence and on an axis. unit: how it is written.
+    value: computes it in SI units; None where it isn't known. hint: how to read it, one or two sentences.
+    better: which way is better; '' if neither is. Floors may be of those where higher is better, claims of all that
+    have a better way. relative: 'variant' if it compares with another variant (the baseline unless told), 'world' if it
+    compares with one device. said: what a claim without a value says, such as 'faster'; '' if a claim needs a value.
+    head: the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is too wide,
+    ALWAYS for a column that stays. shown: whether a table shows it for a subject. figure, sweep: its rank for figures
+    and for tables of sizes against variants, which show the known metric with the highest one; 0 for never. drawn:
+    whether a figure with this subject may show it. limit: the metric that a figure draws as the limit of this one.
+    of_limits: it compares with what the machine can do, which has
+    to be measured. reported: variants give the value, by `ctx.report`.
+    """
+
+    name: str
+    title: str
+    unit: Unit
+    value: Callable[[Subject], float | None]
+    hint: str = ""
+    better: Better = ""
+    relative: Relative = ""
+    said: str = ""
+    head: str = ""
+    keep: int = 0
+    shown: Callable[[Subject], bool] = lambda _: True
+    figure: int = 0
+    drawn: Callable[[Subject], bool] = lambda _: True
+    sweep: int = 0
+    limit: str = ""
+    of_limits: bool = False
+    reported: bool = False
+
+    def written(self, value: float) -> str:
+        """A value with its unit."""
+        return self.unit.write(value)
+
+
+METRICS: dict[str, Metric] = {}
+"""Every metric by name, in the order of tables."""
+
+
+def add(metric: Metric) -> Metric:
+    """Add a metric to the list. Raises ValueError if its name is taken."""
+    if metric.name in METRICS:
+        raise ValueError(f"there is a metric named '{metric.name}' already")
+    METRICS[metric.name] = metric
+    return metric
+
+
+def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
+    """Add a metric that variants report of themselves, by `ctx.report(name, value)`.
+
+    Several ops may add the same one. Raises UsageError if the name has another meaning already.
+    """
+    made = _fact(name, title, unit, hint, better)
+    there = METRICS.get(name)
+    if there is None:
+        return add(made)
+    if replace(there, value=made.value, shown=made.shown) != made:
+        raise UsageError(
+            f"'{name}' can't be a fact named '{title}': there is a metric of that name already, '{there.title}'",
+            "choose another name, or give both the same title, unit, hint and better way",
+        )
+    return there
+
+
+def named(name: str) -> Metric:
+    """The metric of that name; a plain one for a reported figure whose op isn't loaded."""
+    return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
+
+
+def _fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
+    return Metric(name, title, unit, lambda s: s.facts.get(name), hint, better, head=title, keep=3, reported=True)
+
+
+def floors() -> dict[str, Metric]:
+    """Metrics that `expect` may ask a least value of."""
+    return {name: metric for name, metric in METRICS.items() if metric.better == "higher"}
+
+
+def claimed() -> dict[str, Metric]:
+    """Metrics that a claim may be of."""
+    return {name: metric for name, metric in METRICS.items() if metric.better}
+
+
+def values(subject: Subject) -> dict[str, float | None]:
+    """Every metric of a subject by name, in SI units. Of the figures that variants report, those that it reports."""
+    own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
+    return own | dict(subject.facts)
+
+
+# ---- How they are computed.
+
+
+def _bandwidth(s: Subject) -> float | None:
+    return s.work.moved / s.time if s.work and s.work.moved and s.time else None
+
+
+def _moved_bandwidth(s: Subject) -> float | None:
+    return s.traffic.moved / s.time if s.traffic and s.traffic.moved and s.time else None
+
+
+def _moves_more(s: Subject) -> bool:
+    return bool(s.traffic and s.work and s.traffic.moved > s.work.moved)
+
+
+def _ceiling_bandwidth(s: Subject) -> float | None:
+    return s.work.moved / s.floor if s.work and s.work.moved and s.floor else None
+
+
+def _ceiling_flops(s: Subject) -> float | None:
+    return s.work.operations / s.floor if s.work and s.work.operations and s.floor else None
+
+
+def _of_peak(s: Subject) -> float | None:
+    bandwidth, peak = _bandwidth(s), s.limits.peak if s.limits else None
+    return bandwidth / peak if bandwidth and peak else None
+
+
+def _of_ceiling(s: Subject) -> float | None:
+    return s.floor / s.time if s.floor and s.time else None
+
+
+def _flops(s: Subject) -> float | None:
+    return s.work.operations / s.time if s.work and s.work.operations and s.time else None
+
+
+def _items(s: Subject) -> float | None:
+    return s.work.items / s.time if s.work and s.work.items and s.time else None
+
+
+def _speedup(s: Subject) -> float | None:
+    return s.over.time / s.time if s.over and s.over.time and s.time else None
+
+
+def _traffic(s: Subject) -> float | None:
+    over = s.over.traffic.moved if s.over and s.over.traffic else 0
+    return s.traffic.moved / over if s.time and s.traffic and over else None
+
+
+def _efficiency(s: Subject) -> float | None:
+    items, alone = _items(s), _items(s.alone) if s.alone else None
+    return items / (s.world * alone) if items and alone else None
+
+
+def _noise(s: Subject) -> float | None:
+    return (s.interval[1] - s.interval[0]) / s.time if s.interval and s.time else None
+
+
+def _process_range(s: Subject) -> float | None:
+    return range_over_median(s.medians) if s.time and len(s.medians) > 1 else None
+
+
+def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], float | None]:
+    return lambda s: max(map(what, s.kernels), default=None)
+
+
+# ---- The list, in the order of tables.
+
+# fmt: off
+for _metric in (
+    Metric("time", "time", units.SECONDS, lambda s: s.time, "median device time of a call", "lower",
+           head="time ({unit})", keep=ALWAYS, figure=1, sweep=1),
+    Metric("low", "lower bound of the time", units.SECONDS, lambda s: s.interval[0] if s.interval else None),
+    Metric("high", "upper bound of the time", units.SECONDS, lambda s: s.interval[1] if s.interval else None),
+    Metric("call_time", "time a call, as a host loop sees it", units.SECONDS, lambda s: s.call_time,
+           "median time of a call that a loop on the host issues, without a graph", "lower"),
+    Metric("bandwidth", "effective bandwidth", units.BANDWIDTH, _bandwidth,
+           "effective bandwidth, the bytes that the op has to move over the time", "higher",
+           head="{unit}", keep=ALWAYS, figure=3, sweep=3, limit="ceiling_bandwidth"),
+    Metric("moved_bandwidth", "moved bandwidth", units.BANDWIDTH, _moved_bandwidth,
+           "the bytes that the variant itself moves over the time, where it moves more than the op has to",
+           head="moved {unit}", keep=3, shown=_moves_more),
+    Metric("flops", "operations a second", units.OPERATIONS, _flops,
+           "the operations that the op has to do, over the time", "higher",
+           head="{unit}", keep=8, shown=lambda s: s.beyond_memory, figure=4, drawn=lambda s: s.bound_by_compute,
+           limit="ceiling_flops"),
+    Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
+           head="{unit}", keep=7, figure=2, sweep=2),
+    Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
+           "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
+           head="of peak", keep=5, of_limits=True),
+    Metric("of_ceiling", "share of the ceiling", units.SHARE, _of_ceiling,
+           "time that this machine needs for the same work at best, over the time; 100% is the speed of light. The "
+           "time at best is the longest of: a plain stream of the same bytes, mix and size; the operations at the peak "
+           "of compute; the bytes sent over the link", "higher",
+           head="of ceiling", keep=ALWAYS, sweep=4, of_limits=True),
+    Metric("speedup", "speed-up", units.RATIO, _speedup,
+           "time of the variant named, over the time of this one; above 1 is faster", "higher",
+           relative="variant", said="faster", head="vs {over}", keep=ALWAYS),
+    Metric("traffic", "traffic", units.RATIO, _traffic,
+           "bytes that the variant moves by its own account, over those of another variant", "lower",
+           relative="variant", said="less"),
+    Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
+           "items a second of all devices, over those of one device times the number of devices", "higher",
+           relative="world", head="efficiency", keep=8),
+    Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, _ceiling_bandwidth),
+    Metric("ceiling_flops", "ceiling", units.OPERATIONS, _ceiling_flops),
+    Metric("noise", "noise", units.FINE_SHARE, _noise, "width of the 95% interval of the time, over the time",
+           head="noise", keep=4),
+    Metric("process_range", "range of the processes' medians, over their median", units.FINE_SHARE, _process_range),
+    Metric("read_bytes", "bytes that have to be read", units.BYTES, lambda s: s.work.read if s.work else None),
+    Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
+    Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
+    Metric("moved_bytes", "bytes that the variant moves", units.BYTES,
+           lambda s: s.traffic.moved if s.traffic else None),
+    Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
+           "registers of a thread of our kernel; where a variant has several kernels, of the one with most",
+           head="registers", keep=2),
+    Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
+           "bytes of local memory of a thread of our kernel, where it has any",
+           head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
+):
+    add(_metric)
+# fmt: on

@@ -1,0 +1,79 @@
+"""A run as stored, and the difference of a case between two runs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.model.case import Case
+from harness.model.limits import Limits
+from harness.model.machine import Machine
+from harness.model.measurement import Attachment, Measurement, Result
+from harness.model.scenario import Scenario
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Everything about a run but its results: what `run.json` holds.
+
+    plan: hash over cases and timing, which guards `--resume`. Which code measured a case stands with its measurement.
+    """
+
+    name: str
+    machine: Machine
+    scenarios: tuple[Scenario, ...]
+    command: tuple[str, ...]
+    started: str
+    plan: str
+    jobs: int
+    repeat: int = 1
+    schema: int = SCHEMA
+    finished: str | None = None
+    limits: Limits | None = None
+    git_revision: str = ""
+    git_dirty: bool = False
+    harness_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run as read from its folder. `losses` says what couldn't be read."""
+
+    header: Header
+    measurements: tuple[Measurement, ...]
+    losses: tuple[str, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
+
+    @property
+    def results(self) -> tuple[Result, ...]:
+        """One result a case, in the order in which the cases were first measured."""
+        by_id: dict[str, list[Measurement]] = defaultdict(list)
+        for measurement in self.measurements:
+            by_id[measurement.case.id].append(measurement)
+        return tuple(Result(group[0].case, tuple(group)) for group in by_id.values())
+
+    @property
+    def limits(self) -> Limits | None:
+        return self.header.limits
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One case in two runs. `ratio` is the reference's time over the run's: above 1 the run is faster.
+
+    low, high: 95% interval of the ratio. `verdict`: 'faster', 'slower', '~' (the intervals overlap), or
+    'missing' where either run has no time for the case (`note` says which and why).
+    """
+
+    case: Case
+    reference: float | None
+    run: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    verdict: Literal["faster", "slower", "~", "missing"]
+    samples: int = 0
+    note: str = ""

@@ -1,0 +1,95 @@
+"""What a scenario asked for, as stored with a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
+"""Roles of variants that are somebody else's code, which stays the same whatever changes in ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a text says of a variant, to print beside what was measured; never a result of ours.
+
+    metric: a name in `metrics.py`. value: in SI units of the metric; None where the text says only that the variant is
+    better in it (faster, less traffic). where: a glob on case groups (op/dtype/shape) that the claim speaks of.
+    """
+
+    row: str
+    variant: str
+    metric: str
+    value: float | None
+    hardware: str
+    over: str = ""
+    where: str = "*"
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """A floor that the gate holds a variant to: `metric` of at least `value`.
+
+    `where` is a glob on case groups (op/dtype/shape). Of several floors of a metric, the first that matches counts.
+    """
+
+    variant: str
+    metric: str
+    value: float
+    where: str = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A figure over an expression of the op's symbols, in the place of the usual ones.
+
+    label: text of its axis. by: a symbol whose sizes are told apart; without one, variants are. littles_law: the
+    expression is bytes being read on a multiprocessor at a time, so Little's law is drawn.
+    """
+
+    over: str
+    label: str
+    by: str = ""
+    littles_law: bool = False
+
+    @property
+    def of_variants(self) -> bool:
+        """Whether nothing but variants is told apart: each has a line, and may stop somewhere on it."""
+        return not self.by and not self.littles_law
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a scenario file asked for, as stored with a run, so that a report needs no other file.
+
+    roles: the role of each variant, in the op's order; a run of schema 1 has none stored.
+    """
+
+    name: str
+    title: str
+    op: str
+    cases: tuple[str, ...]
+    shows: str = ""
+    source: str = ""
+    rows: tuple[str, ...] = ()
+    baseline: str = "eager"
+    tags: tuple[str, ...] = ()
+    expect: tuple[Expectation, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    curve: Curve | None = None
+    roles: tuple[tuple[str, str], ...] = ()
+
+    def role(self, variant: str) -> str:
+        """The role of a variant of the op: the stored one, or else the one that its name had in runs of schema 1."""
+        return dict(self.roles).get(variant) or usual_role(self.op, variant)
+
+
+def usual_role(op: str, variant: str) -> str:
+    """The role that a variant's name meant in runs of schema 1, which stored no roles."""
+    if op == "copy" and variant in ("eager", "memcpy"):
+        return "control"
+    if variant in ("eager", "compile"):
+        return "baseline"
+    if variant.startswith("peer:"):
+        return "peer"
+    return "ours" if variant == "tuned" else "published"

@@ -1,0 +1,122 @@
+"""What a machine can do: the best streams, what lies between them, and which limit binds."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from harness.model import Bound, ComputePoint, Limits, LinkPoint, StreamPoint, Work
+
+WORK = Work(read=600, written=400)
+
+
+def stream(read: int, written: int, seconds: float, way: str = "kernel", *, is_copy: bool = False) -> StreamPoint:
+    return StreamPoint(read, written, seconds, way, is_copy)
+
+
+def test_the_best_way_counts_and_only_copies_make_the_peak() -> None:
+    limits = Limits(
+        (stream(50, 50, 4.0, "slow"), stream(50, 50, 2.0, "fast"), stream(50, 50, 2.5, "memcpy", is_copy=True))
+    )
+    assert [point.way for point in limits.best] == ["fast"]
+    assert limits.peak == 40.0
+    assert Limits((stream(50, 50, 1.0),)).peak is None
+
+
+def test_drift_compares_each_way_with_itself() -> None:
+    start = (stream(50, 50, 2.0, "a"), stream(50, 50, 1.0, "b"))
+    assert Limits(start, end=(stream(50, 50, 2.5, "a"),)).drift == 0.25
+    assert Limits(start, end=(stream(50, 50, 2.5, "c"),)).drift is None
+    assert Limits(start).drift is None
+
+
+def test_between_sizes_the_time_follows_a_power_law() -> None:
+    # 100 times the bytes in 10 times the time: at 10 times the bytes it is the square root of that.
+    limits = Limits((stream(500, 500, 1.0), stream(50_000, 50_000, 10.0)))
+    assert limits.seconds(Work(5000, 5000)) == pytest.approx(math.sqrt(10), rel=1e-12)
+    assert limits.seconds(Work(500, 500)) == pytest.approx(1.0, rel=1e-12)
+    assert limits.seconds(Work(50_000, 50_000)) == pytest.approx(10.0, rel=1e-12)
+    assert limits.seconds(Work(5_000_000, 5_000_000)) == pytest.approx(100.0, rel=1e-12)
+
+
+def test_past_the_ends_more_bytes_are_never_cheaper_nor_dearer_than_in_proportion() -> None:
+    falling = Limits((stream(500, 500, 2.0), stream(1000, 1000, 1.9)))
+    assert falling.seconds(Work(2000, 2000)) == pytest.approx(2.0, rel=1e-12)
+    steep = Limits((stream(500, 500, 1.0), stream(1000, 1000, 4.0)))
+    assert steep.seconds(Work(250, 250)) == pytest.approx(0.5, rel=1e-12)
+
+
+def test_the_ceiling_at_a_measured_size_is_what_was_measured() -> None:
+    # Bandwidth falls with size where the smaller stream still finds data in a cache.
+    limits = Limits((stream(500, 500, 1.0), stream(1000, 1000, 4.0), stream(2000, 2000, 6.0)))
+    assert limits.seconds(Work(1000, 1000)) == pytest.approx(4.0, rel=1e-12)
+
+
+def test_one_size_is_scaled_in_proportion() -> None:
+    assert Limits((stream(100, 0, 2.0),)).seconds(Work(50, 0)) == 1.0
+
+
+def test_between_mixes_the_times_of_reads_and_writes_add_up() -> None:
+    limits = Limits((stream(1000, 0, 1.0), stream(0, 1000, 3.0)))
+    assert limits.seconds(Work(750, 250)) == pytest.approx(1.5, rel=1e-12)
+    assert limits.seconds(Work(1000, 0)) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_a_mix_past_those_measured_takes_the_nearest() -> None:
+    limits = Limits((stream(500, 500, 1.0), stream(750, 250, 2.0)))
+    assert limits.seconds(Work(1000, 0)) == pytest.approx(2.0, rel=1e-12)
+    assert limits.seconds(Work(0, 1000)) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_no_ceiling_where_nothing_moves_or_nothing_was_measured() -> None:
+    assert Limits((stream(1, 1, 1.0),)).seconds(Work(0, 0)) is None
+    assert Limits(()).seconds(WORK) is None
+
+
+def product(kind: str, rate: float, state: str = "burst") -> ComputePoint:
+    return ComputePoint(kind, 8, 8, 8, rate, "torch.mm", state)
+
+
+MEMORY = stream(500, 500, 1.0)  # 1000 bytes a second
+BOTH = Limits(
+    (MEMORY,),
+    compute=(
+        product("float16", 50.0),
+        product("float16", 100.0),
+        product("float16", 80.0, "settled"),
+        product("int8", 10.0),
+    ),
+    links=(LinkPoint(2, 100, 1.0, "copy"), LinkPoint(2, 50, 0.25, "copy"), LinkPoint(4, 100, 1.0, "copy")),
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "bound"),
+    [
+        (Work(500, 500), Bound("memory", 1.0)),
+        (Work(500, 500, (("float16", 50),)), Bound("memory", 1.0)),
+        (Work(500, 500, (("float16", 200),)), Bound("float16", 2.0)),
+        # Operations of two types take turns.
+        (Work(500, 500, (("float16", 200), ("int8", 10))), Bound("float16 + int8", 3.0)),
+        # Of a type without a measured peak nothing is known, nor of what is done beside it.
+        (Work(500, 500, (("float16", 200), ("float8", 10))), Bound("memory", 1.0)),
+        (Work(flops=(("float16", 200),)), Bound("float16", 2.0)),
+        (Work(500, 500, sent=1000), Bound("link", 5.0)),
+        (Work(), None),
+    ],
+)
+def test_what_takes_longest_binds(work: Work, bound: Bound | None) -> None:
+    assert BOTH.bound(work, world=2) == bound
+    assert BOTH.seconds(work, world=2) == (bound and bound.seconds)
+
+
+def test_after_seconds_of_load_the_settled_peak_counts() -> None:
+    work = Work(flops=(("float16", 200),))
+    assert BOTH.seconds(work, "settled") == 2.5
+    assert BOTH.rate("int8", "settled") is None
+
+
+def test_a_link_is_that_of_as_many_devices() -> None:
+    assert (BOTH.link(2), BOTH.link(4), BOTH.link(8)) == (200.0, 100.0, None)
+    assert BOTH.seconds(Work(sent=1000), world=8) is None

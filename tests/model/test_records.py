@@ -1,0 +1,94 @@
+"""Cases, their results, and runs: what is derived from them."""
+
+from __future__ import annotations
+
+from harness.model import (
+    Attachment,
+    Case,
+    DeviceFacts,
+    Header,
+    Machine,
+    Measurement,
+    Result,
+    Run,
+    Traffic,
+    Work,
+    by_group,
+)
+
+CASE = Case("prelu", "tuned", "float16", (("N", 96), ("C", 64), ("H", 112), ("W", 112)))
+WORK = Work(read=600, written=400)
+
+
+def timed(*samples: float, process: int = 0, case: Case = CASE) -> Measurement:
+    return Measurement(case, "ok", samples, work=WORK, traffic=Traffic(1600, 400), process=process)
+
+
+def test_ids_are_readable_and_tell_hot_from_cold() -> None:
+    hot = Case("copy", "eager", "float32", (("N", 8),), cache="hot")
+    assert CASE.id == "prelu/tuned/float16/N96-C64-H112-W112"
+    assert CASE.group == "prelu/float16/N96-C64-H112-W112"
+    assert (hot.id, hot.group) == ("copy/eager/float32/N8/hot", "copy/float32/N8/hot")
+    assert Case("sum", "eager", "float32", ()).id == "sum/eager/float32/scalar"
+    assert CASE.symbols == {"N": 96, "C": 64, "H": 112, "W": 112}
+
+
+def test_time_is_the_median_of_the_processes_medians() -> None:
+    result = Result(CASE, (timed(1.0, 2.0, 9.0), timed(4.0, 5.0, 6.0, process=1), timed(3.0, process=2)))
+    assert result.medians == (2.0, 5.0, 3.0)
+    assert result.time == 3.0
+
+
+def test_one_failed_process_fails_the_case() -> None:
+    result = Result(CASE, (timed(1.0), Measurement(CASE, "crashed", error="gone", process=1)))
+    assert (result.status, result.time, result.error) == ("crashed", None, "gone")
+
+
+def test_a_wrong_result_has_no_time_even_with_samples() -> None:
+    assert Measurement(CASE, "wrong", (1.0, 2.0)).time is None
+
+
+def test_groups_hold_the_variants_of_one_job_in_order() -> None:
+    eager, other = Case("prelu", "eager", "float16", CASE.shape), Case("prelu", "eager", "float32", CASE.shape)
+    results = [Result(case, (timed(1.0, case=case),)) for case in (CASE, other, eager)]
+    groups = by_group(results)
+    assert {name: [r.case for r in group] for name, group in groups.items()} == {
+        "prelu/float16/N96-C64-H112-W112": [CASE, eager],
+        "prelu/float32/N96-C64-H112-W112": [other],
+    }
+
+
+def test_choices_and_the_world_are_part_of_an_id() -> None:
+    case = Case("dropout", "tuned", "float16", (("N", 8),), choices=(("layout", "nhwc"), ("p", 0.1)), world=2)
+    assert case.id == "dropout/tuned/float16/N8/layout=nhwc,p=0.1/world=2"
+    assert case.group == "dropout/float16/N8/layout=nhwc,p=0.1/world=2"
+    assert case.values == {"N": 8, "layout": "nhwc", "p": 0.1}
+    assert case.symbols == {"N": 8}
+    whole = Case("a", "v", "float32", (), choices=(("p", 1.0), ("q", 1 / 3)))
+    assert whole.id == "a/v/float32/scalar/p=1,q=0.333333333333"
+
+
+def test_a_fact_of_several_processes_is_their_median() -> None:
+    facts = [(("empty", 0.5), ("full", 0.1)), (("empty", 0.7),), (("empty", 0.6),)]
+    found = Result(CASE, tuple(Measurement(CASE, "ok", (1.0,), facts=each) for each in facts)).facts
+    assert dict(found) == {"empty": 0.6, "full": 0.1}
+
+
+def test_a_machine_is_named_by_its_devices() -> None:
+    one = DeviceFacts("NVIDIA H200", 2**37, 2**26)
+    assert Machine("cuda", "f00d", (one,)).name == "NVIDIA H200"
+    assert Machine("cuda", "f00d", (one, one)).name == "2 x NVIDIA H200"
+
+
+def test_the_work_says_what_is_moved_and_computed() -> None:
+    work = Work(600, 400, (("float16", 5), ("float32", 7)))
+    assert (work.moved, work.operations) == (1000, 12)
+
+
+def test_results_of_a_run_are_in_the_order_of_measurement() -> None:
+    header = Header("a", Machine("cpu", "f00d", (DeviceFacts("A processor", 1, 1),)), (), (), "", "", 1)
+    other = Case("prelu", "eager", "float16", CASE.shape)
+    run = Run(header, (timed(1.0), timed(2.0, case=other), timed(3.0, process=1)))
+    assert [(result.case, len(result.measurements)) for result in run.results] == [(CASE, 2), (other, 1)]
+    assert run.attachments == ()
+    assert Run(header, (), (), (Attachment(CASE.id, "ncu"),)).attachments[0].tool == "ncu"

@@ -6,19 +6,23 @@ from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import Context, Op, Tensor, Variant
+from harness.ops import Context, Expected, Op, Tensor, Variant, comparer
 
 if TYPE_CHECKING:
     import torch
 
 TOLERANCE = {"float64": (1e-12, 0.0), "float32": (1e-6, 1e-7), "float16": (1e-3, 1e-6), "bfloat16": (8e-3, 1e-6)}
 """Relative and absolute error allowed against a reference in higher precision: about one unit in the last place."""
-_CHUNK = 2**26  # elements compared at a time, so that a comparison needs little memory of its own
 _POISON_BYTE = 0xA5
+_LARGEST = 2**31 - 1
 
 
 def make_inputs(ctx: Context) -> SimpleNamespace:
-    """The op's declared inputs: its own, or normal random numbers (negatives, no zeros; integers from 1 up)."""
+    """The op's declared inputs: those that it makes itself, or random ones.
+
+    Floats are normal random numbers without zeros. Integers are uniform over all values of their type, those of more
+    than 32 bits over those of 32 bits, so that signed types have both signs. No tensor is all zeros.
+    """
     if ctx.op.make is not None:
         return SimpleNamespace(**ctx.op.make(ctx))
     return SimpleNamespace(**{tensor.name: _like(ctx, tensor, _random) for tensor in ctx.op.inputs})
@@ -59,68 +63,50 @@ def collect(op: Op, variant: Variant, tensors: SimpleNamespace, returned: Any) -
 def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> str | None:
     """What is wrong with the outputs in `after`, given the op's inputs as they were; None if nothing is.
 
-    The op's own check decides if it has one. Otherwise every output, and every input updated in place, that the
-    reference names is compared with it.
+    The op's own check says what is wanted if it has one. Otherwise every output, and every input updated in place, that
+    the reference names is compared with it.
     """
     op = ctx.op
     decoded = merged(after, SimpleNamespace(**variant.decode(ctx, after))) if variant.decode else after
     if op.check is not None:
-        return op.check(ctx, merged(decoded, SimpleNamespace(before=before)))
+        return comparer.complaint(op.check(ctx, merged(decoded, SimpleNamespace(before=before))))
     if op.reference is None:
         return None
-    tolerance = op.tolerance.get(ctx.case.dtype, TOLERANCE.get(ctx.case.dtype, (0.0, 0.0)))
-    for name, wanted in op.reference(ctx, before).items():
-        for label, got, want in _pairs(name, getattr(decoded, name), wanted):
-            if found := _difference(label, got, want, tolerance):
-                return found
-    return None
+    return comparer.complaint(_expected(ctx, decoded, op.reference(ctx, before)))
 
 
-def _pairs(name: str, got: Any, wanted: Any) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-    if isinstance(wanted, (list, tuple)):
-        for i, (a, b) in enumerate(zip(got, wanted, strict=True)):
-            yield f"{name}[{i}]", a, b
-    else:
-        yield name, got, wanted
+def _expected(ctx: Context, decoded: SimpleNamespace, wanted: dict[str, Any]) -> Iterator[Expected | str]:
+    """The reference's tensors, each with the tolerance of the case's dtype."""
+    tolerance = ctx.op.tolerance.get(ctx.case.dtype, TOLERANCE.get(ctx.case.dtype, (0.0, 0.0)))
+    for name, want in wanted.items():
+        got = getattr(decoded, name)
+        if not isinstance(want, (list, tuple)):
+            yield from _parts(name, got, want, tolerance)
+        elif len(got) != len(want):
+            yield f"{name} has {len(got)} tensors, the reference {len(want)}"
+        else:
+            for i, (one, other) in enumerate(zip(got, want, strict=True)):
+                yield from _parts(f"{name}[{i}]", one, other, tolerance)
 
 
-def _difference(label: str, got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> str | None:
-    if got.shape != want.shape:
-        return f"{label} has shape {tuple(got.shape)}, the reference {tuple(want.shape)}"
-    got, want = got.reshape(-1), want.reshape(-1)
-    wrong, worst, first = 0, 0.0, -1
-    for start in range(0, want.numel(), _CHUNK):
-        part, reference = got[start : start + _CHUNK].to(want.dtype), want[start : start + _CHUNK]
-        bad = _outside(part, reference, tolerance)
-        count = int(bad.sum())
-        if count and first < 0:
-            first = start + int(bad.nonzero()[0])
-        if count:
-            worst = max(
-                worst, float((part[bad].double() - reference[bad].double()).abs().nan_to_num(float("inf")).max())
-            )
-        wrong += count
-    if not wrong:
-        return None
-    values = f"element {first} is {got[first].item()}, the reference {want[first].item()}"
-    return f"{label}: {wrong} of {want.numel()} elements are wrong by up to {worst:.3g}; {values}"
-
-
-def _outside(got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> torch.Tensor:
-    if not want.dtype.is_floating_point:
-        return got != want
+def _parts(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> Iterator[Expected]:
+    """A tensor in parts, so that what is allowed of it needs little memory of its own."""
+    if got.shape != want.shape or not want.dtype.is_floating_point:
+        yield Expected(name, got, want)
+        return
     relative, absolute = tolerance
-    close = ((got - want).abs() <= absolute + relative * want.abs()) & want.isfinite()
-    # The distance to an infinity says nothing: infinities must be equal, and NaN must meet NaN.
-    return ~(close | (got == want) | (got.isnan() & want.isnan()))
+    got, want = got.reshape(-1), want.reshape(-1)
+    for start in range(0, want.numel(), comparer.CHUNK):
+        here = slice(start, start + comparer.CHUNK)
+        yield Expected(name, got[here], want[here], absolute + relative * want[here].abs(), start)
 
 
 def _like(ctx: Context, tensor: Tensor, make: Any) -> Any:
     import torch
 
     dtype: torch.dtype = getattr(torch, tensor.dtype_of(ctx.case.dtype))
-    made = [make(ctx, shape, dtype) for shape in tensor.shapes(ctx.case.symbols)]
-    return made if tensor.is_list else made[0]
+    made = [make(ctx, shape, dtype) for shape in tensor.shapes(ctx.case.values)]
+    return made if tensor.is_list(ctx.case.values) else made[0]
 
 
 def _random(ctx: Context, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -129,9 +115,10 @@ def _random(ctx: Context, shape: Sequence[int], dtype: torch.dtype) -> torch.Ten
     if dtype.is_floating_point:
         values = torch.randn(shape, generator=ctx.generator, device=ctx.device, dtype=dtype)
         return values.masked_fill_(values == 0, 1)
-    highest = 2 if dtype == torch.bool else min(torch.iinfo(dtype).max, 2**31 - 1)
-    lowest = 0 if dtype == torch.bool else 1
-    return torch.randint(lowest, highest, shape, generator=ctx.generator, device=ctx.device, dtype=dtype)
+    lowest, highest = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    bounds = max(lowest, -_LARGEST), min(highest, _LARGEST) + 1
+    values = torch.randint(*bounds, shape, generator=ctx.generator, device=ctx.device, dtype=dtype)
+    return values if bool(values.any()) else torch.ones_like(values)
 
 
 def _poisoned(ctx: Context, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from harness import check
 from harness.model import Case
-from harness.ops import Context, Op, Tensor
+from harness.ops import Choice, Context, Expected, Op, Tensor, comparer
 
 N = 1000
 
@@ -25,7 +26,7 @@ def ctx() -> Context:
     op.variant("ours", "", devices=("cpu",))(lambda _: lambda t: t.y.copy_(t.x * 2))
     place = torch.device("cpu")
     generator = torch.Generator(place).manual_seed(1)
-    return Context(Case("twice", "ours", "float32", (("N", N),), "cpu"), torch.float32, place, generator, op)
+    return Context(Case("twice", "ours", "float32", (("N", N),), device="cpu"), torch.float32, place, generator, op)
 
 
 def complaint(ctx: Context, change) -> str | None:
@@ -80,7 +81,7 @@ def test_inputs_are_seeded_with_negatives_and_no_zeros(ctx):
     assert bool((first != 0).all())
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "bool"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "bool"])
 def test_integers_are_made_poisoned_and_compared_exactly(ctx, dtype):
     ctx.op.inputs, ctx.op.outputs = (Tensor("x", ("N",), dtype),), (Tensor("y", ("N",), dtype),)
     ctx.op.reference = lambda _, t: {"y": t.x}
@@ -92,8 +93,95 @@ def test_integers_are_made_poisoned_and_compared_exactly(ctx, dtype):
     assert "are wrong" in check.complaint(ctx, variant, before, unwritten)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "lowest", "highest"),
+    [
+        ("int8", -(2**7), 2**7 - 1),
+        ("int16", -(2**15), 2**15 - 1),
+        ("int32", -(2**31) + 1, 2**31 - 1),
+        ("int64", -(2**31) + 1, 2**31 - 1),
+        ("uint8", 0, 2**8 - 1),
+        ("bool", 0, 1),
+    ],
+)
+def test_integers_take_all_values_with_both_signs(ctx, dtype, lowest, highest):
+    """An INT8 kernel that takes its inputs for unsigned, or loses the sign of a product, must not pass."""
+    ctx.op.inputs = (Tensor("x", ("50 * N",), dtype),)
+    x = check.make_inputs(ctx).x
+    assert x.dtype == getattr(torch, dtype)
+    least, most = int(x.min()), int(x.max())
+    assert lowest <= least <= lowest + (highest - lowest) / 1000
+    assert highest - (highest - lowest) / 1000 <= most <= highest
+    middle, sigma = (lowest + highest) / 2, (highest - lowest + 1) / math.sqrt(12 * x.numel())
+    assert abs(float(x.double().mean()) - middle) < 5 * max(sigma, 0.5 / math.sqrt(x.numel()))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "bool"])
+def test_no_integers_are_all_zero(ctx, dtype):
+    ctx.op.inputs = tuple(Tensor(f"x{i}", (1,), dtype) for i in range(2000))
+    assert all(bool(x.any()) for x in vars(check.make_inputs(ctx)).values())
+
+
+def test_shapes_may_follow_from_choices(ctx):
+    """Also whether there is one tensor or a list of them."""
+
+    def shape(s):
+        return [(s["N"],), (2,)] if s["kind"] == "list" else (s["N"],)
+
+    ctx.op.choices = {"kind": Choice("", ("one", "list"))}
+    ctx.op.inputs, ctx.op.outputs = (Tensor("x", shape),), (Tensor("y", shape),)
+    for kind, sizes in (("one", [(N,)]), ("list", [(N,), (2,)])):
+        ctx.case = replace(ctx.case, choices=(("kind", kind),))
+        made = check.merged(check.make_inputs(ctx), check.make_outputs(ctx, ctx.op.variants["ours"]))
+        for tensors in (made.x, made.y):
+            assert isinstance(tensors, list) == (kind == "list")
+            assert [tuple(t.shape) for t in (tensors if kind == "list" else [tensors])] == sizes
+
+
+def test_every_tensor_of_a_list_is_compared(ctx):
+    ctx.op.reference = lambda _, t: {"y": [t.x.double(), t.x.double() * 2]}
+    variant, before = ctx.op.variants["ours"], check.make_inputs(ctx)
+
+    def said(*y):
+        return check.complaint(ctx, variant, before, check.merged(before, SimpleNamespace(y=list(y))))
+
+    assert said(before.x, before.x * 2) is None
+    assert said(before.x, before.x).startswith("y[1]: 1000 of 1000 elements are wrong")
+    assert said(before.x) == "y has 1 tensors, the reference 2"
+
+
 def test_chunks_report_the_place_in_the_whole(ctx, monkeypatch):
-    monkeypatch.setattr(check, "_CHUNK", 64)
+    monkeypatch.setattr(comparer, "CHUNK", 64)
     found = complaint(ctx, lambda y: y[500:502].add_(3))
     assert "2 of 1000" in found
     assert "element 500" in found
+
+
+def test_the_tolerance_is_relative_and_absolute(ctx):
+    ctx.op.tolerance = {"float32": (0.5, 0.25)}
+    ctx.op.reference = lambda _, t: {"y": torch.tensor([0.0, 0.0, 2.0, 2.0], dtype=torch.float64)}
+    variant, before = ctx.op.variants["ours"], check.make_inputs(ctx)
+
+    def said(*y):
+        return check.complaint(ctx, variant, before, check.merged(before, SimpleNamespace(y=torch.tensor(y))))
+
+    assert said(0.25, -0.25, 3.25, 0.75) is None
+    assert "1 of 4 elements are wrong by up to 0.5; element 1 is -0.5, the reference 0.0 within 0.25" in said(
+        0, -0.5, 2, 2
+    )
+    assert "element 3 is 3.5, the reference 2.0 within 1.25" in said(0, 0, 2, 3.5)
+
+
+def test_the_op_s_own_check_goes_through_the_same_comparison(ctx):
+    """It sees the inputs as they were, and says what is wanted; the reference isn't asked."""
+
+    def own(_, t):
+        if bool((t.y > 1e6).any()):
+            yield "y is far too large"
+        yield Expected("y", t.y[10:], t.before.x[10:].double() * 2, 1e-3, start=10)
+
+    ctx.op.check, ctx.op.reference = own, None
+    assert complaint(ctx, lambda y: y[3].add_(1)) is None
+    found = complaint(ctx, lambda y: y[123].add_(1))
+    assert found.startswith("y: 1 of 990 elements are wrong by up to 1; element 123 is ")
+    assert complaint(ctx, lambda y: y[3].fill_(1e7)) == "y is far too large"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.devices.cpu import Cpu
 from harness.measure import measure
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Job, Measurement, Timing, Work
 from harness.ops import Catalogue
 
 PLUGIN = Path(__file__).parent / "plugins" / "contract.py"
@@ -27,9 +30,9 @@ class SmallCpu(Cpu):
 
 @pytest.fixture(scope="module")
 def measured(catalogue: Catalogue):
-    def run(op: str, variant: str, **shape: int) -> Measurement:
-        job = Job(Case(op, variant, "float32", tuple(shape.items()), "cpu"), Timing(precision=0.5, max_time=0.02))
-        return measure(job, catalogue[op], SmallCpu())
+    def run(op: str, variant: str, choices: tuple[tuple[str, Any], ...] = (), **shape: int) -> Measurement:
+        case = Case(op, variant, "float32", tuple(shape.items()), choices, device="cpu")
+        return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue[op], SmallCpu())
 
     return run
 
@@ -53,8 +56,17 @@ def test_outputs_that_differ_by_variant(measured):
     assert (as_bytes.status, as_bits.status) == ("ok", "ok")
     assert as_bytes.traffic.written == 8000
     assert as_bits.traffic.written == 1000
-    # The essential traffic is that of the leanest form, for both.
-    assert as_bytes.work == as_bits.work == as_bits.traffic
+    assert as_bytes.work == as_bits.work == Work(read=32000, written=8000)
+
+
+@pytest.mark.parametrize("op", ["mask", "mask_grad"])
+def test_a_new_leaner_variant_leaves_the_work_as_it_is(catalogue, op):
+    """Otherwise a mask of bits would change the figures of every kernel that writes bytes, which nobody touched."""
+    complete = catalogue[op]
+    before = replace(complete, variants={"bytes": complete.variants["bytes"]})
+    assert before.work_of({"N": 8000}, "float32") == complete.work_of({"N": 8000}, "float32")
+    bits = complete.traffic_of(complete.variants["bits"], {"N": 8000}, "float32")
+    assert bits.moved < complete.work_of({"N": 8000}, "float32").moved
 
 
 def test_inputs_that_differ_by_variant(measured):
@@ -75,3 +87,15 @@ def test_work_counted_in_samples(measured):
     result = measured("step", "eager", B=8)
     assert result.status == "ok"
     assert (result.work.moved, result.work.items, result.work.item) == (0, 8, "samples")
+
+
+@pytest.mark.parametrize("kind", ["number", "text"])
+def test_a_pipeline_that_has_to_be_closed_and_tells_of_itself(measured, catalogue, kind):
+    closed = sys.modules[catalogue["feed"].variants["thread"].prepare.__module__].CLOSED
+    closed.clear()
+    result = measured("feed", "thread", (("kind", kind),), D=8)
+    assert result.status == "ok", result.error
+    assert result.case.id == f"feed/thread/float32/D8/kind={kind}"
+    assert (result.timer, result.work.items) == ("steady", 1)
+    assert 0 <= dict(result.facts)["queue_filled"] <= 1
+    assert closed == [kind]

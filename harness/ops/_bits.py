@@ -11,6 +11,11 @@ WORDS = "cdiv(N, 32)"
 """Words of the mask of N elements, as a tensor's declaration says it; their dtype is int32."""
 
 
+def bytes_of_bits(count: int) -> int:
+    """The fewest bytes that hold `count` bits, which an op with a mask of so many elements has to move."""
+    return -(-count // 8)
+
+
 def unpack(words: torch.Tensor, count: int) -> torch.Tensor:
     """The first `count` bits of int32 `words` as booleans, element i from bit i % 32 of word i // 32."""
     import torch
@@ -20,7 +25,7 @@ def unpack(words: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def pack(mask: torch.Tensor) -> torch.Tensor:
-    """Booleans (count,) as int32 words; bits past the last element are zero."""
+    """The booleans (count,) as int32 words; bits past the last element are zero."""
     import torch
 
     padded = torch.zeros(-(-mask.numel() // 32) * 32, device=mask.device, dtype=torch.uint8)

@@ -9,14 +9,17 @@ from harness import cuda
 
 WARP = 32
 MOST_BLOCKS = 8
-"""Of a cluster, on every device that has them."""
+"""The most blocks of a cluster, on every GPU that has clusters."""
 RESERVED = 1024
-"""Bytes of shared memory that a device takes for each block, beside the block's own."""
+"""Bytes of shared memory that a GPU takes for each block, beside the block's own."""
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
-    """multiprocessors; whether blocks form clusters; bytes of shared memory that a block may have."""
+class Chip:
+    """A GPU as plans see it.
+
+    clusters: whether blocks can form clusters. shared: the most bytes of shared memory that a block may have.
+    """
 
     multiprocessors: int
     clusters: bool
@@ -24,9 +27,9 @@ class Device:
 
     @classmethod
     def current(cls) -> Self:
-        """The one that kernels run on."""
+        """The GPU that kernels run on."""
         return cls(cuda.multiprocessors(), cuda.has_clusters(), cuda.shared_memory())
 
 
-H200 = Device(132, clusters=True, shared=227 * 1024)
-"""For what is asked of a plan where there is no GPU."""
+H200 = Chip(132, clusters=True, shared=227 * 1024)
+"""The GPU that plans are made for where there is none."""

@@ -11,12 +11,13 @@ PACK_BYTES = 16
 BLOCK = 256
 CUDA_TYPE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 WORD_TYPE = {2: "unsigned short", 4: "unsigned"}
-"""By the bytes of an element, for kernels that only move elements."""
+"""The type of an element by its bytes, for kernels that only move elements."""
 BOTH = ("cuda", "cpu")
+"""Devices of a variant that is plain torch."""
 
 
 def blocks(threads: int, block: int = BLOCK) -> int:
-    """Blocks of `block` threads that hold `threads`."""
+    """The fewest blocks of `block` threads that hold `threads`."""
     return -(-threads // block)
 
 
@@ -26,7 +27,7 @@ def power_of_2_from(n: int) -> int:
 
 
 def aligned(*tensors: torch.Tensor) -> bool:
-    """Whether packs may be loaded from and stored to all of them: each begins on 16 bytes."""
+    """Whether packs may be loaded from and stored to all of these tensors: each begins on 16 bytes."""
     return not any(tensor.data_ptr() % PACK_BYTES for tensor in tensors)
 
 

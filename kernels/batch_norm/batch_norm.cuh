@@ -1,11 +1,12 @@
-// Sums over channels, as batch norm and its backward add them: without atomics, in an order that doesn't change. `Sums`
-// is what is added, with add(another) and, over neighbouring lanes, add_lanes(how many).
+// Sums over channels, as batch norm and its backward add them: without atomics, in a fixed order. `Sums` is the type of
+// what is added. It has add(other), and add_lanes(n), which leaves the sum of n neighbouring lanes in the first of
+// them.
 #pragma once
 
 #include "fastdiv.cuh"
 #include "warp.cuh"
 
-// Leaves in sums[i], for i below `across`, a power of two, what all threads have whose number is i modulo `across`.
+// Leaves in sums[i] the sum over all threads whose number is i modulo `across`, a power of two; i is below `across`.
 template <unsigned BLOCK, typename Sums>
 __device__ __forceinline__ void add_across(Sums (&sums)[BLOCK], const Sums& own, unsigned across) {
   sums[threadIdx.x] = own;
@@ -15,7 +16,7 @@ __device__ __forceinline__ void add_across(Sums (&sums)[BLOCK], const Sums& own,
   }
 }
 
-// The sum of a block of whole warps, in its first thread.
+// The sum over a block of whole warps; only its first thread gets it.
 template <unsigned BLOCK, typename Sums>
 __device__ __forceinline__ Sums sum_of_block(Sums sum) {
   __shared__ Sums warps[BLOCK / WARP];
@@ -28,15 +29,15 @@ __device__ __forceinline__ Sums sum_of_block(Sums sum) {
   return sum;
 }
 
-// The part of a row that lies in a tile, in elements that are counted as the tile's are. Its packs, from pack `from` of
-// the tile to before `to`, are those that begin in it.
+// A row that lies in a tile, wholly or in part. begin, end: its elements, counted as the tile's are. from, to: the
+// packs of the tile that begin in it, `from` included.
 struct RowPart {
   unsigned row, begin, end, from, to;
 };
 
-// The sums of a tile's rows, of a pack or more each, from those of its packs: of each pack `own` for the row in which
-// it begins, `next` for the one after. The tile is elements `tile` to `tile_end`. `lanes` threads, a power of two, add
-// those of a row, and the first of them calls store(part, sum).
+// Adds up the rows of a tile, each of a pack or more, from the sums of its packs. own[i]: what pack i adds to the row
+// in which it begins. next[i]: what it adds to the row after that. The tile is elements `tile` to `tile_end`. `lanes`
+// threads, a power of two, add up a row, and the first of them calls store(part, sum).
 template <unsigned BLOCK, unsigned SIZE, typename Sums, typename OfPack, typename Store>
 __device__ __forceinline__ void sum_rows(const OfPack (&own)[BLOCK], const OfPack (&next)[BLOCK], unsigned tile,
                                          unsigned tile_end, const Divisor<unsigned>& inner, unsigned lanes,
@@ -57,8 +58,8 @@ __device__ __forceinline__ void sum_rows(const OfPack (&own)[BLOCK], const OfPac
   }
 }
 
-// Writes the sum of a part of a row to its slot, one of the row's `count`. A row that begins well lies in one tile less
-// than others, so that the slot behind its last one holds nothing.
+// Writes the sum of a part of a row to its slot, one of the row's `count`. ends: the row ends in this part. Some rows
+// lie in one tile less than others, and have a slot too many: it gets a zero.
 template <typename Sums>
 __device__ __forceinline__ void store_slot(Sums* __restrict__ slots, unsigned slot, unsigned count, bool ends,
                                            const Sums& sum) {

@@ -1,5 +1,6 @@
-// LayerNorm of the rows of a matrix, y = (x - mean) * rstd * gamma + beta, with mean and rstd for the backward. The
-// statistics are float32; include/norm.cuh tells how one reduction gives both of them safely.
+// LayerNorm of the rows of a matrix, y = (x - mean) * rstd * gamma + beta. mean and rstd are outputs, too, since the
+// backward needs them. They are float32; norm.cuh tells how one reduction gives both of them safely. D is the size of
+// x.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
@@ -7,12 +8,12 @@
 
 using T = SCALAR;
 
-// What follows is compiled apart from the kernels whose macros give the size of a row.
+// Steps 2 to 5 have macros for the size of a row. Each compilation is of one step, so step 1 is left out of those.
 #if !(defined COUNT || defined ELEMENTS || defined PAIRS || defined STAGES)
 #include "norm_ones.cuh"
 
-// 1. A block a row, an element a thread at a time. The row is read for the statistics and again for y: 3 D, if D is
-//    what x takes, where 2 D have to move. It works for any length at any address. Macro: THREADS (of a block).
+// 1. A block a row, an element a thread at a time. The row is read for the statistics and again for y: 3 D, where 2 D
+//    have to move. It works for any length at any address. Macro: THREADS (of a block).
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_two_pass(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                         T* __restrict__ y, float* __restrict__ mean, float* __restrict__ rstd, long long rows,
@@ -29,9 +30,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 2. The row waits for its statistics in registers: 2 D. An array is in registers only if all its indices are
-//    constants, so what a thread keeps is a macro, and the loops over it are unrolled. With all of its loads under way
-//    at once a thread no longer waits for each. Rows longer than a block's registers can't be done.
+// 2. The row is kept in registers while its statistics are made: 2 D. An array is in registers only if all its indices
+//    are constants, so the number of elements that a thread keeps is a macro, and the loops over them are unrolled. All
+//    loads of a thread are under way at once, so it no longer waits for each of them. Rows that don't fit into a
+//    block's registers can't be done.
 //
 // Macros: THREADS, ELEMENTS (that a thread keeps).
 #ifdef ELEMENTS
@@ -44,8 +46,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 3. Two halves an access and a conversion: half as many instructions for memory, and rows of twice the length. The
-//    arithmetic between stays in float. In halves each step of it would round away places that the result still has.
+// 3. Two halves an access and a conversion: half as many memory instructions, and rows of twice the length. The
+//    arithmetic between them stays in float. In halves each step would round away places that the result still has.
 //
 // Macros: THREADS, PAIRS (that a thread keeps).
 #ifdef PAIRS
@@ -58,9 +60,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. Accesses of 16 bytes, and as many threads a row as its length asks for: lanes of a warp, which need no barrier, a
-//    block, or a cluster of blocks. Rows shorter than 16 bytes a thread, or that begin inside of packs, come through
-//    shared memory or with single elements at their ends.
+// 4. Accesses of 16 bytes, which are called packs. A row has as many threads as suit its length: lanes of a warp, which
+//    need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if they
+//    are short; longer ones have single elements at both ends.
 //
 // Macros: those of norm_planned.cuh.
 #ifdef COUNT
@@ -74,10 +76,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 }
 #endif
 
-// 5. Gamma and beta of long rows come from the L2 for each of them, twice what x takes. So clusters
-//    of blocks stay, have them in registers, and take rows in turn; the next ones are on their way to shared memory while
-//    one is reduced. Shorter rows find gamma and beta in the L1, and many short-lived blocks keep the memory busier
-//    than a few that stay.
+// 5. Step 4 reads gamma and beta from the L2 for each long row, twice the bytes of the row itself. So here clusters of
+//    blocks keep gamma and beta in registers, and take many rows in turn; the next rows are on their way to shared
+//    memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
+//    short-lived blocks keep the memory busier than a few long-lived ones.
 //
 // Macros: those of norm_in_turn.cuh. Packs must be aligned.
 #ifdef STAGES
@@ -89,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        unsigned columns) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
-  // So long rows aren't as many as to need more bits.
+  // There is no room for so many long rows that their number needs more than 32 bits.
   InTurn<T>(x, shared, static_cast<unsigned>(rows), columns).run(gamma, beta, y, mean, rstd);
 #endif
 }

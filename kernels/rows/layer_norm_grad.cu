@@ -3,8 +3,9 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
-// dx needs sums over a row, dgamma and dbeta sums over a column. The least that memory must move is dy, x and dx once
-// each, 3 D; sums of columns come on top, as floats that each block or group of rows writes and _total adds.
+// dx needs sums over a row; dgamma and dbeta are sums over a column. D is the size of x. Memory has to move dy, x and
+// dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
+// _total adds.
 
 #include "norm_grad.cuh"
 #include "norm_grad_spread.cuh"
@@ -12,10 +13,9 @@
 
 using T = SCALAR;
 
-// 1. A kernel for each result: dx goes along the rows, where a block makes the sums of a row and then reads it again;
-//    the others go down the columns, where a block has 32 of them. Straightforward, and for any address.
-//    But dy comes three times and x twice, 6 D in all (more where a row is too long for the caches), and each access is
-//    one element.
+// 1. A kernel for each result. For dx a block makes the sums of a row, and then reads the row again. For dgamma and for
+//    dbeta a block has 32 columns. This is straightforward, and works at any address. But dy is read three times and x
+//    twice, 6 D in all (more where a row is too long for the caches), and each access is one element.
 #if !defined(KEPT) && !defined(SINGLES)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     layer_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     layer_norm_grad_dbeta(const T* __restrict__ dy, T* __restrict__ dbeta, float* __restrict__ partial, long long rows,
                           unsigned columns) {
-  // What adds them doesn't care that these aren't dgamma's.
+  // Only dbeta's sums are in `partial` here, so they lie where dgamma's would.
   sum_columns(rows, ColumnSums<T>::of_groups(dbeta, nullptr, partial, columns),
               [&](long long row, unsigned column) { return to_float(dy[row * columns + column]); });
 }
@@ -44,10 +44,11 @@ extern "C" __global__ void __launch_bounds__(TOTAL_BLOCK)
 }
 #endif
 
-// 2. What dx needs of an element is also what it adds to the sums of its column. So a block stays for many rows. It
-//    keeps a row in registers between the row's sums and dx, and with it the sums of its columns, which it writes once,
-//    at the end. Memory sees dy and x once, but a block asks for a row only when it's done with the one before, and for
-//    an element at a time. Macros: THREADS (of a block), KEPT (elements of a row that a thread has).
+// 2. dx and the sums of columns need the same products, so one kernel makes them all. A block works on many rows, one
+//    after the other. It keeps a row in registers between the row's sums and dx; and it keeps the sums of its columns,
+//    which it writes once, at the end. dy and x are read once. But a block starts to load a row only when it is done
+//    with the row before, and each access is one element. Macros: THREADS (of a block), KEPT (elements of a row that a
+//    thread has).
 #if defined(KEPT) && !defined(STAGES)
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREADS)
     layer_norm_grad_fused(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
@@ -59,12 +60,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 }
 #endif
 
-// 3. Rows come to shared memory in packs of 16 bytes, tiles of them ahead of the work, so that memory is busy while
-//    rows are being reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a
-//    cluster of blocks, as its length asks. Lanes keep rows as floats until they are reduced; a block reads the next
-//    row before it writes dx of this one, by when its sums have come. Rows that aren't whole packs are read from shared
-//    memory by elements, so that a thread still has the same columns of each. There are only as many blocks as run at
-//    a time, so that what they write of the columns' sums is little beside 3 D. Macros: those of norm_grad_tiles.cuh.
+// 3. Tiles of rows come to shared memory in packs of 16 bytes, ahead of the work, so that memory is busy while rows are
+//    reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a cluster of
+//    blocks, whichever suits its length. Lanes of a warp keep rows as floats until they are reduced. A block reads the
+//    next row before it writes dx of this one, so that it needn't wait for this one's sums. Rows that aren't whole
+//    packs are read from shared memory by elements, so that a thread still has the same columns of each row. There are
+//    only as many blocks as run at a time, so that the sums of columns that they write are little beside 3 D. Macros:
+//    those of norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,
@@ -77,9 +79,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 }
 #endif
 
-// 4. Too few rows for that, or rows too long to be kept on the chip: first the sums of each row, by many warps a row;
-//    then dx together with the sums of columns, many rows or many columns at a time. 5 D, of which few rows read 2 D
-//    from the L2. Macro: SINGLES (0 or 1: elements in place of packs).
+// 4. Step 3 is slow where there are few rows, and impossible where a row is too long for the chip. There one kernel
+//    makes the sums of each row, with many warps a row. Another one makes dx together with the sums of columns, of many
+//    rows or many columns at a time. They move 5 D; of few rows, 2 D come from the L2. Macro: SINGLES (0 or 1: elements
+//    in place of packs).
 #if defined(SINGLES) && !defined(STAGES)
 extern "C" __global__ void __launch_bounds__(SUM_BLOCK)
     layer_norm_grad_rows(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

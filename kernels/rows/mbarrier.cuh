@@ -1,5 +1,5 @@
-// Barriers in shared memory that count the bytes of copies which are under way, and copies that go straight there.
-// What is called `address` is one in shared memory, as shared_address() gives it.
+// Barriers in shared memory that count the bytes of copies under way, and copies that go straight to shared memory.
+// An `address` is one in shared memory, as shared_address() gives it.
 #pragma once
 
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
@@ -15,17 +15,19 @@ __device__ __forceinline__ void copy_async_16(unsigned address, const void* from
 namespace mbarrier {
 constexpr unsigned BYTES = 8;  // of one barrier, which is aligned to as many
 
-// For one thread that announces bytes. Others, and the units that copy, see the barrier only after a fence.
+// Makes a barrier on which one thread announces bytes. Other threads, and the units that copy, see it only after a
+// fence.
 __device__ __forceinline__ void init(unsigned address) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address) : "memory");
 }
 
-// Announces the bytes of the phase: it ends when they have come.
+// Announces how many bytes will come in this phase. The phase ends when they have come.
 __device__ __forceinline__ void expect(unsigned address, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
 }
 
-// Waits for the end of a phase; phases count from 0. What a unit that copies, or this block, brought is visible then.
+// Waits for the end of a phase; phases count from 0. Then the bytes from units that copy, and from this block, are
+// visible.
 __device__ __forceinline__ void wait(unsigned address, unsigned phase) {
   unsigned done = 0;
   while (!done) {
@@ -37,8 +39,8 @@ __device__ __forceinline__ void wait(unsigned address, unsigned phase) {
   }
 }
 
-// The same for what other blocks of the cluster sent into this one's shared memory. To acquire more than that, as
-// try_wait.acquire.cluster does, would empty the L1.
+// The same for bytes that other blocks of the cluster sent to this block's shared memory. try_wait.acquire.cluster
+// would acquire more than these bytes, and would empty the L1.
 __device__ __forceinline__ void wait_for_cluster(unsigned address, unsigned phase) {
   unsigned done = 0;
   while (!done) {

@@ -1,110 +1,9 @@
-// LayerNorm and RMSNorm of the rows of a matrix. `Centred` tells them apart: LayerNorm takes a row's mean away and
-// adds beta; RMSNorm has neither mean nor beta, and null pointers stand for them.
+// LayerNorm and RMSNorm of the rows of a matrix. `Centred` tells them apart: LayerNorm subtracts a row's mean and adds
+// beta; RMSNorm has neither mean nor beta, and gets null pointers for them.
 #pragma once
 
+#include "normaliser.cuh"
 #include "rows.cuh"
-
-constexpr float EPSILON = 1e-5f;
-constexpr float PLUS_INFINITY = -MINUS_INFINITY;
-
-// The statistics of a row, from sums over its elements, and then the elements normalised with them.
-//
-// Sums of x and x * x would lose everything where the mean is far larger than the deviation. Sums of distances from a
-// point lose nothing while that point is within a few deviations of the mean, and a row's first element nearly always
-// is. Where it isn't, the sums are made again about the mean that they gave. So one reduction does where two passes,
-// for the mean and then for the variance, need two. In a row of equal values all distances are exactly zero.
-//
-// Distances are taken times a power of two, at most 1 / (2 sqrt(N)), which rounds nothing: no difference of two
-// finite elements overflows then, and no sum of squares does unless the variance does.
-template <bool Centred>
-class Normaliser {
- public:
-  static constexpr unsigned SUMS = Centred ? 2 : 1;
-  float mean;
-
-  __device__ __forceinline__ Normaliser() {}
-  // first: the row's first element; 0 without a mean.
-  template <typename Count>
-  __device__ __forceinline__ Normaliser(Count columns, float first)
-      : mean(first), share(__fdividef(1.0f, columns)) {
-    const unsigned half_log2 = (bits_of(columns - 1) + 1) / 2;  // of N, both rounded up
-    down = __uint_as_float((126 - half_log2) << 23);
-    point = -mean * down;
-  }
-
-  // Of another row of the same length.
-  __device__ __forceinline__ Normaliser(const Normaliser& like, float first)
-      : mean(first), share(like.share), down(like.down), point(-first * like.down) {}
-
-  // Adds an element to this thread's part of the sums.
-  __device__ __forceinline__ void add(float x, float (&sums)[SUMS]) const {
-    const float d = distance(x);
-    sums[0] = fmaf(d, d, sums[0]);
-    if constexpr (Centred) sums[1] = fmaf(d, share, sums[1]);
-  }
-
-  // Takes the sums over the row for all that follows, and tells whether they must be made again, after recentre(): at
-  // most once. All threads that share a warp or a row get the same answer.
-  __device__ __forceinline__ bool again(const float (&sums)[SUMS]) {
-    // 1 / down, by its exponent.
-    const float up = __uint_as_float((254u << 23) - __float_as_uint(down)), square = sums[0] * share;
-    if constexpr (!Centred) {
-      scale = root(square * up * up + EPSILON) * up;
-      return false;
-    } else {
-      const float off = sums[1], off_square = off * off;
-      float variance = square - off_square;
-      // Rounding must not make it negative. Of an infinity or no number at all, it's the same.
-      if (!(off_square < square)) variance = square < PLUS_INFINITY ? 0.0f : square;
-      scale = root(variance * up * up + EPSILON) * up;
-      offset = -off * scale;
-      mean = fmaf(off, up, mean);
-      const bool near = off_square <= 8.0f * variance && square < PLUS_INFINITY;
-      return !last && __any_sync(ALL_LANES, !near);
-    }
-  }
-  __device__ __forceinline__ void recentre() {
-    point = -mean * down;
-    last = true;
-  }
-
-  // What another lane of `Lanes` found out about the same row.
-  template <unsigned Lanes>
-  __device__ __forceinline__ void take_point(const Normaliser& from, unsigned lane) {
-    point = __shfl_sync(ALL_LANES, from.point, lane, Lanes);
-  }
-  template <unsigned Lanes>
-  __device__ __forceinline__ void take_scale(const Normaliser& from, unsigned lane) {
-    scale = __shfl_sync(ALL_LANES, from.scale, lane, Lanes);
-    if constexpr (Centred) offset = __shfl_sync(ALL_LANES, from.offset, lane, Lanes);
-  }
-
-  __device__ __forceinline__ float rstd() const { return scale * down; }
-  // No compiler knows that it's always zero.
-  __device__ __forceinline__ unsigned zero() const { return __float_as_uint(scale) >> 31; }
-
-  // x without the mean, times rstd.
-  __device__ __forceinline__ float operator()(float x) const {
-    return Centred ? fmaf(distance(x), scale, offset) : x * rstd();
-  }
-
- private:
-  static __device__ __forceinline__ unsigned bits_of(unsigned n) { return 32 - __clz(n); }
-  static __device__ __forceinline__ unsigned bits_of(long long n) { return 64 - __clzll(n); }
-  // 1 / sqrt(x). What is at least epsilon isn't denormal, for which rsqrtf() looks.
-  static __device__ __forceinline__ float root(float x) {
-    float result;
-    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-    return result;
-  }
-  __device__ __forceinline__ float distance(float x) const { return Centred ? fmaf(x, down, point) : x * down; }
-
-  float share;  // 1 / N
-  float down;   // the power of two
-  float point;  // minus the point's place, times `down`
-  float scale, offset;
-  bool last = false;
-};
 
 template <typename Element>
 struct alignas(2 * sizeof(Element)) Pair {
@@ -127,7 +26,8 @@ __device__ __forceinline__ void forget_floats(Pair<Element>& pair, unsigned zero
   reinterpret_cast<unsigned&>(pair) += zero;
 }
 
-// Two neighbours an access, in rows of an even number of halves that begin on 4 bytes. As the rows of rows.cuh.
+// A row with two neighbouring elements an access: of an even number of halves, and aligned to 4 bytes. Its functions
+// are those of the rows of rows.cuh.
 template <typename Element, unsigned Count, typename TeamOfRow>
 struct PairRow {
   using Team = TeamOfRow;
@@ -161,10 +61,10 @@ struct PairRow {
   }
 };
 
-// Fills a chunk with a value unless it has elements.
+// Fills a chunk that doesn't exist with a value.
 template <typename Element>
 __device__ __forceinline__ void fill_unless(bool exists, Pack<Element>& pack, float value) {
-  // In whole words, selected one by one.
+  // Whole words are selected, one by one.
   Lanes<Element> lanes;
 #pragma unroll
   for (float& lane : lanes.at) lane = value;
@@ -181,7 +81,7 @@ __device__ __forceinline__ void fill_unless(bool exists, Chunk& chunk, float val
   }
 }
 
-// The first `elements` of a chunk normalised, scaled and shifted.
+// Normalises, scales and shifts the first `elements` of a chunk.
 template <bool Centred, typename Chunk, unsigned Size>
 __device__ __forceinline__ void normalise_chunk(const Normaliser<Centred>& normalised, Chunk& chunk,
                                                 const float (&scale)[Size], const float (&shift)[Size],
@@ -196,10 +96,10 @@ __device__ __forceinline__ void normalise_chunk(const Normaliser<Centred>& norma
   narrow(values, chunk);
 }
 
-// ---- Some rows of one team and of any kind, which it keeps as they were loaded, so that gamma and beta are loaded
-// once for all of them. Their columns must lie alike.
+// ---- Some rows of any kind that one team works on at once, so that gamma and beta are loaded once for all of them. It
+// keeps them in registers, in the type of memory. A thread must have the same columns of all of them.
 
-// Makes the elements that don't exist like the row's first one.
+// Fills chunks that don't exist with the row's first element.
 template <bool Centred, unsigned Together, typename Row>
 __device__ __forceinline__ void fill_missing(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
@@ -210,7 +110,7 @@ __device__ __forceinline__ void fill_missing(const Row (&rows)[Together],
 #pragma unroll
     for (unsigned j = 0; j < Row::CHUNKS; ++j) all &= rows[r].has(j, 0);
   }
-  // Many of them apart, so that loads needn't come to other registers than those in which their packs stay.
+  // Many chunks are filled behind a branch, so that packs can stay in the registers that they were loaded to.
   if (Together * Row::CHUNKS > 4 && all) return;
 #pragma unroll
   for (unsigned r = 0; r < Together; ++r) {
@@ -219,16 +119,16 @@ __device__ __forceinline__ void fill_missing(const Row (&rows)[Together],
   }
 }
 
-// The statistics of their elements.
+// Makes the statistics of the rows.
 template <bool Centred, unsigned Together, typename Row>
 __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
                                              typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
                                              Normaliser<Centred> (&normalised)[Together]) {
   constexpr unsigned SUMS = Normaliser<Centred>::SUMS;
   float sums[Together * SUMS], values[Row::CHUNK];
-  // What was loaded for an element that doesn't exist isn't to count. About the first element, that's an element like
-  // it: a branch around a pack's arithmetic would hold up loads behind it. About another point it's checked; so is a
-  // single element always, which takes no branch.
+  // An element that doesn't exist must not count. In the sums about the first element it is a copy of that element,
+  // whose distance is 0: a branch around a pack's arithmetic would delay the loads behind it. In sums about another
+  // point existence is checked. Single elements are always checked, which takes no branch.
   constexpr bool CHECKED = Centred && Row::CHUNK == 1;
   const auto add_up = [&](bool checked) {
 #pragma unroll
@@ -271,7 +171,7 @@ __device__ __forceinline__ void measure_rows(const Row (&rows)[Together],
   }
 }
 
-// Gamma and beta: what they have for the thread's chunk j. Here from memory, when it is asked for.
+// Gamma and beta for the thread's chunk j: scale(j) and shift(j). These are loaded from memory when they are asked for.
 template <typename Row, typename Element>
 struct VectorsInMemory {
   const Row& row;
@@ -280,7 +180,7 @@ struct VectorsInMemory {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
-// The same, gamma on its way since before the statistics: where a thread keeps little, it has the registers.
+// The same, but gamma is loaded before the statistics are made. A thread that keeps little has the registers for it.
 template <typename Row, typename Element>
 struct GammaAhead {
   const Row& row;
@@ -296,7 +196,7 @@ struct GammaAhead {
   __device__ __forceinline__ typename Row::Chunk shift(unsigned j) const { return row.column(beta, j); }
 };
 
-// Writes the statistics and y.
+// Writes the statistics, normalises the rows, and writes y.
 template <bool Centred, unsigned Together, typename Row, typename Vectors, typename Element>
 __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
                                                typename Row::Chunk (&chunks)[Together][Row::CHUNKS],
@@ -324,7 +224,8 @@ __device__ __forceinline__ void normalise_rows(const Row (&rows)[Together],
   }
 }
 
-// Loads the rows, and does both. x and y are matrices, or both the tile that the rows lie in.
+// Loads the rows, makes their statistics, and writes y. x and y are matrices, or both are the tile that the rows lie
+// in.
 template <bool Centred, unsigned Together, typename Row, typename Element>
 __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], const Element* x,
                                                const Element* __restrict__ gamma, const Element* __restrict__ beta,
@@ -350,7 +251,7 @@ __device__ __forceinline__ void normalise_from(const Row (&rows)[Together], cons
 
 // ---- Bodies of kernels.
 
-// Rows of any length at any address, a block a row: nothing is kept, so x is read again for y.
+// A block a row, of any length and at any address. It keeps nothing of the row, so it reads x again for y.
 template <bool Centred, unsigned Threads, typename Element>
 __device__ __forceinline__ void normalise_in_two_passes(const Element* __restrict__ x,
                                                         const Element* __restrict__ gamma,
@@ -365,7 +266,7 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
     float sums[Normaliser<Centred>::SUMS];
     const auto add_up = [&]() {
       for (float& sum : sums) sum = 0.0f;
-      // Over 64-bit indices the compiler would take 16 elements at a time, in the kernel that is to be the plainest.
+      // Without this the compiler takes 16 elements at a time, since indices have 64 bits. This kernel is to be plain.
 #pragma unroll 4
       for (long long i = threadIdx.x; i < columns; i += Threads) normalised.add(to_float(from[i]), sums);
       team.template all<Sum>(sums);
@@ -388,7 +289,7 @@ __device__ __forceinline__ void normalise_in_two_passes(const Element* __restric
   }
 }
 
-// A block a row, in a Row of single elements or of pairs.
+// A block a row, which it keeps in registers as a Row of single elements or of pairs.
 template <bool Centred, typename Row, typename Element>
 __device__ __forceinline__ void normalise_in_registers(const Element* x, const Element* __restrict__ gamma,
                                                        const Element* __restrict__ beta, Element* y,

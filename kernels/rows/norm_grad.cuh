@@ -1,28 +1,28 @@
 // The backward of LayerNorm and RMSNorm over the rows of a matrix (rows, columns). `Centred` tells them apart:
-// LayerNorm took a row's mean away and added beta; RMSNorm has neither, and null pointers stand for what belongs to
-// them.
+// LayerNorm subtracted a row's mean and added beta; RMSNorm has no mean and no dbeta, and gets null pointers for them.
 //
 //   xhat = (x - mean) * rstd, g = dy * gamma
-//   dx = rstd * (g - mean of g - xhat * mean of g * xhat)     means over the row; RMSNorm has the second one only
+//   dx = rstd * (g - mean of g - xhat * mean of g * xhat)     means over the row; RMSNorm has only the second mean
 //   dgamma = sum of dy * xhat, dbeta = sum of dy              over the rows
 //
-// Sums over a row and sums over columns cross each other. No sum is made with atomics: blocks, or groups of rows, write
-// theirs side by side as floats, (parts, columns), and column_total adds these in a fixed order, so that results repeat
-// bit by bit. Where there is a single part, it is the result.
+// One pass over the rows has to make sums over a row and sums over columns. No sum is made with atomics: blocks, or
+// groups of rows, write their sums of columns side by side as floats, (parts, columns), and column_total adds these in
+// a fixed order, so that results repeat bit by bit. Where there is a single part, it is the result.
 //
-// Here are the formulas, the sums of columns, and the kernels that read single elements. norm_grad_tiles.cuh has the
-// one that reads dy and x once, ahead of the work; norm_grad_spread.cuh has those for few rows or long ones.
+// This file has the formulas, the sums of columns, and the kernels that read single elements. norm_grad_tiles.cuh has
+// the kernel that reads dy and x once, ahead of the work. norm_grad_spread.cuh has the kernels for few rows or long
+// ones.
 //
 // Rows have fewer than 2^31 columns.
 #pragma once
 
 #include "rows.cuh"
 
-// Threads of a multiprocessor, where they keep sums of columns in their registers: up to 128 each.
+// Threads of a multiprocessor, where they keep sums of columns in registers: a thread may have up to 128 registers.
 constexpr unsigned RESIDENT_WITH_SUMS = 512;
 
-// A row's statistics, and what its elements add to sums. Sums of a row: of g * xhat, then of g. Sums of a column: of
-// dy * xhat, then of dy.
+// A row's statistics, and the terms that its elements add to sums. Sums of a row are of g * xhat, and, if `Centred`, of
+// g. Sums of a column are of dy * xhat, and, if `Centred`, of dy.
 template <bool Centred>
 struct NormRow {
   static constexpr unsigned SUMS = Centred ? 2 : 1;
@@ -34,7 +34,7 @@ struct NormRow {
   }
   __device__ __forceinline__ float centred(float x) const { return Centred ? x - mean : x; }
   __device__ __forceinline__ float normalised(float x) const { return centred(x) * rstd; }
-  // The products of dy with xhat and with gamma are part of two sums each: so they cost one instruction a sum.
+  // Each of the products dy * xhat and dy * gamma is part of two sums, so that an element costs one instruction a sum.
   __device__ __forceinline__ static void add(float dy, float xhat, float gamma, float (&of_row)[SUMS],
                                              float (&of_column)[SUMS]) {
     const float product = dy * xhat;
@@ -45,7 +45,7 @@ struct NormRow {
       of_column[1] += dy;
     }
   }
-  // dx, from the row's sums divided by the columns, and from xhat or from x.
+  // dx, from xhat or from x. means: the row's sums divided by the number of columns.
   __device__ __forceinline__ float gradient_at(float dy, float xhat, float gamma, const float (&means)[SUMS]) const {
     return rstd * fmaf(-means[0], xhat, less_mean(dy, gamma, means));
   }
@@ -60,9 +60,9 @@ struct NormRow {
   }
 };
 
-// Sums of columns as they lie in memory. Threads have packs, of eight halves at most, and write quads of floats. Where
-// rows are packs of halves, the first quads of all packs come first, then the second ones, so that threads with
-// neighbouring packs write neighbouring quads.
+// The order in which sums of columns lie in memory. A thread has a pack of columns, eight halves at most, and writes
+// their sums in quads of floats. Where rows are packs of halves, the first quads of all packs come first, and then the
+// second ones, so that threads with neighbouring packs write neighbouring quads.
 struct ColumnOrder {
   unsigned columns;
   bool split;
@@ -81,7 +81,7 @@ __device__ __forceinline__ ColumnOrder order_of(unsigned columns) {
   return {columns, Pack<Element>::SIZE == 8 && columns % 8 == 0};
 }
 
-// Where sums of columns go: `part` of `partial`, or the result, if there is a single part and so no `partial`.
+// Where sums of columns go: to `part` of `partial`; or, if there is a single part and so no `partial`, to the result.
 template <typename Element>
 struct ColumnSums {
   Element *dgamma, *dbeta;
@@ -89,12 +89,12 @@ struct ColumnSums {
   unsigned columns;
   long long part, parts;
 
-  // Of blocks, or of teams of them.
+  // Each block has a part, or each cluster of `a_team` blocks.
   __device__ __forceinline__ static ColumnSums of_blocks(Element* dgamma, Element* dbeta, float* partial,
                                                          unsigned columns, unsigned a_team = 1) {
     return {dgamma, dbeta, partial, columns, blockIdx.x / a_team, gridDim.x / a_team};
   }
-  // Of groups of rows, one for each blockIdx.y.
+  // Each group of rows has a part; its number is blockIdx.y.
   __device__ __forceinline__ static ColumnSums of_groups(Element* dgamma, Element* dbeta, float* partial,
                                                          unsigned columns) {
     return {dgamma, dbeta, partial, columns, blockIdx.y, gridDim.y};
@@ -108,7 +108,7 @@ struct ColumnSums {
       result(which)[column] = Element(sum);
     }
   }
-  // Those of a pack; the results are aligned.
+  // The sums of a pack's columns. dgamma and dbeta are aligned to 16 bytes.
   template <unsigned Size>
   __device__ __forceinline__ void put_pack(unsigned which, unsigned column, const float (&sums)[Size]) const {
     if (partial) {
@@ -153,11 +153,11 @@ __device__ __forceinline__ void column_total(const float* __restrict__ partial, 
   to[order_of<Element>(columns).column(place)] = Element(sum);
 }
 
-// ---- One sum or one result a kernel: nothing is kept between them, so dy is read three times and x twice.
+// ---- A kernel for each result. Nothing is kept between them, so dy is read three times and x twice.
 
 constexpr unsigned ROW_BLOCK = 256;
 
-// dx, a block a row: first the sums, then dy and x come again, at best from a cache.
+// dx, with a block a row: first the sums; then dy and x are read again, at best from a cache.
 template <bool Centred, typename Element>
 __device__ __forceinline__ void row_gradients(const Element* __restrict__ dy, const Element* __restrict__ x,
                                               const Element* __restrict__ gamma, const float* __restrict__ mean,
@@ -181,7 +181,7 @@ __device__ __forceinline__ void row_gradients(const Element* __restrict__ dy, co
   }
 }
 
-// The sum of term(row, column) over the group of rows blockIdx.y; a block takes 32 columns, each warp another row.
+// Sums term(row, column) over the group of rows blockIdx.y. A block has 32 columns, and each of its warps another row.
 template <typename Element, typename Term>
 __device__ __forceinline__ void sum_columns(long long rows, const ColumnSums<Element>& to, Term term) {
   constexpr unsigned WARPS = ROW_BLOCK / WARP;
@@ -209,7 +209,7 @@ __device__ __forceinline__ void sum_dgamma(const Element* __restrict__ dy, const
   });
 }
 
-// ---- Chunks: a pack, or a single element. A thread owns the same chunks of all its rows.
+// ---- Chunks: packs, or single elements. A thread has the same chunks of all its rows.
 
 template <typename Element>
 struct Single {
@@ -232,7 +232,8 @@ template <typename Element>
 __device__ __forceinline__ void load_chunk(const Element* from, Single<Element>& chunk) {
   chunk.at[0] = *from;
 }
-// A plain store of a pack is sometimes taken apart here. What it writes is read by no one, so it may pass any load.
+// In asm, since the compiler sometimes takes a plain store of a pack apart. No kernel reads what it writes, so the
+// compiler may move loads across it.
 template <typename Element>
 __device__ __forceinline__ void store_chunk(Element* to, const Pack<Element>& chunk) {
   const uint4& raw = reinterpret_cast<const uint4&>(chunk);
@@ -244,7 +245,7 @@ __device__ __forceinline__ void store_chunk(Element* to, const Single<Element>& 
   *to = chunk.at[0];
 }
 
-// From shared memory, in one access.
+// Loads a chunk from shared memory in one access.
 template <typename Chunk, typename Element>
 __device__ __forceinline__ Chunk shared_chunk(const Element* from) {
   if constexpr (Chunk::SIZE == 1) return {*from};
@@ -252,7 +253,7 @@ __device__ __forceinline__ Chunk shared_chunk(const Element* from) {
   return reinterpret_cast<const Chunk&>(raw);
 }
 
-// What the elements of a chunk add to the sums of the row, and of their columns.
+// Adds the terms of a chunk's elements to the sums of the row, and to those of their columns.
 template <bool Centred, typename Chunk, unsigned Sums>
 __device__ __forceinline__ void add_chunk(const NormRow<Centred>& of, const Chunk& dy, const Chunk& x,
                                           const Chunk& gamma, float (&of_row)[Sums],
@@ -283,15 +284,15 @@ __device__ __forceinline__ Chunk chunk_gradient(const NormRow<Centred>& of, cons
   return dx;
 }
 
-// The sums `which` of a thread's chunk.
+// Picks one sum of each column of a thread's chunk: 0 for dgamma's, 1 for dbeta's.
 template <unsigned Size, unsigned Sums>
 __device__ __forceinline__ void sums_of(const float (&sums)[Size][Sums], unsigned which, float (&chosen)[Size]) {
 #pragma unroll
   for (unsigned e = 0; e < Size; ++e) chosen[e] = sums[e][which];
 }
 
-// Adds the column sums of the block's teams of `Lanes` threads, each of which has all of `columns` columns from `first`
-// on, and puts the results. shared: columns * warps floats.
+// Adds the sums of columns of all teams of the block, and puts the results. A team is `Lanes` threads, and has
+// `columns` columns from `first` on. shared: columns * warps floats.
 template <unsigned Lanes, unsigned Chunks, unsigned Size, unsigned Sums, typename Element>
 __device__ __forceinline__ void put_team_sums(float* shared, const float (&sums)[Chunks][Size][Sums], unsigned first,
                                               unsigned columns, const ColumnSums<Element>& to) {
@@ -330,9 +331,8 @@ __device__ __forceinline__ void put_team_sums(float* shared, const float (&sums)
   }
 }
 
-// ---- One read of dy and x: a block works on whole rows, one after the other, and keeps the sums of its columns.
-
-// Each thread has up to `Count` single elements of a row, in registers while the row's sums are being made.
+// ---- One read of dy and x: a block works on whole rows, one after the other, and keeps the sums of all columns. A
+// thread has up to `Count` single elements of a row, and keeps them in registers while the row's sums are made.
 template <bool Centred, unsigned Threads, unsigned Count, typename Element>
 __device__ __forceinline__ void fused_gradients(const Element* __restrict__ dy, const Element* __restrict__ x,
                                                 const Element* __restrict__ gamma, const float* __restrict__ mean,

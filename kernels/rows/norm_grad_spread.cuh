@@ -1,6 +1,6 @@
-// The backward of LayerNorm and RMSNorm with dy and x read twice, but spread over the whole chip even if there are few
-// rows, and for rows of any length: first the sums of each row, in up to 32 parts; then dx and the sums of columns
-// together.
+// The backward of LayerNorm and RMSNorm for few rows, or for rows of any length. The work is spread over the whole
+// chip, and dy and x are read twice: a first kernel makes the sums of each row, in up to 32 parts, and a second one
+// makes dx and the sums of columns.
 #pragma once
 
 #include "norm_grad.cuh"
@@ -8,7 +8,7 @@
 constexpr unsigned SPREAD_BLOCK = 256, SPREAD_WARPS = SPREAD_BLOCK / WARP, SPREAD_ROWS = 4;
 constexpr unsigned SUM_BLOCK = 128;
 
-// A warp for each part of a row. row_sums: (rows, parts, SUMS).
+// Makes the sums of rows, with a warp for each part of a row. row_sums: (rows, parts, SUMS).
 template <bool Centred, bool Singles, typename Element>
 __device__ __forceinline__ void sum_rows(const Element* __restrict__ dy, const Element* __restrict__ x,
                                          const Element* __restrict__ gamma, const float* __restrict__ mean,
@@ -39,7 +39,8 @@ __device__ __forceinline__ void sum_rows(const Element* __restrict__ dy, const E
   for (unsigned s = 0; s < of.SUMS; ++s) row_sums[number * of.SUMS + s] = sums[s];
 }
 
-// A block has 32 chunks of columns and the group of rows blockIdx.y, each warp another row, SPREAD_ROWS at a time.
+// Makes dx and the sums of columns. A block has 32 chunks of columns, and the group of rows blockIdx.y. Each of its
+// warps has other rows, SPREAD_ROWS at a time.
 template <bool Centred, bool Singles, typename Element>
 __device__ __forceinline__ void spread_gradients(const Element* __restrict__ dy, const Element* __restrict__ x,
                                                  const Element* __restrict__ gamma, const float* __restrict__ mean,

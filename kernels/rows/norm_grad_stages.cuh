@@ -1,18 +1,20 @@
-// How tiles of rows come to shared memory, for norm_grad_tiles.cuh and kernels with its macros.
+// How tiles of rows come to shared memory, for norm_grad_tiles.cuh, whose macros it needs. A stage is room for one
+// tile.
 #pragma once
 
 #include "mbarrier.cuh"
 #include "norm_grad.cuh"
 
-// How tiles lie in memory and in the stages. A tile has `rows` rows; in a cluster each block has its `piece` of their
+// Where tiles lie in memory and in the stages. A tile has `rows` rows; in a cluster each block has a `piece` of their
 // columns. A stage has the tile's dy and x, `bytes` each, and behind them its statistics, `row_bytes` each.
 struct Tiling {
   unsigned rows, piece, bytes, row_bytes;
 };
 
-// How packs come to a stage.
+// Copies of packs to the stages.
 #if __CUDA_ARCH__ >= 900
-// One thread starts bulk copies, which spares the others the instructions. A barrier a stage counts the bytes.
+// One thread starts bulk copies, so that the others need no instructions for it. A barrier for each stage counts the
+// bytes.
 class Fetches {
  public:
   __device__ __forceinline__ Fetches() : barriers(of_block()) {
@@ -23,7 +25,7 @@ class Fetches {
     __syncthreads();
   }
   __device__ __forceinline__ static bool mine() { return threadIdx.x == 0; }
-  // What is started for the stage after this, and before the next call, has that many packs.
+  // Announces the packs that are started for the stage from now to the next call.
   __device__ __forceinline__ void expect(unsigned stage, unsigned packs) const {
     mbarrier::expect(barrier(stage), packs * PACK_BYTES);
   }
@@ -40,7 +42,8 @@ class Fetches {
     if (packs == 0) return;
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(packs * PACK_BYTES) : "memory");
   }
-  // phase: how many times the stage was used before. Ahead: how many stages more may have been started.
+  // Waits until a stage is full. phase: how many times it was used before. Ahead: how many later stages may be under
+  // way.
   template <unsigned Ahead>
   __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
     mbarrier::wait(barrier(stage), phase);
@@ -55,7 +58,7 @@ class Fetches {
   const unsigned barriers;
 };
 #else
-// Every thread copies packs, a group of them for each stage.
+// Every thread copies packs; those of a stage are a group.
 class Fetches {
  public:
   __device__ __forceinline__ static bool mine() { return true; }
@@ -75,7 +78,7 @@ class Fetches {
 };
 #endif
 
-// What a block has of the matrices, in its stages: where a tile's rows lie there, and what has to come.
+// A block's stages: fetches tiles to them, and tells where a tile's rows lie.
 template <bool Centred, typename Element>
 struct Stages {
   const Element *dy, *x;
@@ -103,7 +106,7 @@ struct Stages {
     }
     fetches.close();
   }
-  // A whole tile, after which there are still rows. On this all threads may wait.
+  // The same for a whole tile with more rows behind it. It is short, since all threads may have to wait for it.
   __device__ __forceinline__ void fetch_whole(const Fetches& fetches, long long row, unsigned stage) const {
     const unsigned head = static_cast<unsigned>(row) % Pack<float>::SIZE;
     const unsigned packs = (CLUSTER > 1 ? here : (tiling.rows - 1) * columns + here) / Pack<Element>::SIZE;
@@ -123,14 +126,14 @@ struct Stages {
       fetches.start(stage, mean_of(stage), reinterpret_cast<const char*>(mean + (row - head)), of_rows);
     }
   }
-  // A tile that isn't asked for yet comes as far as the L2: for where few stages keep few bytes under way.
+  // Fetches a later tile to the L2 only. Where there are few stages, too few bytes would be under way without this.
   __device__ __forceinline__ void announce(const Fetches& fetches, long long tile) const {
     if (tile >= tiles() || !Fetches::mine()) return;
     each(tile, 0, [&](char*, const char* from, unsigned packs, unsigned) { fetches.to_l2(from, packs); });
   }
-  // What isn't a whole pack of it, where a tensor ends.
+  // Fetches the elements of a tile that aren't a whole pack, where a tensor ends.
   __device__ __forceinline__ void fetch_rest(long long tile, unsigned stage) const {
-    // Only of the last rows: their statistics share a pack, which may not be full.
+    // There are some only in the last rows, whose statistics share a pack that may not be full.
     if (tile + Pack<float>::SIZE < tiles()) return;
     each(tile, stage, [&](char* to, const char* from, unsigned packs, unsigned rest) {
       const unsigned i = packs * PACK_BYTES + threadIdx.x * 2;
@@ -139,13 +142,13 @@ struct Stages {
     __syncthreads();
   }
 
-  // A tile that is worked on, and where it lies in a stage. Carried along: to find it anew takes long.
+  // A tile that is worked on, and where it lies. advance() moves it on, since to find it anew takes longer.
   struct Tile {
     long long number;
     char* stage;
     Element* dx;  // from the block's first column on
   };
-  // Rows from the tile's first one on.
+  // Rows of the matrix from the tile's first row on.
   __device__ __forceinline__ long long left(const Tile& tile) const { return rows - tile.number * tiling.rows; }
   __device__ __forceinline__ unsigned rows_of(const Tile& tile) const {
     return static_cast<unsigned>(min(static_cast<long long>(tiling.rows), left(tile)));
@@ -159,7 +162,7 @@ struct Stages {
     tile.stage = memory + stage * stage_bytes();
   }
 
-  // A row of the tile, from column `own` of the block on; `has` tells whether there is such a row.
+  // A row of the tile, from column `own` of the block on. has: whether there is such a row.
   struct Row {
     NormRow<Centred> of;
     const Element *dy, *x;
@@ -172,7 +175,7 @@ struct Stages {
     const unsigned at = number * (CLUSTER > 1 ? tiling.piece : columns) + own;
     const float* of_rows = reinterpret_cast<const float*>(tile.stage + 2 * tiling.bytes) +
                            (first_row % Pack<float>::SIZE + number);
-    // Where there is no row there is still some number to read.
+    // Where there is no such row, the memory can still be read, and holds some numbers.
     return {{Centred ? of_rows[tiling.row_bytes / sizeof(float)] : 0.0f, of_rows[0]},
             reinterpret_cast<const Element*>(tile.stage) + head + at,
             reinterpret_cast<const Element*>(tile.stage + tiling.bytes) + head + at,
@@ -189,9 +192,9 @@ struct Stages {
   __device__ __forceinline__ char* rstd_of(unsigned stage) const { return dy_of(stage) + 2 * tiling.bytes; }
   __device__ __forceinline__ char* mean_of(unsigned stage) const { return rstd_of(stage) + tiling.row_bytes; }
 
-  // Calls copy(to, from, packs, rest) for what a stage takes from each tensor: so many packs, from an aligned address,
-  // and then `rest` bytes, where the tensor ends within a pack. What else is in its packs comes along: element `begin`
-  // comes to lie at begin % SIZE.
+  // Calls copy(to, from, packs, rest) for each tensor's part of a stage: so many packs, from an aligned address, and
+  // then `rest` bytes, where the tensor ends inside of a pack. Other elements of these packs come along, so element
+  // `begin` of the tensor comes to lie at element begin % SIZE of the stage.
   template <typename Copy>
   __device__ __forceinline__ void each(long long tile, unsigned stage, Copy copy) const {
     const long long row = tile * tiling.rows, begin = row * columns + first, all = rows * columns;

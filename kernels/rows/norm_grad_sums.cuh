@@ -1,15 +1,17 @@
-// Sums over a team of norm_grad_tiles.cuh of the values that its threads have, for kernels with its macros. Lanes of a
-// warp have all(), which gives them to all threads. Other teams have begin(), which takes the values, and finish(),
-// which gives the sums to all threads: after settle(), or, for sums that are LATE, after a barrier of the block;
-// `since` (0 or 1) sums later. Teams may begin after start().
+// TeamSums: sums of the threads' values over a team, for norm_grad_tiles.cuh, whose macros it needs.
+//
+// A team that is lanes of a warp calls all(), which gives the sums to all threads. Other teams call begin(), which
+// takes the values, then settle(), or, where LATE is set, any barrier of the block, and then finish(), which gives the
+// sums to all threads. since: how many sums were begun after the one that is finished, 0 or 1. start() comes before all
+// of these.
 #pragma once
 
 #include "mbarrier.cuh"
 #include "rows.cuh"
 
-// Of `Lanes` neighbours, with half the shuffles that a butterfly takes: with each step a thread keeps half of its
-// values and gives the others away, until it has one. The threads of a group, of which there are as many as values,
-// agree.
+// Sums over `Lanes` neighbours, with half of the shuffles that a butterfly takes: with each step a thread keeps half of
+// its values and gives the others away, until it has one. There are as many groups of threads as values; the threads of
+// a group get the sum of the same value.
 template <unsigned Lanes, unsigned Count>
 __device__ __forceinline__ float scattered_sum(const float (&values)[Count]) {
   constexpr unsigned STEP = Lanes / 2;
@@ -29,7 +31,7 @@ __device__ __forceinline__ float scattered_sum(const float (&values)[Count]) {
     return scattered_sum<STEP>(kept);
   }
 }
-// To all threads, from the groups of threads.
+// Gives the sums of all groups to all threads.
 template <unsigned Lanes, unsigned Count>
 __device__ __forceinline__ void gather(float sum, float (&values)[Count]) {
   const unsigned first = threadIdx.x % WARP / Lanes * Lanes;
@@ -39,8 +41,8 @@ __device__ __forceinline__ void gather(float sum, float (&values)[Count]) {
 
 // Whether a thread has registers left, beside its sums of columns.
 constexpr bool ROOM = KEPT * (SINGLES ? 1 : PACK_BYTES / sizeof(SCALAR)) <= 24;
-// There, addresses in shared memory are kept in some: the compiler isn't to see what they're made of, or makes them anew
-// for each row.
+// If it has, some of them keep addresses in shared memory. The asm hides how an address is made: otherwise the compiler
+// makes it anew for each row.
 __device__ __forceinline__ unsigned kept_address(unsigned address) {
   if constexpr (ROOM) asm volatile("" : "+r"(address));
   return address;
@@ -51,7 +53,7 @@ __device__ __forceinline__ float load_shared(unsigned address) {
   return value;
 }
 
-// Of `Warps` warps, for each of `Count` values, of which every group of threads has one.
+// Sums over `Warps` warps, of `Count` values. Each of a warp's groups of threads has the warp's sum of one value.
 template <unsigned Count, unsigned Warps>
 struct WarpSums {
   static constexpr unsigned GROUP = WARP / Count;
@@ -59,14 +61,14 @@ struct WarpSums {
 
   __device__ __forceinline__ static unsigned value() { return threadIdx.x % WARP / GROUP; }
   __device__ __forceinline__ static unsigned in_group() { return threadIdx.x % GROUP; }
-  // With zeros behind, so that every thread of a group has as many to add.
+  // Zeros follow the warps' sums, so that all threads of a group have as many places to add.
   static constexpr unsigned PLACES = (Warps + GROUP - 1) / GROUP * GROUP;
   using Partial = float[Count][PLACES];
-  // Bytes to the sum of a warp.
+  // Where the sum of a warp lies, in bytes from the first one.
   __device__ __forceinline__ static unsigned place(unsigned value, unsigned warp) {
     return (value * PLACES + warp) * static_cast<unsigned>(sizeof(float));
   }
-  // own: address of the value's partial sums, from that of warp in_group() on.
+  // own: address of the partial sums of the group's value, from that of warp in_group() on.
   __device__ __forceinline__ static void finish(unsigned own, float (&values)[Count]) {
     float sum = load_shared(own);
 #pragma unroll
@@ -83,7 +85,7 @@ struct WarpSums {
 template <unsigned Count>
 struct TeamSums {
   __device__ __forceinline__ void start() const {}
-  // With few lanes to go through, giving away takes as long.
+  // With few lanes, scattered_sum() and gather() take as long as a butterfly.
   __device__ __forceinline__ void all(float (&values)[Count]) const {
     if constexpr (LANES >= 16 && Count > 1) {
       gather<LANES>(scattered_sum<LANES>(values), values);
@@ -93,17 +95,18 @@ struct TeamSums {
   }
 };
 #elif CLUSTER > 1 && __CUDA_ARCH__ >= 900  // elsewhere never launched
-// Each warp sends its sums to all blocks of the cluster. A block may begin sums, and even the ones after, while another
-// one hasn't finished those before: hence four sets of partial sums.
+// Each warp sends its sums to all blocks of the cluster. A block may begin sums, and even the next ones, while another
+// block hasn't finished the sums before. So there are four sets of partial sums.
 template <unsigned Count>
 class TeamSums {
  public:
-  // No block may send anything to one that hasn't started: start() waits for what is announced here.
+  // No block may send anything to a block that hasn't started. So each block announces itself here, and start() waits
+  // for all of them.
   __device__ __forceinline__ TeamSums() {
     __shared__ unsigned long long barriers[SETS];
     __shared__ Partial sets[SETS];
     for (unsigned i = threadIdx.x; i < sizeof(sets) / sizeof(float); i += THREADS) sets[0][0][i] = 0.0f;
-    __syncthreads();  // before others send anything: they wait for what is announced here
+    __syncthreads();  // the zeros come before what other blocks send, for which they wait in start()
     arrivals = shared_address(barriers);
     if (threadIdx.x == 0) {
       for (unsigned set = 0; set < SETS; ++set) mbarrier::init(arrivals + set * mbarrier::BYTES);
@@ -143,7 +146,7 @@ class TeamSums {
   using Partial = typename Sums::Partial;
   static constexpr unsigned SET = sizeof(Partial);
 
-  // Of the first set.
+  // Addresses in the first set: of the sums that this thread adds, and of the place for its warp's sum.
   __device__ __forceinline__ unsigned own_address() const {
     return partial + Sums::place(Sums::value(), Sums::in_group());
   }
@@ -151,8 +154,8 @@ class TeamSums {
     const unsigned warp = __clusterRelativeBlockRank() * (THREADS / WARP) + threadIdx.x / WARP;
     return partial + Sums::place(Sums::value(), warp);
   }
-  // The same address in the block that this thread sends to. Where there is no room, it isn't to be kept: at its worst
-  // a spilled register comes from the L2, while all blocks of the cluster wait.
+  // The same address in the block that this thread sends to. Where there is no room, the asm keeps it from being kept:
+  // a spilled register may have to come from the L2, while all blocks of the cluster wait.
   __device__ __forceinline__ static unsigned there(unsigned address) {
     unsigned remote;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(Sums::in_group() % CLUSTER));
@@ -160,10 +163,10 @@ class TeamSums {
   }
 
   unsigned arrivals, partial, begun = 0;
-  unsigned own, place, arrival;  // where there is room
+  unsigned own, place, arrival;  // used only where there is room
 };
 #else
-// Two sets of partial sums take turns, so that one barrier for each is enough.
+// A block. Two sets of partial sums take turns, so that one barrier for each sum is enough.
 template <unsigned Count>
 class TeamSums {
  public:
@@ -189,6 +192,6 @@ class TeamSums {
   using Sums = WarpSums<Count, THREADS / WARP>;
   using Partial = typename Sums::Partial;
   static constexpr unsigned SET = sizeof(Partial);
-  unsigned own, place, begun = 0;  // begun: where the next one's set begins
+  unsigned own, place, begun = 0;  // begun: where the set of the next sum begins, in bytes
 };
 #endif

@@ -1,11 +1,11 @@
-// The backward of LayerNorm and RMSNorm on tiles of rows, which are on their way to shared memory while others are
-// worked on.
+// The backward of LayerNorm and RMSNorm on tiles of rows. Some tiles are on their way to shared memory while another
+// one is worked on.
 //
-// Macros, where harness/ops/rows/_norm_grad_plan.py chooses this kernel: LANES (threads of a warp that are a team; 0: the
-// team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is to hold), CLUSTER
-// (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team reduces together),
-// STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are elements), FLOATS (rows stay in registers, as
-// floats, until they are reduced; always where lanes of a warp are a team).
+// NormGradPlan of harness/ops/rows/_norm_grad_plan.py chooses the macros: LANES (threads of a warp that are a team; 0
+// where the team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is to hold),
+// CLUSTER (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team reduces
+// together), STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are single elements, not packs),
+// FLOATS (rows stay in registers, as floats, until they are reduced; always so where lanes of a warp are a team).
 #pragma once
 
 #ifdef STAGES
@@ -20,8 +20,8 @@ constexpr unsigned TEAMS = THREADS / LANES, TEAM_THREADS = LANES;  // of a block
 constexpr unsigned TEAMS = 1, TEAM_THREADS = THREADS;
 #endif
 static_assert(FLOATS || !LANES, "no such kernel");
-// Whether a tile's dx waits until the next tile was read: so blocks needn't wait for each other's sums. That takes a
-// third stage, for what is under way meanwhile.
+// Whether dx of a tile is made only when the next tile has been read. Then blocks needn't wait for each other's sums.
+// That takes a third stage, for the tile that is under way meanwhile.
 #define LATE (!FLOATS && STAGES > 2)
 
 template <bool First, typename A, typename B>
@@ -33,8 +33,9 @@ struct Either<false, A, B> {
   using Type = B;
 };
 
-// Blocks, or clusters, take tiles in turn. While one is worked on, the next ones are under way: memory isn't idle while
-// rows are reduced, although few threads have the registers that the sums of columns take.
+// Blocks, or clusters, take tiles in turn. While one tile is worked on, the next ones are under way, so that memory
+// isn't idle while rows are reduced. Threads alone wouldn't keep it busy: there are few of them, since the sums of
+// columns take many registers.
 template <bool Centred, typename Element>
 class OnTiles {
  public:
@@ -62,8 +63,8 @@ class OnTiles {
   }
 
   __device__ __forceinline__ void run() {
-    // Tiles that are asked for before the first one is worked on. One more where a tile's place is free as soon as its
-    // rows' sums are known; elsewhere it's free when those of the next tile are.
+    // Tiles that are fetched before the first one is worked on. Where a tile's stage is free as soon as the sums of its
+    // own rows are known, that is one more than where the sums of the next tile's rows must be known.
     constexpr unsigned AHEAD = FLOATS && LANES == 0 ? STAGES : STAGES - 1;
     const long long tiles = stages.tiles(), step = gridDim.x / CLUSTER;
     const long long at = blockIdx.x / CLUSTER;
@@ -120,12 +121,12 @@ class OnTiles {
   }
 
  private:
-  // A row's dy and xhat.
+  // The thread's elements of a row: dy and xhat.
   struct Floats {
     float dy[KEPT][SIZE], xhat[KEPT][SIZE];
   };
   struct Nothing {};
-  // The rows of a tile that a team reduces together, from its row `first` on.
+  // The rows of a tile that a team reduces together, from row `first` of the tile on.
   struct Turn {
     typename TileStages::Row rows[AT_ONCE];
     typename Either<FLOATS, Floats, Nothing>::Type floats[AT_ONCE];
@@ -140,23 +141,24 @@ class OnTiles {
 
   static constexpr unsigned STEP = TEAM_THREADS * SIZE;  // elements from one of a thread's chunks to the next
 
-  // Of chunk j, from the first of this block's columns.
+  // Elements from the block's first column to the thread's chunk j.
   __device__ __forceinline__ unsigned offset(unsigned j) const {
     return (threadIdx.x % TEAM_THREADS + j * TEAM_THREADS) * SIZE;
   }
   // Whether the block's columns have the thread's chunk j. Only the last one may be missing.
   __device__ __forceinline__ bool has(unsigned j) const { return j + 1 < KEPT || offset(j) < stages.here; }
 
-  // `refill` asks for another tile, where there is room for it by then. Teams of lanes take turns; else a tile is one.
+  // Works on a tile. refill() fetches another tile; it is called when there is room for it. Where lanes are a team, a
+  // tile takes several turns; elsewhere it takes one.
   template <typename Refill>
   __device__ __forceinline__ void work(const Tile& tile, const Tile& last, Refill refill) {
     float values[AT_ONCE * SUMS];
 #if LANES > 0
-    // From here on none reads the last tile any more.
+    // From here on no thread reads the last tile any more.
     __syncthreads();
     refill();
     const unsigned count = stages.rows_of(tile);
-    // Teams without a row take the turn too, for the shuffles.
+    // Teams without a row take part in the last turn too, since shuffles need all lanes.
 #pragma unroll 1
     for (unsigned first = 0; first < count; first += TEAMS * AT_ONCE) {
       Turn turn(*this, tile, first);
@@ -189,8 +191,8 @@ class OnTiles {
   }
 #endif
 
-  // This thread's part of the rows' sums, divided by the columns. On the way the rows' elements are added to the sums
-  // of their columns.
+  // Makes this thread's part of the rows' sums, divided by the number of columns, and adds the rows' elements to the
+  // sums of their columns.
   __device__ __forceinline__ void reduce(Turn& turn, float (&values)[AT_ONCE * SUMS]) {
     const float share = 1.0f / stages.columns;
 #pragma unroll
@@ -204,8 +206,8 @@ class OnTiles {
       for (unsigned s = 0; s < SUMS; ++s) values[i * SUMS + s] = of_row[s] * share;
     }
   }
-  // Where there is no room, the compiler isn't to see that a pack is the same for each row: it would keep its halves as
-  // floats.
+  // gamma of chunk j. Where there is no room, the asm hides that it is the same for each row: otherwise the compiler
+  // keeps it as floats.
   __device__ __forceinline__ Chunk packed_scale(unsigned j) const {
     Chunk chunk = scale[j];
     if constexpr (!ROOM && !SINGLES) {
@@ -231,7 +233,7 @@ class OnTiles {
     }
   }
   __device__ __forceinline__ void store(const Turn& turn, const float (&values)[AT_ONCE * SUMS]) const {
-    // Unless they are kept, chunks are read from the tile once more: the registers are for the sums of columns.
+    // Chunks that aren't kept are read from the tile once more, since the registers are for the sums of columns.
     if constexpr (!FLOATS) asm volatile("" ::: "memory");
 #pragma unroll
     for (unsigned i = 0; i < AT_ONCE; ++i) {

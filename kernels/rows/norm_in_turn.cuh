@@ -1,17 +1,18 @@
-// LayerNorm of long rows, of whole packs, by clusters of blocks that stay on the chip and take rows in turn. Macros:
-// BLOCKS (of a team, a power of two up to eight), THREADS (of a block), PACKS (of a row that a thread has at most),
-// STAGES (rows of which a block has its part in shared memory) and WHOLE (0 or 1: no thread's pack is missing).
+// LayerNorm of long rows, of whole packs. A team is a cluster of blocks. It stays on the chip and takes rows in turn.
+// InTurn of harness/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight), THREADS
+// (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
+// memory) and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// Sums over the warps of a team. Each warp sends its own to all blocks and goes on; a block has them when as many bytes
-// have come as the warps send. No warp waits for another but to read its sums.
+// Sums over the warps of a team. Each warp sends its sums to all blocks and goes on. A block has all of them when as
+// many bytes have come as the warps send. A warp waits for others only when it reads their sums.
 class Exchange {
  public:
-  // All of the block call it. No block may send anything to one that hasn't started: before the first send(),
-  // wait_for_blocks().
+  // All threads of the block call it. No block may send anything to a block that hasn't started, so wait_for_blocks()
+  // comes before the first send().
   __device__ __forceinline__ Exchange() {
     __shared__ float2 of_warps[SLOTS][WARPS];
     __shared__ unsigned long long barriers[SLOTS];
@@ -29,7 +30,7 @@ class Exchange {
   }
   __device__ __forceinline__ void wait_for_blocks() const { __cluster_barrier_wait(); }
 
-  // Gives the number to ask for the result with: they count from 0.
+  // Returns the number that receive() takes; numbers count from 0.
   __device__ __forceinline__ unsigned send(const float (&own)[2]) {
     const float value = fold(own);
     const unsigned slot = sent % SLOTS, arrival = slot * mbarrier::BYTES;
@@ -42,7 +43,7 @@ class Exchange {
     }
     return sent++;
   }
-  // All warps of the team get the same, to the last bit.
+  // All warps of the team get the same sums, to the last bit.
   __device__ __forceinline__ void receive(unsigned number, float (&total)[2]) const {
     const unsigned slot = number % SLOTS;
     mbarrier::wait_for_cluster(arrivals + slot * mbarrier::BYTES, number / SLOTS);
@@ -62,12 +63,14 @@ class Exchange {
 
  private:
   static constexpr unsigned WARPS = BLOCKS * THREADS / WARP, HALF = WARP / 2;
-  // Of those before the n-th, a warp that sends it has read all but one. So all warps have sent the (n - 2)nd, and read
-  // what comes before that, all but one again, which is the (n - 4)th at the oldest.
+  // When a warp sends sum n, it has read all sums before it but one, so sum n - 2 at the latest. So all warps have sent
+  // sum n - 2; and each of them had then read all sums before that but one. The oldest sum that may still be read is n
+  // - 4.
   static constexpr unsigned SLOTS = 8;
 
   static __device__ __forceinline__ bool upper() { return threadIdx.x & HALF; }
-  // Two sums over a warp, for little more than the shuffles of one: its lower half gets the first, the upper the other.
+  // Two sums over a warp, for little more than the shuffles of one: the lower half gets the first sum, the upper half
+  // the other.
   static __device__ __forceinline__ float fold(const float (&both)[2]) {
     float value = upper() ? both[1] : both[0];
     value += __shfl_xor_sync(ALL_LANES, upper() ? both[0] : both[1], HALF);
@@ -87,13 +90,13 @@ class Exchange {
   unsigned sent = 0;
 };
 
-// The warp's part of the team's rows, on its way to the STAGES that the warp has in shared memory. It fetches what it
-// reads itself, so that no other one must tell that a stage is free.
+// A warp's part of the team's rows, on its way to the STAGES that the warp has in shared memory. A warp fetches only
+// what it reads itself, so that it knows when a stage is free.
 template <typename Element>
 class WarpStages {
  public:
-  // from: the team's first row, of which the warp has `packs` packs from element `part` on. stride: from row to row.
-  // memory: of the block.
+  // from: the team's first row. The warp has `packs` packs of it, from element `part` on. stride: elements from one row
+  // of the team to the next. memory: shared memory of the block.
   __device__ __forceinline__ WarpStages(const Element* __restrict__ from, unsigned part, unsigned packs, unsigned rows,
                                         long long stride, uint4* memory)
       : from(from), stride(stride), part(part), bytes(packs * PACK_BYTES), left(rows) {
@@ -110,7 +113,7 @@ class WarpStages {
     __syncwarp();
   }
 
-  // Starts what the next row brings to a stage, if there is one.
+  // Starts to fetch the next row to a stage, if there is a next row.
   __device__ __forceinline__ void fetch(unsigned stage) {
     if (left == 0) return;
     if (mine()) {
@@ -121,18 +124,18 @@ class WarpStages {
     }
     --left, from += stride;
   }
-  // phase: how many times the stage was used before.
+  // Waits until a stage is full. phase: how many times the stage was used before.
   __device__ __forceinline__ void wait(unsigned stage, unsigned phase) const {
     mbarrier::wait(arrivals + stage * mbarrier::BYTES, phase);
   }
-  // Where the thread's first pack of a stage is. The compiler isn't to see what that is made of, or it makes each
-  // pack's address anew.
+  // Where the thread's first pack of a stage is. The asm hides how the address is made: otherwise the compiler makes
+  // the address of each pack anew.
   __device__ __forceinline__ const uint4* place(unsigned stage) const {
     unsigned at = shared_address(stages + begin(stage) + threadIdx.x % WARP);
     asm("" : "+r"(at));
     return static_cast<const uint4*>(__cvta_shared_to_generic(at));
   }
-  // The j-th one.
+  // The thread's j-th pack.
   static __device__ __forceinline__ Pack<Element> pack(const uint4* place, unsigned j) {
     const uint4 raw = place[j * WARP];
     return reinterpret_cast<const Pack<Element>&>(raw);
@@ -143,7 +146,7 @@ class WarpStages {
   }
 
  private:
-  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: behind the part comes the row's first one
+  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: those of the part, and the first pack of the row
   __device__ __forceinline__ unsigned begin(unsigned stage) const { return own + stage * SIZE; }
   static __device__ __forceinline__ bool mine() { return threadIdx.x % WARP == 0; }
   static __device__ __forceinline__ void copy(unsigned to, const Element* from, unsigned bytes, unsigned arrival) {
@@ -160,8 +163,8 @@ class WarpStages {
   const uint4* stages;
 };
 
-// The compiler isn't to know that a pack stays the same from row to row: it would keep the floats of halves, in twice
-// the registers.
+// Hides from the compiler that a pack is the same for each row. Otherwise it keeps halves as floats, in twice the
+// registers.
 template <typename Element>
 __device__ __forceinline__ void keep_packed(Pack<Element>& pack) {
   unsigned(&words)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
@@ -169,8 +172,8 @@ __device__ __forceinline__ void keep_packed(Pack<Element>& pack) {
   for (unsigned& word : words) asm("" : "+r"(word));
 }
 
-// Gamma and beta come once, to registers, since a thread has the same columns of every row. Rows come to shared memory
-// ahead of the work, so that memory has something to do while threads reduce.
+// A team's work. Gamma and beta are loaded once, to registers, since a thread has the same columns of every row. Rows
+// come to shared memory ahead of the work, so that memory isn't idle while threads reduce.
 template <typename Element>
 class InTurn {
  public:
@@ -188,7 +191,7 @@ class InTurn {
     }
     exchange.wait_for_blocks();
     y += static_cast<long long>(row) * columns + column;
-    // The next row's sums are made and sent while a row's own are on their way.
+    // The sums of the next row are made and sent while the sums of this row are on their way.
     Work now, later;
     for (unsigned turn = 0; turn <= turns; ++turn) {
       if (turn < turns) later = begin();
@@ -208,7 +211,7 @@ class InTurn {
     Normaliser<true> normalised;
   };
 
-  // row: the team's first one. step: teams. first: pack of the warp's part of a row.
+  // row: the team's first row. step: number of teams. first: the first pack of the warp's part of a row.
   __device__ __forceinline__ InTurn(const Element* __restrict__ x, uint4* shared, unsigned row, unsigned step,
                                     unsigned rows, unsigned columns, unsigned first)
       : columns(columns),
@@ -223,7 +226,8 @@ class InTurn {
 
   __device__ __forceinline__ bool has(unsigned j) const { return WHOLE || j * WARP + threadIdx.x % WARP < packs; }
 
-  // What gamma or beta has for the thread's j-th pack. In whole words: taken apart, their halves would stay apart.
+  // Gamma or beta for the thread's j-th pack. In whole words: if words were taken apart here, the compiler would keep
+  // their halves in registers of their own.
   __device__ __forceinline__ Pack<Element> vector(const Element* __restrict__ from, unsigned j) const {
     uint4 raw = make_uint4(0, 0, 0, 0);
     if (has(j)) raw = load_16<false>(reinterpret_cast<const uint4*>(from + column + j * WARP * CHUNK));
@@ -272,7 +276,7 @@ class InTurn {
       narrow(values, pack);
       store_pack(y + j * WARP * CHUNK, pack);
     }
-    // Now all lanes have read it.
+    // Now all lanes have read the stage, and it can be filled again.
     __syncwarp();
     stages.fetch(work.stage);
   }

@@ -1,13 +1,12 @@
-// LayerNorm and RMSNorm of rows of which a few lanes of a warp have one, or of which they have several at once: whole
-// packs that begin on 16 bytes. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+// LayerNorm and RMSNorm of short rows: some lanes of a warp, a team, have one row, or several at once. Rows are whole
+// packs and aligned to 16 bytes. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
 
-// Which of `Together` rows of a team of `Lanes` a lane sees to, when what the lanes have of them is added up. To add up
-// all rows in all lanes takes a shuffle for each row and step. Here a lane hands half of the rows that it still has to
-// its partner of the step, and takes the other half from it. In the end it has OWN rows, first() and those behind it,
-// in common with SHARE lanes.
+// Which of a team's `Together` rows a lane adds up. To add up all rows in all lanes would take a shuffle for each row
+// and step. Here, with each step, a lane gives half of the rows that it still has to its partner, and takes the other
+// half from it. In the end it has OWN rows, first() and those behind it; SHARE lanes have the same ones.
 template <unsigned Lanes, unsigned Together>
 struct Handout {
   static constexpr unsigned OWN = Together > Lanes ? Together / Lanes : 1, SHARE = Lanes * OWN / Together;
@@ -17,7 +16,7 @@ struct Handout {
   // The lane of a team that has row r.
   static __device__ __forceinline__ constexpr unsigned owner(unsigned r) { return r / OWN * SHARE; }
 
-  // Leaves a lane's rows in values[0] to values[OWN - 1].
+  // Adds up, and leaves the sums of the lane's own rows in values[0] to values[OWN - 1].
   template <unsigned Count>
   __device__ __forceinline__ void add_up(float (&values)[Together][Count]) const {
 #pragma unroll
@@ -40,7 +39,7 @@ struct Handout {
       rows = kept;
     }
   }
-  // The same of values on which the lanes agree.
+  // Picks the lane's own rows in the same way, from values that all lanes have.
   __device__ __forceinline__ void choose(float (&values)[Together]) const {
 #pragma unroll
     for (unsigned step = Lanes / 2, rows = Together; step && rows > 1; step /= 2) {
@@ -51,7 +50,7 @@ struct Handout {
   }
 };
 
-// Rows of a warp's teams: those with the same r are neighbours, so that an access of the warp is contiguous.
+// The rows of a team. Rows r of a warp's teams are neighbours, so that an access of the warp is contiguous.
 template <bool Centred, typename Element>
 class LaneRows {
  public:
@@ -71,7 +70,8 @@ class LaneRows {
   __device__ __forceinline__ bool has(unsigned j) const {
     return WHOLE || j + 1 < COUNT || team.template part<COUNT>(j) < columns / CHUNK;
   }
-  // Where it begins; the row's first one stands for one that doesn't exist, so that no load needs a condition.
+  // Where the thread's pack j begins. The row's first pack stands for a pack that doesn't exist, so that no load needs
+  // a condition.
   __device__ __forceinline__ unsigned column(unsigned j) const {
     return has(j) ? team.template part<COUNT>(j) * CHUNK : 0;
   }
@@ -89,7 +89,7 @@ class LaneRows {
     x += begin, y += begin;
 #pragma unroll
     for (unsigned r = 0; r < TOGETHER; ++r) {
-      // The last row stands for those behind it, so that no load needs a condition.
+      // The last row stands for rows behind it, so that no load needs a condition.
       const Element* from = x + min(r, max(left, 1u) - 1) * (TEAMS * columns);
 #pragma unroll
       for (unsigned j = 0; j < COUNT; ++j) chunks[r][j] = load_pack(from + column(j));
@@ -101,7 +101,7 @@ class LaneRows {
   }
 
  private:
-  // The compiler isn't to put it off until it's needed.
+  // In asm, so that the compiler doesn't delay the load until the value is needed.
   static __device__ __forceinline__ Chunk load_now(const Element* __restrict__ from) {
     uint4 raw;
     asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -110,7 +110,7 @@ class LaneRows {
     return reinterpret_cast<const Chunk&>(raw);
   }
 
-  // The statistics of all rows: each lane makes those of its own, and tells the others.
+  // Makes the statistics of all rows: each lane makes those of its own rows, and tells the others.
   __device__ __forceinline__ void measure() {
     float firsts[TOGETHER];
 #pragma unroll
@@ -142,8 +142,9 @@ class LaneRows {
 #pragma unroll
     for (unsigned r = 0; r < TOGETHER; ++r) normalised[r].template take_scale<LANES>(own[r % OWN], Shares::owner(r));
   }
-  // Adds up about the points that there are, and tells whether it must be done about others. checked: what doesn't
-  // exist isn't like the first element, so it must be left out.
+  // Adds up distances from the rows' points, and tells whether it must be done again, from other points. checked: packs
+  // that don't exist are left out. (They hold copies of the first element, whose distance is 0 from the first points
+  // only.)
   __device__ __forceinline__ bool add_up(bool checked) {
     float sums[TOGETHER][SUMS], values[CHUNK];
 #pragma unroll
@@ -180,7 +181,7 @@ class LaneRows {
       }
     }
   }
-  // The thread's pack j of all rows. y: where the first one begins.
+  // Normalises and writes the thread's pack j of all rows. y: where the first row begins.
   __device__ __forceinline__ void normalise(unsigned j, const Chunk& gamma, const Chunk& beta,
                                             Element* __restrict__ y) {
     float scale[CHUNK], shift[CHUNK] = {};
@@ -196,7 +197,7 @@ class LaneRows {
 
   Team& team;
   long long rows, first_row;
-  unsigned columns, left;  // left: of the team's rows, those that exist
+  unsigned columns, left;  // left: how many of the team's rows exist
   Shares shares;
   Chunk chunks[TOGETHER][COUNT];
   Normaliser<Centred> normalised[TOGETHER], own[OWN];

@@ -1,11 +1,11 @@
-// LayerNorm and RMSNorm of rows of a single element: nothing is added up.
+// LayerNorm and RMSNorm of rows of a single element, where there is nothing to add up.
 #pragma once
 
 #include "norm.cuh"
 #include "quad.cuh"
 
-// Four rows a thread: as many have statistics of 16 bytes, which are most of what moves.
-// aligned: all tensors are, to 16 bytes.
+// A thread has four rows, so that its statistics are accesses of 16 bytes: most bytes that move are statistics.
+// aligned: all tensors are aligned to 16 bytes.
 template <bool Centred, typename Element>
 __device__ __forceinline__ void normalise_ones(const Element* __restrict__ x, const Element* __restrict__ gamma,
                                                const Element* __restrict__ beta, Element* __restrict__ y,

@@ -1,5 +1,5 @@
-// LayerNorm and RMSNorm as planned on the host. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread
-// lacks a pack).
+// LayerNorm and RMSNorm by the teams that the host planned. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no
+// thread lacks a pack).
 #pragma once
 
 #if LANES > 0 && !(TILE || RAGGED)
@@ -8,11 +8,11 @@
 #include "norm.cuh"
 #endif
 
-// Threads that an SM is to hold at least: so many registers a thread may take.
+// Threads that a multiprocessor is to hold at least. It limits the registers of a thread.
 __device__ constexpr unsigned resident() {
   constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
-  // More threads hide more of the way to gamma and beta. With single elements besides, and with much to keep, there
-  // aren't the registers for as many; on sm_100 halves take some more.
+  // More threads hide more of the time that loads of gamma and beta take. Where threads keep much, or have single
+  // elements besides packs, there are too few registers for as many; halves take some more of them on sm_100.
   if (KEPT >= 8 && sizeof(SCALAR) == 2 && __CUDA_ARCH__ >= 1000) return 512;
   if (KEPT <= 4 || !(RAGGED || TILE)) return 1024;
   if (KEPT >= 8 && THREADS <= 512) return 512;
@@ -20,7 +20,7 @@ __device__ constexpr unsigned resident() {
 }
 constexpr unsigned BLOCKS_OF_SM = resident() / THREADS;
 
-// As rows.cuh has it for the macros.
+// The body of a `tuned` kernel, for the team and the kind of row that the macros choose.
 template <bool Centred, typename Element>
 __device__ __forceinline__ void normalise_as_planned(const Element* __restrict__ x, const Element* __restrict__ gamma,
                                                      const Element* __restrict__ beta, Element* __restrict__ y,

@@ -1,6 +1,6 @@
-// RMSNorm of the rows of a matrix, y = x * rstd * gamma with rstd = 1 / sqrt(mean(x * x) + epsilon), which is kept for
-// the backward. Beside LayerNorm a mean and a vector fewer. The way to full bandwidth is the same, and
-// kernels/layer_norm.cu tells it.
+// RMSNorm of the rows of a matrix, y = x * rstd * gamma with rstd = 1 / sqrt(mean(x * x) + epsilon). rstd is an output,
+// too, since the backward needs it. Compared with LayerNorm there is no mean and no beta. The steps to full bandwidth
+// are the same, and layer_norm.cu tells why each of them helps.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. 16 bytes an access, and a team of threads as large as a row asks for. Macros: those of norm_planned.cuh.
+// 4. 16 bytes an access, and as many threads a row as suit its length. Macros: those of norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 

@@ -1,5 +1,5 @@
-// The backward of RMSNorm over the rows of a matrix: dx and dgamma. Without a mean a row has one sum in place of two, a
-// column too, and there is no dbeta. layer_norm_grad.cu tells what each step changes; what they do is in norm_grad.cuh.
+// The backward of RMSNorm over the rows of a matrix: dx and dgamma. There is no mean and no dbeta, so a row has one sum
+// in place of two, and a column, too. layer_norm_grad.cu tells what each step gains; norm_grad.cuh has the formulas.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
@@ -9,7 +9,7 @@
 
 using T = SCALAR;
 
-// 1. A kernel for dx, one for dgamma: dy and x come twice, 5 D in all, an element an access.
+// 1. A kernel for dx and one for dgamma: dy and x are read twice, 5 D in all, an element an access.
 #if !defined(KEPT) && !defined(SINGLES)
 extern "C" __global__ void __launch_bounds__(ROW_BLOCK)
     rms_norm_grad_dx(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

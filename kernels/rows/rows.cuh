@@ -1,27 +1,29 @@
-// Rows of a matrix (rows, columns) that lies gapless in memory, each worked on by a team of threads which keeps it in
-// registers, so that memory sees it once. What differs from one length of rows to another is the team (lanes of a warp,
-// a block, a cluster of blocks) and the way to the elements (packs from memory, or single elements from a tile in
-// shared memory); what is computed is written once, on a row of either kind.
+// Rows of a contiguous matrix (rows, columns). A team of threads works on a row and keeps it in registers, so that it
+// is read from memory once. Two things depend on the length of the rows: the team (lanes of a warp, a block, or a
+// cluster of blocks), and how elements come to it (packs from memory, or single elements from a tile in shared memory).
+// What is computed is written once, as a template over rows of any kind.
 #pragma once
 
 #include "number.cuh"
 #include "pack.cuh"
 #include "teams.cuh"
 
-// ---- Rows. `CHUNKS` chunks of this thread; elements(j) of chunk j are in use, CHUNK at most. load() and store() move
-// them; column() loads what a vector of `columns` elements has for one of them; has() says whether an element exists.
+// ---- Kinds of rows. A thread has `CHUNKS` chunks of a row. Of chunk j elements(j) are in use, CHUNK at most. load()
+// and store() move chunks. column() loads the part of a vector of `columns` elements that belongs to a chunk. has()
+// says whether an element exists.
 
-// A word full of an element.
+// A 32-bit word that is filled with an element.
 __device__ __forceinline__ unsigned splat(float value) { return __float_as_uint(value); }
 template <typename Half>
 __device__ __forceinline__ unsigned splat(Half value) {
   return reinterpret_cast<const unsigned short&>(value) * 0x10001u;
 }
 
-// Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With it, a row's
-// first whole pack begins `head` elements into it. Those elements, and those behind the last whole pack, are single
-// ones: the first threads of the team have one each, in a chunk of its own. A team must have two packs' of threads
-// then. `Whole`: no thread of a row that exists lacks a pack.
+// Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With `Ragged`,
+// rows begin inside of packs: a row's first whole pack is its pack from element `head` on. The elements before it, and
+// those behind the last whole pack, are single: each of the team's first threads has one of them, in a chunk of its
+// own. Then a team must have at least as many threads as two packs have elements. `Whole`: no thread of a row that
+// exists lacks a pack.
 template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow, bool Whole = false>
 struct PackedRow {
   using Team = TeamOfRow;
@@ -54,17 +56,18 @@ struct PackedRow {
     return j < Count ? pack(j) < packs : team.rank < singles;
   }
 
-  // Of the thread's first pack. The compiler isn't to see what it's made of, or it makes each pack's address anew.
+  // The address of the thread's first pack. The asm hides how it is made: otherwise the compiler makes the address of
+  // each pack anew.
   template <typename Pointer>
   __device__ __forceinline__ Pointer own(Pointer matrix) const {
     matrix += begin + head + pack(0) * CHUNK;
     asm("" : "+l"(matrix));
     return matrix;
   }
-  // What is read once isn't kept out of the L1 (L1::no_allocate): softmax was slower for it on an H200.
+  // Loads may stay in the L1 though they are read once: with L1::no_allocate softmax was slower on an H200.
   __device__ __forceinline__ void load(const Element* __restrict__ x, Chunk (&chunks)[CHUNKS], float missing) const {
     const Element* from = own(x);
-    // In whole words: taken apart, their halves would stay apart.
+    // In whole words. If words were taken apart here, the compiler would keep their halves in registers of their own.
     const unsigned word = splat(Element(missing));
 #pragma unroll
     for (unsigned j = 0; j < CHUNKS; ++j) {
@@ -84,7 +87,8 @@ struct PackedRow {
     }
   }
 
-  // The vector must be aligned to 16 bytes. Its packs begin elsewhere than the row's: two of them together give one.
+  // The vector must be aligned to 16 bytes. Where rows are ragged, its packs don't begin where the row's do, and a
+  // chunk is made of two of them.
   __device__ __forceinline__ Chunk column(const Element* __restrict__ vector, unsigned j) const {
     if constexpr (!Ragged) {
       // In whole words, as above.
@@ -109,14 +113,14 @@ struct PackedRow {
   }
 };
 
-// Whether no thread of any row lacks anything, as far as the compiler knows.
+// Whether the compiler knows that no thread of any row lacks a chunk.
 template <typename Row>
 constexpr bool IS_WHOLE = false;
 template <typename Element, unsigned Count, typename Team>
 constexpr bool IS_WHOLE<PackedRow<Element, Count, false, Team, true>> = true;
 
-// Single elements, from memory or from a tile in shared memory. `begin`: of the row, in elements from where load() and
-// store() are told that the matrix or the tile is.
+// Single elements, from memory or from a tile in shared memory. `begin`: where the row begins, in elements from the
+// pointer to the matrix or to the tile that load() and store() are given.
 template <typename Element, unsigned Count, typename TeamOfRow>
 struct ElementRow {
   using Team = TeamOfRow;
@@ -177,9 +181,9 @@ __device__ __forceinline__ void narrow(const float (&values)[1], Chunk& chunk) {
   chunk.at[0] = values[0];
 }
 
-// The floats of a pack of halves may be needed twice, with a reduction in between. The compiler would keep them for
-// that long, in twice the registers of the halves, if it saw that they stay the same: so it isn't to know that `zero`
-// is.
+// The floats of a pack of halves may be needed twice, with a reduction in between. Meanwhile the compiler would keep
+// the floats, which take twice the registers of the halves. To prevent that, `zero` is added to the halves: it is
+// always 0, but the compiler doesn't know that, and widens them again.
 template <typename Chunk>
 __device__ __forceinline__ void forget_floats(Chunk&, unsigned) {}
 __device__ __forceinline__ void forget_floats(Pack<float>&, unsigned) {}
@@ -190,8 +194,8 @@ __device__ __forceinline__ void forget_floats(Pack<Half>& pack, unsigned zero) {
   for (unsigned w = 0; w < PACK_BYTES / 4; ++w) words[w] += zero;
 }
 
-// ---- Tiles: contiguous elements between memory and shared memory, by a whole block, in packs where `aligned`.
-// from, to: global; tile: in shared memory, aligned to 16 bytes.
+// ---- Tiles: a whole block moves contiguous elements between memory and shared memory, in packs where `aligned`.
+// from, to: in global memory. tile: in shared memory, aligned to 16 bytes.
 template <typename Element>
 __device__ __forceinline__ void fetch_tile(Element* tile, const Element* __restrict__ from, unsigned elements,
                                            bool aligned) {
@@ -216,10 +220,10 @@ __device__ __forceinline__ void put_tile(Element* __restrict__ to, const Element
   for (unsigned i = packs * Pack<Element>::SIZE + threadIdx.x; i < elements; i += blockDim.x) to[i] = tile[i];
 }
 
-// A block's tile of `tile_rows` rows of each of `Inputs` matrices, one after the other in `tiles`: fetches them, calls
-// work(row, stride) for each row, which finds it in matrix i at tiles + i * stride and overwrites that of the first one
-// with the result, and puts the results where `y` has them. Row is an ElementRow of a WarpTeam. tile_rows * columns
-// must be whole packs, for all tiles to begin on one.
+// A block's work on a tile of `tile_rows` rows of each of `Inputs` matrices. It fetches the tiles, one after the other
+// into `tiles`. It calls work(row, stride) for each row: the tile of matrix i begins at tiles + i * stride, and the
+// result overwrites the row in the first tile. Then it writes the results to y. Row is an ElementRow of a WarpTeam.
+// tile_rows * columns must be whole packs, so that each tile begins on a pack.
 template <typename Row, unsigned Inputs, typename Element, typename Work>
 __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&x)[Inputs], Element* __restrict__ y,
                                          long long rows, unsigned columns, unsigned tile_rows, bool aligned,
@@ -232,7 +236,7 @@ __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&
   wait_for_tiles();
   typename Row::Team team;
   const unsigned teams = blockDim.x / team.size();
-  // Teams without a row take the turn too, for the shuffles.
+  // Teams without a row take part in the last turn too, since shuffles need all lanes.
   for (unsigned turn = 0; turn < here; turn += teams) {
     const unsigned in_tile = turn + threadIdx.x / team.size();
     Row row{team, columns, in_tile < here ? rows : 0, first + in_tile, static_cast<long long>(in_tile) * columns};
@@ -242,12 +246,13 @@ __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&
   put_tile(y + first * columns, tiles, elements, aligned);
 }
 
-// ---- What a kernel is compiled for, where harness/ops/rows/_rows.py chooses it. Macros: COUNT (packs or elements a
-// thread), LANES (threads of a warp that share a row; 0: a block does, or a cluster), THREADS (of a block), TOGETHER
-// (rows that a team works on at once: more than 1 only where norm.cuh has vectors to share), and 0 or 1: CLUSTER, RAGGED,
-// TILE (elements of a tile in place of packs).
+// ---- What a `tuned` kernel is compiled for. RowPlan of harness/ops/rows/_rows.py chooses these macros: COUNT (packs a
+// thread; of a tile, elements), LANES (threads of a warp that share a row; 0 where a block or a cluster does), THREADS
+// (of a block), TOGETHER (rows that a team works on at once: more than 1 only where rows share vectors, see norm.cuh),
+// and 0 or 1: CLUSTER (whether a cluster shares a row), RAGGED (whether rows begin inside of packs), TILE (elements of
+// a tile in place of packs).
 #ifdef COUNT
-// Threads that an SM is to hold at least, if a block doesn't have more: so many registers a thread may take.
+// Threads that a multiprocessor is to hold at least, if a block doesn't have more. It limits the registers of a thread.
 constexpr unsigned RESIDENT = THREADS > 768 ? 1024 : 768;
 #if LANES > 0
 using Team = WarpTeam<LANES>;

@@ -11,7 +11,7 @@
 
 using T = SCALAR;
 
-// Whether any finite element times log2(e) is a finite float. Numbers of bfloat16 are as large as floats.
+// Whether every finite element times log2(e) is a finite float. Numbers of bfloat16 may be as large as floats.
 template <typename Element>
 constexpr bool CANNOT_OVERFLOW = false;
 template <>
@@ -25,13 +25,14 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Kernels with a macro for the size of a row are compiled apart from the others.
+// Steps 4 to 6 have macros for the size of a row. Each compilation is of one step, so steps 1 to 3 are left out of
+// those.
 #if !(defined COUNT || defined ELEMENTS)
 constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/ops/rows/softmax.py
 #if !defined SHARED
 constexpr unsigned GROUP = 8;  // loads that a thread has under way
 
-// A thread's next elements, `stride` apart. left: elements of the row from the first of them on.
+// A thread's next GROUP elements, `stride` apart. left: elements of the row from the first of them on.
 template <typename Element>
 __device__ __forceinline__ void load_group(const Element* x, unsigned stride, unsigned left, float missing,
                                            float (&values)[GROUP]) {
@@ -39,14 +40,14 @@ __device__ __forceinline__ void load_group(const Element* x, unsigned stride, un
   for (unsigned e = 0; e < GROUP; ++e) values[e] = e * stride < left ? to_float(x[e * stride]) : missing;
 }
 
-// A row's elements from `first` on; `most` are enough.
+// The number of elements of a row from `first` on, or `most` if there are more.
 __device__ __forceinline__ unsigned left_of(long long columns, long long first, unsigned most) {
   return static_cast<unsigned>(min(columns - first, static_cast<long long>(most)));
 }
 
-// 1. A kernel for each step. Maximum and sum read once; difference, power and quotient read and write once: that's 8 D,
-//    if D is what x takes (the text says 7), where only 2 D have to move. Between the steps are floats, since halves
-//    would lose the last places of the result.
+// 1. A kernel for each step. Max and sum read a tensor once; subtract, exp and divide read one and write one. That is
+//    8 D, where D is the size of x (the text says 7 D), and only 2 D have to move. The tensors between the steps are
+//    floats, since halves would lose the last places of the result.
 template <typename Op, typename Team, typename Element>
 __device__ __forceinline__ void reduce_row(Team& team, const Element* x, float* result, long long columns) {
   const unsigned stride = team.size(), step = GROUP * stride;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void reduce_row(Team& team, const Element* x, float* 
   if (team.rank == 0) *result = all[0];
 }
 
-// Short rows take a warp each: a block would have nothing to do for most of its threads.
+// Short rows take a warp each, since most threads of a block would have nothing to do.
 template <typename Op, typename Element>
 __device__ __forceinline__ void reduce_rows(const Element* x, float* results, long long rows, long long columns,
                                             unsigned rows_a_block) {
@@ -110,10 +111,10 @@ extern "C" __global__ void softmax_divide(const float* __restrict__ powers, cons
   if (i < n) y[i] = T(powers[i] / sums[row_of(i, multiplier, shift)]);
 }
 
-// 2. One kernel that reads x twice, 3 D, and keeps nothing of a row: it may have any length. The sum is of powers over
-//    the highest value so far, and is scaled down when a higher one comes, which costs one power more a GROUP. To start
-//    from the lowest number in place of -inf keeps -inf - (-inf) away. Where the maximum really is -inf, the sum stays
-//    zero, and 0 * (1 / 0) gives the NaN that is due.
+// 2. One kernel that reads x twice, 3 D. It keeps nothing of a row, so a row may have any length. The sum is that of
+//    exp(x - highest), with the highest value so far. When a higher one comes, the sum is scaled down, which costs one
+//    more exponential a GROUP. The search for the highest value starts from the lowest finite number, since -inf would
+//    lead to -inf - (-inf). Where all of a row is -inf the sum stays zero, and 0 * (1 / 0) is NaN, as it should be.
 constexpr float LOWEST = -3.402823466e38f;
 
 template <typename Team>
@@ -159,7 +160,7 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
   }
 }
 
-// Rows of a single element, all of which are 1, or NaN where x - x is: no row to be found, and nothing to add up.
+// Rows of a single element, for `tuned`: y is 1, or NaN where x - x is NaN. packs: both tensors are aligned.
 extern "C" __global__ void softmax_of_one(const T* __restrict__ x, T* __restrict__ y, long long n, int packs) {
   const long long first = thread_index() * Pack<T>::SIZE;
   const unsigned count = filled<T>(n, first);
@@ -176,8 +177,8 @@ extern "C" __global__ void softmax_of_one(const T* __restrict__ x, T* __restrict
 }
 #else
 
-// 3. One block a row, which waits in shared memory between the passes: x is read once, 2 D. Rows shorter than a block
-//    waste its threads, and what doesn't fit into shared memory can't be done.
+// 3. One block a row, which is kept in shared memory between the passes: x is read once, 2 D. Rows shorter than a block
+//    waste its threads. Rows that don't fit into shared memory can't be done.
 //
 // Macro: SHARED (the headers of CUB take seconds to compile).
 constexpr unsigned STATIC_SHARED = 1024;  // bytes beside the row, at most; as in harness/ops/rows/softmax.py
@@ -220,10 +221,10 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
 #endif
 #endif
 
-// Steps 4 to 6 share what follows, up to softmax_row().
+// Steps 4 to 6 share the code from here to softmax_row().
 //
-// The largest of some values, and the sum of their exponentials relative to it, both in powers of two. Where there is
-// nothing but -inf the sum is zero, since other threads may have more.
+// Merges pairs of (most, sum): the largest of some values, times log2(e), and the sum of 2^(value * log2(e) - most).
+// Where all values are -inf the sum is zero: other threads may have larger ones.
 struct Exponentials {
   static __device__ __forceinline__ float identity(unsigned i) { return i == 0 ? MINUS_INFINITY : 0.0f; }
   static __device__ __forceinline__ void merge(float (&a)[2], const float (&b)[2]) {
@@ -233,7 +234,7 @@ struct Exponentials {
   }
 };
 
-// The largest of a pack's elements, two halves at a time; NaN is passed over, as fmaxf does.
+// The largest of a pack's elements, two halves at a time. NaN is ignored, as fmaxf does.
 __device__ __forceinline__ float largest(const Pack<float>& pack) {
   return fmaxf(fmaxf(pack.at[0], pack.at[1]), fmaxf(pack.at[2], pack.at[3]));
 }
@@ -253,12 +254,12 @@ __device__ __forceinline__ float largest(const Single& chunk) {
   return to_float(chunk.at[0]);
 }
 
-// The softmax of one row of any kind, held in registers. What a thread lacks is -inf, which adds nothing. A warp takes
-// its own maximum, so that the warps of a team have to meet only once.
+// The softmax of one row of any kind, held in registers. An element that a thread lacks is -inf, which adds nothing. A
+// warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once.
 //
-// exp(x - most) is 2^(x * log2(e) - scaled) in one multiply-add, where scaled is most * log2(e), rounded: that rounding
-// is a factor which all elements have in common, and the sum too. Between warps the scaled maxima are compared, not the
-// maxima, for the same reason.
+// exp(x - most) is 2^(x * log2(e) - scaled), a multiply-add and one instruction. `scaled` is most * log2(e), rounded.
+// This rounding does no harm: it is a factor of every exponential, and of the sum. For the same reason warps compare
+// the scaled maxima, not the maxima.
 template <typename Row>
 __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
   float values[Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
@@ -268,14 +269,14 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   float scaled = most[0] * LOG2_E, base = most[0] == MINUS_INFINITY ? 0.0f : scaled;
   if constexpr (!CANNOT_OVERFLOW<T>) {
     if (fabsf(most[0]) > 1e38f && fabsf(most[0]) < -MINUS_INFINITY) {
-      // The product would overflow. At this size neighbours are so far apart that their difference may be rounded.
+      // most * log2(e) would overflow. Neighbouring numbers of this size are so far apart that x - most may be rounded.
 #pragma unroll
       for (unsigned j = 0; j < Row::CHUNKS; ++j) {
 #pragma unroll
         for (unsigned e = 0; e < Row::elements(j); ++e) chunks[j].at[e] = to_float(chunks[j].at[e]) - most[0];
       }
       base = 0.0f;
-      scaled = copysignf(1.5e38f, most[0]) + 0.5f * most[0];  // beyond all others, in order
+      scaled = copysignf(1.5e38f, most[0]) + 0.5f * most[0];  // larger than every product, and in the order of `most`
     }
   }
 #pragma unroll
@@ -300,9 +301,9 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
   }
 }
 
-// 4. The row in registers: nothing to fetch a second time, and no room in shared memory to run out of. An array is in
-//    registers only if all its indices are constants, so the elements that a thread has are a macro, and the loops over
-//    them are unrolled. Single elements: a row may begin anywhere.
+// 4. The row is kept in registers, so the later passes need no accesses and no shared memory. An array is in registers
+//    only if all its indices are constants, so the number of elements that a thread has is a macro, and the loops over
+//    them are unrolled. Accesses are single elements, so a row may have any address.
 //
 // Macros: ELEMENTS (of a row that a thread has), THREADS (of a block).
 #ifdef ELEMENTS
@@ -330,9 +331,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 6. Packs of 16 bytes, and a team of threads that fits the row: a few lanes, a warp, a block, or a cluster of blocks,
-//    each with no more of the row than leaves an SM room for other rows. Short rows that aren't whole packs come
-//    through shared memory.
+// 6. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
+//    blocks. A thread has so little of the row that a multiprocessor has room for other rows. Short rows that aren't
+//    whole packs come through shared memory.
 //
 // Macros: those at the end of rows.cuh.
 #ifdef COUNT

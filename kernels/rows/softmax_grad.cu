@@ -2,8 +2,8 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
-// The sum needs the whole row before the first dx is known, so dy and y are either read twice, five passes over a
-// matrix, or kept on the chip in between: three. Products and sums are floats, and dx is rounded once.
+// The first dx of a row needs the sum over the whole row. So dy and y are either read twice, five passes over a matrix
+// in all, or kept on the chip in between, three passes. Products and sums are floats, and dx is rounded once.
 
 #include "rows.cuh"
 
@@ -11,13 +11,14 @@ using T = SCALAR;
 
 [[maybe_unused]] constexpr unsigned BLOCK = 256;  // threads, where no macro gives them
 
-// One dx. The product y * (dy - sum) would cost the same, but dy - sum may overflow where neither product does.
+// dx of an element. The product y * (dy - sum) would cost as much, but dy - sum may overflow where neither product
+// does.
 __device__ __forceinline__ float gradient(float dy, float y, float sum) { return fmaf(-y, sum, y * dy); }
 
-#if !(defined COUNT || defined ELEMENTS)  // what has the size of a row as a macro is compiled apart
+#if !(defined COUNT || defined ELEMENTS)  // steps 2 and 3, which have the size of a row as a macro, are compiled alone
 
-// 1. One block a row, one element an access: first the sum, then dy and y come again, at best from the L2. Rows of any
-//    length at any address; a short one leaves most of the block idle.
+// 1. One block a row, one element an access: first the sum, then dy and y are read again, at best from the L2. Rows may
+//    have any length and any address. A short row leaves most of the block idle.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     softmax_grad_two_pass(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
                           long long columns) {
@@ -35,8 +36,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// Rows of a single element, whose sum is its product: no row to be found, and nothing to add up. packs: all tensors
-// are aligned.
+// Rows of a single element, for `tuned`: the sum is that element's product. packs: all tensors are aligned.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     softmax_grad_of_one(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long n, int packs) {
   const long long first = thread_index() * Pack<T>::SIZE;
@@ -59,8 +59,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// One row of any kind, from memory or from tiles, of which both matrices are held in registers. What a thread lacks is
-// zero, which adds nothing.
+// One row of any kind, from memory or from tiles. Both matrices' rows are held in registers. An element that a thread
+// lacks is zero, which adds nothing.
 template <typename Row>
 __device__ __forceinline__ void softmax_grad_row(const Row& row, const T* dy, const T* y, T* dx) {
   typename Row::Chunk gradients[Row::CHUNKS], results[Row::CHUNKS];
@@ -89,9 +89,9 @@ __device__ __forceinline__ void softmax_grad_row(const Row& row, const T* dy, co
   }
 }
 
-// 2. Memory sees dy and y once: each thread has its elements in two register arrays, whose size must be known when the
-//    kernel is compiled, since registers can't be indexed at run time. Still one block a row, and accesses as narrow as
-//    an element. Macros: ELEMENTS, those of a row that a thread has.
+// 2. dy and y are read once: each thread has its elements in two register arrays. Their size must be known when the
+//    kernel is compiled, since registers can't be indexed at run time. There is still one block a row, and each access
+//    is one element. Macro: ELEMENTS (of a row that a thread has).
 #ifdef ELEMENTS
 extern "C" __global__ void __launch_bounds__(BLOCK)
     softmax_grad_registers(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,
@@ -102,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// 3. Packs of 16 bytes, and a team of threads that fits the row: a few lanes, a warp, a block, or a cluster of blocks;
-//    short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
+// 3. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
+//    blocks. Short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     softmax_grad_tuned(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,

@@ -1,4 +1,4 @@
-// Threads that share a row: lanes of a warp, a block, or a cluster of blocks.
+// Teams, which are the threads that share a row: lanes of a warp, a block, or a cluster of blocks.
 #pragma once
 
 #include "mbarrier.cuh"
@@ -6,7 +6,8 @@
 
 constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 
-// What a reduction does with the values of two threads. `identity` of value i changes nothing.
+// Operations of a reduction. merge(a, b) puts the result of two threads' values into a. identity(i) is a value that
+// changes nothing when it is merged as value i.
 struct Sum {
   static __device__ __forceinline__ float identity(unsigned) { return 0.0f; }
   template <unsigned Count>
@@ -24,11 +25,12 @@ struct Max {
   }
 };
 
-// ---- Teams. in_warp<Op>(values) merges the values of the team's threads in a warp, across_warps<Op>(values) those of
-// its warps, which their threads agree on already; all<Op>(values) does both. Every thread gets the results, merged in
-// the same order on every run; those of two threads may differ in the last bit where an Op gives another one for (b, a)
-// than for (a, b). All threads of a warp must call them, also those without a row. part<Count>(j) is the j-th of the
-// thread's Count parts of a row, of which neighbours have neighbouring ones, and a block a contiguous range.
+// ---- Teams. in_warp<Op>(values) merges the values of the team's threads in a warp. across_warps<Op>(values) merges
+// those of its warps, when the threads of each warp have the same values. all<Op>(values) does both. Every thread gets
+// the results, merged in the same order on every run. Where an Op gives another last bit for (b, a) than for (a, b),
+// the results of two threads may differ in that bit. All threads of a warp must call these functions, also those
+// without a row. part<Count>(j) is the number of the j-th of the thread's Count parts of a row. Neighbouring threads
+// have neighbouring parts, and a block has a contiguous range of them.
 
 // `Lanes` neighbours of a warp, a power of two: no shared memory, no barrier.
 template <unsigned Lanes>
@@ -62,7 +64,8 @@ struct WarpTeam {
 
 __device__ constexpr unsigned power_of_2_from(unsigned n) { return n > 1 ? 2 * power_of_2_from((n + 1) / 2) : 1; }
 
-// A block of `Threads`, whole warps. Two sets of partial results take turns, so that one barrier a reduction is enough.
+// A block of `Threads`, which are whole warps. Two sets of partial results take turns, so that one barrier a reduction
+// is enough.
 template <unsigned Threads>
 struct BlockTeam {
   static constexpr unsigned STEP = Threads;
@@ -104,15 +107,16 @@ struct BlockTeam {
 
 #if __CUDA_ARCH__ >= 900
 // A cluster of up to eight blocks of `Threads`. Each warp sends its values to the shared memory of all blocks, and
-// every block waits until as many bytes have come as the warps send. The cluster's own barrier would do, but it holds
-// up everything until all that was ever written is visible to the whole GPU, which takes longer than a row.
+// every block waits until as many bytes have come as the warps send. The cluster's own barrier would also do, but it
+// waits until all earlier writes are visible to the whole GPU, which takes longer than the work on a row.
 template <unsigned Threads>
 struct ClusterTeam {
   static constexpr unsigned STEP = Threads, MOST_BLOCKS = 8;
   const unsigned rank = __clusterRelativeBlockRank() * Threads + threadIdx.x;
   unsigned turn = 0, arrivals;  // arrivals: address of two mbarriers that take turns
 
-  // No block may send anything to one that hasn't started: across_warps() waits for what is announced here.
+  // No block may send anything to a block that hasn't started. So each block announces itself here, and across_warps()
+  // waits for all of them.
   __device__ __forceinline__ ClusterTeam() {
     __shared__ unsigned long long two[2];
     arrivals = shared_address(two);
@@ -135,7 +139,7 @@ struct ClusterTeam {
     WarpTeam<WARP>().in_warp<Op>(values);
   }
 
-  // Sends a value to the same place in the shared memory of block `to`, and counts it there.
+  // Sends a value to the same place in the shared memory of block `to`, whose mbarrier counts its bytes.
   static __device__ __forceinline__ void send(float* place, float value, unsigned arrival, unsigned to) {
     unsigned remote, remote_arrival;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared_address(place)), "r"(to));

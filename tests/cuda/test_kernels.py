@@ -1,30 +1,40 @@
-"""What an op can ask for compiles, in registers, without a GPU: all of it for sm_90, some of each kind elsewhere."""
+"""What an op can ask for compiles, in registers, without a GPU: all of it for sm_90, some of each kind elsewhere.
+
+What a compilation gave is kept between test sessions, in pytest's cache folder: only what changed is compiled again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
+import json
 import math
+import os
 import re
+import struct
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from harness import cuda
-from harness.cuda.compile import compile_verbose
+from harness.cuda import compile as compiler
 from harness.model import Case, KernelFacts
-from harness.ops import ITEMSIZE, Catalogue, Context, Op, Tensor, Tensors
+from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
 
-# Of the GPU that everything is measured on, whose plans are compiled for the others too.
+# The GPU that everything is measured on, whose plans are compiled for the others too.
 MULTIPROCESSORS = 132
 RESIDENT = MULTIPROCESSORS * 2048
 SHARED_MEMORY = 227 * 1024
 MEASURED = "sm_90"
 ARCHITECTURES = ("sm_80", MEASURED, "sm_100")
-MANY = 30  # compilations of an op, in all of its types
+MANY = 10  # compilations of an op, in all of its types
+A_MONTH = 30 * 24 * 3600
 TESTS = Path(__file__).parents[1] / "ops"
 
 
@@ -43,6 +53,61 @@ class Request:
     def kind(self) -> tuple[Path, tuple[str, ...]]:
         """Requests of a kind differ in the values of their macros only."""
         return self.file, tuple(name for name, _ in self.macros)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the tests look at: the compiler's log, and a hash of the machine code of each entry.
+
+    The hash is of the instructions alone: line numbers and the names of folders are elsewhere.
+    """
+
+    log: str
+    code: dict[str, str]
+
+
+def compiled(folder: Path, file: Path, macros: Iterable[tuple[str, str | int]], arch: str) -> Compiled:
+    """A compilation; from `folder` if one with the same contents, macros and compiler is there, wherever it lay."""
+    from cuda.bindings import nvrtc
+
+    macros = sorted(macros)
+    key = hashlib.sha256(repr((nvrtc.nvrtcVersion(), macros, arch)).encode())
+    for part in (file.read_bytes(), compiler._headers_digest(file.parent), Path(compiler.__file__).read_bytes()):
+        key.update(hashlib.sha256(part).digest())
+    kept = folder / f"{file.stem}-{key.hexdigest()[:32]}.json"
+    if not kept.exists():
+        cubin, log = compiler.compile_verbose(file, dict(macros), arch)
+        code = {
+            name.removeprefix(".text."): hashlib.sha256(content).hexdigest()
+            for name, content in sections(cubin)
+            if name.startswith(".text.")
+        }
+        # Processes may share the folder: none sees half a file.
+        begun = kept.with_suffix(f".{os.getpid()}")
+        begun.write_text(json.dumps({"log": log, "code": code}))
+        begun.replace(kept)
+    return Compiled(**json.loads(kept.read_text()))
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of a 64-bit ELF file, from its table of section headers, of which one has all names."""
+    (table,) = struct.unpack_from("<Q", elf, 40)
+    size, count, of_names = struct.unpack_from("<3H", elf, 58)
+    headers = [struct.unpack_from("<2I4Q", elf, table + index * size) for index in range(count)]
+    names = headers[of_names][4]
+    for name, _, _, _, offset, length in headers:
+        first = names + name
+        yield elf[first : elf.index(b"\0", first)].decode(), elf[offset : offset + length]
+
+
+@pytest.fixture(scope="session")
+def kept(pytestconfig: pytest.Config) -> Path:
+    """The folder of `compiled`, from which files go that are older than a month."""
+    folder = Path(pytestconfig.cache.mkdir("kernels"))
+    for file in folder.iterdir():
+        if file.stat().st_mtime < time.time() - A_MONTH:
+            file.unlink(missing_ok=True)
+    return folder
 
 
 @dataclass
@@ -85,7 +150,7 @@ class FakeKernel:
 def told(op: str) -> ModuleType:
     """tests/ops/test_<op>.py, which tells of its kernels:
 
-    COMPILED: shapes that together ask for every compilation that a launch may need.
+    COMPILED: sizes and choices that together ask for every compilation that a launch may need.
     LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
     SPILLED (if any): bytes that a thread may spill, where measurements say that one more block on an SM is worth it.
     """
@@ -96,15 +161,22 @@ def told(op: str) -> ModuleType:
 
 
 def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str]) -> list[Request]:
-    """What every CUDA variant compiles over these dtypes, shapes and alignments, by name."""
+    """What every variant with kernels of ours compiles over these dtypes, values and alignments, by name."""
     module = told(op.name)
-    others = {"memcpy", *getattr(module, "LOCAL_MEMORY", ())}
-    own = [v for v in op.variants.values() if v.devices == ("cuda",) and v.name not in others]
+    on_purpose = getattr(module, "LOCAL_MEMORY", ())
+    own = [v for v in op.variants.values() if not v.is_library and v.name not in on_purpose]
     cases = [
-        Case(op.name, variant.name, dtype, tuple(shape.items()))
-        for variant, dtype, shape in itertools.product(own, dtypes, module.COMPILED)
+        case_of(op, variant.name, dtype, values)
+        for variant, dtype, values in itertools.product(own, dtypes, module.COMPILED)
     ]
     return requested(monkeypatch, op, cases)
+
+
+def case_of(op: Op, variant: str, dtype: str, values: dict[str, Any]) -> Case:
+    """A case with these sizes and choices; a choice that isn't given has the op's default."""
+    shape = tuple((name, value) for name, value in values.items() if name not in op.choices)
+    choices = tuple((name, values.get(name, choice.usual)) for name, choice in op.choices.items())
+    return Case(op.name, variant, dtype, shape, choices)
 
 
 def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) -> list[Request]:
@@ -122,7 +194,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
             continue
         launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
         inputs, outputs = op.tensors(variant)
-        for tensors in alignments(inputs + outputs, case.symbols, case.dtype):
+        for tensors in alignments(inputs + outputs, case.values, case.dtype):
             launch(tensors)
     return sorted(found, key=lambda request: request.name)
 
@@ -136,13 +208,13 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]
     monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
 
 
-def alignments(declared: Sequence[Tensor], shape: dict[str, int], dtype: str) -> Iterator[Tensors]:
+def alignments(declared: Sequence[Tensor], values: Symbols, dtype: str) -> Iterator[Tensors]:
     for first, others in ((0, 0), (1, 1), (1, 0), (0, 1)):
         tensors = {}
         for place, tensor in enumerate(declared):
             size = ITEMSIZE[tensor.dtype_of(dtype)]
             shift = (first if place == 0 else others) * size
-            tensors[tensor.name] = FakeTensor(4096 + shift, tensor.bytes(shape, dtype) // size, size)
+            tensors[tensor.name] = FakeTensor(4096 + shift, tensor.bytes(values, dtype) // size, size)
         yield Tensors(**tensors)
 
 
@@ -152,12 +224,12 @@ def representatives(found: Sequence[Request], *, numbers: bool = True) -> list[R
     numbers: also of macros that are numbers, not just a choice.
     """
     missing = seen(found, numbers=numbers)
-    chosen = []
+    few = []
     while missing:
         best = max(found, key=lambda request: (len(seen([request], numbers=numbers) & missing), appetite(request)))
-        chosen.append(best)
+        few.append(best)
         missing -= seen([best], numbers=numbers)
-    return chosen
+    return few
 
 
 def seen(found: Iterable[Request], *, numbers: bool) -> set[tuple[object, ...]]:
@@ -176,27 +248,29 @@ def appetite(request: Request) -> int:
     return 4 * numbers * (1 + ("unsigned long long" in values)) + ("__nv_bfloat16" in values)
 
 
-def compiled(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
+def chosen(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
-    Those leave out float16: halves of both types need about the same; bfloat16 a register more, if anything.
+    Those leave out the other types where there is bfloat16, which needs at least as many registers as they do.
     """
     found = requests(monkeypatch, op, op.dtypes)
     if arch == MEASURED:
         return found if len(found) <= MANY else representatives(found)
-    others = [request for request in found if ("SCALAR", "__half") not in request.macros]
-    return representatives(others, numbers=False)
+    hungriest = ("SCALAR", "__nv_bfloat16")
+    if any(hungriest in request.macros for request in found):
+        found = [r for r in found if hungriest in r.macros or "SCALAR" not in dict(r.macros)]
+    return representatives(found, numbers=False)
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
-def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arch):
-    found = compiled(monkeypatch, op, arch)
+def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, kept, op, arch):
+    found = chosen(monkeypatch, op, arch)
     assert found
     allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []
     for request in found:
-        _, log = compile_verbose(request.file, dict(request.macros), arch)
+        log = compiled(kept, request.file, request.macros, arch).log
         frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
         assert frames, log
         if any(int(size) > allowed for frame in frames for size in frame):
@@ -205,18 +279,46 @@ def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, op, arc
     assert not wasteful
 
 
+@pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])
+def test_only_what_changed_is_compiled_again(monkeypatch, tmp_path, changed):
+    """Where it lies makes no difference."""
+    calls, compile_verbose = [], compiler.compile_verbose
+    monkeypatch.setattr(compiler, "compile_verbose", lambda *asked: calls.append(asked) or compile_verbose(*asked))
+    texts = {"k.cu": '#include "k.cuh"\nextern "C" __global__ void k(int* p) { *p = A + B; }', "k.cuh": "#define B 1\n"}
+
+    def compile_in(folder: str, a: int = 1, arch: str = "sm_90", **replaced: str) -> Compiled:
+        (tmp_path / folder).mkdir()
+        for name, text in (texts | replaced).items():
+            (tmp_path / folder / name).write_text(text)
+        return compiled(tmp_path, tmp_path / folder / "k.cu", [("A", a)], arch)
+
+    before = compile_in("one")
+    assert set(before.code) == {"k"}
+    assert "0 bytes stack frame" in before.log
+    assert compile_in("two") == before
+    assert len(calls) == 1
+    after = {
+        "source": lambda: compile_in("three", **{"k.cu": texts["k.cu"].replace("*p =", "*p +=")}),
+        "header": lambda: compile_in("three", **{"k.cuh": "#define B 7\n"}),
+        "macro": lambda: compile_in("three", a=7),
+        "arch": lambda: compile_in("three", arch="sm_80"),
+    }[changed]()
+    assert len(calls) == 2
+    assert after.code != before.code
+
+
 def test_few_requests_represent_many():
     one, other = Path("one.cu"), Path("other.cu")
     found = [Request(one, (("A", a), ("B", b))) for a in (1, 2, 3) for b in ("x", "y")]
     found += [Request(one, (("A", 4),)), Request(other, (("A", 1), ("B", "x"))), Request(other, ())]
-    chosen = representatives(found)
-    assert len(chosen) == 6
-    assert {(request.kind, *macro) for request in chosen for macro in request.macros} == {
+    few = representatives(found)
+    assert len(few) == 6
+    assert {(request.kind, *macro) for request in few for macro in request.macros} == {
         *((found[0].kind, "A", a) for a in (1, 2, 3)),
         *((found[0].kind, "B", b) for b in ("x", "y")),
         *((request.kind, *macro) for request in found[-3:] for macro in request.macros),
     }
-    assert found[-1] in chosen
+    assert found[-1] in few
 
 
 def test_choices_need_no_more_than_the_hungriest_of_their_numbers():
@@ -251,5 +353,5 @@ def test_a_kernel_with_local_memory_would_be_noticed(tmp_path):
         'extern "C" __global__ void k(int* p, int n) {'
         " int a[64]; for (int i = 0; i < n; ++i) a[p[i] % 64] = i; p[0] = a[n % 64]; }"
     )
-    _, log = compile_verbose(source, {}, "sm_90")
+    _, log = compiler.compile_verbose(source, {}, "sm_90")
     assert not re.search(r"\b0 bytes stack frame", log)

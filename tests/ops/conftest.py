@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness import check
 from harness.model import Case
-from harness.ops import FLOATS, Catalogue, Context, Tensors
+from harness.ops import FLOATS, Catalogue, Context, Op, Tensors
 from harness.ops.dropout._dropout import Keep
 from harness.ops.dropout._philox import numbers
 
@@ -33,18 +35,26 @@ def catalogue() -> Catalogue:
     return Catalogue()
 
 
+def case_of(op: Op, variant: str, dtype: str, values: dict[str, Any], device: str = "cuda") -> Case:
+    """A case with these sizes and choices; a choice that isn't given has the op's default."""
+    shape = tuple((name, value) for name, value in values.items() if name not in op.choices)
+    choices = tuple((name, values.get(name, choice.usual)) for name, choice in op.choices.items())
+    return Case(op.name, variant, dtype, shape, choices, device=device)
+
+
 @pytest.fixture(scope="session")
 def launch(catalogue: Catalogue) -> Callable[..., Tensors]:
-    """launch(op, variant, dtype, shape, tensors...) prepares the variant on the GPU, calls it once and waits.
+    """launch(op, variant, dtype, values, tensors...) prepares the variant on the GPU, calls it once and waits.
 
-    seed: of the case's random numbers. Tensors may be given as `placed` makes them: then nothing around them may have
-    been written. Returns the tensors, for a variant that makes its own outputs with these.
+    values: sizes, and choices where they aren't the defaults. seed: of the case's random numbers. Tensors may be given
+    as `placed` makes them: then nothing around them may have been written. Returns the tensors, for a variant that
+    makes its own outputs with these.
     """
     import torch
 
-    def call(op: str, variant: str, dtype: str, shape: dict[str, int], seed: int = 0, **given: Any) -> Tensors:
+    def call(op: str, variant: str, dtype: str, values: dict[str, Any], seed: int = 0, **given: Any) -> Tensors:
         tensors = {name: value.tensor if isinstance(value, Placed) else value for name, value in given.items()}
-        case = Case(op, variant, dtype, tuple(shape.items()))
+        case = case_of(catalogue[op], variant, dtype, values)
         place = torch.device("cuda")
         generator = torch.Generator(place).manual_seed(seed)
         ctx = Context(case, getattr(torch, dtype), place, generator, catalogue[op])
@@ -142,14 +152,28 @@ def special() -> Callable[[str], torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def replay() -> Callable[..., torch.Tensor]:
-    """replay(percent, bits, seed, call, begin, end) is the mask that a kernel must draw for these elements."""
+    """replay(p, bits, seed, call, begin, end) is the mask that a kernel must draw for these elements."""
     import torch
 
-    def draw(percent: int, bits: int, seed: int, call: int, begin: int, end: int, device: str = "cuda") -> torch.Tensor:
+    def draw(p: float, bits: int, seed: int, call: int, begin: int, end: int, device: str = "cuda") -> torch.Tensor:
         elements = torch.arange(begin, end, device=device)
-        return numbers(seed, call, elements, bits) < Keep(percent, bits).threshold
+        return numbers(seed, call, elements, bits) < Keep(p, bits).threshold
 
     return draw
+
+
+@contextmanager
+def traced_only(device: torch.device) -> Iterator[None]:
+    """torch.compile traces functions as ever, but on a CPU it runs what it traced without Inductor.
+
+    Inductor writes C++ for a CPU, which takes 10 seconds to set up and isn't what a GPU runs.
+    """
+    import torch
+
+    with pytest.MonkeyPatch.context() as patch:
+        if device.type == "cpu":
+            patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+        yield
 
 
 @dataclass(frozen=True)
@@ -163,7 +187,8 @@ class Trial:
         """All tensors after a call of the variant, with outputs that were poisoned before."""
         op, variant = self.ctx.op, self.ctx.op.variants[self.ctx.case.variant]
         tensors = check.merged(self.inputs, check.make_outputs(self.ctx, variant))
-        return check.collect(op, variant, tensors, variant.prepare(self.ctx)(tensors))
+        with traced_only(self.ctx.device):
+            return check.collect(op, variant, tensors, variant.prepare(self.ctx)(tensors))
 
     def complaint(self, **written: torch.Tensor) -> str | None:
         """What the op's check says of these outputs."""
@@ -179,11 +204,11 @@ class Trial:
 
 @pytest.fixture(scope="session")
 def trial(catalogue: Catalogue) -> Callable[..., Trial]:
-    """trial(op, variant, dtype, sizes...): a case with its inputs on the CPU, or on another `device`."""
+    """trial(op, variant, dtype, sizes and choices...): a case with its inputs on the CPU, or on another `device`."""
     import torch
 
-    def make(op: str, variant: str, dtype: str, device: str = "cpu", seed: int = 1, **sizes: int) -> Trial:
-        case = Case(op, variant, dtype, tuple(sizes.items()), device=device)
+    def make(op: str, variant: str, dtype: str, device: str = "cpu", seed: int = 1, **values: Any) -> Trial:
+        case = case_of(catalogue[op], variant, dtype, values, device)
         generator = torch.Generator(device).manual_seed(seed)
         ctx = Context(case, getattr(torch, dtype), torch.device(device), generator, catalogue[op])
         return Trial(ctx, check.make_inputs(ctx))

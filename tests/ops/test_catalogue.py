@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import UsageError
-from harness.ops import Catalogue, Op
+from harness.ops import Catalogue
 
 SHEET = "from harness.ops import Op\nOP = Op('{name}', '', {{'N': 'elements'}})\n"
 
@@ -27,9 +27,30 @@ def test_bundled_ops_are_found():
     assert catalogue["prelu"].file.name == "prelu.py"
 
 
-def test_every_bundled_kernel_has_its_twin():
+def test_every_bundled_op_has_the_name_of_its_file_and_a_twin_in_its_family():
     for op in Catalogue().values():
-        assert op.find(f"{op.name}.cu").is_file()
+        twin = op.find(f"{op.name}.cu")
+        assert op.file.stem == op.name
+        assert twin.is_file()
+        assert twin.parent.name == op.file.parent.name
+
+
+@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+def test_the_role_of_every_bundled_variant_fits_what_it_is(op):
+    """Each op has something to be compared with; torch's code is the library's, and a text's kernels name its rows."""
+    roles = {variant.name: variant.role for variant in op.variants.values()}
+    assert {"baseline", "control"} & set(roles.values())
+    for variant in op.variants.values():
+        if "cpu" in variant.devices:
+            assert variant.is_library, variant.name
+        if variant.role == "published":
+            assert variant.rows, variant.name
+    assert roles.get("tuned", "ours") == "ours"
+
+
+def test_only_the_library_s_copies_are_controls():
+    controls = [(op.name, v.name) for op in Catalogue().values() for v in op.variants.values() if v.role == "control"]
+    assert controls == [("copy", "eager"), ("copy", "memcpy")]
 
 
 def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
@@ -68,9 +89,3 @@ def test_listing_ops_imports_neither_torch_nor_the_compiler():
     code = "import sys, harness.ops; harness.ops.Catalogue(); print('torch' in sys.modules, 'cuda.core' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
-
-
-def test_an_empty_op_moves_nothing():
-    op = Op("none", "", {"N": ""})
-    op.variant("v", "")(lambda _: print)
-    assert op.essential({"N": 4}, "float32").moved == 0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from queue import Queue
+from threading import Thread
 from typing import Any
 
+from harness import metrics, units
 from harness.model import Work
-from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops import Choice, Context, Launch, Op, Symbols, Tensor, Tensors
 
 # A list of tensors of different sizes, updated in place, with a flag as second output: the shape of gradient unscaling.
 
@@ -26,7 +30,7 @@ def half(ctx: Context) -> dict[str, Any]:
     """Gradients with one infinity among them, and a scale whose powers stay finite."""
     import torch
 
-    grads = [torch.randn(n, generator=ctx.generator, dtype=ctx.dtype) for n in _lengths(ctx.case.symbols)]
+    grads = [torch.randn(n, generator=ctx.generator, dtype=ctx.dtype) for n in _lengths(ctx.case.values)]
     grads[3][0] = math.inf
     return {"grads": grads, "inverse": torch.tensor([0.5], dtype=ctx.dtype)}
 
@@ -163,11 +167,12 @@ def from_bits(_: Context) -> Launch:
 # Random outputs, checked by their statistics.
 
 
-def unlikely(ctx: Context, t: Tensors) -> str | None:
+def unlikely(ctx: Context, t: Tensors) -> Iterator[str]:
     """A complaint if the share of ones lies more than 5 sigma from a half."""
     n = ctx.s.N
     off = abs(float(t.mask.float().mean()) - 0.5)
-    return f"the share of ones is off by {off:.4f}" if off > 5 * math.sqrt(0.25 / n) else None
+    if off > 5 * math.sqrt(0.25 / n):
+        yield f"the share of ones is off by {off:.4f}"
 
 
 COIN = Op(
@@ -223,5 +228,53 @@ def step(ctx: Context) -> Launch:
 
     def launch(_: Tensors) -> None:
         layer(batch).sum().backward()
+
+    return launch
+
+
+# A pipeline: a thread fills a queue that the calls empty. It has to be closed when the case is over, it tells how full
+# its queue was, and a choice says what goes through it.
+
+metrics.fact(
+    "queue_filled", "share of the queue that is filled", units.SHARE, "how full the queue is when a call takes from it"
+)
+CLOSED: list[str] = []
+"""What each pipeline of this process carried that has been closed."""
+
+FEED = Op(
+    "feed",
+    "takes the next item of a queue",
+    symbols={"D": "depth of the queue"},
+    choices={"kind": Choice("what an item is", ("number", "text"))},
+    work=lambda _symbols, _itemsize: Work(items=1, item="items"),
+    timer="steady",
+    dtypes=("float32",),
+)
+
+
+@FEED.variant("thread", "one thread fills the queue", role="baseline", devices=("cpu",))
+def thread(ctx: Context) -> Launch:
+    queue: Queue[object] = Queue(maxsize=ctx.s.D)
+    item = {"number": 1, "text": "one"}[ctx.s.kind]
+    open_ = [True]
+
+    def fill() -> None:
+        while open_:
+            queue.put(item)
+
+    feeder = Thread(target=fill, daemon=True)
+    feeder.start()
+
+    def close() -> None:
+        open_.clear()
+        while feeder.is_alive():
+            _ = queue.empty() or queue.get()
+        CLOSED.append(ctx.s.kind)
+
+    ctx.defer(close)
+
+    def launch(_: Tensors) -> None:
+        ctx.report("queue_filled", queue.qsize() / ctx.s.D)
+        assert queue.get() == item
 
     return launch

@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,14 +43,21 @@ def test_there_is_a_mutant_of_each_kind() -> None:
     assert all(mutant.text.endswith(".") and mutant.cases for mutant in MUTANTS)
 
 
-def launched(tree: Path, *globs: str) -> dict[str, list[list[Any]]]:
-    """What the cases launch, with the harness and the kernels of a tree, as launched.py tells."""
-    command = [sys.executable, str(Path(__file__).parent / "launched.py"), *globs]
-    environment = os.environ | {"PYTHONPATH": str(tree)}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, list[list[Any]]] = json.loads(done.stdout)
-    return found
+@pytest.fixture(scope="session")
+def launched(pytestconfig: pytest.Config) -> Callable[..., dict[str, list[list[Any]]]]:
+    """launched(tree, globs...): what the cases launch with the harness and the kernels of a tree; see launched.py."""
+    folder = pytestconfig.cache.mkdir("kernels")
+
+    @cache
+    def of(tree: Path, *globs: str) -> dict[str, list[list[Any]]]:
+        command = [sys.executable, str(Path(__file__).parent / "launched.py"), str(folder), *globs]
+        environment = os.environ | {"PYTHONPATH": str(tree)}
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        found: dict[str, list[list[Any]]] = json.loads(done.stdout)
+        return found
+
+    return of
 
 
 def no_effect(before: list[list[Any]], after: list[list[Any]], files: set[str]) -> str:
@@ -68,32 +76,26 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@cache
-def unchanged(*globs: str) -> dict[str, list[list[Any]]]:
-    """What the cases launch as things are."""
-    return launched(TOP, *globs)
-
-
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_mutant_changes_what_its_cases_run(mutant, tree: Path) -> None:
+def test_a_mutant_changes_what_its_cases_run(mutant, launched, tree: Path) -> None:
     # No repository around the copy may decide what the paths of the patch mean.
     environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(tree.parent)}
     subprocess.run(["git", "apply", str(mutant.file)], cwd=tree, env=environment, check=True)
     files = set(re.findall(r"^\+\+\+ b/(.+)$", mutant.file.read_text(), re.MULTILINE))
-    before, found = unchanged(*mutant.cases), launched(tree, *mutant.cases)
+    before, found = (launched(place, *mutant.cases) for place in (TOP, tree))
     assert found
     assert {case: why for case, after in found.items() if (why := no_effect(before[case], after, files))} == {}
 
 
-def test_a_change_that_the_compiler_drops_is_none(tree: Path) -> None:
+def test_a_change_that_the_compiler_drops_is_none(launched, tree: Path) -> None:
     kernel = tree / "kernels" / "activation" / "prelu.cu"
     text, place = kernel.read_text(), "      process(pack[k], alpha, head + i * Pack<T>::SIZE, rows);\n"
     assert text.count(place) == 1
     load = "__ldg(reinterpret_cast<const unsigned*>(x + (packs - 1 - i) * Pack<T>::SIZE))"
     dropped = f'      asm volatile("" ::"r"({load}));\n'  # in PTX it uses nothing, and ptxas has the last word
     kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
-    (before,), (after,) = (found("prelu/tuned/float32/*").values() for found in (unchanged, partial(launched, tree)))
+    (before,), (after,) = (launched(place, "prelu/tuned/float32/*").values() for place in (TOP, tree))
     assert no_effect(before, after, {"kernels/activation/prelu.cu"}) == "its kernels' machine code is the same"
     assert no_effect(before, after, {"harness/ops/activation/prelu.py"}) == "it launches the same"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import cuda
 from harness.model import Case
-from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._elementwise import BLOCK, BOTH, blocks
 from harness.ops.access import copy
 
@@ -22,7 +22,7 @@ _MOST_IN_FLIGHT = 2**17  # bytes: half of a multiprocessor's registers, where th
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """The source itself: a copy has no rounding."""
+    """The result is the source itself: a copy has no rounding."""
     return {"y": t.x}
 
 
@@ -39,12 +39,12 @@ OP = Op(
     inputs=(Tensor("x", ("N",)),),
     outputs=(Tensor("y", ("N",)),),
     reference=reference,
-    tolerance={"float32": (0, 0), "float16": (0, 0), "bfloat16": (0, 0)},
+    tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
 
 
 def limits(case: Case) -> str | None:
-    """Why a shape's threads or loads can't all be resident, or None."""
+    """The reason why a shape's threads or loads can't all be resident; None if they can."""
     threads, vector, loads = (case.symbols[symbol] for symbol in "TVU")
     most = cuda.resident_threads() // cuda.multiprocessors()
     of_blocks = _per_multiprocessor(threads)
@@ -59,25 +59,33 @@ def limits(case: Case) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-@OP.variant("eager", "torch's copy_; T, V and U don't concern it", devices=BOTH, capture=False)
+@OP.variant("eager", "torch's copy_; T, V and U don't concern it", role="baseline", devices=BOTH, timer="launch")
 def eager(ctx: Context) -> Launch:
-    """The copy op's."""
+    """The variant of the op `copy`."""
     launch: Launch = copy.eager(ctx)
     return launch
 
 
-@OP.variant("compile", "torch.compile of a clone; T, V and U don't concern it", devices=BOTH, returns=True)
+@OP.variant(
+    "compile", "torch.compile of a clone; T, V and U don't concern it", role="baseline", devices=BOTH, returns=True
+)
 def compile_(ctx: Context) -> Launch:
-    """The copy op's."""
+    """The variant of the op `copy`."""
     launch: Launch = copy.compile_(ctx)
     return launch
 
 
-@OP.variant("grid_stride", "T threads a multiprocessor loop over U loads of V bytes", rows=("O17",), unsupported=limits)
+@OP.variant(
+    "grid_stride",
+    "T threads a multiprocessor loop over U loads of V bytes",
+    role="published",
+    rows=("O17",),
+    unsupported=limits,
+)
 def grid_stride(ctx: Context) -> Launch:
-    """A grid that is resident as a whole: as many blocks as multiprocessors, or twice as many where T needs two.
+    """The whole grid is resident: a block for each multiprocessor, or two where T needs two.
 
-    The hardware gives each multiprocessor its share, as it places a block where most room is left.
+    The hardware gives each multiprocessor the same number of blocks, as it places a block where most room is left.
     """
     from harness.cuda.streams import macros
 
@@ -100,11 +108,11 @@ def grid_stride(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "one pack of 16 bytes a thread, many blocks; T, V and U don't concern it", rows=("O17",))
 def tuned(ctx: Context) -> Launch:
-    """The plain stream, which no loop over the data is known to beat."""
+    """The plain stream: no loop over the data is known to be faster."""
     launch: Launch = copy.stream(ctx)
     return launch
 
 
 def _per_multiprocessor(threads: int) -> int:
-    """The fewest blocks that hold a multiprocessor's threads."""
+    """The fewest blocks that hold the threads of a multiprocessor."""
     return -(-threads // LARGEST_BLOCK)

@@ -6,12 +6,13 @@ import ctypes
 from typing import Any
 
 from harness.cuda import memcpy
-from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
+from harness.ops._elementwise import BOTH
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """The source itself: a copy has no rounding."""
+    """The result is the source itself: a copy has no rounding."""
     return {"y": t.x}
 
 
@@ -22,15 +23,17 @@ OP = Op(
     inputs=(Tensor("x", ("N",)),),
     outputs=(Tensor("y", ("N",)),),
     reference=reference,
-    tolerance={"float32": (0, 0), "float16": (0, 0), "bfloat16": (0, 0)},
+    tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
 
+# The library's copies. Both end in cudaMemcpyAsync. Inside a CUDA graph that copies a gigabyte more slowly than outside
+# (the streams in reports/h200/peak show both), so they are timed as users call them.
+_CONTROL: dict[str, Any] = {"role": "control", "rows": ("O1",), "timer": "launch"}
 
-# Inside a CUDA graph a copy of a gigabyte is slower than outside (the ceilings in reports/h200/peak show both), so the
-# two copies that end in cudaMemcpyAsync are timed as users call them.
-@OP.variant("eager", "torch's copy_, which is a cudaMemcpyAsync", rows=("O1",), devices=("cuda", "cpu"), capture=False)
+
+@OP.variant("eager", "torch's copy_, which is a cudaMemcpyAsync", devices=BOTH, **_CONTROL)
 def eager(_: Context) -> Launch:
-    """`y.copy_(x)` into the given output."""
+    """`y.copy_(x)` writes into the given output."""
 
     def launch(t: Tensors) -> None:
         t.y.copy_(t.x)
@@ -38,40 +41,40 @@ def eager(_: Context) -> Launch:
     return launch
 
 
-@OP.variant("compile", "torch.compile of a clone", devices=("cuda", "cpu"), returns=True)
+@OP.variant("compile", "torch.compile of a clone", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """A clone, since a compiled copy_ is a call to the same library."""
+    """It is a clone, since a compiled copy_ is a call to the same library."""
     clone = compiled(lambda x: x.clone())
     return lambda t: (clone(t.x),)
 
 
-@OP.variant("memcpy", "the driver's device-to-device copy, as bandwidthTest calls it", rows=("O1",), capture=False)
+@OP.variant("memcpy", "the driver's device-to-device copy, as bandwidthTest calls it", **_CONTROL)
 def memcpy_(_: Context) -> Launch:
-    """CuMemcpyDtoDAsync on torch's stream."""
+    """The driver copies on torch's stream."""
     return lambda t: memcpy(t.y, t.x)
 
 
 @OP.variant("stream", "one 16-byte pack a thread", rows=("O1",))
 def stream(ctx: Context) -> Launch:
-    """Many blocks with one load in flight a thread."""
+    """There are many blocks, and a thread has one load in flight."""
     return _streamed(ctx, unroll=1)
 
 
 @OP.variant("stream2", "two 16-byte packs a thread", rows=("O1",))
 def stream2(ctx: Context) -> Launch:
-    """Half as many blocks, two loads in flight a thread."""
+    """There are half as many blocks, and a thread has two loads in flight."""
     return _streamed(ctx, unroll=2)
 
 
 @OP.variant("stream4", "four 16-byte packs a thread", rows=("O1",))
 def stream4(ctx: Context) -> Launch:
-    """A quarter of the blocks, four loads in flight a thread."""
+    """There are a quarter of the blocks, and a thread has four loads in flight."""
     return _streamed(ctx, unroll=4)
 
 
 @OP.variant("evict_first", "one pack a thread, lines marked to leave the L2 first", rows=("O1",))
 def evict_first(ctx: Context) -> Launch:
-    """The same as `stream` with other cache hints."""
+    """`stream` with other cache hints."""
     return _streamed(ctx, unroll=1, hinted=True)
 
 

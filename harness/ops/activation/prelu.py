@@ -17,11 +17,11 @@ from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned
 if TYPE_CHECKING:
     import torch
 
-EVICT_FIRST_BELOW = 2**26  # bytes moved; about the L2 of the GPU on which the hint was tried
+EVICT_FIRST_BELOW = 2**26  # bytes moved: about the L2 of the GPU on which the hint was tried
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     import torch
 
     x, alpha = widened(t.x, t.alpha)
@@ -35,30 +35,29 @@ OP = Op(
     inputs=(Tensor("x", ("N", "C", "H", "W")), Tensor("alpha", ("C",))),
     outputs=(Tensor("y", ("N", "C", "H", "W")),),
     reference=reference,
-    flops="N * C * H * W",
 )
 
 
-@OP.variant("eager", "torch.nn.functional.prelu", rows=("R4",), devices=BOTH, returns=True)
+@OP.variant("eager", "torch.nn.functional.prelu", role="baseline", rows=("R4",), devices=BOTH, returns=True)
 def eager(_: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     from torch.nn.functional import prelu
 
     return lambda t: (prelu(t.x, t.alpha),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor's fused kernel for exactly this shape."""
+    """Inductor makes one kernel for exactly this shape."""
     from torch.nn.functional import prelu
 
     function = compiled(prelu)
     return lambda t: (function(t.x, t.alpha),)
 
 
-@OP.variant("naive", "one element a thread, 64-bit division and modulo for each", rows=("R1",))
+@OP.variant("naive", "one element a thread, 64-bit division and modulo for each", role="published", rows=("R1",))
 def naive(ctx: Context) -> Launch:
-    """The text's starting point."""
+    """The text starts here."""
     kernel = ctx.kernel("prelu.cu", "prelu_naive", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     inner, channels = ctypes.c_int64(ctx.s.H * ctx.s.W), ctypes.c_int64(ctx.s.C)
 
@@ -69,9 +68,14 @@ def naive(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("packed", "16-byte packs that share one alpha; naive where inner isn't divisible", rows=("R2", "R3"))
+@OP.variant(
+    "packed",
+    "16-byte packs that share one alpha; naive where inner isn't divisible",
+    role="published",
+    rows=("R2", "R3"),
+)
 def packed(ctx: Context) -> Launch:
-    """The text's optimisation, with its fallback: a pack must lie in one channel and start on 16 bytes."""
+    """The text's optimisation with its fallback: a pack must lie in one channel and start on 16 bytes."""
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     inner = ctx.s.H * ctx.s.W if ctx.s.C > 1 else ctx.s.N * ctx.s.H * ctx.s.W
     fallback: Launch = naive(ctx)
@@ -92,7 +96,7 @@ def packed(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "packs at any inner size and alignment, multiplications in place of divisions", rows=("R2", "R4"))
 def tuned(ctx: Context) -> Launch:
-    """Compiled for the way that packs meet channels here; see prelu.cu."""
+    """The kernel is compiled for the way that packs meet channels in this shape; see prelu.cu."""
     elements = ctx.s.N * ctx.s.C * ctx.s.H * ctx.s.W
     plans: dict[tuple[int, int], _Tuned] = {}
 
@@ -143,7 +147,7 @@ class _Tuned:
 
 
 def packs_per_thread(packs: int) -> int:
-    """2 where that makes the whole grid resident at once and 1 doesn't, else 1."""
+    """The packs a thread takes: 2 where that makes the whole grid resident at once and 1 doesn't, else 1."""
     resident = cuda.resident_threads()
     return 2 if resident < packs <= 2 * resident else 1
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.model import Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.model import Traffic
+from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 
@@ -25,7 +25,7 @@ _PIECE = 16 * BLOCK  # elements of a row that a block adds
 _TOTAL_BLOCK = 1024
 _SECTOR = 8  # floats
 
-# Of prelu_grad_tuned:
+# What prelu_grad_tuned cuts the tensor by.
 _PLACES_A_BLOCK = 2  # with two rounds under way in each, a block for every second place keeps the memory busy
 _MOST_ROUNDS = 8  # beyond, there is next to nothing left to share
 _MOST_PERIOD = 2**30  # elements that are aimed at, so that places in a period have 31 bits
@@ -38,7 +38,7 @@ _ROUNDED = ("eager", "naive")
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In float64."""
+    """The reference computes in float64."""
     import torch
 
     dy, alpha = t.dy.double(), t.alpha.double().view(1, -1, 1, 1)
@@ -46,50 +46,40 @@ def reference(_: Context, t: Tensors) -> dict[str, Any]:
 
 
 def products(t: Tensors) -> torch.Tensor:
-    """What d alpha is the sum of, in float64."""
+    """The products whose sum is d alpha, in float64."""
     return (t.x.double() * t.dy.double()).masked_fill_(t.x > 0, 0)
 
 
-def check(ctx: Context, t: Tensors) -> str | None:
+def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """Each dx is a single product, so it must be the reference rounded; d alpha must be as near as its sum allows."""
     import torch
 
     wanted = reference(ctx, t.before)
-    wrong = t.dx != wanted["dx"].to(t.dx.dtype)
-    if bool(wrong.any()):
-        first = int(wrong.view(-1).nonzero()[0])
-        values = f"element {first} is {t.dx.view(-1)[first]}, the reference {wanted['dx'].view(-1)[first]}"
-        return f"dx: {int(wrong.sum())} of {wrong.numel()} elements are wrong; {values}"
+    yield Expected("dx", t.dx, wanted["dx"])
     norm = torch.linalg.vector_norm(products(t.before), dim=(0, 2, 3))
-    return sum_complaint(ctx, t.dalpha, wanted["dalpha"], norm)
+    yield expected_sum(ctx, t.dalpha, wanted["dalpha"], norm)
 
 
-def sum_complaint(ctx: Context, got: torch.Tensor, want: torch.Tensor, norm: torch.Tensor) -> str | None:
-    """What is wrong with d alpha (C) against the reference; norm (C): the root of the sum of the products' squares.
+def expected_sum(ctx: Context, got: torch.Tensor, want: torch.Tensor, norm: torch.Tensor) -> Expected:
+    """How near d alpha (C) must be to `want`. norm (C): the root of the sum of the products' squares.
 
-    The products' signs are random, so their sum is about the norm, and a part of a row that were left out would be
-    missed by about the root of its share of it: 5e-3 of the norm for 4096 elements of 2**27. Allowed are:
+    The products' signs are random, so their sum is about the norm. A part of a row that is left out shifts the sum by
+    about the root of its share of the norm: 5e-3 of the norm for 4096 elements of 2**27. Allowed are:
     - half a unit in the last place of d alpha itself;
     - 2**-16 of the norm for sums in float32: chains of k additions err by about 0.2 * sqrt(k) * 2**-24 of it;
-    - where products are rounded before, 2.5 units of the norm: each is off by 0.4 units of itself, so the sum is by as
-      much of the norm, and this is six times that;
+    - where products are rounded before, 2.5 units of the norm: each product is off by 0.4 units of itself, so the
+      sum is off by as much of the norm, and this is six times that;
     - the smallest numbers of a half.
     """
     unit = _UNIT[ctx.case.dtype]
     share = 2.0**-16 + (2.5 * unit if ctx.case.variant in _ROUNDED else 0)
-    allowed = unit * want.abs() + share * norm + 2.0**-24
-    wrong = ~((got.double() - want).abs() <= allowed)
-    if not bool(wrong.any()):
-        return None
-    first = int(wrong.nonzero()[0])
-    values = f"channel {first} has {got[first].item()}, the reference {want[first].item()} within {allowed[first]:.3g}"
-    return f"dalpha: {int(wrong.sum())} of {wrong.numel()} sums are wrong; {values}"
+    return Expected("dalpha", got, want, unit * want.abs() + share * norm + 2.0**-24)
 
 
-def _unfused(symbols: Symbols, size: int) -> Work:
+def _unfused(symbols: Symbols, size: int) -> Traffic:
     """The products are written, and read again to be added."""
     elements, channels = math.prod(symbols[name] for name in "NCHW"), symbols["C"]
-    return Work(read=(3 * elements + channels) * size, written=(2 * elements + channels) * size, flops=3 * elements)
+    return Traffic(read=(3 * elements + channels) * size, written=(2 * elements + channels) * size)
 
 
 OP = Op(
@@ -100,25 +90,31 @@ OP = Op(
     outputs=(Tensor("dx", ("N", "C", "H", "W")), Tensor("dalpha", ("C",))),
     reference=reference,
     check=check,
-    flops="3 * N * C * H * W",
 )
 
 
 def _backward(dy: torch.Tensor, x: torch.Tensor, alpha: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What autograd runs for torch.nn.functional.prelu: the products, and their sum over all but the channels."""
+    """Autograd runs this for torch.nn.functional.prelu: the products, and their sum over all but the channels."""
     import torch
 
     dx, products = torch.ops.aten._prelu_kernel_backward(dy, x, alpha.view(1, -1, 1, 1))
     return dx, products.sum((0, 2, 3))
 
 
-@OP.variant("eager", "what autograd calls: the products, and a sum", devices=BOTH, traffic=_unfused, returns=True)
+@OP.variant(
+    "eager",
+    "what autograd calls: the products, and a sum",
+    role="baseline",
+    devices=BOTH,
+    traffic=_unfused,
+    returns=True,
+)
 def eager(_: Context) -> Launch:
-    """Two kernels, and a tensor of products between them."""
+    """It takes two kernels, and a tensor of products between them."""
     return lambda t: _backward(t.dy, t.x, t.alpha)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
     """Inductor makes no tensor of products; whether it reads x and dy once or twice depends on the shape."""
     function = compiled(_backward)
@@ -148,14 +144,14 @@ def _kernel(ctx: Context, entry: str) -> cuda.Kernel:
 
 
 def _partial(ctx: Context, rows: _Rows, slots: int) -> torch.Tensor:
-    """Room for the partial sums, (batch, channels, slots) floats. All sets of buffers share it."""
+    """Memory for the partial sums, (batch, channels, slots) floats. All sets of buffers share it."""
     import torch
 
     return torch.empty(rows.batch * rows.channels * slots, dtype=torch.float32, device=ctx.device)
 
 
 def _total(ctx: Context, rows: _Rows, slots: int) -> Callable[[torch.Tensor, torch.Tensor], None]:
-    """The last step: total(partial, dalpha)."""
+    """The launch of the last step, `total(partial, dalpha)`, which adds the partial sums."""
     kernel = _kernel(ctx, "prelu_grad_total")
     along = min(power_of_2_from(slots), _TOTAL_BLOCK)
     # As many channels a block as leave no thread without a sample, or as a sector holds.
@@ -169,7 +165,7 @@ def _total(ctx: Context, rows: _Rows, slots: int) -> Callable[[torch.Tensor, tor
 
 @OP.variant("naive", "one element a thread, products in a tensor, which is then summed", traffic=_unfused)
 def naive(ctx: Context) -> Launch:
-    """The way of eager."""
+    """The steps are the same as eager's."""
     import torch
 
     rows = _Rows.of(ctx)
@@ -191,7 +187,7 @@ def naive(ctx: Context) -> Launch:
 
 @OP.variant("fused", "one pass, one element a thread and step; a partial sum for each 4096 elements of a row")
 def fused(ctx: Context) -> Launch:
-    """No tensor of products."""
+    """There is no tensor of products."""
     rows = _Rows.of(ctx)
     slots = -(-rows.inner // _PIECE)
     pieces = rows.batch * rows.channels * slots
@@ -207,7 +203,7 @@ def fused(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "packs at any inner size; what several samples have at the same place is added in registers")
 def tuned(ctx: Context) -> Launch:
-    """See prelu_grad.cu; where not even one sample has 31-bit places, `fused`."""
+    """See prelu_grad.cu. It is `fused` where the elements of a single sample need more than 31 bits to be counted."""
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     cut = Cut.of(_Rows.of(ctx), pack)
     if cut is None:
@@ -236,7 +232,7 @@ def tuned(ctx: Context) -> Launch:
 class Cut:
     """The tensor as prelu_grad_tuned cuts it: `rounds` periods of `period` elements, the last one perhaps not full.
 
-    elements: of the tensor. rows: those of one period. pack: elements.
+    elements: elements of the tensor. rows: the rows of one period. pack: elements of a pack.
     """
 
     elements: int
@@ -246,12 +242,12 @@ class Cut:
 
     @classmethod
     def of(cls, rows: _Rows, pack: int) -> Cut | None:
-        """None where even the shortest period is too long."""
+        """The cut of a tensor with these rows; None where even the shortest period is too long."""
         tiles = rows.elements // (BLOCK * pack)
         resident = cuda.resident_threads() // BLOCK
         wanted = min(_MOST_ROUNDS, _PLACES_A_BLOCK * tiles // resident)
         wanted = max(1, wanted, -(-rows.elements // _MOST_PERIOD))
-        # What a period has a whole number of: elements of the only channel, or samples. Together they make whole packs.
+        # A period has a whole number of units (elements of the only channel, or samples), which make whole packs.
         length, unit = (rows.inner, 1) if rows.channels == 1 else (rows.batch, rows.channels * rows.inner)
         step = pack // math.gcd(pack, unit)
         count = blocks(-(-length // wanted), step) * step
@@ -267,12 +263,12 @@ class Cut:
 
     @property
     def tile(self) -> int:
-        """Elements of a block in each round."""
+        """The elements that a block takes in each round."""
         return BLOCK * self.pack
 
     @property
     def slots(self) -> int:
-        """The most tiles that a row lies in; others lie in one less."""
+        """The most tiles that a row lies in; other rows lie in one less."""
         inner, tile = self.rows.inner, self.tile
         if self.rows.batch * self.rows.channels == 1 or inner % tile == 0 or tile % inner == 0:
             return -(-inner // tile)
@@ -280,7 +276,7 @@ class Cut:
 
     @property
     def lanes(self) -> int:
-        """Threads that add a row of a tile together, a power of two up to a warp; one where rows are short."""
+        """The threads that add a row of a tile together: a power of two up to a warp, one where rows are short."""
         if self.rows.inner < self.pack:
             return 1
         most_rows = (self.tile - 2) // self.rows.inner + 2

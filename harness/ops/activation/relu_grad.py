@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.model import Work
+from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._bits import pack
+from harness.ops._bits import bytes_of_bits, pack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.activation.relu_mask import GROUP, NATURAL, STRIDED, pack_strided
 
@@ -29,30 +30,39 @@ def reference(_: Context, t: Tensors) -> dict[str, Any]:
     return {"dx": t.dy.where(t.y > 0, 0)}
 
 
+def work(s: Symbols, size: int) -> Work:
+    """The sign of y is a bit an element, whatever a variant reads of it."""
+    return Work(read=s["N"] * size + bytes_of_bits(s["N"]), written=s["N"] * size)
+
+
 _DY = Tensor("dy", ("N",))
+_WHOLE_Y = (_DY, Tensor("y", ("N",)))
 OP = Op(
     "relu_grad",
     "dx = dy where y > 0 else 0",
     symbols={"N": "elements"},
-    inputs=(_DY, Tensor("y", ("N",))),
+    inputs=_WHOLE_Y,
     outputs=(Tensor("dx", ("N",)),),
     make=make,
     reference=reference,
     tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
+    work=work,
 )
 
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "inputs": _WHOLE_Y, "returns": True}
 
-@OP.variant("eager", "what autograd calls, threshold_backward(dy, y, 0)", rows=("O9",), devices=BOTH, returns=True)
+
+@OP.variant("eager", "what autograd calls, threshold_backward(dy, y, 0)", rows=("O9",), **_TORCH)
 def eager(_: Context) -> Launch:
-    """Reads y to find the sign."""
+    """It reads y to find the sign."""
     import torch
 
     return lambda t: (torch.ops.aten.threshold_backward(t.dy, t.y, 0),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", **_TORCH)
 def compile_(_: Context) -> Launch:
-    """The same traffic."""
+    """It moves the same bytes as eager."""
     import torch
 
     function = compiled(lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0))
@@ -70,9 +80,9 @@ def _encode_strided(_: Context, t: Tensors) -> dict[str, Any]:
 _BITS: dict[str, Any] = {"inputs": (_DY, NATURAL), "encode": _encode}
 
 
-@OP.variant("bitset", "one element and its bit a thread", rows=("O9",), **_BITS)
+@OP.variant("bitset", "one element and its bit a thread", role="published", rows=("O9",), **_BITS)
 def bitset(ctx: Context) -> Launch:
-    """The text's idea, plainly."""
+    """The text's idea in its plainest form."""
     kernel = ctx.kernel("relu_grad.cu", "relu_grad_bitset", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     grid, n = blocks(ctx.s.N), ctypes.c_int64(ctx.s.N)
     return lambda t: kernel(grid, BLOCK, t.dy, t.mask, t.dx, n)
@@ -81,12 +91,13 @@ def bitset(ctx: Context) -> Launch:
 @OP.variant(
     "bitset_strided",
     "a byte of relu_mask/strided and its 8 elements a thread",
+    role="published",
     rows=("O9",),
     inputs=(_DY, STRIDED),
     encode=_encode_strided,
 )
 def bitset_strided(ctx: Context) -> Launch:
-    """For the permuted order."""
+    """It reads the permuted order that `strided` of relu_mask writes."""
     kernel = ctx.kernel("relu_grad.cu", "relu_grad_bitset_strided", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     count = -(-ctx.s.N // GROUP)
     grid, n, units = blocks(count), ctypes.c_int64(ctx.s.N), ctypes.c_int64(count)
@@ -95,7 +106,7 @@ def bitset_strided(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "packs of 16 bytes and their bits, a byte's or half a byte's", rows=("O9",), **_BITS)
 def tuned(ctx: Context) -> Launch:
-    """Natural order at the width of a copy."""
+    """The bits are in natural order, and accesses as wide as a copy's."""
     kernel = ctx.kernel("relu_grad.cu", "relu_grad_tuned", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     packs = -(-ctx.s.N * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
     grid, n = blocks(packs), ctypes.c_int64(ctx.s.N)

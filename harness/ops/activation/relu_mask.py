@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.model import Work
+from harness.model import Traffic, Work
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._bits import WORDS, unpack
+from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 
 if TYPE_CHECKING:
@@ -29,14 +29,21 @@ def reference(_: Context, t: Tensors) -> dict[str, Any]:
     return {"y": t.x.clamp(min=0), "mask": t.x > 0}
 
 
+def work(s: Symbols, size: int) -> Work:
+    """The mask is a bit an element, whatever a variant makes of it."""
+    return Work(read=s["N"] * size, written=s["N"] * size + bytes_of_bits(s["N"]))
+
+
 _Y = Tensor("y", ("N",))
+_BYTES = (_Y, Tensor("mask", ("N",), "bool"))
 OP = Op(
     "relu_mask",
     "y = relu(x) and mask = x > 0, for the backward",
     symbols={"N": "elements"},
     inputs=(Tensor("x", ("N",)),),
-    outputs=(_Y, Tensor("mask", ("N",), "bool")),
+    outputs=_BYTES,
     reference=reference,
+    work=work,
     tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
 
@@ -64,28 +71,36 @@ def unpack_strided(packed: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def mask_bytes(elements: int) -> int:
-    """Bytes of a mask in whole words."""
+    """The bytes of a mask in whole words."""
     return 4 * -(-elements // WARP)
 
 
-def _eager_traffic(s: Symbols, size: int) -> Work:
-    """Two kernels: x is read by each."""
-    return Work(read=2 * s["N"] * size, written=s["N"] * size + s["N"])
+def _eager_traffic(s: Symbols, size: int) -> Traffic:
+    """Two kernels: each reads x."""
+    return Traffic(read=2 * s["N"] * size, written=s["N"] * size + s["N"])
 
 
 @OP.variant(
-    "eager", "relu(x) and x > 0, a byte an element", rows=("O9",), devices=BOTH, traffic=_eager_traffic, returns=True
+    "eager",
+    "relu(x) and x > 0, a byte an element",
+    role="baseline",
+    rows=("O9",),
+    devices=BOTH,
+    traffic=_eager_traffic,
+    returns=True,
 )
 def eager(_: Context) -> Launch:
-    """What a user writes today to keep the mask in place of y."""
+    """A user writes this today to keep the mask in place of y."""
     from torch.nn.functional import relu
 
     return lambda t: (relu(t.x), t.x > 0)
 
 
-@OP.variant("compile", "torch.compile of the same, one kernel", devices=BOTH, returns=True)
+@OP.variant(
+    "compile", "torch.compile of the same, one kernel", role="baseline", devices=BOTH, outputs=_BYTES, returns=True
+)
 def compile_(_: Context) -> Launch:
-    """Inductor reads x once; the mask has bytes still."""
+    """Inductor reads x once; the mask still has a byte an element."""
     from torch.nn.functional import relu
 
     function = compiled(lambda x: (relu(x), x > 0))
@@ -103,9 +118,15 @@ def _decode_strided(ctx: Context, t: Tensors) -> dict[str, Any]:
 _BITS: dict[str, Any] = {"outputs": (_Y, NATURAL), "decode": _decode}
 
 
-@OP.variant("sequential", "8 neighbouring elements a thread, which writes their byte", rows=("O11",), **_BITS)
+@OP.variant(
+    "sequential",
+    "8 neighbouring elements a thread, which writes their byte",
+    role="published",
+    rows=("O11",),
+    **_BITS,
+)
 def sequential(ctx: Context) -> Launch:
-    """The text's first way: what a warp reads at a time isn't contiguous."""
+    """The text's first way: the bytes that a warp reads at a time aren't contiguous."""
     count = mask_bytes(ctx.s.N)
     return _launcher(ctx, "relu_mask_sequential", threads=count, count=count)
 
@@ -113,6 +134,7 @@ def sequential(ctx: Context) -> Launch:
 @OP.variant(
     "strided",
     "8 elements a thread, spaced so that a warp reads neighbours; the bits are permuted",
+    role="published",
     rows=("O11",),
     outputs=(_Y, STRIDED),
     decode=_decode_strided,
@@ -123,16 +145,16 @@ def strided(ctx: Context) -> Launch:
     return _launcher(ctx, "relu_mask_strided", threads=count, count=count)
 
 
-@OP.variant("ballot", "one element a thread, one word a warp by a ballot", rows=("O11",), **_BITS)
+@OP.variant("ballot", "one element a thread, one word a warp by a ballot", role="published", rows=("O11",), **_BITS)
 def ballot(ctx: Context) -> Launch:
     """The text's third way."""
     words = -(-ctx.s.N // WARP)
     return _launcher(ctx, "relu_mask_ballot", threads=words * WARP, count=words)
 
 
-@OP.variant("ballot8", "8 ballots a warp, whose words are one 32-byte write", rows=("O11",), **_BITS)
+@OP.variant("ballot8", "8 ballots a warp, whose words are one 32-byte write", role="published", rows=("O11",), **_BITS)
 def ballot8(ctx: Context) -> Launch:
-    """The text's best."""
+    """The text's fastest way."""
     words = -(-ctx.s.N // WARP)
     return _launcher(ctx, "relu_mask_ballot8", threads=-(-words // _WORDS_A_WARP) * WARP, count=words)
 
@@ -146,7 +168,7 @@ def _launcher(ctx: Context, entry: str, threads: int, count: int) -> Launch:
 
 @OP.variant("tuned", "packs of 16 bytes, whose bits are a byte or half of one", rows=("O9", "O11"), **_BITS)
 def tuned(ctx: Context) -> Launch:
-    """Natural order at the width of a copy."""
+    """The bits are in natural order, and accesses as wide as a copy's."""
     kernel = ctx.kernel("relu_mask.cu", "relu_mask_tuned", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     count = mask_bytes(ctx.s.N)
     packs = count * GROUP * ITEMSIZE[ctx.case.dtype] // PACK_BYTES

@@ -1,7 +1,8 @@
-"""What batch norm and its backward share: sizes, layouts and declarations.
+"""What batch norm and its backward share: sizes, layouts of images, and declarations of tensors.
 
-Symbol L says how images lie in memory: 0 as NCHW, 1 channels last (NHWC). A tensor of images is declared as its
-contiguous memory, (outer, channels, inner), in either layout: element i is of channel i // inner % channels.
+The choice `layout` says how images (N, C, H, W) lie in memory: 'nchw', or 'nhwc' (torch's channels_last). Kernels see
+contiguous memory (outer, channels, inner), which is (N, C, H * W) or (N * H * W, C, 1). Element i belongs to channel
+i // inner % channels in both layouts.
 """
 
 from __future__ import annotations
@@ -12,75 +13,83 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.ops import Context, Symbols, Tensor
+from harness.ops import Choice, Context, Symbols, Tensor
 from harness.ops._elementwise import CUDA_TYPE
 
 if TYPE_CHECKING:
     import torch
 
 EPSILON = 1e-5
+"""Number added to the variance before its root: torch's default."""
 MOMENTUM = 0.1
-"""Torch's defaults."""
+"""Share of the batch in the new running statistics: torch's default."""
 
-SYMBOLS = {
-    "N": "batch",
-    "C": "channels",
-    "H": "height",
-    "W": "width",
-    "L": "layout: 0 is NCHW, 1 is channels last",
-}
-DEFAULTS = {"L": "0"}
+SYMBOLS = {"N": "batch", "C": "channels", "H": "height", "W": "width"}
+CHOICES = {"layout": Choice("how images lie in memory", values=("nchw", "nhwc"))}
 LIMIT_32 = 2**31 - 2**12
-"""Elements that 32-bit indexes count: a bit is left to the fast division, and a block reaches past the end."""
+"""Elements that 32-bit indexes can count: a bit is left to the fast division, and a block reaches past the end."""
 MASK = Tensor("mask", ("cdiv(N * C * H * W, 32)",), "int32")
-"""A bit an element, in memory's order; see `_bits`."""
+"""One bit an element, in the order of memory; `_bits` says which bit."""
+
+
+def image_shape(symbols: Symbols) -> tuple[int, int, int]:
+    """(outer, channels, inner) of a tensor of images."""
+    n, c, h, w = (symbols[name] for name in "NCHW")
+    return (n * h * w, c, 1) if symbols["layout"] == "nhwc" else (n, c, h * w)
 
 
 def images(name: str) -> Tensor:
-    """A tensor (outer, channels, inner) of the case's dtype."""
-    return Tensor(name, ("N * (H * W)**L", "C", "(H * W)**(1 - L)"))
+    """Declaration of a tensor (outer, channels, inner) of the case's dtype."""
+    return Tensor(name, image_shape)
 
 
 def of_channels(name: str, inplace: bool = False) -> Tensor:
-    """A float32 for each channel."""
+    """Declaration of a tensor (C) of float32."""
     return Tensor(name, ("C",), "float32", inplace)
 
 
 def as_user_has_it(symbols: Symbols, tensor: torch.Tensor) -> torch.Tensor:
-    """The (N, C, H, W) view of a tensor that `images` declares; with L = 1 its memory format is channels_last."""
+    """The (N, C, H, W) view of a tensor that `images` declares; its memory format is channels_last for 'nhwc'."""
     n, c, h, w = (symbols[name] for name in "NCHW")
-    return tensor.view(n, h, w, c).permute(0, 3, 1, 2) if symbols["L"] else tensor.view(n, c, h, w)
+    return tensor.view(n, h, w, c).permute(0, 3, 1, 2) if symbols["layout"] == "nhwc" else tensor.view(n, c, h, w)
+
+
+def in_declared_order(symbols: Symbols, tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a user's (N, C, H, W) whose dimensions stand in the order that `layout` gives to the memory."""
+    return tensor.permute(0, 2, 3, 1) if symbols["layout"] == "nhwc" else tensor
 
 
 def elements(symbols: Symbols) -> int:
-    """Of a tensor of images."""
+    """Number of elements of a tensor of images."""
     return math.prod(symbols[name] for name in "NCHW")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Sizes of a tensor of images as kernels see it."""
+class ImageSizes:
+    """Sizes (outer, channels, inner) of a tensor of images, as kernels see it."""
 
     outer: int
     channels: int
     inner: int
 
     @classmethod
-    def of(cls, ctx: Context) -> Layout:
-        return cls(*images("").shapes(ctx.case.symbols)[0])
+    def of(cls, ctx: Context) -> ImageSizes:
+        """The sizes of the case's images."""
+        return cls(*image_shape(ctx.case.values))
 
     @property
     def elements(self) -> int:
+        """Number of elements of the tensor."""
         return self.outer * self.channels * self.inner
 
     @property
     def samples(self) -> int:
-        """Elements of a channel."""
+        """Number of elements of a channel."""
         return self.outer * self.inner
 
     @property
     def bits(self) -> int:
-        """Of an index that counts elements."""
+        """Width of an index that counts the elements: 32 or 64."""
         return 32 if self.elements < LIMIT_32 else 64
 
     def counter(self, value: int) -> ctypes.c_uint32 | ctypes.c_uint64:
@@ -93,19 +102,19 @@ class Layout:
 
 
 def divisor(size: int, bits: int = 32) -> tuple[Any, Any, Any]:
-    """The fields of a Divisor. No kernel divides by the zeros of an empty tensor."""
+    """The fields of a Divisor. An empty tensor has a size of 0, by which no kernel divides: 1 stands for it."""
     size = max(1, size)
     return (ctypes.c_uint32 if bits == 32 else ctypes.c_uint64)(size), *cuda.fast_divisor(size, bits)
 
 
 def kernel(ctx: Context, file: str, entry: str) -> cuda.Kernel:
-    """Of one of the two files, with indexes that count the case's elements."""
-    index = {32: "unsigned", 64: "unsigned long long"}[Layout.of(ctx).bits]
+    """A kernel of one of the two files, with indexes that can count the case's elements."""
+    index = {32: "unsigned", 64: "unsigned long long"}[ImageSizes.of(ctx).bits]
     return ctx.kernel(file, entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": index})
 
 
 def floats(ctx: Context, count: int) -> torch.Tensor:
-    """Memory between two kernels. All sets of buffers share it."""
+    """Memory for what one kernel tells the next, (count) of float32. All sets of buffers share it."""
     import torch
 
     return torch.empty(count, dtype=torch.float32, device=ctx.device)

@@ -23,12 +23,12 @@ LIMIT_32 = 2**31  # elements; one bit of 32 is left to the fast division, which 
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     return {"y": add(*widened(t.x, t.bias))}
 
 
 def add(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """What a user writes: x (outer, channels, inner) plus bias (channels)."""
+    """The sum as a user writes it: x (outer, channels, inner) plus bias (channels)."""
     return x + bias.view(1, -1, 1)
 
 
@@ -39,7 +39,6 @@ OP = Op(
     inputs=(Tensor("x", ("outer", "bias", "inner")), Tensor("bias", ("bias",))),
     outputs=(Tensor("y", ("outer", "bias", "inner")),),
     reference=reference,
-    flops="outer * bias * inner",
 )
 
 
@@ -57,52 +56,68 @@ def _needs_outer_1(case: Case) -> str | None:
     return "for outer = 1 only" if case.symbols["outer"] != 1 else _needs_32_bits(case)
 
 
-@OP.variant("eager", "torch's broadcast addition", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's broadcast addition", role="baseline", devices=BOTH, returns=True)
 def eager(_: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     return lambda t: (add(t.x, t.bias),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor's kernel for exactly this shape, where both divisors are constants."""
+    """Inductor makes a kernel for exactly this shape, where both divisors are constants."""
     function = compiled(add)
     return lambda t: (function(t.x, t.bias),)
 
 
-@OP.variant("index64", "64-bit division and modulo for each element", rows=("O14", "O15"))
+@OP.variant("index64", "64-bit division and modulo for each element", role="published", rows=("O14", "O15"))
 def index64(ctx: Context) -> Launch:
     """The text's general kernel, for tensors of any size."""
     sizes = ctypes.c_uint64(ctx.s.bias), ctypes.c_uint64(ctx.s.inner)
     return _one_element(ctx, "bias_add_index64", ctypes.c_uint64(_elements(ctx)), *sizes)
 
 
-@OP.variant("index32", "32-bit division and modulo", rows=("O14", "O15", "O16"), unsupported=_needs_32_bits)
+@OP.variant(
+    "index32",
+    "32-bit division and modulo",
+    role="published",
+    rows=("O14", "O15", "O16"),
+    unsupported=_needs_32_bits,
+)
 def index32(ctx: Context) -> Launch:
-    """The same in half the bits."""
+    """`index64` with half the bits."""
     return _one_element_32(ctx, "bias_add_index32", ctx.s.bias, ctx.s.inner)
 
 
-@OP.variant("divmul", "the modulo as a multiplication and a subtraction", rows=("O16",), unsupported=_needs_32_bits)
+@OP.variant(
+    "divmul",
+    "the modulo as a multiplication and a subtraction",
+    role="published",
+    rows=("O16",),
+    unsupported=_needs_32_bits,
+)
 def divmul(ctx: Context) -> Launch:
-    """The text's col = i - row * n in place of i % n, in 32 bits."""
+    """The text writes col = i - row * n in place of i % n; here in 32 bits."""
     return _one_element_32(ctx, "bias_add_divmul", ctx.s.bias, ctx.s.inner)
 
 
-@OP.variant("fastdiv", "each division as a multiplication", rows=("O16",), unsupported=_needs_32_bits)
+@OP.variant("fastdiv", "each division as a multiplication", role="published", rows=("O16",), unsupported=_needs_32_bits)
 def fastdiv(ctx: Context) -> Launch:
-    """By constants that the host computes, in 32 bits."""
+    """The host computes the multipliers; the kernel has 32 bits."""
     sizes = ctypes.c_uint32(_elements(ctx)), ctypes.c_uint32(ctx.s.bias)
     return _one_element(ctx, "bias_add_fastdiv", *sizes, *_divisor(ctx.s.bias, 32), *_divisor(ctx.s.inner, 32))
 
 
-@OP.variant("inner1", "a modulo and no division, for inner = 1", rows=("O14",), unsupported=_needs_inner_1)
+@OP.variant(
+    "inner1", "a modulo and no division, for inner = 1", role="published", rows=("O14",), unsupported=_needs_inner_1
+)
 def inner1(ctx: Context) -> Launch:
     """The text's special kernel for rows of channels, in 32 bits."""
     return _one_element_32(ctx, "bias_add_inner1", ctx.s.bias)
 
 
-@OP.variant("outer1", "a division and no modulo, for outer = 1", rows=("O14",), unsupported=_needs_outer_1)
+@OP.variant(
+    "outer1", "a division and no modulo, for outer = 1", role="published", rows=("O14",), unsupported=_needs_outer_1
+)
 def outer1(ctx: Context) -> Launch:
     """The text's special kernel for columns of channels, in 32 bits."""
     return _one_element_32(ctx, "bias_add_outer1", ctx.s.inner)
@@ -110,7 +125,7 @@ def outer1(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "16-byte packs at any sizes, multiplications in place of divisions", rows=("O14", "O15", "O16"))
 def tuned(ctx: Context) -> Launch:
-    """One channel is computed a pack. How the others follow from it is the kernel's choice; see bias_add.cu."""
+    """A thread computes the channel of its pack's first element; bias_add.cu says how the others follow from it."""
     size = ITEMSIZE[ctx.case.dtype]
     pack, n = PACK_BYTES // size, _elements(ctx)
     bits = 32 if n < LIMIT_32 else 64
@@ -148,5 +163,5 @@ def _elements(ctx: Context) -> int:
 
 
 def _divisor(size: int, bits: int) -> tuple[Any, Any]:
-    """Nothing is launched for an empty tensor, whose sizes no number can be divided by."""
+    """The multiplier and the shift that divide by `size`; any will do for an empty tensor, which launches nothing."""
     return cuda.fast_divisor(max(1, size), bits)

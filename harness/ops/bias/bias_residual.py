@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.model import Case, Work
+from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
@@ -22,12 +22,12 @@ PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     return {"y": add(*widened(t.x, t.bias, t.residual))}
 
 
 def add(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """What a user writes: x and residual (R, C), bias (C)."""
+    """The sum as a user writes it: x and residual (R, C), bias (C)."""
     return x + bias + residual
 
 
@@ -41,14 +41,13 @@ OP = Op(
     # Relative as everywhere. Absolute: x + bias may be far larger than the sum, and rounding it alone is off by half a
     # unit in its last place, which of normal random numbers is that of a number below 16.
     tolerance={"float32": (1e-6, 2**-21), "float16": (1e-3, 2**-8), "bfloat16": (8e-3, 2**-5)},
-    flops="2 * R * C",
 )
 
 
-def two_passes(symbols: Symbols, itemsize: int) -> Work:
-    """Two kernels, of which the first writes x + bias and the second reads it."""
+def two_passes(symbols: Symbols, itemsize: int) -> Traffic:
+    """There are two kernels: the first writes x + bias and the second reads it."""
     tensor = symbols["R"] * symbols["C"] * itemsize
-    return Work(read=3 * tensor + symbols["C"] * itemsize, written=2 * tensor, flops=2 * symbols["R"] * symbols["C"])
+    return Traffic(read=3 * tensor + symbols["C"] * itemsize, written=2 * tensor)
 
 
 def _needs_halves(together: int) -> Callable[[Case], str | None]:
@@ -62,40 +61,48 @@ def _needs_halves(together: int) -> Callable[[Case], str | None]:
     return reason
 
 
-@OP.variant("eager", "two additions, two kernels", devices=BOTH, returns=True, traffic=two_passes)
+@OP.variant("eager", "two additions, two kernels", role="baseline", devices=BOTH, returns=True, traffic=two_passes)
 def eager(_: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     return lambda t: (add(t.x, t.bias, t.residual),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor's fused kernel for exactly this shape."""
+    """Inductor makes one kernel for exactly this shape."""
     function = compiled(add)
     return lambda t: (function(t.x, t.bias, t.residual),)
 
 
-@OP.variant("scalar", "one kernel, one element a thread", rows=("S3", "S12"))
+@OP.variant("scalar", "one kernel, one element a thread", role="published", rows=("S3", "S12"))
 def scalar(ctx: Context) -> Launch:
-    """The text's starting point."""
+    """The text starts here."""
     return _together(ctx, "bias_residual_scalar", 1)
 
 
-@OP.variant("half2", "two halves a thread, added as a pair", rows=("S12",), unsupported=_needs_halves(2))
+@OP.variant(
+    "half2", "two halves a thread, added as a pair", role="published", rows=("S12",), unsupported=_needs_halves(2)
+)
 def half2(ctx: Context) -> Launch:
-    """The text's optimisation; `scalar` where a pair doesn't begin on 4 bytes."""
+    """The text's optimisation. It is `scalar` where a pair doesn't begin on 4 bytes."""
     return _together(ctx, "bias_residual_half2", 2)
 
 
-@OP.variant("packed8", "eight halves a thread, 16 bytes an access", rows=("S3", "S12"), unsupported=_needs_halves(8))
+@OP.variant(
+    "packed8",
+    "eight halves a thread, 16 bytes an access",
+    role="published",
+    rows=("S3", "S12"),
+    unsupported=_needs_halves(8),
+)
 def packed8(ctx: Context) -> Launch:
-    """The same with the widest accesses; `scalar` where a pack doesn't begin on 16 bytes."""
+    """`half2` with the widest accesses. It is `scalar` where a pack doesn't begin on 16 bytes."""
     return _together(ctx, "bias_residual_packed", 8)
 
 
 @OP.variant("tuned", "16-byte packs for floats too, in rows of any length, at any address", rows=("S3", "S12"))
 def tuned(ctx: Context) -> Launch:
-    """Whole packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
+    """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
     pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
     kernel, word = _kernel(ctx, "bias_residual_any", n)
     columns = _columns(ctx.s.C, word)
@@ -131,7 +138,7 @@ def _together(ctx: Context, entry: str, together: int) -> Launch:
 
 
 def _kernel(ctx: Context, entry: str, count: int) -> tuple[cuda.Kernel, type[ctypes.c_uint32 | ctypes.c_uint64]]:
-    """A kernel whose indexes go up to `count`, and their type."""
+    """A kernel that counts up to `count`, and the type of its indexes."""
     small = count < 2**31
     macros: dict[str, str | int] = {
         "SCALAR": CUDA_TYPE[ctx.case.dtype],
@@ -143,6 +150,6 @@ def _kernel(ctx: Context, entry: str, count: int) -> tuple[cuda.Kernel, type[cty
 
 
 def _columns(count: int, word: type[ctypes.c_uint32 | ctypes.c_uint64]) -> tuple[Any, ...]:
-    """The length of a row as the kernels want it: with multiplier and shift, in place of a division."""
-    # Of an empty tensor, for which nothing is launched, it may be 0.
+    """The length of a row as the kernels take it: with the multiplier and the shift that stand for a division."""
+    # An empty tensor may have rows of length 0; nothing is launched for it.
     return word(count), *cuda.fast_divisor(max(1, count), 8 * ctypes.sizeof(word))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.model import Work
+from harness.model import Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
@@ -17,7 +17,7 @@ ITEMS = 4  # elements a thread of all kernels but tuned
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     x, w = widened(t.x, t.w)
     return {"sum": x + w, "difference": x - w}
 
@@ -29,50 +29,56 @@ OP = Op(
     inputs=(Tensor("x", ("N",)), Tensor("w", ("N",))),
     outputs=(Tensor("sum", ("N",)), Tensor("difference", ("N",))),
     reference=reference,
-    flops="2 * N",
 )
 
 
-def unfused(symbols: Symbols, itemsize: int) -> Work:
+def unfused(symbols: Symbols, itemsize: int) -> Traffic:
     """Two kernels, each of which reads both inputs."""
     tensor = symbols["N"] * itemsize
-    return Work(read=4 * tensor, written=2 * tensor, flops=2 * symbols["N"])
+    return Traffic(read=4 * tensor, written=2 * tensor)
 
 
-@OP.variant("eager", "x + w and x - w, two kernels", devices=BOTH, returns=True, traffic=unfused)
+@OP.variant("eager", "x + w and x - w, two kernels", role="baseline", devices=BOTH, returns=True, traffic=unfused)
 def eager(_: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     return lambda t: (t.x + t.w, t.x - t.w)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor's fused kernel for exactly this shape."""
+    """Inductor makes one kernel for exactly this shape."""
     function = compiled(lambda x, w: (x + w, x - w))
     return lambda t: function(t.x, t.w)
 
 
-@OP.variant("may_alias", "four elements a thread; each write might change what is read next", rows=("O20",))
+@OP.variant(
+    "may_alias",
+    "four elements a thread; each write might change what is read next",
+    role="published",
+    rows=("O20",),
+)
 def may_alias(ctx: Context) -> Launch:
-    """Before: every input is read twice, and each element's reads wait for the writes of the one before."""
+    """The text before: every input is read twice, and each element's reads wait for the writes of the one before."""
     return _by_items(ctx, "aliasing_may_alias")
 
 
-@OP.variant("restrict", "the same body, its pointers promised not to overlap", rows=("O20",))
+@OP.variant("restrict", "the same body, its pointers promised not to overlap", role="published", rows=("O20",))
 def restrict(ctx: Context) -> Launch:
-    """After: one read of each input, all before the first write."""
+    """The text after: one read of each input, all before the first write."""
     return _by_items(ctx, "aliasing_restrict")
 
 
-@OP.variant("load_first", "plain pointers, but all reads written before the first write", rows=("O20",))
+@OP.variant(
+    "load_first", "plain pointers, but all reads written before the first write", role="published", rows=("O20",)
+)
 def load_first(ctx: Context) -> Launch:
-    """After, without a promise."""
+    """The text after, without a promise to the compiler."""
     return _by_items(ctx, "aliasing_load_first")
 
 
 @OP.variant("tuned", "one pack of x and one of w a thread")
 def tuned(ctx: Context) -> Launch:
-    """Element by element where a tensor isn't aligned to 16 bytes."""
+    """It goes element by element where a tensor isn't aligned to 16 bytes."""
     kernel = _kernel(ctx, "aliasing_tuned")
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
 

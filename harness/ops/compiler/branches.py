@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.model import Work
+from harness.model import Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     return {"y": select_by_sign(*widened(t.x, t.w))}
 
 
@@ -28,51 +28,59 @@ OP = Op(
     inputs=(Tensor("x", ("N",)), Tensor("w", ("N",))),
     outputs=(Tensor("y", ("N",)),),
     reference=reference,
-    flops="N",
 )
 
 
-def unfused(symbols: Symbols, itemsize: int) -> Work:
-    """A comparison to bytes, a product and a selection."""
+def unfused(symbols: Symbols, itemsize: int) -> Traffic:
+    """Three kernels: a comparison, which writes bytes, a product and a selection."""
     n = symbols["N"]
-    return Work(read=(1 + 2 + 2) * n * itemsize + n, written=2 * n * itemsize + n, flops=n)
+    return Traffic(read=(1 + 2 + 2) * n * itemsize + n, written=2 * n * itemsize + n)
 
 
 def select_by_sign(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """What a user writes."""
+    """The op as a user writes it."""
     import torch
 
     return torch.where(x > 0, x, w * x)
 
 
-@OP.variant("eager", "torch.where(x > 0, x, w * x), three kernels", devices=BOTH, returns=True, traffic=unfused)
+@OP.variant(
+    "eager",
+    "torch.where(x > 0, x, w * x), three kernels",
+    role="baseline",
+    devices=BOTH,
+    returns=True,
+    traffic=unfused,
+)
 def eager(_: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     return lambda t: (select_by_sign(t.x, t.w),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor's fused kernel for exactly this shape."""
+    """Inductor makes one kernel for exactly this shape."""
     function = compiled(select_by_sign)
     return lambda t: (function(t.x, t.w),)
 
 
-@OP.variant("branch", "one element a thread; w is read only where x isn't positive", rows=("O21",))
+@OP.variant("branch", "one element a thread; w is read only where x isn't positive", role="published", rows=("O21",))
 def branch(ctx: Context) -> Launch:
-    """Before: the read of w waits for x."""
+    """The text before: the read of w waits for x."""
     return _by_elements(ctx, "branches_branch")
 
 
-@OP.variant("select", "one element a thread; both are read, then one value is selected", rows=("O21",))
+@OP.variant(
+    "select", "one element a thread; both are read, then one value is selected", role="published", rows=("O21",)
+)
 def select(ctx: Context) -> Launch:
-    """After: two reads in flight."""
+    """The text after: two reads are in flight."""
     return _by_elements(ctx, "branches_select")
 
 
 @OP.variant("tuned", "one pack of x and one of w a thread, then selections")
 def tuned(ctx: Context) -> Launch:
-    """Element by element where a tensor isn't aligned to 16 bytes."""
+    """It goes element by element where a tensor isn't aligned to 16 bytes."""
     kernel = _kernel(ctx, "branches_tuned")
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
 

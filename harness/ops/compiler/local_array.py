@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
 
@@ -13,7 +13,7 @@ GROUP = 8
 
 
 def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
-    """By the definition: element j of a group goes to j + K, modulo 8."""
+    """The reference is the definition itself: element j of a group goes to j + K, modulo 8."""
     import torch
 
     y = torch.empty_like(t.x)
@@ -30,22 +30,22 @@ OP = Op(
     inputs=(Tensor("x", ("G", GROUP)),),
     outputs=(Tensor("y", ("G", GROUP)),),
     reference=reference,
-    tolerance={"float32": (0, 0), "float16": (0, 0), "bfloat16": (0, 0)},
+    tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
 
 
-@OP.variant("eager", "torch.roll along the groups", devices=BOTH, returns=True)
+@OP.variant("eager", "torch.roll along the groups", role="baseline", devices=BOTH, returns=True)
 def eager(ctx: Context) -> Launch:
-    """What a user writes today."""
+    """The code that users write today."""
     import torch
 
     places = ctx.s.K
     return lambda t: (torch.roll(t.x, places, 1),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(ctx: Context) -> Launch:
-    """Inductor's kernel for exactly this shape and K."""
+    """Inductor makes a kernel for exactly this shape and K."""
     import torch
 
     places = ctx.s.K
@@ -53,15 +53,25 @@ def compile_(ctx: Context) -> Launch:
     return lambda t: (function(t.x),)
 
 
-@OP.variant("runtime_index", "a thread's array of 8, indexed by numbers known only at run time", rows=("O19",))
+@OP.variant(
+    "runtime_index",
+    "a thread's array of 8, indexed by numbers known only at run time",
+    role="published",
+    rows=("O19",),
+)
 def runtime_index(ctx: Context) -> Launch:
-    """Before: the arrays land in local memory."""
+    """The text before: the arrays land in local memory."""
     return _by_groups(ctx, "local_array_runtime_index", {"RUNTIME_INDEX": 1})
 
 
-@OP.variant("constant_index", "the same array in registers: constant indices, three steps of selections", rows=("O19",))
+@OP.variant(
+    "constant_index",
+    "the same array in registers: constant indices, three steps of selections",
+    role="published",
+    rows=("O19",),
+)
 def constant_index(ctx: Context) -> Launch:
-    """After: no memory but x and y."""
+    """The text after: no memory is used but x and y."""
     return _by_groups(ctx, "local_array_constant_index", {})
 
 

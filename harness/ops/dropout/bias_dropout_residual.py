@@ -7,69 +7,89 @@ row-major order.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.model import Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.model import Traffic, Work
+from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._bits import unpack
+from harness.ops._bits import bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
-from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, WIDE, arguments, split, sum_complaint
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_sum, split
 
 if TYPE_CHECKING:
     import torch
 
     from harness.cuda import Kernel
 
+_BYTES = (Tensor("y", ("R", "C")), Tensor("mask", ("R", "C"), "bool"))
 _BITS = (Tensor("y", ("R", "C")), Tensor("mask", ("cdiv(R * C, 32)",), "int32"))
 
 
-def check(ctx: Context, t: Tensors) -> str | None:
+def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     """The mask keeps the right share, and y is what this mask asks for; eager's x + bias is rounded once more."""
-    return sum_complaint(ctx, t, t.before.x.float() + t.before.bias.float(), t.before.residual.float())
+    return expected_sum(ctx, t, t.before.x.float() + t.before.bias.float(), t.before.residual.float())
 
 
-def _unfused(symbols: Symbols, size: int) -> Work:
+def work(s: Symbols, size: int) -> Work:
+    """The mask is a bit an element, whatever a variant makes of it."""
+    elements = s["R"] * s["C"]
+    read = (2 * elements + s["C"]) * size + CALL.bytes(s, "float32")
+    return Work(read=read, written=elements * size + bytes_of_bits(elements))
+
+
+def _unfused(symbols: Symbols, size: int) -> Traffic:
     """Bias and dropout write a tensor each, and dropout the byte mask; the next kernel reads the tensor again."""
     elements = symbols["R"] * symbols["C"]
     read = 4 * elements * size + symbols["C"] * size
-    return Work(read=read, written=3 * elements * size + elements, flops=3 * elements)
+    return Traffic(read=read, written=3 * elements * size + elements)
 
 
 OP = Op(
     "bias_dropout_residual",
     "y = dropout(x + bias[column]) + residual, and the mask of what is kept",
-    symbols={"R": "rows", "C": "columns, one bias each", **PERCENT},
+    symbols={"R": "rows", "C": "columns, one bias each"},
+    choices=DROPPED,
     inputs=(Tensor("x", ("R", "C")), Tensor("bias", ("C",)), Tensor("residual", ("R", "C")), CALL),
-    outputs=(Tensor("y", ("R", "C")), Tensor("mask", ("R", "C"), "bool")),
-    defaults={"P": "10"},
+    outputs=_BYTES,
     check=check,
-    flops="3 * R * C",
+    work=work,
 )
 
 
 @OP.variant(
-    "eager", "an addition, native_dropout, an addition", rows=("D5",), devices=BOTH, traffic=_unfused, returns=True
+    "eager",
+    "an addition, native_dropout, an addition",
+    role="baseline",
+    rows=("D5",),
+    devices=BOTH,
+    traffic=_unfused,
+    returns=True,
 )
 def eager(ctx: Context) -> Launch:
-    """Three kernels, and two tensors between them."""
-    function = _chain(ctx.s.P / 100)
+    """It takes three kernels, and two tensors between them."""
+    function = _chain(ctx.s.p)
     return lambda t: function(t.x, t.bias, t.residual)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
 def compile_(ctx: Context) -> Launch:
-    """Inductor's fused kernel, with its own random numbers."""
-    function = compiled(_chain(ctx.s.P / 100))
+    """Inductor makes one kernel, with its own random numbers."""
+    function = compiled(_chain(ctx.s.p))
     return lambda t: function(t.x, t.bias, t.residual)
 
 
-@OP.variant("fused_bytes", "one kernel, four elements a thread, biases one by one, byte mask", rows=("D5",))
+@OP.variant(
+    "fused_bytes",
+    "one kernel, four elements a thread, biases one by one, byte mask",
+    role="published",
+    rows=("D5",),
+    outputs=_BYTES,
+)
 def fused_bytes(ctx: Context) -> Launch:
-    """The fusion with the mask of row D2."""
+    """The mask is that of row D2."""
     kernel = _kernels(ctx, "bias_dropout_residual_bytes")(False)
     return _launch(ctx, WIDE, lambda _: kernel)
 
@@ -79,7 +99,12 @@ def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:
 
 
 @OP.variant(
-    "fused_bitmask", "the same with a bit an element, eight lanes a word", rows=("D5",), outputs=_BITS, decode=_decode
+    "fused_bitmask",
+    "the same with a bit an element, eight lanes a word",
+    role="published",
+    rows=("D5",),
+    outputs=_BITS,
+    decode=_decode,
 )
 def fused_bitmask(ctx: Context) -> Launch:
     """The text's kernel, with the mask of row D3."""
@@ -95,14 +120,14 @@ def fused_bitmask(ctx: Context) -> Launch:
     decode=_decode,
 )
 def tuned(ctx: Context) -> Launch:
-    """Loads under way while the numbers are drawn; see bias_dropout_residual.cu."""
+    """Loads are under way while the numbers are drawn; see bias_dropout_residual.cu."""
     kernels = _kernels(ctx, "bias_dropout_residual_tuned")
     divides = ctx.s.C % (PACK_BYTES // ITEMSIZE[ctx.case.dtype]) == 0
     return _launch(ctx, NARROW, lambda bias: kernels(divides and aligned(bias)))
 
 
 def _chain(probability: float) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
-    """What a user writes; gives y and the mask."""
+    """The function that a user writes, which gives y and the mask."""
     import torch
 
     def bias_dropout_residual(

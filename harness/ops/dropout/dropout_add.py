@@ -6,60 +6,77 @@ Twin of dropout_add.cu. The mask is a byte an element, or a bit of it in int32 w
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.model import Work
-from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.model import Traffic, Work
+from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
-from harness.ops._bits import WORDS, unpack
+from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
-from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, WIDE, arguments, split, sum_complaint
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_sum, split
 
 if TYPE_CHECKING:
     import torch
 
+_BYTES = (Tensor("y", ("N",)), Tensor("mask", ("N",), "bool"))
 _BITS = (Tensor("y", ("N",)), Tensor("mask", (WORDS,), "int32"))
 
 
-def check(ctx: Context, t: Tensors) -> str | None:
+def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     """The mask keeps the right share, and y is what this mask asks for."""
-    return sum_complaint(ctx, t, t.before.x.float(), t.before.addend.float())
+    return expected_sum(ctx, t, t.before.x.float(), t.before.addend.float())
 
 
-def _unfused(symbols: Symbols, size: int) -> Work:
+def work(s: Symbols, size: int) -> Work:
+    """The mask is a bit an element, whatever a variant makes of it."""
+    tensor = s["N"] * size
+    return Work(read=2 * tensor + CALL.bytes(s, "float32"), written=tensor + bytes_of_bits(s["N"]))
+
+
+def _unfused(symbols: Symbols, size: int) -> Traffic:
     """Dropout writes a tensor and the byte mask; the addition reads that tensor again."""
     tensor, mask = symbols["N"] * size, symbols["N"]
-    return Work(read=3 * tensor, written=2 * tensor + mask, flops=2 * symbols["N"])
+    return Traffic(read=3 * tensor, written=2 * tensor + mask)
 
 
 OP = Op(
     "dropout_add",
     "y = dropout(x) + addend, and the mask of what is kept",
-    symbols={"N": "elements", **PERCENT},
+    symbols={"N": "elements"},
+    choices=DROPPED,
     inputs=(Tensor("x", ("N",)), Tensor("addend", ("N",)), CALL),
-    outputs=(Tensor("y", ("N",)), Tensor("mask", ("N",), "bool")),
-    defaults={"P": "10"},
+    outputs=_BYTES,
     check=check,
-    flops="2 * N",
+    work=work,
 )
 
 
-@OP.variant("eager", "native_dropout, then an addition", rows=("O7",), devices=BOTH, traffic=_unfused, returns=True)
+@OP.variant(
+    "eager",
+    "native_dropout, then an addition",
+    role="baseline",
+    rows=("O7",),
+    devices=BOTH,
+    traffic=_unfused,
+    returns=True,
+)
 def eager(ctx: Context) -> Launch:
-    """Two kernels, and a tensor between them."""
-    function = _chain(ctx.s.P / 100)
+    """It takes two kernels, and a tensor between them."""
+    function = _chain(ctx.s.p)
     return lambda t: function(t.x, t.addend)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
 def compile_(ctx: Context) -> Launch:
-    """Inductor's fused kernel, with its own random numbers."""
-    function = compiled(_chain(ctx.s.P / 100))
+    """Inductor makes one kernel, with its own random numbers."""
+    function = compiled(_chain(ctx.s.p))
     return lambda t: function(t.x, t.addend)
 
 
-@OP.variant("fused_bytes", "one kernel, four elements a thread, byte mask", rows=("O7",))
+@OP.variant(
+    "fused_bytes", "one kernel, four elements a thread, byte mask", role="published", rows=("O7",), outputs=_BYTES
+)
 def fused_bytes(ctx: Context) -> Launch:
     """The text's fusion."""
     return _launch(ctx, "dropout_add_bytes", WIDE)
@@ -70,10 +87,15 @@ def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:
 
 
 @OP.variant(
-    "fused_bitmask", "the same with a bit an element, eight lanes a word", rows=("O7",), outputs=_BITS, decode=_decode
+    "fused_bitmask",
+    "the same with a bit an element, eight lanes a word",
+    role="published",
+    rows=("O7",),
+    outputs=_BITS,
+    decode=_decode,
 )
 def fused_bitmask(ctx: Context) -> Launch:
-    """The fusion with the mask of row D3."""
+    """The mask is that of row D3."""
     return _launch(ctx, "dropout_add_bitmask", WIDE)
 
 
@@ -81,12 +103,12 @@ def fused_bitmask(ctx: Context) -> Launch:
     "tuned", "eight elements a draw, 16-byte packs, a mask byte a lane", rows=("O7",), outputs=_BITS, decode=_decode
 )
 def tuned(ctx: Context) -> Launch:
-    """Loads under way while the numbers are drawn; see dropout_add.cu."""
+    """Loads are under way while the numbers are drawn; see dropout_add.cu."""
     return _launch(ctx, "dropout_add_tuned", NARROW)
 
 
 def _chain(probability: float) -> Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-    """What a user writes; gives y and the mask."""
+    """The function that a user writes, which gives y and the mask."""
     import torch
 
     def dropout_add(x: torch.Tensor, addend: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -97,7 +119,7 @@ def _chain(probability: float) -> Callable[[torch.Tensor, torch.Tensor], tuple[t
 
 
 def _launch(ctx: Context, entry: str, bits: int) -> Launch:
-    """The kernel `entry`, which draws numbers of `bits` bits."""
+    """A launch of the kernel `entry`, which draws numbers of `bits` bits."""
     kernel = ctx.kernel("dropout_add.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     random = arguments(ctx, bits)
     threads, whole = split(ctx.s.N, bits)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.model import Work
+from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._bits import WORDS, pack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
-from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, Keep, arguments, seed, split
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep, arguments, seed, split
 from harness.ops.dropout._philox import GROUP, draws
 
 if TYPE_CHECKING:
@@ -23,14 +24,15 @@ REPLAYED = 3
 _CHUNK = 2**24  # numbers drawn at a time: as int64 and in several copies they take half a gigabyte
 
 _DY, _DX = Tensor("dy", ("N",)), Tensor("dx", ("N",))
+_BYTES = (_DY, Tensor("mask", ("N",), "bool"))
 
 
-def scale(percent: int) -> float:
-    """What torch multiplies kept elements by.
+def scale(p: float) -> float:
+    """The number that torch multiplies kept elements by. p: the share that is dropped.
 
     dropout's own variants take the inverse of the probability as they round it, which may be 2**-17 off this one's.
     """
-    return 1 / (1 - percent / 100) if percent < 100 else 0.0
+    return 1 / (1 - p) if p < 1 else 0.0
 
 
 def make(ctx: Context) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def make(ctx: Context) -> dict[str, Any]:
 
 
 def _drawn(ctx: Context) -> torch.Tensor:
-    """The mask of the narrow stream."""
+    """The mask that the narrow stream of numbers gives."""
     import torch
 
     mask = torch.empty(ctx.s.N, device=ctx.device, dtype=torch.bool)
@@ -50,53 +52,60 @@ def _drawn(ctx: Context) -> torch.Tensor:
         part = mask[start : start + _CHUNK]
         groups = torch.arange(start // GROUP[NARROW], -(-(start + part.numel()) // GROUP[NARROW]), device=ctx.device)
         numbers = draws(seed(ctx), REPLAYED, groups, NARROW).view(-1)[: part.numel()]
-        part.copy_(numbers < Keep(ctx.s.P, NARROW).threshold)
+        part.copy_(numbers < Keep(ctx.s.p, NARROW).threshold)
     return mask
 
 
 def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The reference computes in higher precision."""
     import torch
 
     (dy,) = widened(t.dy)
-    return {"dx": torch.where(t.mask, dy * scale(ctx.s.P), 0)}
+    return {"dx": torch.where(t.mask, dy * scale(ctx.s.p), 0)}
+
+
+def work(s: Symbols, size: int) -> Work:
+    """The mask need not be read: the number of the forward's call is enough to draw it again."""
+    return Work(read=s["N"] * size + CALL.bytes(s, "float32"), written=s["N"] * size)
 
 
 OP = Op(
     "dropout_grad",
     "dx = dy / (1 - p) where an element was kept, else 0",
-    symbols={"N": "elements", **PERCENT},
-    inputs=(_DY, Tensor("mask", ("N",), "bool")),
+    symbols={"N": "elements"},
+    choices=DROPPED,
+    inputs=_BYTES,
     outputs=(_DX,),
-    defaults={"P": "10"},
     reference=reference,
     make=make,
-    flops="N",
+    work=work,
 )
 
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "inputs": _BYTES, "returns": True}
 
-@OP.variant("eager", "torch's native_dropout_backward, byte mask", devices=BOTH, returns=True)
+
+@OP.variant("eager", "torch's native_dropout_backward, byte mask", **_TORCH)
 def eager(ctx: Context) -> Launch:
-    """What autograd calls after torch.nn.functional.dropout."""
+    """Autograd calls this after torch.nn.functional.dropout."""
     import torch
 
-    factor = scale(ctx.s.P)
+    factor = scale(ctx.s.p)
     return lambda t: (torch.ops.aten.native_dropout_backward(t.dy, t.mask, factor),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", **_TORCH)
 def compile_(ctx: Context) -> Launch:
-    """Inductor's kernel."""
+    """Inductor makes one kernel."""
     import torch
 
-    factor = scale(ctx.s.P)
+    factor = scale(ctx.s.p)
     function = compiled(lambda dy, mask: torch.ops.aten.native_dropout_backward(dy, mask, factor))
     return lambda t: (function(t.dy, t.mask),)
 
 
-@OP.variant("bytes", "four elements and four mask bytes a thread")
+@OP.variant("bytes", "four elements and four mask bytes a thread", inputs=_BYTES)
 def bytes_(ctx: Context) -> Launch:
-    """What the bit mask is held against."""
+    """The kernel that the bit mask is compared with."""
     return _launch(ctx, "dropout_grad_bytes", 4, "mask")
 
 
@@ -107,7 +116,7 @@ def _encode(_: Context, t: Tensors) -> dict[str, Any]:
 _BITS: dict[str, Any] = {"inputs": (_DY, Tensor("bits", (WORDS,), "int32")), "encode": _encode}
 
 
-@OP.variant("bitmask", "four elements a thread, four bits of a mask word", rows=("D4",), **_BITS)
+@OP.variant("bitmask", "four elements a thread, four bits of a mask word", role="published", rows=("D4",), **_BITS)
 def bitmask(ctx: Context) -> Launch:
     """The text's backward."""
     return _launch(ctx, "dropout_grad_bitmask", 4, "bits")
@@ -115,14 +124,14 @@ def bitmask(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "16-byte packs and their bits, a byte's or half a byte's", rows=("D4",), **_BITS)
 def tuned(ctx: Context) -> Launch:
-    """The bits of any of dropout's variants, at the width of a copy."""
+    """It reads the bits of any variant of dropout, with accesses as wide as a copy's."""
     return _launch(ctx, "dropout_grad_tuned", PACK_BYTES // ITEMSIZE[ctx.case.dtype], "bits")
 
 
 def _launch(ctx: Context, entry: str, per_thread: int, mask: str) -> Launch:
-    """The kernel `entry`, whose threads take `per_thread` elements each; it reads the tensor named `mask`."""
+    """A launch of the kernel `entry`, whose threads take `per_thread` elements each. It reads the tensor `mask`."""
     kernel = ctx.kernel("dropout_grad.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
-    factor = ctypes.c_float(scale(ctx.s.P))
+    factor = ctypes.c_float(scale(ctx.s.p))
     grid, whole = blocks(-(-ctx.s.N // per_thread)), ctx.s.N // per_thread
 
     def launch(t: Tensors) -> None:
@@ -143,10 +152,10 @@ def _number_of_call(ctx: Context, _: Tensors) -> dict[str, Any]:
     "replay", "no mask in memory: draws the forward's numbers again", inputs=(_DY, CALL), encode=_number_of_call
 )
 def replay(ctx: Context) -> Launch:
-    """Arithmetic in place of the mask's bytes."""
+    """It computes the mask, and reads none."""
     kernel = ctx.kernel("dropout_grad.cu", "dropout_grad_replay", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     key, threshold, _ = arguments(ctx, NARROW)
-    factor = ctypes.c_float(scale(ctx.s.P))
+    factor = ctypes.c_float(scale(ctx.s.p))
     threads, whole = split(ctx.s.N, NARROW)
 
     def launch(t: Tensors) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.ops import Choice, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
-from harness.ops.dropout._dropout import CALL, NARROW, PERCENT, WIDE, arguments, density_complaint, seed
+from harness.ops.dropout._dropout import CALL, NARROW, WIDE, arguments, expected_share, seed
 
 if TYPE_CHECKING:
     import torch
@@ -21,22 +21,22 @@ _STATE = Tensor("state", (f"{STATE_BYTES} * {_THREADS}",), "uint8", inplace=True
 _FEWEST_WAVES = 4  # of threads with four packs each, that these be worth it
 
 
-def check(ctx: Context, t: Tensors) -> str | None:
+def check(ctx: Context, t: Tensors) -> Iterator[str]:
     """Every byte is 0 or 1, and the right share is 1."""
     import torch
 
     if bool((t.mask.view(torch.uint8) > 1).any()):
-        return "mask: has bytes other than 0 and 1"
-    return density_complaint(ctx, t.mask)
+        yield "mask: has bytes other than 0 and 1"
+    yield from expected_share(ctx, t.mask)
 
 
 OP = Op(
     "random_mask",
-    "mask = 1 with a probability of 1 - P%, else 0",
-    symbols={"N": "elements", **PERCENT | {"P": "percent of zeros"}},
+    "mask = 1 with a probability of 1 - p, else 0",
+    symbols={"N": "elements"},
+    choices={"p": Choice("share of zeros", low=0.0, high=1.0, default=0.1)},
     inputs=(CALL,),
     outputs=(Tensor("mask", ("N",)),),
-    defaults={"P": "10"},
     dtypes=("bool",),
     check=check,
     items="N",
@@ -45,21 +45,21 @@ OP = Op(
 
 
 def _bernoulli(ctx: Context) -> Callable[[], torch.Tensor]:
-    """What a user writes."""
+    """The call that a user writes."""
     import torch
 
-    n, probability, device = ctx.s.N, 1 - ctx.s.P / 100, ctx.device
+    n, probability, device = ctx.s.N, 1 - ctx.s.p, ctx.device
     return lambda: torch.empty(n, dtype=torch.bool, device=device).bernoulli_(probability)
 
 
-@OP.variant("eager", "torch.empty(N).bernoulli_(p)", devices=BOTH, returns=True)
+@OP.variant("eager", "torch.empty(N).bernoulli_(1 - p)", role="baseline", devices=BOTH, returns=True)
 def eager(ctx: Context) -> Launch:
-    """A Philox call for four elements, a byte a store."""
+    """PyTorch makes a Philox call for four elements, and stores a byte at a time."""
     function = _bernoulli(ctx)
     return lambda _: (function(),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(ctx: Context) -> Launch:
     """Inductor has no kernel of its own for bernoulli_."""
     function = compiled(_bernoulli(ctx))
@@ -67,7 +67,7 @@ def compile_(ctx: Context) -> Launch:
 
 
 def fresh_state(threads: int, key: int, device: Any) -> torch.Tensor:
-    """Generators that have drawn nothing yet, 48 bytes each, as uint8.
+    """The state of generators that have drawn nothing yet, 48 bytes each, as uint8.
 
     Words 0 to 3 of a generator are the next counter, with the thread in the upper half; 4 to 7 the words drawn last, 8
     and 9 the key, and 10 says how many of the four words are used.
@@ -88,25 +88,25 @@ def _state_bytes(ctx: Context) -> int:
     return _STATE.bytes(ctx.case.symbols, ctx.case.dtype)
 
 
-_STATEFUL: dict[str, Any] = {"rows": ("O18",), "inputs": (_STATE,), "encode": _encode}
+_STATEFUL: dict[str, Any] = {"role": "published", "rows": ("O18",), "inputs": (_STATE,), "encode": _encode}
 
 
 @OP.variant("scalar", "a generator of 48 bytes for each of few threads, one byte a store", **_STATEFUL)
 def scalar(ctx: Context) -> Launch:
-    """The text's starting point."""
+    """The text starts here."""
     kernel, (grid, *sizes) = ctx.kernel("random_mask.cu", "random_mask_scalar"), _stateful(ctx)
     return lambda t: kernel(grid, BLOCK, t.state, t.mask, *sizes)
 
 
 @OP.variant("packed", "the same generators, 16 results in one store of 16 bytes", **_STATEFUL)
 def packed(ctx: Context) -> Launch:
-    """The text's optimisation: as few threads, but they wait less."""
+    """The text's optimisation: threads are as few, but they wait less."""
     kernel, (grid, *sizes) = ctx.kernel("random_mask.cu", "random_mask_packed"), _stateful(ctx)
     return lambda t: kernel(grid, BLOCK, t.state, t.mask, *sizes, ctypes.c_uint32(aligned(t.mask)))
 
 
 def _stateful(ctx: Context) -> tuple[Any, ...]:
-    """(grid, n, threads, threshold)."""
+    """The grid and the scalars of a launch: (grid, n, threads, threshold)."""
     _, threshold, _ = arguments(ctx, WIDE)
     threads = _state_bytes(ctx) // STATE_BYTES
     return blocks(threads), ctypes.c_uint64(ctx.s.N), ctypes.c_uint64(threads), threshold

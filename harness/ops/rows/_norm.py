@@ -1,6 +1,7 @@
 """What layer_norm, rms_norm and their gradients share: declarations, epsilon, references, and the forward's launches.
 
 A matrix is (M, N), contiguous; each row is normalised by itself, over its N columns. Statistics are float32, one a row.
+xhat is the row normalised, before gamma and beta.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.model import Case, Work
-from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
+from harness.model import Case, Traffic
+from harness.ops import ITEMSIZE, Context, Expected, Launch, Symbols, Tensor, Tensors
 from harness.ops._device import MOST_BLOCKS
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, aligned, blocks, power_of_2_from
 from harness.ops.rows import _rows
@@ -32,10 +33,10 @@ Y = Tensor("y", ("M", "N"))
 MEAN = Tensor("mean", ("M",), "float32")
 RSTD = Tensor("rstd", ("M",), "float32")
 
-_MOST_KEPT = 16 * 1024  # of what a load brings, a register each, by a block of 1024 threads
+_MOST_KEPT = 16 * 1024  # accesses whose elements a block of 1024 threads can keep, each in a register
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 _QUAD = 4  # rows of one element that a thread has
-_ROUNDED = 2**-19  # of the largest term: what adding up N of them in float32 and dividing by N may lose
+_ROUNDED = 2**-19  # what a mean of N terms, added in float32, may lose: as a share of the largest term
 _CHECKED = 2**24  # elements checked at a time
 
 
@@ -44,7 +45,7 @@ _CHECKED = 2**24  # elements checked at a time
 
 @dataclass(frozen=True, slots=True)
 class Normalised:
-    """What a row is normalised with: mean (M; zeros for rms_norm), rstd (M), and the result, xhat (M, N)."""
+    """Rows normalised: mean (M; zeros for rms_norm), rstd (M), and the result, xhat (M, N)."""
 
     mean: torch.Tensor
     rstd: torch.Tensor
@@ -52,9 +53,9 @@ class Normalised:
 
 
 def layer_normalised(x: torch.Tensor) -> Normalised:
-    """Gives (x - mean) * rstd by rows. x: (M, N), any type."""
+    """(x - mean) * rstd by rows. x: (M, N), any type."""
     wide = x.double()
-    # Divided, not multiplied by 1 / N as mean() does it on a GPU: rows of equal values must have exactly their mean.
+    # A division, since rows of equal values must have exactly their mean. mean() on a GPU multiplies by 1 / N.
     mean = wide.sum(1) / x.shape[1]
     centred = wide - mean[:, None]
     rstd = _rstd(centred)
@@ -62,7 +63,7 @@ def layer_normalised(x: torch.Tensor) -> Normalised:
 
 
 def rms_normalised(x: torch.Tensor) -> Normalised:
-    """Gives x * rstd by rows. x: (M, N), any type."""
+    """The product x * rstd by rows. x: (M, N), any type."""
     wide = x.double()
     rstd = _rstd(wide)
     return Normalised(rstd.new_zeros(rstd.shape), rstd, wide * rstd[:, None])
@@ -71,23 +72,23 @@ def rms_normalised(x: torch.Tensor) -> Normalised:
 def _rstd(values: torch.Tensor) -> torch.Tensor:
     """1 / sqrt(mean of the squares + EPS) by rows.
 
-    The mean is rounded to float32 before: where it passes float32's range, rstd is 0, as with sums in float32.
+    The mean is rounded to float32 first: where it is out of float32's range, rstd is 0, as it is with sums in float32.
     """
     square = (values.square().sum(1) / values.shape[1]).float().double()
     return 1 / (square + EPS).sqrt()
 
 
-# ---- The check of the forward's outputs.
+# ---- What the forward's outputs must be.
 
 
-def forward_complaint(ctx: Context, t: Tensors, normalised: Callable[[torch.Tensor], Normalised]) -> str | None:
-    """What is wrong with y, rstd, and mean if the op has one, given the inputs t.before; None if nothing is.
+def forward_expected(ctx: Context, t: Tensors, normalised: Callable[[torch.Tensor], Normalised]) -> Iterator[Expected]:
+    """What y, rstd, and mean if the op has one, must be for the inputs t.before.
 
     Each may be off by one unit in the last place of its own type, and besides:
     - mean by the rounding of a sum of N elements, relative to the row's largest;
     - rstd by 1e-5 of itself;
-    - y by what these two make of xhat, times gamma, and by a rounding of beta.
-    Not-a-numbers must meet, and infinities be equal. But a mean that isn't finite may be any that isn't.
+    - y by the errors of xhat that come from these two, times gamma, and by a rounding of beta.
+    Where the mean isn't finite, any mean that isn't finite is right.
     """
     before = t.before
     gamma = before.gamma.double()
@@ -103,10 +104,10 @@ def forward_complaint(ctx: Context, t: Tensors, normalised: Callable[[torch.Tens
             "mean": (wanted.mean, _ROUNDED * largest),
         }
         for output in ctx.op.outputs:
-            want, allowed = outputs[output.name]
-            if found := _difference(output.name, part.start, getattr(t, output.name)[part], want, allowed):
-                return found
-    return None
+            got, (want, allowed) = getattr(t, output.name)[part], outputs[output.name]
+            start = part.start * (got.numel() // max(1, len(got)))
+            allowed = allowed + _last_place(got, want)
+            yield Expected(output.name, got, want, allowed, start, loose=output.name == "mean")
 
 
 def _parts(rows: int, columns: int) -> Iterator[slice]:
@@ -114,32 +115,20 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
     return (slice(first, first + step) for first in range(0, rows, step))
 
 
-def _difference(name: str, row: int, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor) -> str | None:
-    """row: which the first one here is."""
+def _last_place(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """One unit in the last place of each wanted number, as a number of got's type."""
     import torch
 
     unit = torch.finfo(got.dtype)
-    # Below 2^-126 float32 has fewer places, in which kernels compute for halves, too.
-    allowed = allowed + unit.eps * want.abs() + unit.tiny * unit.eps + 2**-126
-    # What rounds to an infinity of the type must be one.
-    rounded = want.to(got.dtype)
-    right = (((got.double() - want).abs() <= allowed) & want.isfinite()) | (got == rounded)
-    right |= got.isnan() & want.isnan()
-    if name == "mean":
-        right |= ~got.isfinite() & ~want.isfinite()
-    if right.all():
-        return None
-    first = (~right).nonzero()[0].tolist()
-    place = [row + first[0], *first[1:]]
-    values = f"is {got[tuple(first)].item()}, the reference {want[tuple(first)].item()}"
-    return f"{name}: {int((~right).sum())} elements of {right.numel()} are wrong; that at {place} {values}"
+    # Below 2^-126 float32 has fewer places, and kernels compute in float32 for halves, too.
+    return unit.eps * want.abs() + unit.tiny * unit.eps + 2**-126
 
 
-# ---- The forward's launches. `tensors` gives the kernel's arguments in order, x and y among them.
+# ---- The forward's launches. `tensors` gives the kernel's tensors in the order of its parameters.
 
 
 def two_pass(ctx: Context, tensors: Arguments) -> Launch:
-    """One block a row, of any length and at any address, which reads x twice."""
+    """One block a row, which reads x twice. Rows may have any length and any address."""
     threads = 256 if ctx.s.N <= 8192 else 1024
     kernel = ctx.kernel(*_entry(ctx, "two_pass"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads})
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_int64(ctx.s.N)
@@ -148,7 +137,10 @@ def two_pass(ctx: Context, tensors: Arguments) -> Launch:
 
 
 def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
-    """One block a row, which it keeps. width: elements an access, 1 or 2; `two_pass` where they aren't aligned."""
+    """One block a row, which keeps the row in registers. width: elements an access, 1 or 2.
+
+    `two_pass` runs where accesses wouldn't be aligned.
+    """
     fallback = two_pass(ctx, tensors)
     units = blocks(ctx.s.N, width)
     threads = 256 if units <= 2048 else 1024
@@ -169,7 +161,7 @@ def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
 
 
 def planned(ctx: Context, tensors: Arguments) -> Launch:
-    """The kernel `<op>_tuned`, as _rows.py plans it; `two_pass` where rows are too long, or packs aren't aligned."""
+    """The kernel `<op>_tuned` as `RowPlan` has it; `two_pass` where rows are too long or packs aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx, tensors)
     return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=True)
@@ -188,7 +180,7 @@ def _of_one(ctx: Context, tensors: Arguments) -> Launch:
 
 
 def in_turn(ctx: Context, plan: InTurn, tensors: Arguments) -> Launch:
-    """Teams that take rows in turn, as planned; `two_pass` where packs aren't aligned."""
+    """Teams that take rows in turn as the plan has it; `two_pass` where packs aren't aligned."""
     kernel = ctx.kernel(*_entry(ctx, "in_turn"), {"SCALAR": CUDA_TYPE[ctx.case.dtype], **plan.macros})
     fallback = two_pass(ctx, tensors)
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
@@ -210,7 +202,7 @@ def _entry(ctx: Context, kernel: str) -> tuple[str, str]:
 
 
 def too_long(case: Case, width: int = 1) -> str | None:
-    """Why blocks can't keep a row each in registers, with so many elements an access; None if they can."""
+    """Why a block can't keep a row in registers, with `width` elements an access; None if it can."""
     most = _MOST_KEPT * width
     if case.symbols["N"] > most:
         return f"rows of more than {most} don't fit into a block's registers"
@@ -218,7 +210,7 @@ def too_long(case: Case, width: int = 1) -> str | None:
 
 
 def no_pairs(case: Case) -> str | None:
-    """Why blocks can't keep a row each as pairs of halves; None if they can."""
+    """Why a block can't keep a row as pairs of halves; None if it can."""
     if case.dtype == "float32":
         return "for halves only"
     if case.symbols["N"] % 2:
@@ -226,23 +218,21 @@ def no_pairs(case: Case) -> str | None:
     return too_long(case, width=2)
 
 
-Traffic = Callable[[Symbols, int], Work]
+TrafficOf = Callable[[Symbols, int], Traffic]
+"""Gives the traffic of a variant, from sizes and the bytes of an element."""
 
 
-def traffics(vectors: int, statistics: int, flops: int) -> tuple[Traffic, Traffic]:
-    """What `two_pass` and `tuned` move, of an op with so many vectors, statistics a row, and operations an element."""
+def traffics(vectors: int, statistics: int) -> tuple[TrafficOf, TrafficOf]:
+    """The traffic of `two_pass` and of `tuned`, for an op with so many vectors (N), and statistics a row."""
 
-    def read(symbols: Symbols, itemsize: int, times: int) -> Work:
+    def moved(symbols: Symbols, itemsize: int, reads: int) -> Traffic:
         rows, columns = symbols["M"], symbols["N"]
-        return Work(
-            read=(times * rows + vectors) * columns * itemsize,
+        return Traffic(
+            read=(reads * rows + vectors) * columns * itemsize,
             written=rows * columns * itemsize + 4 * statistics * rows,
-            flops=flops * rows * columns,
-            items=rows,
-            item="rows",
         )
 
-    def tuned(symbols: Symbols, itemsize: int) -> Work:
-        return read(symbols, itemsize, 1 if _rows.has_plan(symbols, itemsize) else 2)
+    def tuned(symbols: Symbols, itemsize: int) -> Traffic:
+        return moved(symbols, itemsize, 1 if _rows.has_plan(symbols, itemsize) else 2)
 
-    return (lambda symbols, itemsize: read(symbols, itemsize, 2)), tuned
+    return (lambda symbols, itemsize: moved(symbols, itemsize, 2)), tuned

@@ -1,4 +1,4 @@
-"""The backward of LayerNorm over the rows of a matrix: row S4. Twin of layer_norm_grad.cu."""
+"""The backward of LayerNorm over the rows of a matrix: technique S4. Twin of layer_norm_grad.cu."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from harness.ops import Context, Launch, Op
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BOTH
 from harness.ops.rows import _norm_grad as grad
+from harness.ops.rows import _norm_grad_check as exact
 from harness.ops.rows._norm import GAMMA, MEAN, RSTD, SYMBOLS, X, layer_normalised
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def make(ctx: Context) -> dict[str, Any]:
-    """Normal numbers, and the statistics of x."""
-    return grad.make(ctx, layer_normalised)
+    """Normal random numbers, and the statistics of x."""
+    return exact.make(ctx, layer_normalised)
 
 
 OP = Op(
@@ -25,10 +26,9 @@ OP = Op(
     symbols=SYMBOLS,
     inputs=(grad.DY, X, GAMMA, MEAN, RSTD),
     outputs=(grad.DX, grad.DGAMMA, grad.DBETA),
-    reference=grad.reference,
+    reference=exact.reference,
     make=make,
-    check=grad.check,
-    flops=f"{grad.FLOPS} * M * N",
+    check=exact.check,
     items="M",
     item="rows",
 )
@@ -37,9 +37,10 @@ OP = Op(
 def _backward(
     dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """What autograd runs for torch.nn.functional.layer_norm. Of beta torch wants to see only that there is one.
+    """The op that autograd runs for torch.nn.functional.layer_norm.
 
-    On a CPU with floats in place of halves, whose sums of columns torch would round at each step there.
+    gamma stands for beta, whose values torch doesn't use. On a CPU torch rounds sums of columns to the dtype at each
+    step, so halves are widened to floats first.
     """
     import torch
 
@@ -51,15 +52,17 @@ def _backward(
     return tuple(made.to(x.dtype) for made in grads)
 
 
-@OP.variant("eager", "what autograd calls", devices=BOTH, returns=True, traffic=grad.traffic(dy=2, x=2))
+@OP.variant(
+    "eager", "what autograd calls", role="baseline", devices=BOTH, returns=True, traffic=grad.traffic(dy=2, x=2)
+)
 def eager(_: Context) -> Launch:
     """One kernel for dx, another one for the sums of columns; both read dy and x."""
     return lambda t: _backward(t.dy, t.x, t.gamma, t.mean, t.rstd)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Inductor takes it apart. Whether it reads dy and x once or more often depends on the shape."""
+    """Inductor makes kernels of its own. They read dy and x once or more often, which depends on the shape."""
     function = compiled(_backward)
     return lambda t: function(t.dy, t.x, t.gamma, t.mean, t.rstd)
 
@@ -67,6 +70,7 @@ def compile_(_: Context) -> Launch:
 @OP.variant(
     "separate",
     "a kernel each for dx, dgamma and dbeta",
+    role="published",
     rows=("S4",),
     traffic=grad.traffic(dy=3, x=2),
     unsupported=grad.too_long,
@@ -79,6 +83,7 @@ def separate(ctx: Context) -> Launch:
 @OP.variant(
     "fused",
     "one read of dy and x, by blocks that add up columns row after row",
+    role="published",
     rows=("S4",),
     unsupported=grad.too_long_for_registers,
 )
@@ -95,5 +100,5 @@ def fused(ctx: Context) -> Launch:
     unsupported=grad.too_long,
 )
 def tuned(ctx: Context) -> Launch:
-    """See layer_norm_grad.cu, steps 3 and 4."""
+    """Steps 3 and 4 of layer_norm_grad.cu."""
     return grad.tuned(ctx)

@@ -1,14 +1,15 @@
 """RMSNorm, y = x * rstd * gamma by rows: beyond the texts. Twin of rms_norm.cu.
 
-rstd is 1 / sqrt(mean(x * x) + 1e-5), and is kept for the backward. (torch's default in place of 1e-5 is the type's
-epsilon; models say what they want.)
+rstd is 1 / sqrt(mean(x * x) + 1e-5). It is an output, since the backward needs it. (torch's default in place of 1e-5
+is the type's epsilon, but models choose their own.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.ops import Context, Launch, Op, Tensors
+from harness.ops import Context, Expected, Launch, Op, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BOTH
 from harness.ops.rows import _norm as norm
@@ -16,13 +17,12 @@ from harness.ops.rows import _norm as norm
 if TYPE_CHECKING:
     import torch
 
-FLOPS = 4  # an element
-_TWO_PASS, _TUNED = norm.traffics(vectors=1, statistics=1, flops=FLOPS)
+_TWO_PASS, _TUNED = norm.traffics(vectors=1, statistics=1)
 
 
-def check(ctx: Context, t: Tensors) -> str | None:
-    """What is wrong with the outputs."""
-    return norm.forward_complaint(ctx, t, norm.rms_normalised)
+def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
+    """What the outputs must be, by rows."""
+    return norm.forward_expected(ctx, t, norm.rms_normalised)
 
 
 OP = Op(
@@ -32,14 +32,13 @@ OP = Op(
     inputs=(norm.X, norm.GAMMA),
     outputs=(norm.Y, norm.RSTD),
     check=check,
-    flops=f"{FLOPS} * M * N",
     items="M",
     item="rows",
 )
 
 
 def _rms_norm(x: torch.Tensor, gamma: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What torch.nn.functional.rms_norm calls, which keeps rstd for the backward."""
+    """The call inside torch.nn.functional.rms_norm: it also returns rstd, which the backward needs."""
     import torch
 
     y, rstd = torch.ops.aten._fused_rms_norm(x, x.shape[1:], gamma, norm.EPS)
@@ -50,13 +49,13 @@ def _arguments(t: Tensors) -> tuple[Any, ...]:
     return t.x, t.gamma, t.y, t.rstd
 
 
-@OP.variant("eager", "torch's fused kernel, which rms_norm is made of", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's fused kernel, which rms_norm is made of", role="baseline", devices=BOTH, returns=True)
 def eager(_: Context) -> Launch:
     """What a user writes today."""
     return lambda t: _rms_norm(t.x, t.gamma)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
     """Inductor's kernel for exactly this shape."""
     function = compiled(_rms_norm)
@@ -69,23 +68,23 @@ def compile_(_: Context) -> Launch:
     traffic=_TWO_PASS,
 )
 def two_pass(ctx: Context) -> Launch:
-    """One kernel, and the starting point."""
+    """The starting point."""
     return norm.two_pass(ctx, _arguments)
 
 
 @OP.variant("registers", "x read once, into a register array of constant size", unsupported=norm.too_long)
 def registers(ctx: Context) -> Launch:
-    """Loops that are unrolled to the last, so that the array is in registers."""
+    """All loops over the array are unrolled, so that it is in registers."""
     return norm.in_registers(ctx, _arguments, width=1)
 
 
 @OP.variant("half2", "the same, with two halves an access and a conversion", unsupported=norm.no_pairs)
 def half2(ctx: Context) -> Launch:
-    """Half as many accesses; `two_pass` where pairs aren't aligned."""
+    """Half as many accesses. `two_pass` runs where pairs aren't aligned."""
     return norm.in_registers(ctx, _arguments, width=2)
 
 
 @OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for", traffic=_TUNED)
 def tuned(ctx: Context) -> Launch:
-    """See rms_norm.cu. Falls back to `two_pass` for rows too long for that, and packs that aren't aligned."""
+    """Step 4 of rms_norm.cu. `two_pass` runs where rows are too long for it or packs aren't aligned."""
     return norm.planned(ctx, _arguments)

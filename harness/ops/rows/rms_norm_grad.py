@@ -8,6 +8,7 @@ from harness.ops import Context, Launch, Op
 from harness.ops._baselines import compiled
 from harness.ops._elementwise import BOTH
 from harness.ops.rows import _norm_grad as grad
+from harness.ops.rows import _norm_grad_check as exact
 from harness.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def make(ctx: Context) -> dict[str, Any]:
-    """Normal numbers, and the rstd of x."""
-    return grad.make(ctx, rms_normalised)
+    """Normal random numbers, and the rstd of x."""
+    return exact.make(ctx, rms_normalised)
 
 
 OP = Op(
@@ -25,10 +26,9 @@ OP = Op(
     symbols=SYMBOLS,
     inputs=(grad.DY, X, GAMMA, RSTD),
     outputs=(grad.DX, grad.DGAMMA),
-    reference=grad.reference,
+    reference=exact.reference,
     make=make,
-    check=grad.check,
-    flops=f"{grad.FLOPS} * M * N",
+    check=exact.check,
     items="M",
     item="rows",
 )
@@ -47,7 +47,7 @@ def _steps(
 def _backward(
     dy: torch.Tensor, x: torch.Tensor, gamma: torch.Tensor, rstd: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What autograd runs for torch.nn.functional.rms_norm: on a CPU, where torch has no kernel of its own, steps."""
+    """The op that autograd runs for torch.nn.functional.rms_norm; single steps on a CPU, where torch has no such op."""
     import torch
 
     if not x.is_cuda:
@@ -56,15 +56,17 @@ def _backward(
     return dx, dgamma
 
 
-@OP.variant("eager", "what autograd calls", devices=BOTH, returns=True, traffic=grad.traffic(dy=2, x=2))
+@OP.variant(
+    "eager", "what autograd calls", role="baseline", devices=BOTH, returns=True, traffic=grad.traffic(dy=2, x=2)
+)
 def eager(_: Context) -> Launch:
     """One kernel for dx, another one for the sums of columns; both read dy and x."""
     return lambda t: _backward(t.dy, t.x, t.gamma, t.rstd)
 
 
-@OP.variant("compile", "torch.compile of its steps", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of its steps", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
-    """Whether Inductor reads dy and x once or more often depends on the shape."""
+    """Inductor's kernels read dy and x once or more often, which depends on the shape."""
     function = compiled(_steps)
     return lambda t: function(t.dy, t.x, t.gamma, t.rstd)
 
@@ -81,7 +83,7 @@ def separate(ctx: Context) -> Launch:
     unsupported=grad.too_long_for_registers,
 )
 def fused(ctx: Context) -> Launch:
-    """As for LayerNorm."""
+    """The kernel of layer_norm_grad's `fused`, without the mean."""
     return grad.fused(ctx)
 
 
@@ -92,5 +94,5 @@ def fused(ctx: Context) -> Launch:
     unsupported=grad.too_long,
 )
 def tuned(ctx: Context) -> Launch:
-    """See layer_norm_grad.cu, steps 3 and 4."""
+    """Steps 3 and 4 of layer_norm_grad.cu."""
     return grad.tuned(ctx)

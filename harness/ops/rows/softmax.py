@@ -1,4 +1,4 @@
-"""Softmax over the rows of a matrix: rows O8 and S13. Twin of softmax.cu."""
+"""Softmax over the rows of a matrix: techniques O8 and S13. Twin of softmax.cu."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.model import Case, Work
+from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import compiled
 from harness.ops._device import MOST_BLOCKS, WARP
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 _ANY_BLOCK = 512  # threads of the kernels that no macro gives them to
 _STATIC_SHARED = 1024  # bytes of shared memory beside the row
 
-_WARP_COLUMNS = 1024  # up to which a row has a warp, where longer ones have a block
-_GRID = 2**31 - 1
+_WARP_COLUMNS = 1024  # columns up to which `unfused` and `online` give a row a warp; longer rows get a block
+_GRID = 2**31 - 1  # blocks
 _FLOAT = 4  # bytes
 
-# Of `registers` and `cluster`:
-_ELEMENTS = 8  # that a thread has, until a block has no more threads
+# The numbers of `registers` and `cluster`.
+_ELEMENTS = 8  # of a row that a thread has, until a block has no more threads
 _MOST_ELEMENTS = 16  # with twice as many, some architecture runs out of registers for 1024 threads
-_MOST_THREADS = 1024
+_MOST_THREADS = 1024  # of a block
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """In higher precision."""
+    """The softmax in higher precision."""
     import torch
 
     (x,) = widened(t.x)
@@ -46,7 +46,6 @@ OP = Op(
     outputs=(Tensor("y", ("M", "N")),),
     reference=reference,
     tolerance={"float32": (4e-6, 1e-30), "float16": (1e-3, 6e-8), "bfloat16": (8e-3, 1e-30)},
-    flops="4 * M * N",
     items="M",
     item="rows",
 )
@@ -58,51 +57,54 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, dim=-1)
 
 
-@OP.variant("eager", "torch.softmax", devices=BOTH, returns=True)
+@OP.variant("eager", "torch.softmax", role="baseline", devices=BOTH, returns=True)
 def eager(_: Context) -> Launch:
     """What a user writes today."""
     return lambda t: (_softmax(t.x),)
 
 
-@OP.variant("compile", "torch.compile of the same", devices=BOTH, returns=True)
+@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
 def compile_(_: Context) -> Launch:
     """Inductor's kernel for exactly this shape."""
     function = compiled(_softmax)
     return lambda t: (function(t.x),)
 
 
-def _unfused(symbols: Symbols, size: int) -> Work:
-    """Counts every tensor that a step reads or writes."""
+def _unfused(symbols: Symbols, size: int) -> Traffic:
+    """The bytes of every tensor that a step reads or writes."""
     elements, rows = symbols["M"] * symbols["N"], symbols["M"]
-    # The maximum and the difference read x; exp, sum and quotient read floats, as they do a float for each row.
+    # Max and subtract read x; exp, sum and divide read floats. Subtract and divide also read a float for each row.
     read = elements * (2 * size + 3 * _FLOAT) + 2 * rows * _FLOAT
     written = elements * (2 * _FLOAT + size) + 2 * rows * _FLOAT
-    return _work(symbols, read, written)
+    return Traffic(read, written)
 
 
-def _second_read(symbols: Symbols, size: int) -> Work:
-    """Reads x twice, though a short row is still in a cache then."""
+def _second_read(symbols: Symbols, size: int) -> Traffic:
+    """Two reads of x, though a short row may still be in a cache the second time."""
     elements = symbols["M"] * symbols["N"]
-    return _work(symbols, 2 * elements * size, elements * size)
+    return Traffic(2 * elements * size, elements * size)
 
 
-def _tuned(symbols: Symbols, size: int) -> Work:
-    """That of `online`, where no plan keeps rows in registers."""
+def _tuned(symbols: Symbols, size: int) -> Traffic:
+    """One read of x where a plan keeps rows in registers; else the traffic of `online`."""
     if not has_plan(symbols, size):
         return _second_read(symbols, size)
     elements = symbols["M"] * symbols["N"]
-    return _work(symbols, elements * size, elements * size)
-
-
-def _work(symbols: Symbols, read: int, written: int) -> Work:
-    return Work(read, written, flops=4 * symbols["M"] * symbols["N"], items=symbols["M"], item="rows")
+    return Traffic(elements * size, elements * size)
 
 
 @OP.variant(
-    "unfused", "max, subtract, exp, sum, divide: five kernels, floats between them", rows=("O8",), traffic=_unfused
+    "unfused",
+    "max, subtract, exp, sum, divide: five kernels, floats between them",
+    role="published",
+    rows=("O8",),
+    traffic=_unfused,
 )
 def unfused(ctx: Context) -> Launch:
-    """The text's starting point: 8 D for floats, and for halves, whose steps would lose places, 13 D of theirs."""
+    """The text's starting point. It moves 8 D for floats, and 13 D for halves, where D is the size of x.
+
+    The tensors between the steps are floats, since halves would lose places at each step.
+    """
     import torch
 
     def kernel(entry: str) -> cuda.Kernel:
@@ -110,7 +112,7 @@ def unfused(ctx: Context) -> Launch:
 
     largest, subtract, exp, total, divide = map(kernel, ("max", "subtract", "exp", "sum", "divide"))
     elements = ctx.s.M * ctx.s.N
-    # All sets of buffers share these.
+    # All sets of buffers share these two.
     values = torch.empty(elements, dtype=torch.float32, device=ctx.device)
     of_rows = torch.empty(ctx.s.M, dtype=torch.float32, device=ctx.device)
     over_rows, sizes = _any_length(ctx)
@@ -140,7 +142,7 @@ def _kernel(ctx: Context, entry: str, **macros: int) -> cuda.Kernel:
 
 
 def _any_length(ctx: Context) -> tuple[int, tuple[Any, ...]]:
-    """Grid and sizes for a kernel that gives short rows a warp each, and long ones a block."""
+    """Grid and arguments of a kernel that gives short rows a warp each, and long rows a block."""
     rows_a_block = _ANY_BLOCK // WARP if ctx.s.N <= _WARP_COLUMNS else 1
     sizes = ctypes.c_int64(ctx.s.M), ctypes.c_int64(ctx.s.N), ctypes.c_uint32(rows_a_block)
     return blocks(ctx.s.M, rows_a_block), sizes
@@ -161,6 +163,7 @@ def _needs_blocks(case: Case, a_row: int) -> str | None:
 @OP.variant(
     "shared",
     "one block a row, the row in shared memory, CUB's block reductions",
+    role="published",
     rows=("O8",),
     unsupported=_needs_shared_memory,
 )
@@ -188,11 +191,12 @@ def _needs_registers(case: Case) -> str | None:
 @OP.variant(
     "registers",
     "one block a row, the row in arrays of a constant size, which registers hold",
+    role="published",
     rows=("S13",),
     unsupported=_needs_registers,
 )
 def registers(ctx: Context) -> Launch:
-    """Each length of rows may need a compilation."""
+    """Each length of rows may need a compilation of its own."""
     return _in_registers(ctx, "softmax_registers", 1)
 
 
@@ -206,23 +210,24 @@ def _needs_cluster(case: Case) -> str | None:
 
 
 def blocks_of_cluster(columns: int) -> int:
-    """Blocks that share a row of that many elements: a power of two."""
+    """Blocks that share a row of so many elements: a power of two."""
     return min(MOST_BLOCKS, max(2, power_of_2_from(blocks(columns, _MOST_THREADS * _ELEMENTS))))
 
 
 @OP.variant(
     "cluster",
     "the same over two to eight blocks, which meet in distributed shared memory",
+    role="published",
     rows=("S13",),
     unsupported=_needs_cluster,
 )
 def cluster(ctx: Context) -> Launch:
-    """For rows too long for a block."""
+    """Takes rows that are too long for a block."""
     return _in_registers(ctx, "softmax_cluster", blocks_of_cluster(ctx.s.N))
 
 
 def spread(columns: int, blocks_a_row: int) -> tuple[int, int]:
-    """Elements a thread, and threads a block (a power of two), for a row of that many elements."""
+    """(elements a thread, threads a block) for a row of so many elements; threads are a power of two."""
     share = blocks(columns, blocks_a_row)
     threads = min(_MOST_THREADS, max(WARP, power_of_2_from(blocks(share, _ELEMENTS))))
     return blocks(share, threads), threads
@@ -243,13 +248,14 @@ def _in_registers(ctx: Context, entry: str, blocks_a_row: int) -> Launch:
     traffic=_tuned,
 )
 def tuned(ctx: Context) -> Launch:
-    """Falls back to `online` for rows too long for that, and packs that aren't aligned."""
+    """Step 6 of softmax.cu. `online` runs where rows are too long for it or packs aren't aligned."""
     if ctx.s.N == 1:
         return _of_one(ctx)
     return planned(ctx, online(ctx), lambda t: (t.x, t.y))
 
 
 def _of_one(ctx: Context) -> Launch:
+    """Rows of a single element."""
     kernel = _kernel(ctx, "softmax_of_one")
     grid, n = blocks(blocks(ctx.s.M, PACK_BYTES // ITEMSIZE[ctx.case.dtype])), ctypes.c_int64(ctx.s.M)
     return lambda t: kernel(grid, BLOCK, t.x, t.y, n, ctypes.c_int32(aligned(t.x, t.y)))

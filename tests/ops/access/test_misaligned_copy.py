@@ -52,6 +52,7 @@ def test_unaligned_tensors(launch, placed, any_bits, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("first_read", "first_written"), [(0, 0), (1, 0), (2, 5)])
 def test_more_than_2_to_31_elements(launch, placed, variant, first_read, first_written):
@@ -70,11 +71,13 @@ def test_more_than_2_to_31_elements(launch, placed, variant, first_read, first_w
 def test_the_baselines_write_the_elements_and_nothing_else(trial, variant, first_read, first_written):
     baseline = trial("misaligned_copy", variant, "float32", N=100, F=first_read, G=first_written)
     poison = check.make_outputs(baseline.ctx, OP.variants[variant])
-    assert "differ" in baseline.complaint(y=poison.y)
+    assert baseline.complaint(y=poison.y).startswith(
+        f"y: 100 of 100 elements are wrong by up to inf; element {first_written} is nan"
+    )
     after = baseline.call()
     assert baseline.complaint(y=after.y) is None
     assert int(after.y.isnan().sum()) == first_written
 
 
 def test_what_lies_before_the_first_element_is_no_work():
-    assert OP.essential({"N": 100, "F": 32, "G": 7}, "float32") == Work(400, 400)
+    assert OP.work_of({"N": 100, "F": 32, "G": 7}, "float32") == Work(400, 400)

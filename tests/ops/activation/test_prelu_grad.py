@@ -9,8 +9,8 @@ import pytest
 
 from harness import check, cuda
 from harness.model import Case
-from harness.ops import Context
-from harness.ops.activation.prelu_grad import OP, Cut, _Rows, products, sum_complaint
+from harness.ops import Context, comparer
+from harness.ops.activation.prelu_grad import OP, Cut, _Rows, expected_sum, products
 
 COMPILED = [{"N": 2, "C": 3, "H": 7, "W": 7}]
 DTYPES = ["float32", "float16", "bfloat16"]
@@ -130,6 +130,7 @@ def test_special_values(launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(2**31 + 17, 1, 1, 1), (43826197, 7, 7, 1)], ids=["one alpha", "rows of 7"])
 def test_more_than_2_to_31_elements(launch, placed, variant, shape):
@@ -156,7 +157,7 @@ def test_more_than_2_to_31_elements(launch, placed, variant, shape):
 def context(variant, dtype, shape, device="cpu"):
     import torch
 
-    case = Case("prelu_grad", variant, dtype, tuple(zip("NCHW", shape, strict=True)), device)
+    case = Case("prelu_grad", variant, dtype, tuple(zip("NCHW", shape, strict=True)), device=device)
     place = torch.device(device)
     return Context(case, getattr(torch, dtype), place, torch.Generator(place).manual_seed(7), OP)
 
@@ -191,10 +192,12 @@ def test_a_sum_without_one_block_is_noticed(dtype, elements):
     ctx = context("fused", dtype, (elements, 1, 1, 1))
     terms = products(check.make_inputs(ctx)).view(-1)
     norm, want = torch.linalg.vector_norm(terms).view(1), terms.sum().view(1)
-    assert sum_complaint(ctx, terms.float().sum().to(ctx.dtype).view(1), want, norm) is None
+    assert comparer.complaint([expected_sum(ctx, terms.float().sum().to(ctx.dtype).view(1), want, norm)]) is None
     for block in (0, 5, elements // 4096 - 1):
         left_out = want - terms[block * 4096 : (block + 1) * 4096].sum()
-        assert "1 of 1 sums are wrong" in sum_complaint(ctx, left_out.to(ctx.dtype), want, norm)
+        assert "1 of 1 elements are wrong" in comparer.complaint(
+            [expected_sum(ctx, left_out.to(ctx.dtype), want, norm)]
+        )
 
 
 @pytest.mark.parametrize("pack", [4, 8])

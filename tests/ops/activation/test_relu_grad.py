@@ -62,6 +62,7 @@ def test_a_dropped_gradient_is_zero_whatever_it_was(launch, placed, special, var
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch
@@ -107,6 +108,6 @@ def test_eager_and_the_masks_given_to_ours_agree_with_the_reference(trial, dtype
 
 @pytest.mark.parametrize(("dtype", "share"), [("float32", 2 / 3 + 1 / 96), ("float16", 2 / 3 + 1 / 48)])
 def test_three_tensors_become_two_and_a_bit(dtype, share):
-    moved = {name: OP.traffic(OP.variants[name], {"N": 2**20}, dtype).moved for name in OP.variants}
+    moved = {name: OP.traffic_of(OP.variants[name], {"N": 2**20}, dtype).moved for name in OP.variants}
     assert moved["eager"] == moved["compile"]
     assert [moved[name] / moved["eager"] for name in OURS] == pytest.approx([share] * 3)

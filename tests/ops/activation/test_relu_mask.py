@@ -80,6 +80,7 @@ def test_special_values(launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch
@@ -119,7 +120,7 @@ def test_eager_and_the_masks_of_ours_agree_with_the_reference(trial, dtype):
 
 
 def test_bits_move_less_than_bytes():
-    moved = {name: OP.traffic(OP.variants[name], {"N": 2**20}, "float32").moved / 2**20 for name in OP.variants}
+    moved = {name: OP.traffic_of(OP.variants[name], {"N": 2**20}, "float32").moved / 2**20 for name in OP.variants}
     assert moved["eager"] == 4 + 4 + 4 + 1
     assert moved["compile"] == 4 + 4 + 1
     assert {moved[name] for name in OURS} == {4 + 4 + 1 / 8}

@@ -103,6 +103,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", ["index64", "tuned"])
 @pytest.mark.parametrize(
     "shape",

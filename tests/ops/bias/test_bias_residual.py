@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness.model import Case, Work
+from harness.model import Case, Traffic
 from harness.ops.bias.bias_residual import OP, two_passes
 
 # Below and from 2^31 threads on: of one element, of two and of eight.
@@ -101,6 +101,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(2**21 + 1, 1024), (2**21 + 1, 1025)], ids=str)
 def test_more_than_2_to_31_elements(launch, variant, shape):
@@ -146,5 +147,5 @@ def test_eager_is_within_the_tolerance_and_a_missing_bias_is_not(trial, dtype):
 
 def test_eager_moves_five_tensors_where_three_would_do():
     symbols = {"R": 1000, "C": 10}
-    assert two_passes(symbols, 2) == Work(read=3 * 20_000 + 20, written=2 * 20_000, flops=2 * 10_000)
-    assert OP.essential(symbols, "float16").moved == 3 * 20_000 + 20
+    assert two_passes(symbols, 2) == Traffic(read=3 * 20_000 + 20, written=2 * 20_000)
+    assert OP.work_of(symbols, "float16").moved == 3 * 20_000 + 20

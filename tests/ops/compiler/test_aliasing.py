@@ -62,6 +62,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch
@@ -104,6 +105,6 @@ def test_only_what_may_alias_must_be_read_between_writes(ptx, dtype):
 
 def test_eager_moves_half_as_much_again():
     op = Catalogue()["aliasing"]
-    work = op.traffic(op.variants["eager"], {"N": 1000}, "float16")
+    work = op.traffic_of(op.variants["eager"], {"N": 1000}, "float16")
     assert (work.read, work.written) == (8000, 4000)
-    assert op.essential({"N": 1000}, "float16").moved == 8000
+    assert op.work_of({"N": 1000}, "float16").moved == 8000

@@ -54,6 +54,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch
@@ -78,7 +79,7 @@ def test_only_the_branch_stands_between_the_reads(ptx, dtype):
 
 def test_the_slopes_count_in_full():
     op = Catalogue()["branches"]
-    work = op.essential({"N": 1000}, "float16")
+    work = op.work_of({"N": 1000}, "float16")
     assert (work.read, work.written) == (4000, 2000)
-    eager = op.traffic(op.variants["eager"], {"N": 1000}, "float16")
+    eager = op.traffic_of(op.variants["eager"], {"N": 1000}, "float16")
     assert (eager.read, eager.written) == (11000, 5000)

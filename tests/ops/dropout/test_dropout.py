@@ -16,10 +16,10 @@ from harness.ops._bits import pack, unpack
 from harness.ops.dropout._dropout import NARROW, WIDE, Keep
 from harness.ops.dropout.dropout import OP
 
-COMPILED = [{"N": 1000, "P": 10}]
+COMPILED = [{"N": 1000}]
 OURS = ["naive", "vectorized", "bitmask_match", "bitmask_shuffle", "tuned"]
 SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
-PERCENTS = [0, 1, 10, 50, 100]
+PROBABILITIES = [0, 0.01, 0.1, 0.5, 1]
 BIG = 2**27  # elements of the statistics
 SIGMAS = 5
 
@@ -28,15 +28,15 @@ def bits_of(variant):
     return NARROW if variant == "tuned" else WIDE
 
 
-def expected(variant, percent, x, mask):
+def expected(variant, p, x, mask):
     """Rounded to float and then to x's type, as the kernels do; 0 where dropped, also for an infinity."""
     import torch
 
-    scale = torch.tensor(Keep(percent, bits_of(variant)).scale, device=x.device, dtype=torch.float32)
+    scale = torch.tensor(Keep(p, bits_of(variant)).scale, device=x.device, dtype=torch.float32)
     return torch.where(mask, (x.float() * scale).to(x.dtype), 0)
 
 
-def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
+def run(launch, placed, variant, x, p=0.1, seed=1, call=2, offsets=(0, 0)):
     """y and the mask (bool) for x; fails if the mask has a wrong form, or if anything around them is written."""
     import torch
 
@@ -45,7 +45,7 @@ def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
     declared = OP.tensors(OP.variants[variant])[1][1]
     kept = placed(declared.shapes({"N": n})[0], declared.dtype, offsets[1])
     tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": y, declared.name: kept}
-    launch("dropout", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
+    launch("dropout", variant, dtype, {"N": n, "p": p}, seed=seed, **tensors)
     if declared.name == "mask":
         assert bool((kept.tensor.view(torch.uint8) <= 1).all())
         return y.tensor, kept.tensor
@@ -58,10 +58,10 @@ def run(launch, placed, variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
 def run_and_check(launch, placed, replay):
     import torch
 
-    def check_one(variant, x, percent=10, seed=1, call=2, offsets=(0, 0)):
-        y, mask = run(launch, placed, variant, x, percent, seed, call, offsets)
-        assert torch.equal(mask, replay(percent, bits_of(variant), seed, call, 0, x.numel()))
-        torch.testing.assert_close(y, expected(variant, percent, x, mask), rtol=0, atol=0, equal_nan=True)
+    def check_one(variant, x, p=0.1, seed=1, call=2, offsets=(0, 0)):
+        y, mask = run(launch, placed, variant, x, p, seed, call, offsets)
+        assert torch.equal(mask, replay(p, bits_of(variant), seed, call, 0, x.numel()))
+        torch.testing.assert_close(y, expected(variant, p, x, mask), rtol=0, atol=0, equal_nan=True)
 
     return check_one
 
@@ -77,9 +77,9 @@ def test_sizes(run_and_check, normal, variant, dtype):
 @pytest.mark.parametrize("variant", OURS)
 def test_seeds_calls_and_probabilities(run_and_check, normal, variant):
     x = normal(1000, "float16")
-    for percent in PERCENTS:
+    for p in PROBABILITIES:
         for seed, call in [(0, 0), (2**32 + 5, 1), (7, 2**32 + 3), (2**63 - 1, 2**63 - 1)]:
-            run_and_check(variant, x, percent, seed, call)
+            run_and_check(variant, x, p, seed, call)
 
 
 @pytest.mark.gpu
@@ -93,10 +93,11 @@ def test_unaligned_addresses(run_and_check, normal, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_special_values(run_and_check, special, variant, dtype):
-    run_and_check(variant, special(dtype).repeat(90), percent=50)
+    run_and_check(variant, special(dtype).repeat(90), p=0.5)
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     import torch
@@ -107,14 +108,14 @@ def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     declared = OP.tensors(OP.variants[variant])[1][1]
     kept = torch.zeros(declared.shapes({"N": n})[0], device="cuda", dtype=getattr(torch, declared.dtype))
     call = torch.tensor([4], device="cuda")
-    launch("dropout", variant, "float16", {"N": n, "P": 10}, seed=3, x=x, call=call, y=y, **{declared.name: kept})
+    launch("dropout", variant, "float16", {"N": n, "p": 0.1}, seed=3, x=x, call=call, y=y, **{declared.name: kept})
     # Slices at the start, around 2**31 and at the end stand for the rest.
     for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
         end = min(begin + 2**17, n)
-        mask = replay(10, bits_of(variant), 3, 4, begin, end)
+        mask = replay(0.1, bits_of(variant), 3, 4, begin, end)
         got = kept[begin:end] if declared.name == "mask" else unpack(kept[begin // 32 : -(-end // 32)], end - begin)
         assert torch.equal(got, mask), begin
-        assert torch.equal(y[begin:end], expected(variant, 10, x[begin:end], mask)), begin
+        assert torch.equal(y[begin:end], expected(variant, 0.1, x[begin:end], mask)), begin
     assert not bool(y.isnan().any())
 
 
@@ -126,7 +127,7 @@ def test_the_call_is_read_when_the_kernel_runs(trial, replay):
     x = torch.ones(4096, device="cuda")
     call, stream = torch.tensor([0], device="cuda"), torch.cuda.Stream()
     y, kept = torch.empty_like(x), torch.empty(128, device="cuda", dtype=torch.int32)
-    call_once = OP.variants["tuned"].prepare(trial("dropout", "tuned", "float32", "cuda", seed=1, N=4096, P=10).ctx)
+    call_once = OP.variants["tuned"].prepare(trial("dropout", "tuned", "float32", "cuda", seed=1, N=4096, p=0.1).ctx)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         call_once(SimpleNamespace(x=x, call=call, y=y, bits=kept))
@@ -134,7 +135,7 @@ def test_the_call_is_read_when_the_kernel_runs(trial, replay):
     for number in range(3):
         graph.replay()
         torch.cuda.synchronize()
-        assert torch.equal(unpack(kept, 4096), replay(10, NARROW, 1, number, 0, 4096))
+        assert torch.equal(unpack(kept, 4096), replay(0.1, NARROW, 1, number, 0, 4096))
 
 
 # Statistics, on masks of 2**27 elements.
@@ -150,7 +151,7 @@ def draw(launch):
         tensors = {"x": x, "call": torch.tensor([call], device="cuda"), "y": torch.empty_like(x)}
         declared = OP.tensors(OP.variants[variant])[1][1]
         kept = torch.empty(declared.shapes({"N": BIG})[0], device="cuda", dtype=getattr(torch, declared.dtype))
-        launch("dropout", variant, "float32", {"N": BIG, "P": 10}, seed=seed, **tensors, **{declared.name: kept})
+        launch("dropout", variant, "float32", {"N": BIG, "p": 0.1}, seed=seed, **tensors, **{declared.name: kept})
         return tensors["y"], kept if declared.name == "mask" else unpack(kept, BIG)
 
     return call_once
@@ -158,7 +159,7 @@ def draw(launch):
 
 def probability(variant):
     bits = bits_of(variant)
-    return Keep(10, bits).threshold / 2**bits
+    return Keep(0.1, bits).threshold / 2**bits
 
 
 def density_z(mask, p):
@@ -212,9 +213,9 @@ def test_calls_and_seeds_are_independent(draw, variant):
 # Without a GPU.
 
 
-@pytest.mark.parametrize("percent", PERCENTS)
-def test_torch_passes_the_check(trial, dtype, percent):
-    assert trial("dropout", "eager", dtype, N=10_001, P=percent).complaint_after_call() is None
+@pytest.mark.parametrize("p", PROBABILITIES)
+def test_torch_passes_the_check(trial, dtype, p):
+    assert trial("dropout", "eager", dtype, N=10_001, p=p).complaint_after_call() is None
 
 
 @pytest.fixture
@@ -222,10 +223,10 @@ def played(trial, replay):
     """A complaint about what `tuned` would write with numbers of `bits` bits, after `change` to its outputs."""
     import torch
 
-    def complaint(percent, bits, change=lambda _: None):
-        tuned = trial("dropout", "tuned", "float32", N=1001, P=percent)
-        mask = replay(percent, bits, 1, 2, 0, 1001, "cpu")
-        y = torch.where(mask, tuned.inputs.x * Keep(percent, bits).scale, 0)
+    def complaint(p, bits, change=lambda _: None):
+        tuned = trial("dropout", "tuned", "float32", N=1001, p=p)
+        mask = replay(p, bits, 1, 2, 0, 1001, "cpu")
+        y = torch.where(mask, tuned.inputs.x * Keep(p, bits).scale, 0)
         outputs = SimpleNamespace(y=y, bits=pack(mask))
         change(outputs)
         return tuned.complaint(**vars(outputs))
@@ -233,10 +234,27 @@ def played(trial, replay):
     return complaint
 
 
+@pytest.mark.parametrize(
+    ("p", "bits", "threshold"),
+    [
+        (0.1, NARROW, 58982),
+        (0.1, WIDE, 15099494),
+        (0.5, NARROW, 2**15),
+        (0.5, WIDE, 2**23),
+        (0, WIDE, 2**24),
+        (1, WIDE, 0),
+    ],
+)
+def test_the_threshold_is_the_nearest_to_the_share_that_is_kept(p, bits, threshold):
+    keep = Keep(p, bits)
+    assert keep.threshold == threshold
+    assert keep.scale == (2**bits / threshold if threshold else 0)
+
+
 @pytest.mark.parametrize("bits", [NARROW, WIDE])
-@pytest.mark.parametrize("percent", [*PERCENTS, 90, 99])
-def test_a_rounded_probability_passes_the_check(played, percent, bits):
-    assert played(percent, bits) is None
+@pytest.mark.parametrize("p", [*PROBABILITIES, 0.9, 0.99])
+def test_a_rounded_probability_passes_the_check(played, p, bits):
+    assert played(p, bits) is None
 
 
 def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share(played):
@@ -251,12 +269,12 @@ def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share(played):
     def too_many(t):
         t.bits.copy_(pack(torch.ones(1001, dtype=torch.bool)))
 
-    assert "y: 1 of 1001 elements are wrong; element 500" in played(10, NARROW, one_value)
-    assert played(10, NARROW, stray_bit) == "bits: some are set past the last element"
-    assert "1001 of 1001 elements are kept" in played(10, NARROW, too_many)
+    assert "y: 1 of 1001 elements are wrong by up to 1; element 500" in played(0.1, NARROW, one_value)
+    assert played(0.1, NARROW, stray_bit) == "bits: some are set past the last element"
+    assert "1001 of 1001 elements are kept" in played(0.1, NARROW, too_many)
 
 
 def test_the_check_sees_bytes_that_no_kernel_wrote(trial):
-    untouched = trial("dropout", "vectorized", "float32", N=100, P=10)
+    untouched = trial("dropout", "vectorized", "float32", N=100, p=0.1)
     poison = check.make_outputs(untouched.ctx, OP.variants["vectorized"])
     assert untouched.complaint(**vars(poison)) == "mask: has bytes other than 0 and 1"

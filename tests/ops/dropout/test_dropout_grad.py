@@ -11,16 +11,16 @@ from harness.ops.dropout._dropout import NARROW
 from harness.ops.dropout.dropout import OP as DROPOUT
 from harness.ops.dropout.dropout_grad import OP, REPLAYED, scale
 
-COMPILED = [{"N": 1000, "P": 10}]
+COMPILED = [{"N": 1000}]
 OURS = ["bytes", "bitmask", "tuned", "replay"]
 SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
 
 
-def expected(dy, mask, percent=10):
+def expected(dy, mask, p=0.1):
     """Rounded to float and then to dy's type, as the kernels do."""
     import torch
 
-    factor = torch.tensor(scale(percent), device=dy.device, dtype=torch.float32)
+    factor = torch.tensor(scale(p), device=dy.device, dtype=torch.float32)
     return torch.where(mask, (dy.float() * factor).to(dy.dtype), 0)
 
 
@@ -28,17 +28,17 @@ def expected(dy, mask, percent=10):
 def run_and_check(launch, placed, replay):
     import torch
 
-    def check_one(variant, dy, percent=10, seed=1, call=2, offsets=(0, 0)):
+    def check_one(variant, dy, p=0.1, seed=1, call=2, offsets=(0, 0)):
         n, dtype = dy.numel(), str(dy.dtype)[6:]
-        mask = replay(percent, NARROW, seed, call, 0, n)
+        mask = replay(p, NARROW, seed, call, 0, n)
         dx = placed(n, dtype, offsets[0])
         inputs = {"mask": mask, "bits": pack(mask), "call": torch.tensor([call], device="cuda")}
         declared = OP.tensors(OP.variants[variant])[0][1]
         other = placed(inputs[declared.name].shape, declared.dtype, offsets[1])
         other.tensor.copy_(inputs[declared.name])
         tensors = {"dy": dy, "dx": dx, declared.name: other}
-        launch("dropout_grad", variant, dtype, {"N": n, "P": percent}, seed=seed, **tensors)
-        torch.testing.assert_close(dx.tensor, expected(dy, mask, percent), rtol=0, atol=0, equal_nan=True)
+        launch("dropout_grad", variant, dtype, {"N": n, "p": p}, seed=seed, **tensors)
+        torch.testing.assert_close(dx.tensor, expected(dy, mask, p), rtol=0, atol=0, equal_nan=True)
 
     return check_one
 
@@ -54,9 +54,9 @@ def test_sizes(run_and_check, normal, variant, dtype):
 @pytest.mark.parametrize("variant", OURS)
 def test_seeds_calls_and_probabilities(run_and_check, normal, variant):
     dy = normal(1000, "float16")
-    for percent in (0, 1, 10, 50, 100):
+    for p in (0, 0.01, 0.1, 0.5, 1):
         for seed, call in [(0, 0), (2**32 + 5, 1), (7, 2**32 + 3)]:
-            run_and_check(variant, dy, percent, seed, call)
+            run_and_check(variant, dy, p, seed, call)
 
 
 @pytest.mark.gpu
@@ -70,10 +70,11 @@ def test_unaligned_addresses(run_and_check, normal, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_special_values(run_and_check, special, variant, dtype):
-    run_and_check(variant, special(dtype).repeat(90), percent=50)
+    run_and_check(variant, special(dtype).repeat(90), p=0.5)
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     import torch
@@ -86,12 +87,12 @@ def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     made = {"bits": lambda: bits, "mask": lambda: unpack(bits, n), "call": lambda: torch.tensor([call], device="cuda")}
     other = OP.tensors(OP.variants[variant])[0][1].name
     tensors = {"dy": dy, "dx": dx, other: made[other]()}
-    launch("dropout_grad", variant, "float16", {"N": n, "P": 10}, seed=3, **tensors)
+    launch("dropout_grad", variant, "float16", {"N": n, "p": 0.1}, seed=3, **tensors)
     # Slices at the start, around 2**31 and at the end stand for the rest.
     for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
         end = min(begin + 2**17, n)
         told = unpack(bits[begin // 32 : -(-end // 32)], end - begin)
-        mask = replay(10, NARROW, 3, call, begin, end) if variant == "replay" else told
+        mask = replay(0.1, NARROW, 3, call, begin, end) if variant == "replay" else told
         assert torch.equal(dx[begin:end], expected(dy[begin:end], mask)), begin
     assert not bool(dx.isnan().any())
 
@@ -105,7 +106,7 @@ def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
     """The gradient is autograd's for the mask that the forward wrote, read in the forward's own form."""
     import torch
 
-    n, seed, shape = 100_003, 9, {"N": 100_003, "P": 10}
+    n, seed, shape = 100_003, 9, {"N": 100_003, "p": 0.1}
     x, dy = normal(n, dtype, seed=1), normal(n, dtype, seed=2)
     call = torch.tensor([6], device="cuda")
     declared = DROPOUT.tensors(DROPOUT.variants[forward])[1][1]
@@ -114,7 +115,7 @@ def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
     launch("dropout", forward, dtype, shape, seed, x=x, call=call, **outputs)
     mask = kept if declared.name == "mask" else unpack(kept, n)
     leaf = x.clone().requires_grad_()
-    torch.where(mask, leaf.float() * scale(10), 0).to(x.dtype).backward(dy)
+    torch.where(mask, leaf.float() * scale(0.1), 0).to(x.dtype).backward(dy)
     for backward in backwards:
         tensors = {"dy": dy, "dx": torch.full_like(dy, math.nan), "call": call, declared.name: kept}
         dx = launch("dropout_grad", backward, dtype, shape, seed, **tensors).dx
@@ -124,9 +125,9 @@ def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
 # Without a GPU.
 
 
-@pytest.mark.parametrize("percent", [0, 1, 10, 50, 100])
-def test_torch_agrees_with_the_reference(trial, dtype, percent):
-    assert trial("dropout_grad", "eager", dtype, N=10_001, P=percent).complaint_after_call() is None
+@pytest.mark.parametrize("p", [0, 0.01, 0.1, 0.5, 1])
+def test_torch_agrees_with_the_reference(trial, dtype, p):
+    assert trial("dropout_grad", "eager", dtype, N=10_001, p=p).complaint_after_call() is None
 
 
 def test_the_mask_is_the_one_that_replay_draws(trial, replay, monkeypatch):
@@ -135,8 +136,8 @@ def test_the_mask_is_the_one_that_replay_draws(trial, replay, monkeypatch):
 
     monkeypatch.setattr("harness.ops.dropout.dropout_grad._CHUNK", 256)
     seed = 2**32 + 1
-    made = trial("dropout_grad", "replay", "float32", seed=seed, N=1001, P=10)
-    assert torch.equal(made.inputs.mask, replay(10, NARROW, seed, REPLAYED, 0, 1001, "cpu"))
+    made = trial("dropout_grad", "replay", "float32", seed=seed, N=1001, p=0.1)
+    assert torch.equal(made.inputs.mask, replay(0.1, NARROW, seed, REPLAYED, 0, 1001, "cpu"))
     assert OP.variants["replay"].encode(made.ctx, made.inputs)["call"].tolist() == [REPLAYED]
     assert bool((made.inputs.dy != 0).all())
 
@@ -144,6 +145,6 @@ def test_the_mask_is_the_one_that_replay_draws(trial, replay, monkeypatch):
 def test_bits_are_the_mask(trial):
     import torch
 
-    made = trial("dropout_grad", "bitmask", "float32", N=1001, P=10)
+    made = trial("dropout_grad", "bitmask", "float32", N=1001, p=0.1)
     bits = OP.variants["bitmask"].encode(made.ctx, made.inputs)["bits"]
     assert torch.equal(unpack(bits, 1001), made.inputs.mask)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 
 import pytest
 
 from harness import cuda
 from harness.cuda.compile import compile_verbose
 from harness.ops.dropout._philox import numbers, philox
+from harness.paths import data
 
 # Random123's known-answer tests, philox4x32 with 10 rounds: counter, key, words.
 KNOWN = [
@@ -76,6 +78,7 @@ extern "C" __global__ void kept(unsigned* narrow, unsigned* wide, unsigned long 
 def source(tmp_path_factory):
     file = tmp_path_factory.mktemp("philox") / "philox.cu"
     file.write_text(SOURCE)
+    shutil.copy(data("kernels") / "dropout" / "philox.cuh", file.parent)
     return file
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 
-from harness import check
-from harness.model import Case
-from harness.ops import Context
 from harness.ops.dropout._dropout import NARROW, WIDE, Keep
 from harness.ops.dropout._philox import draws, philox
 from harness.ops.dropout.random_mask import OP, STATE_BYTES, fresh_state
 
-COMPILED = [{"N": 1000, "P": 10}, {"N": 2**30, "P": 10}]
+COMPILED = [{"N": 1000}, {"N": 2**30}]
 SEED = 0x0123456789ABCDEF
 CALL = 0x0FEDCBA987654321
 STATEFUL = ["scalar", "packed"]
@@ -27,7 +23,7 @@ def threads_of(n):
     return min(-(-n // 16), MOST_THREADS)
 
 
-def drawn(variant, elements, n, percent, before=0):
+def drawn(variant, elements, n, p, before=0):
     """The bytes that the variant must write for `elements` (int64 indexes) of a mask of n.
 
     before: Philox calls that each thread has made already.
@@ -36,7 +32,7 @@ def drawn(variant, elements, n, percent, before=0):
 
     if variant == "tuned":
         numbers = draws(SEED, CALL, elements // 8, NARROW)
-        return numbers.gather(-1, (elements % 8).unsqueeze(-1)).squeeze(-1) < Keep(percent, NARROW).threshold
+        return numbers.gather(-1, (elements % 8).unsqueeze(-1)).squeeze(-1) < Keep(p, NARROW).threshold
     threads = threads_of(n)
     if variant == "scalar":
         thread, call, place = elements % threads, elements // threads // 4, elements // threads % 4
@@ -45,10 +41,10 @@ def drawn(variant, elements, n, percent, before=0):
         thread, call, place = pack % threads, pack // threads * 4 + elements % 16 // 4, elements % 4
     zero = torch.zeros_like(elements)
     words = torch.stack(philox([call + before, zero, thread, zero], (SEED & 0xFFFFFFFF, SEED >> 32)), -1)
-    return words.gather(-1, place.unsqueeze(-1)).squeeze(-1) >> 8 < Keep(percent, WIDE).threshold
+    return words.gather(-1, place.unsqueeze(-1)).squeeze(-1) >> 8 < Keep(p, WIDE).threshold
 
 
-def run(launch, variant, n, mask, percent=10, state=None):
+def run(launch, variant, n, mask, p=0.1, state=None):
     """Fills the mask, a view of uint8 of any bytes; the call or the state is given as the variant takes it."""
     import torch
 
@@ -56,7 +52,7 @@ def run(launch, variant, n, mask, percent=10, state=None):
         given = {"call": torch.tensor([CALL], device="cuda")}
     else:
         given = {"state": fresh_state(threads_of(n), SEED, "cuda") if state is None else state}
-    launch("random_mask", variant, "bool", {"N": n, "P": percent}, seed=SEED, mask=mask, **given)
+    launch("random_mask", variant, "bool", {"N": n, "p": p}, seed=SEED, mask=mask, **given)
 
 
 @pytest.mark.gpu
@@ -68,19 +64,19 @@ def test_sizes(launch, placed, variant, n):
     mask = placed(n, "uint8")
     run(launch, variant, n, mask.tensor)
     mask.assert_untouched_around()
-    assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, 10).byte())
+    assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, 0.1).byte())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("percent", [0, 1, 49, 50, 51, 90, 99, 100])
+@pytest.mark.parametrize("p", [0, 0.01, 0.49, 0.5, 0.51, 0.9, 0.99, 1])
 @pytest.mark.parametrize("variant", OURS)
-def test_probabilities(launch, placed, variant, percent):
+def test_probabilities(launch, placed, variant, p):
     import torch
 
     n = 30_011
     mask = placed(n, "uint8")
-    run(launch, variant, n, mask.tensor, percent)
-    assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, percent).byte())
+    run(launch, variant, n, mask.tensor, p)
+    assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, p).byte())
 
 
 @pytest.mark.gpu
@@ -93,7 +89,7 @@ def test_unaligned_addresses(launch, placed, variant, offset):
         mask = placed(n, "uint8", offset)
         run(launch, variant, n, mask.tensor)
         mask.assert_untouched_around()
-        assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, 10).byte())
+        assert torch.equal(mask.tensor, drawn(variant, torch.arange(n, device="cuda"), n, 0.1).byte())
 
 
 @pytest.mark.gpu
@@ -108,7 +104,7 @@ def test_the_next_launch_goes_on_where_the_last_one_stopped(launch, placed, vari
     for before in (0, 4):
         mask = placed(n, "uint8")
         run(launch, variant, n, mask.tensor, state=state)
-        assert torch.equal(mask.tensor, drawn(variant, elements, n, 10, before).byte())
+        assert torch.equal(mask.tensor, drawn(variant, elements, n, 0.1, before).byte())
     words = state.view(torch.int32).view(-1, STATE_BYTES // 4)
     assert bool((words[:, 0] == 8).all())
     assert bool((words[:, 10] == 4).all())
@@ -122,11 +118,12 @@ def test_words_that_are_left_are_used_first(launch, placed):
     state = fresh_state(1, SEED, "cuda")
     masks = [placed(6, "uint8").tensor for _ in range(2)]
     for mask in masks:
-        run(launch, "scalar", 6, mask, 50, state)
-    assert torch.equal(torch.cat(masks), drawn("scalar", torch.arange(12, device="cuda"), 12, 50).byte())
+        run(launch, "scalar", 6, mask, 0.5, state)
+    assert torch.equal(torch.cat(masks), drawn("scalar", torch.arange(12, device="cuda"), 12, 0.5).byte())
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch
@@ -137,7 +134,7 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
     mask.assert_untouched_around()
     for begin in (0, 2**31 - 5000, n - 10_000):
         elements = torch.arange(begin, begin + 10_000, device="cuda")
-        assert torch.equal(mask.tensor[begin : begin + 10_000], drawn(variant, elements, n, 10).byte())
+        assert torch.equal(mask.tensor[begin : begin + 10_000], drawn(variant, elements, n, 0.1).byte())
     assert int(mask.tensor.max()) == 1
 
 
@@ -149,7 +146,7 @@ def test_neighbours_places_and_calls_are_independent(launch, placed, variant):
 
     n, kept = 2**24, 0.7
     mask = placed(n, "uint8").tensor
-    run(launch, variant, n, mask, 30)
+    run(launch, variant, n, mask, 0.3)
     by_place = mask.view(-1, 16).sum(0, dtype=torch.int64)
     sigma = math.sqrt(n / 16 * kept * (1 - kept))
     assert bool(((by_place - n / 16 * kept).abs() < 5 * sigma).all())
@@ -161,44 +158,33 @@ def test_neighbours_places_and_calls_are_independent(launch, placed, variant):
         assert abs(pairs - count * kept**2) < 5 * sigma, distance
 
 
-def context(variant, n, percent=10):
-    import torch
-
-    case = Case("random_mask", variant, "bool", (("N", n), ("P", percent)), "cpu")
-    return Context(case, torch.bool, torch.device("cpu"), torch.Generator().manual_seed(7), OP)
-
-
-def complaint(ctx, mask):
-    return check.complaint(ctx, OP.variants["tuned"], SimpleNamespace(), SimpleNamespace(mask=mask))
-
-
-@pytest.mark.parametrize("percent", [1, 10, 50])
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("variant", OURS)
-def test_what_the_kernels_must_draw_passes_the_check(variant, percent):
+def test_what_the_kernels_must_draw_passes_the_check(trial, variant, p):
     import torch
 
     n = 16 * MOST_THREADS + 40_000
-    mask = drawn(variant, torch.arange(n), n, percent)
-    assert complaint(context(variant, n, percent), mask) is None
-    assert "would be random" in complaint(context(variant, n, percent), ~mask if percent != 50 else mask | mask.roll(1))
+    mask, complaint = drawn(variant, torch.arange(n), n, p), trial("random_mask", variant, "bool", N=n, p=p).complaint
+    assert complaint(mask=mask) is None
+    assert "would be random" in complaint(mask=~mask if p != 0.5 else mask | mask.roll(1))
 
 
-def test_eager_passes_the_check_and_other_bytes_do_not():
+def test_eager_passes_the_check_and_other_bytes_do_not(trial):
     import torch
 
-    ctx = context("eager", 100_000)
-    [mask] = OP.variants["eager"].prepare(ctx)(None)
-    assert complaint(ctx, mask) is None
+    eager = trial("random_mask", "eager", "bool", N=100_000)
+    mask = eager.call().mask
+    assert eager.complaint(mask=mask) is None
     mask.view(torch.uint8)[5] = 2
-    assert complaint(ctx, mask) == "mask: has bytes other than 0 and 1"
+    assert eager.complaint(mask=mask) == "mask: has bytes other than 0 and 1"
 
 
 @pytest.mark.parametrize("variant", STATEFUL)
-def test_a_state_is_declared_as_large_as_it_is(variant):
+def test_a_state_is_declared_as_large_as_it_is(trial, variant):
     import torch
 
     for n in (1, 16, 17, 2**22):
-        ctx = context(variant, n)
+        ctx = trial("random_mask", variant, "bool", N=n).ctx
         state = OP.variants[variant].encode(ctx, None)["state"]
         assert state.numel() == OP.variants[variant].inputs[0].bytes(ctx.case.symbols, "bool")
         words = state.view(torch.int32).view(-1, STATE_BYTES // 4)

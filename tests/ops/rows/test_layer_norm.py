@@ -1,4 +1,4 @@
-"""layer_norm: what its kernels are compiled for, and what PyTorch says of it. test_norm.py has the rest."""
+"""What the kernels of layer_norm are compiled for, and what PyTorch computes. test_norm.py has the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward of LayerNorm has of its own; the rest is in test_norm_grad.py."""
+"""The backward of LayerNorm: only what RMSNorm's doesn't share. The rest is in test_norm_grad.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SPILLED = 12
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_eager_is_what_autograd_does(trial, dtype):
-    """With the statistics that torch makes in the forward, which are of the input's type on a CPU."""
+    """Autograd uses the statistics of torch's forward, which have the input's type on a CPU."""
     import torch
 
     t = trial("layer_norm_grad", "eager", dtype, M=9, N=40)

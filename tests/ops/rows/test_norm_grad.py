@@ -13,23 +13,16 @@ import pytest
 
 from harness import cuda
 from harness.model import Case
-from harness.ops import Context
-from harness.ops._device import H200, Device
+from harness.ops import ITEMSIZE, Context
+from harness.ops._device import H200
 from harness.ops.rows import _norm_grad as grad
-from harness.ops.rows._norm_grad_plan import Plan
+from harness.ops.rows import _norm_grad_check as exact
+from harness.ops.rows._norm_grad_plan import NormGradPlan
 
 DTYPES = ["float32", "float16", "bfloat16"]
 OPS = ["layer_norm_grad", "rms_norm_grad"]
 OURS = ["separate", "fused", "tuned"]
 CASES = list(itertools.product(OPS, OURS))
-
-A100 = Device(108, clusters=False, shared=163 * 1024)
-ROWS = (1, 2, 4, 5, 8, 132, 1000, 2**17)
-COLUMNS = (
-    *range(1, 300),
-    *(2**k + d for k in range(9, 19) for d in (-1, 0, 1, 8)),
-    *(1000, 30_522, 50_257, 100_000, 128_256),
-)
 
 # Many tiles of each kind of team for every block of an H200; a tile that isn't full; fewer tiles than stages.
 TILED = [
@@ -135,7 +128,7 @@ def test_results_repeat(trial, op, variant, shape):
 @pytest.mark.parametrize(("op", "variant"), CASES)
 @pytest.mark.parametrize("shape", [(33, 64), (70, 49), (300, 1024), (5, 2048)], ids=str)
 def test_unaligned_addresses(trial, launch, placed, op, variant, shape):
-    """Each tensor by itself, and all; nothing around the outputs is written."""
+    """Each tensor is moved by itself, then all are; nothing around the outputs is written."""
     case = trial(op, variant, "float16", "cuda", M=shape[0], N=shape[1])
     names = [tensor.name for tensor in (*case.ctx.op.inputs, *case.ctx.op.outputs)]
     for moved in (*([name] for name in names), names, []):
@@ -148,7 +141,7 @@ def test_unaligned_addresses(trial, launch, placed, op, variant, shape):
 def lay(placed, case, name, offset):
     """An input, or room for an output, `offset` elements past an aligned address."""
     declared = {tensor.name: tensor for tensor in (*case.ctx.op.inputs, *case.ctx.op.outputs)}[name]
-    (shape,) = declared.shapes(case.ctx.case.symbols)
+    (shape,) = declared.shapes(case.ctx.case.values)
     made = placed(shape, declared.dtype_of(case.ctx.case.dtype), offset)
     if hasattr(case.inputs, name):
         made.tensor.copy_(getattr(case.inputs, name))
@@ -160,7 +153,7 @@ def lay(placed, case, name, offset):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("op", "variant"), CASES)
 def test_special_values(trial, op, variant, dtype, columns):
-    """Rows of equal values, near the type's limits, and with what isn't finite; dgamma and dbeta without the latter."""
+    """Rows have equal values, values near the type's limits, and values that aren't finite."""
     import torch
 
     case = trial(op, variant, dtype, "cuda", M=9, N=columns)
@@ -178,14 +171,14 @@ def test_special_values(trial, op, variant, dtype, columns):
         t.dy[row, columns // 2] = value
     t.x[3, 1] = math.nan
     vars(t).update(statistics(case, t.x))
-    after, want = case.call(), grad.reference(case.ctx, case.inputs)
+    after, want = case.call(), exact.reference(case.ctx, case.inputs)
     for output in case.ctx.op.outputs:
         got = getattr(after, output.name)
         assert torch.equal(got.isnan(), want[output.name].isnan()), output.name
 
 
 def statistics(case, x):
-    """The statistics of rows that hold anything, as the op's inputs have them."""
+    """The statistics of rows of any values, by the names that they have among the op's inputs."""
     wide = x.double()
     mean = wide.mean(1, keepdim=True) if hasattr(case.inputs, "mean") else wide.new_zeros(len(x), 1)
     equal = (wide == wide[:, :1]).all(1, keepdim=True)
@@ -195,10 +188,11 @@ def statistics(case, x):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("shape", [(2**21 + 3, 1024), (2**31 // 3 + 5, 3)], ids=str)
 @pytest.mark.parametrize(("op", "variant"), CASES)
 def test_more_than_2_to_31_elements(launch, catalogue, op, variant, shape):
-    """Zeros, but for the first and the last rows; a matrix of them takes 4 GB."""
+    """All rows are zeros except the first and the last ones. A matrix takes 4 GB."""
     import torch
 
     rows, columns = shape
@@ -222,7 +216,7 @@ def test_more_than_2_to_31_elements(launch, catalogue, op, variant, shape):
     launch(op, variant, "float16", {"M": rows, "N": columns}, **vars(t), **made)
     ends = {name: torch.cat([value[part] for part in parts]) for name, value in vars(t).items() if len(value) == rows}
     few = SimpleNamespace(**vars(t) | ends)
-    want = grad.reference(SimpleNamespace(op=catalogue[op]), few)
+    want = exact.reference(SimpleNamespace(op=catalogue[op]), few)
     got = torch.cat([made["dx"][part] for part in parts])
     torch.testing.assert_close(got, want["dx"].half(), rtol=2e-3, atol=1e-5)
     for part in parts:
@@ -250,7 +244,7 @@ def test_eager_passes_the_check(trial, op, dtype, shape):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", OPS)
 def test_the_check_sees_what_is_wrong(monkeypatch, trial, op, dtype):
-    monkeypatch.setattr(grad, "_CHECKED", 4096)
+    monkeypatch.setattr(exact, "_CHECKED", 4096)
     case = trial(op, "eager", dtype, M=200, N=100)
     assert case.complaint_after_call() is None
 
@@ -260,7 +254,8 @@ def test_the_check_sees_what_is_wrong(monkeypatch, trial, op, dtype):
     def leave_out_a_row(after):
         after.dgamma -= (case.inputs.dy * case.inputs.x)[7].to(after.dgamma.dtype)
 
-    assert "dx from row 120 on: 1 of" in case.complaint_after_call(scale)
+    assert case.complaint_after_call(scale).startswith("dx: 1 of 20000 elements")
+    assert "; element 15003 is " in case.complaint_after_call(scale)
     assert "dgamma: " in case.complaint_after_call(leave_out_a_row)
 
 
@@ -268,95 +263,22 @@ def test_the_check_sees_what_is_wrong(monkeypatch, trial, op, dtype):
 def test_the_check_sees_that_an_element_was_left_out(trial, elements):
     case = trial("layer_norm_grad", "eager", "float32", M=2, N=elements)
     t = case.inputs
-    exact = grad._Exact.of(t)
-    without = exact.mean_gx - (exact.g * exact.xhat)[:, :1] / elements
-    wrong = exact.rstd * (exact.g - exact.mean_g - exact.xhat * without)
-    sums = {name: total.float() for name, (total, _) in exact.column_sums().items()}
-    assert case.complaint(dx=exact.dx.float(), **sums) is None
-    assert "dx from row 0 on" in case.complaint(dx=wrong.float(), **sums)
-
-
-@pytest.fixture(params=itertools.product((2, 4), (1, 2), (H200, A100)), ids=str)
-def plans(request):
-    """(rows, columns, elements a pack, sums, device, plan) for all that have one."""
-    itemsize, sums, device = request.param
-    every = [(r, c, Plan.of(r, c, itemsize, sums, device)) for r, c in itertools.product(ROWS, COLUMNS)]
-    return [(rows, columns, 16 // itemsize, sums, device, plan) for rows, columns, plan in every if plan is not None]
-
-
-def worth(rows, columns, itemsize, sums=2, device=H200):
-    """The plan, if there is one that is worth it with all its teams."""
-    plan = Plan.of(rows, columns, itemsize, sums, device)
-    return plan if plan is not None and plan.worth(plan.teams) else None
-
-
-def test_many_rows_have_a_plan_up_to_a_length(plans):
-    """Longer where rows are whole packs, since single elements take more registers."""
-    planned = {columns for rows, columns, *_ in plans if rows == max(ROWS)}
-    size, device = plans[0][2], plans[0][4]
-    packs, singles = (131_072, 98_304) if device.clusters else (8192, 8192)
-    assert planned >= {columns for columns in COLUMNS if columns <= (singles if columns % size else packs)}
-
-
-def test_threads_have_all_of_a_row_and_miss_only_last_chunks(plans):
-    for rows, columns, size, _, _, plan in plans:
-        team = plan.team
-        chunk = 1 if plan.singles else size
-        threads = team.lanes or team.threads
-        last = columns - (team.cluster - 1) * plan.piece
-        assert plan.piece * team.cluster >= columns, (rows, columns, plan)
-        assert plan.piece % chunk == 0
-        assert (team.kept - 1) * threads * chunk < last <= plan.piece, (rows, columns, plan)
-        assert plan.piece <= team.kept * threads * chunk, (rows, columns, plan)
-        assert team.lanes or plan.tile_rows == team.at_once
-
-
-def test_stages_fit_into_a_multiprocessor(plans):
-    for rows, columns, size, sums, device, plan in plans:
-        team, itemsize = plan.team, 16 // size
-        stage = 2 * plan.tile_bytes + sums * plan.row_bytes
-        before = size - 1 if plan.singles else 0
-        assert plan.tile_bytes >= (plan.tile_rows * plan.piece + before) * itemsize
-        assert plan.row_bytes >= (plan.tile_rows + 3) * 4
-        assert plan.tile_bytes % 16 == plan.row_bytes % 16 == 0
-        assert plan.stages == 3 or plan.team.lanes or plan.team.at_once == 1
-        assert plan.stages * stage <= plan.shared <= device.shared
-        # As what an H200 or an A100 has: a KB more than a block may use, of which each block takes one.
-        blocks = team.resident
-        assert blocks * (plan.shared + 1024) <= device.shared + 1024, (rows, columns, plan)
-        warps = team.threads // 32
-        assert not team.lanes or plan.shared >= warps * columns * 4
-
-
-def test_what_a_compilation_takes_stays_within_registers(plans):
-    """Of which a thread has 128: two floats a column and gamma are what it keeps from row to row."""
-    for rows, columns, size, sums, _, plan in plans:
-        width = 1 if plan.singles else size
-        assert plan.team.kept * width <= 32, (rows, columns, plan)
-        assert 32 <= plan.team.threads <= (1024 if plan.team.kept * width <= 8 else 512)
-        assert plan.team.threads % 32 == 0
-        assert plan.team.at_once * sums <= 32
+    rows = exact.ExactRows.of(t)
+    without = rows.mean_gx - (rows.g * rows.xhat)[:, :1] / elements
+    wrong = rows.rstd * (rows.g - rows.mean_g - rows.xhat * without)
+    sums = {name: total.float() for name, (total, _) in rows.column_sums().items()}
+    assert case.complaint(dx=rows.dx.float(), **sums) is None
+    assert case.complaint(dx=wrong.float(), **sums).startswith("dx: ")
 
 
 @pytest.mark.parametrize("sums", [1, 2])
-def test_an_h200_takes_the_tests_shapes_as_they_say(sums):
-    sizes = {"float32": 4, "float16": 2, "bfloat16": 2}
-    for dtype, rows, columns in TILED:
-        assert worth(rows, columns, sizes[dtype], sums) is not None, (dtype, rows, columns)
-    for dtype, rows, columns in SPREAD:
-        assert worth(rows, columns, sizes[dtype], sums) is None, (dtype, rows, columns)
+def test_an_h200_takes_the_shapes_of_these_tests_as_they_say(sums):
+    def on_tiles(dtype, rows, columns):
+        plan = NormGradPlan.of(rows, columns, ITEMSIZE[dtype], sums, H200)
+        return plan is not None and plan.worth(plan.teams)
 
-
-def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
-    for rows, columns in itertools.product((1, 8, 132), (1024, 16_384, 131_072)):
-        plan = worth(rows, columns, 2)
-        if rows == 1 or (rows, columns) == (8, 1024):
-            assert plan is not None
-            assert plan.teams == 1
-    assert worth(8, 16_384, 2) is None
-    assert worth(132, 1024, 2) is None
-    assert Plan.of(512, 262_144, 2, 2, H200) is None
-    assert Plan.of(0, 1024, 2, 2, H200) is None
+    assert [shape for shape in TILED if not on_tiles(*shape)] == []
+    assert [shape for shape in SPREAD if on_tiles(*shape)] == []
 
 
 class FakeKernel:
@@ -371,15 +293,15 @@ class FakeKernel:
 
 @pytest.mark.parametrize(("rows", "resident", "entry"), [(1000, 0, "rows"), (1000, 3, "tuned"), (8, 8, "rows")])
 def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue, rows, resident, entry):
-    """None of them would write anything where there is room for none."""
+    """Where there is room for no cluster, the kernel on tiles would write nothing."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
     monkeypatch.setattr(cuda, "shared_memory", lambda: H200.shared)
     monkeypatch.setattr(cuda, "load", lambda *_: FakeKernel(resident))
-    monkeypatch.setattr(grad._Case, "floats", lambda *_: None)
+    monkeypatch.setattr(grad._GradCase, "floats", lambda *_: None)
     asked = []
-    kernel = grad._Case.kernel
-    monkeypatch.setattr(grad._Case, "kernel", lambda case, name, **macros: asked.append(name) or kernel(case, name))
+    kernel = grad._GradCase.kernel
+    monkeypatch.setattr(grad._GradCase, "kernel", lambda case, name, **macros: asked.append(name) or kernel(case, name))
     case = Case("layer_norm_grad", "tuned", "float16", (("M", rows), ("N", 131_072)))
     grad.tuned(Context(case, None, None, None, catalogue["layer_norm_grad"]))
     assert asked[0] == entry
@@ -387,7 +309,7 @@ def test_what_runs_depends_on_the_clusters_that_find_room(monkeypatch, catalogue
 
 @pytest.mark.parametrize("op", OPS)
 def test_tuned_says_what_it_moves(monkeypatch, catalogue, op):
-    """As on an H200, where there is no device."""
+    """Where there is no device, the traffic is that on an H200."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     tuned = catalogue[op].variants["tuned"]
     for (rows, columns), matrices in {(2**17, 1024): 3, (1000, 131_072): 3, (8, 131_072): 5, (512, 2**18): 5}.items():

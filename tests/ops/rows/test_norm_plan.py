@@ -8,18 +8,18 @@ from types import SimpleNamespace
 import pytest
 
 from harness.model import Case
-from harness.ops._device import H200, WARP, Device
+from harness.ops._device import H200, WARP, Chip
 from harness.ops.rows import _norm as norm
 from harness.ops.rows._norm_plan import InTurn
 from harness.ops.rows._rows import has_plan
 
-A100 = Device(108, clusters=False, shared=163 * 1024)
+A100 = Chip(108, clusters=False, shared=163 * 1024)
 ROWS = (0, 1, 8, 132, 1000, 10_000, 2**20)
 COLUMNS = (*range(8, 300, 4), *(2**k + d for k in range(9, 20) for d in (-1, 0, 4, 8)), 30_528, 50_256, 128_256)
 
 
 class FakeKernel:
-    """Of whose clusters so many are resident."""
+    """A kernel of which `clusters` clusters are resident."""
 
     def __init__(self, clusters):
         self.clusters = clusters
@@ -53,7 +53,7 @@ def test_a_device_without_clusters_has_none():
 
 
 def test_what_goes_in_turn_fits_other_plans_too(plans):
-    """By those `tuned` tells whether it reads x once."""
+    """The traffic of `tuned` asks those other plans whether x is read once."""
     assert all(has_plan({"M": rows, "N": columns}, itemsize) for rows, columns, itemsize, _ in plans)
 
 

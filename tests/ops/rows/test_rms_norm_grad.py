@@ -1,4 +1,4 @@
-"""What the backward of RMSNorm has of its own; the rest is in test_norm_grad.py."""
+"""The backward of RMSNorm: only what LayerNorm's doesn't share. The rest is in test_norm_grad.py."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_eager_is_what_autograd_does(trial, dtype):
 
 @pytest.mark.gpu
 def test_eager_on_a_gpu_passes_the_check(trial):
-    """There it's a single operation."""
+    """On a GPU eager is a single operation, on a CPU several."""
     for dtype in ("float32", "float16", "bfloat16"):
         assert trial("rms_norm_grad", "eager", dtype, "cuda", M=300, N=1000).complaint_after_call() is None
 

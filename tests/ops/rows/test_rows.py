@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from harness import cuda
-from harness.ops._device import H200, WARP, Device
-from harness.ops.rows._rows import Plan, has_plan, planned
+from harness.ops._device import H200, WARP, Chip
+from harness.ops.rows._rows import RowPlan, has_plan, planned
 
 ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
 COLUMNS = (
@@ -19,11 +19,11 @@ COLUMNS = (
 )
 SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture from sm_80 on
 MATRICES = 3  # of which a kernel has a tile, at most
-A100 = Device(108, clusters=False, shared=163 * 1024)
-DEVICES = [H200, A100, Device(20, clusters=False, shared=SHARED_MEMORY)]
+A100 = Chip(108, clusters=False, shared=163 * 1024)
+DEVICES = [H200, A100, Chip(20, clusters=False, shared=SHARED_MEMORY)]
 
 
-@pytest.fixture(params=itertools.product((2, 4), DEVICES, (Plan.of, Plan.with_vectors)), ids=str)
+@pytest.fixture(params=itertools.product((2, 4), DEVICES, (RowPlan.of, RowPlan.with_vectors)), ids=str)
 def plans(request):
     """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
     itemsize, device, find = request.param
@@ -39,20 +39,20 @@ def team(plan):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_rows_up_to_131072_have_a_plan_where_blocks_form_clusters(itemsize):
     for rows, columns in itertools.product(ROWS, (3, 197, 1023, 4096, 30_522, 50_257, 65_536, 128_256, 131_072)):
-        assert Plan.of(rows, columns, itemsize, H200) is not None, (rows, columns)
+        assert RowPlan.of(rows, columns, itemsize, H200) is not None, (rows, columns)
 
 
 def test_a_row_that_no_cluster_can_hold_has_none():
-    assert Plan.of(1, 2**30, 2, H200) is None
-    assert Plan.of(1, 2**30, 2, A100) is None
+    assert RowPlan.of(1, 2**30, 2, H200) is None
+    assert RowPlan.of(1, 2**30, 2, A100) is None
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_whether_there_is_a_plan_does_not_depend_on_the_rows(itemsize):
     for rows, columns in itertools.product(ROWS, (1, 197, 65_536, 131_072, 262_144, 300_000, 524_288, 2**20, 2**31)):
         found = has_plan({"M": rows, "N": columns}, itemsize)
-        assert found == (Plan.of(1000, columns, itemsize, H200) is not None), (rows, columns)
-        assert found == (Plan.with_vectors(rows, columns, itemsize, H200) is not None), (rows, columns)
+        assert found == (RowPlan.of(1000, columns, itemsize, H200) is not None), (rows, columns)
+        assert found == (RowPlan.with_vectors(rows, columns, itemsize, H200) is not None), (rows, columns)
 
 
 def test_a_team_covers_its_row(plans):
@@ -83,7 +83,7 @@ def test_teams_are_what_a_gpu_has(plans):
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_no_clusters_where_the_device_has_none(itemsize):
     for rows, columns in itertools.product(ROWS, COLUMNS):
-        plan = Plan.of(rows, columns, itemsize, A100)
+        plan = RowPlan.of(rows, columns, itemsize, A100)
         assert plan is None or plan.cluster == 1
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from harness import cuda
 from harness.errors import MachineError
-from harness.model import Case
+from harness.model import Case, Traffic
 from harness.ops.rows.softmax import OP, blocks_of_cluster, spread
 
 # Each team of `tuned`, ragged and not, and elements a thread of `registers` and `cluster` from 1 to 32.
@@ -47,7 +47,7 @@ def unsupported(variant, dtype, rows, columns):
 
 
 def assert_rounded(y, x, relative=RELATIVE):
-    """Y is the softmax of x to `relative`, rounded to its dtype."""
+    """Fails unless y is the softmax of x, with an error of up to `relative`, rounded to its dtype."""
     import torch
 
     wanted = torch.softmax(x.double(), dim=-1)
@@ -120,7 +120,7 @@ def test_unaligned_addresses(softmax, normal, variant, dtype):
 
 
 def special_rows(columns, dtype):
-    """Rows of values that a softmax may stumble over, on the GPU."""
+    """Rows of values for which a softmax may overflow, or be NaN, on the GPU."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -153,6 +153,7 @@ def test_special_values(softmax, variant, dtype, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", ANY_LENGTH)
 def test_more_than_2_to_31_elements_in_short_rows(softmax, normal, variant):
     rows, columns = 2**31 // 3 + 1000, 3
@@ -165,6 +166,7 @@ def test_more_than_2_to_31_elements_in_short_rows(softmax, normal, variant):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", ANY_LENGTH)
 def test_a_row_of_more_than_2_to_31_elements(softmax, variant):
     import torch
@@ -188,9 +190,9 @@ def test_a_wrong_output_is_found(trial, dtype, change):
 
 
 def test_the_unfused_steps_move_8_tensors_in_floats():
-    work = OP.traffic(OP.variants["unfused"], {"M": 1000, "N": 1024}, "float32")
-    assert work.moved == pytest.approx(8 * 1000 * 1024 * 4, rel=0.01)
-    halves = OP.traffic(OP.variants["unfused"], {"M": 1000, "N": 1024}, "float16")
+    floats = OP.traffic_of(OP.variants["unfused"], {"M": 1000, "N": 1024}, "float32")
+    assert floats.moved == pytest.approx(8 * 1000 * 1024 * 4, rel=0.01)
+    halves = OP.traffic_of(OP.variants["unfused"], {"M": 1000, "N": 1024}, "float16")
     assert halves.moved == pytest.approx(13 * 1000 * 1024 * 2, rel=0.01)
 
 
@@ -231,9 +233,10 @@ def test_tuned_moves_what_online_does_where_rows_are_too_long(dtype):
     tuned, online = OP.variants["tuned"], OP.variants["online"]
     for columns in (1, 50_257, 262_144):
         fits = {"M": 10, "N": columns}
-        assert OP.traffic(tuned, fits, dtype) == OP.essential(fits, dtype)
+        work = OP.work_of(fits, dtype)
+        assert OP.traffic_of(tuned, fits, dtype) == Traffic(work.read, work.written)
     too_long = {"M": 10, "N": 262_144 + 8}
-    assert OP.traffic(tuned, too_long, dtype) == OP.traffic(online, too_long, dtype)
+    assert OP.traffic_of(tuned, too_long, dtype) == OP.traffic_of(online, too_long, dtype)
 
 
 def test_registers_hold_every_row_that_is_supported():

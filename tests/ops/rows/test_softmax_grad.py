@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from harness.model import Case, Work
+from harness.model import Case, Traffic, Work
 from harness.ops.rows.softmax_grad import OP
 
 # Each size of `registers`; tiles, warps, blocks, clusters, whole packs and not, a few rows and many.
@@ -56,7 +56,7 @@ def unsupported(variant, dtype, shape):
 
 
 def small_integers(shape, seed=0):
-    """dy of -4 to 4, y of 0 to 3: products, sums and dx are exact in float32, though y is no softmax."""
+    """Integers, dy of -4 to 4 and y of 0 to 3: products, sums and dx are exact in float32, though y is no softmax."""
     import torch
 
     generator = torch.Generator("cuda").manual_seed(seed + math.prod(shape))
@@ -66,7 +66,7 @@ def small_integers(shape, seed=0):
 
 
 def expected(dy, y):
-    """In float64."""
+    """Dx in float64."""
     dy, y = dy.double(), y.double()
     return y * (dy - (dy * y).sum(-1, keepdim=True))
 
@@ -93,7 +93,7 @@ def test_shapes(launch, placed, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_shapes_in_bfloat16(launch, placed, variant):
-    """Which differs from float16 in nothing but how numbers are widened and rounded."""
+    """Few shapes are enough: bfloat16 differs from float16 only in how numbers are widened and rounded."""
     for shape in ((133, 49), (19, 1000), (7, 1023), (3, 50257)):
         if not unsupported(variant, "bfloat16", shape):
             check(launch, placed, variant, "bfloat16", shape)
@@ -121,7 +121,7 @@ def test_real_softmaxes(trial, variant, dtype, shape):
 @pytest.mark.parametrize("columns", [49, 1000, 1023])
 @pytest.mark.parametrize("variant", OURS)
 def test_special_values(launch, special, variant, dtype, columns):
-    """Rows of y: even, of a single one, and of softmaxes with zeros; each with each special value at each end of dy."""
+    """Rows of y are even, have a single 1, or have zeros; each meets each special value at each end of dy."""
     import torch
 
     kind = getattr(torch, dtype)
@@ -147,6 +147,7 @@ def test_special_values(launch, special, variant, dtype, columns):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize(("variant", "columns"), [("two_pass", 1024), ("registers", 1025), ("tuned", 1024)])
 def test_more_than_2_to_31_elements(launch, variant, columns):
     import torch
@@ -186,7 +187,9 @@ def test_one_wrong_element_is_told(trial, dtype):
     tuned = trial("softmax_grad", "tuned", dtype, M=5, N=100)
     dx = expected(tuned.inputs.dy, tuned.inputs.y).to(tuned.inputs.y.dtype)
     dx[3, 70] = math.nan
-    assert "1 of 500 elements are wrong; (3, 70) is nan" in tuned.complaint(dx=dx)
+    found = tuned.complaint(dx=dx)
+    assert found.startswith("dx: 1 of 500 elements are wrong")
+    assert "; element 370 is nan" in found
 
 
 def test_inputs_are_softmaxes(trial, dtype):
@@ -208,16 +211,16 @@ def test_what_does_not_fit_into_registers(shape, reason):
 
 def test_what_each_variant_moves():
     symbols = {"M": 10, "N": 1000}
-    assert OP.essential(symbols, "float16").moved == 3 * 20_000
-    moved = {name: OP.traffic(OP.variants[name], symbols, "float16").moved // 20_000 for name in OP.variants}
+    assert OP.work_of(symbols, "float16") == Work(read=40_000, written=20_000, items=10, item="rows")
+    moved = {name: OP.traffic_of(OP.variants[name], symbols, "float16").moved // 20_000 for name in OP.variants}
     assert moved == {"eager": 6, "compile": 3, "two_pass": 5, "registers": 3, "tuned": 3}
-    wanted = Work(read=80_000, written=40_000, flops=40_000, items=10, item="rows")
-    assert OP.traffic(OP.variants["eager"], symbols, "float16") == wanted
+    assert OP.traffic_of(OP.variants["eager"], symbols, "float16") == Traffic(read=80_000, written=40_000)
 
 
 @pytest.mark.parametrize(("dtype", "columns"), [("float16", 262_144), ("float32", 131_072)])
 def test_tuned_moves_what_its_fallback_does_where_rows_are_too_long(dtype, columns):
     tuned, two_pass = OP.variants["tuned"], OP.variants["two_pass"]
     fits, too_long = {"M": 10, "N": columns}, {"M": 10, "N": columns + 8}
-    assert OP.traffic(tuned, fits, dtype) == OP.essential(fits, dtype)
-    assert OP.traffic(tuned, too_long, dtype) == OP.traffic(two_pass, too_long, dtype)
+    work = OP.work_of(fits, dtype)
+    assert OP.traffic_of(tuned, fits, dtype) == Traffic(work.read, work.written)
+    assert OP.traffic_of(tuned, too_long, dtype) == OP.traffic_of(two_pass, too_long, dtype)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import devices, paths, units
 from harness.errors import HarnessError
-from harness.model import Machine
+from harness.model import DeviceFacts
 
 _SELF = "gpu-bench-harness"
 _PROFILERS = {
@@ -60,21 +60,24 @@ def _devices(missing: dict[str, str | None]) -> Iterator[Fact]:
             yield Fact(name, "not usable", reason)
             continue
         try:
-            yield Fact(name, _describe(available[name].machine()))
+            described = [_describe(device) for device in available[name].machine().devices]
         except HarnessError as error:
             yield Fact(name, error.message, error.advice)
+            continue
+        for index, text in enumerate(described):
+            yield Fact(name if len(described) == 1 else f"{name} {index}", text)
     yield Fact("driver", *_driver())
 
 
-def _describe(machine: Machine) -> str:
-    """The facts of a machine that matter for a measurement, in one line."""
+def _describe(device: DeviceFacts) -> str:
+    """The facts of a device that matter for a measurement, in one line."""
     facts = [
-        machine.name,
-        f"compute capability {machine.compute_capability}" if machine.compute_capability else "",
-        f"{machine.multiprocessors} multiprocessors" if machine.multiprocessors else "",
-        f"{units.size(machine.memory_bytes)} memory",
-        f"{units.size(machine.cache_bytes)} last-level cache",
-        f"power limit {machine.power_limit_w:.0f} W" if machine.power_limit_w else "",
+        device.name,
+        f"compute capability {device.compute_capability}" if device.compute_capability else "",
+        f"{device.multiprocessors} multiprocessors" if device.multiprocessors else "",
+        f"{units.size(device.memory_bytes)} memory",
+        f"{units.size(device.cache_bytes)} last-level cache",
+        f"power limit {device.power_limit_w:.0f} W" if device.power_limit_w else "",
     ]
     return ", ".join(filter(None, facts))
 

@@ -1,70 +1,210 @@
-"""What this machine's memory can do: plain streams of every mix and size, measured like any case."""
+"""Measuring what a machine can do: streams through its memory, matrix products, copies over its links.
+
+`ready` gives the limits that a run needs. It measures what isn't known yet, and keeps it for the next run on this
+machine.
+"""
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import paths, stats
-from harness.devices import CACHES, FEWEST_SETS, Device, Stream, covering_sets
-from harness.model import Ceilings, Machine, StreamPoint
+from harness.devices import CACHES, FEWEST_SETS, Device, MatrixProduct, Ring, Stream, covering_sets
+from harness.model import ComputePoint, Limits, LinkPoint, Machine, StreamPoint
 
 if TYPE_CHECKING:
     import torch
 
+KINDS = ("float32", "tf32", "float16", "bfloat16", "float8", "int8")
+"""Types whose peaks of compute can be measured: float32 without tensor cores, int8 with sums in int32."""
+_SCHEMA = 1  # of the file that limits are kept in, and of how they are measured
 _ALIGN = 512  # bytes; what the allocators give, and whole 16-byte packs
 _ELEMENT = 4  # bytes; torch streams float32, and bytes are bytes to the others
 _BATCH_SECONDS = 2e-3
 _FEWEST, _MOST = 6, 30
 _PRECISION = 0.005
 _MOST_SECONDS = 0.2
+_BURST_CALLS, _LONG_CALLS = 8, 3  # of a matrix product in a burst; the latter where one takes `_LONG` seconds
+_LONG = 20e-3
+_SETTLED_SECONDS = 0.1  # of the calls at the end of a load, which count as settled
+_SENDS, _SEND_ROUNDS = 10, 5
 
 Progress = Callable[[str, float], None]
 
 
-def measure(device: Device, progress: Progress = lambda _text, _share: None) -> Ceilings:
-    """Every way of streaming at every size. `progress(text, share done)` is called before each size."""
-    streams = list(device.streams())
-    sizes = [size for size in device.ceiling_sizes if 2 * size <= device.free_bytes()]
-    arena = _Arena(device, max(sizes))
-    points = []
-    for i, size in enumerate(sizes):
-        progress(f"memory ceilings, {size / 1e6:.0f} MB", i / len(sizes))
-        points += [_point(device, arena, stream, size) for stream in streams]
-    return Ceilings(tuple(points))
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Which limits a run needs.
+
+    streams: those of the memory. kinds: peaks of compute, each by a name in KINDS. worlds: bandwidths of the links, by
+    the number of devices that send at the same time.
+    """
+
+    streams: bool = True
+    kinds: tuple[str, ...] = ()
+    worlds: tuple[int, ...] = ()
+
+    @classmethod
+    def everything(cls, machine: Machine) -> Needs:
+        """All limits that can be measured on the machine; links for 2, 4, 8 ... devices, and for all of them."""
+        count = len(machine.devices)
+        doubled = {2**exponent for exponent in range(1, count.bit_length())}
+        return cls(kinds=KINDS, worlds=tuple(sorted(doubled | ({count} if count > 1 else set()))))
 
 
-def again(device: Device, ceilings: Ceilings) -> Ceilings:
-    """The same ceilings, with the best way of each mix measured once more at some of the larger sizes."""
-    streams = {(stream.way, stream.read_share): stream for stream in device.streams()}
-    largest = max(point.moved for point in ceilings.best)
-    repeated = [point for point in ceilings.best if largest // 20 <= point.moved <= largest // 2]
-    arena = _Arena(device, max((point.moved for point in repeated), default=_ALIGN))
-    end = [_point(device, arena, streams[point.way, point.read_share], point.moved) for point in repeated]
-    return Ceilings(ceilings.points, tuple(end))
+def _silent(_text: str, _share: float) -> None:
+    """Tell nobody."""
 
 
-def remember(machine: Machine, ceilings: Ceilings) -> None:
-    """Keep the ceilings in the user's cache folder, where a dry run finds them. A full disk loses only that."""
-    file = _remembered(machine)
+def ready(device: Device, needs: Needs, fresh: bool = False, progress: Progress = _silent) -> Limits:
+    """The limits that are needed: kept ones where they still hold, the rest measured now, and kept.
+
+    Kept limits hold if a probe, some of their streams measured again, takes as long. fresh: measure everything that is
+    needed anew. progress(text, share done) is called before each step. A kind or a world that device or torch can't do
+    is left out.
+    """
+    if needs == _NOTHING:
+        return Limits()
+    machine = device.machine()
+    known = None if fresh else recall(machine)
+    if known and not _holds(device, known, progress):
+        known = None
+    limits = known or Limits()
+    lacking = missing(limits, needs)
+    if lacking != _NOTHING:
+        found = measure(device, lacking, progress)
+        limits = Limits(limits.points + found.points, (), limits.compute + found.compute, limits.links + found.links)
+        remember(machine, limits)
+    return _only(limits, needs)
+
+
+def missing(limits: Limits, needs: Needs) -> Needs:
+    """What is needed beyond the limits at hand."""
+    kinds = {point.kind for point in limits.compute}
+    worlds = {point.world for point in limits.links}
+    return Needs(
+        streams=needs.streams and not limits.points,
+        kinds=tuple(kind for kind in needs.kinds if kind not in kinds),
+        worlds=tuple(world for world in needs.worlds if world not in worlds),
+    )
+
+
+def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limits:
+    """Measure what is needed: streams in every way and size, products of each kind, rings of each world."""
+    sizes = [size for size in device.stream_sizes if 2 * size <= device.free_bytes()] if needs.streams else []
+    steps = len(sizes) + len(needs.kinds) + len(needs.worlds)
+    done = iter(range(steps))
+
+    def step(text: str) -> None:
+        progress(f"measuring the machine: {text}", next(done) / steps)
+
+    points: list[StreamPoint] = []
+    if sizes:
+        streams, arena = list(device.streams()), _Arena(device, max(sizes))
+        for size in sizes:
+            step(f"streams of {size / 1e6:.0f} MB")
+            points += [_point(device, arena, stream, size) for stream in streams]
+        del arena
+    compute: list[ComputePoint] = []
+    for kind in needs.kinds:
+        step(f"matrix products in {kind}")
+        device.release()
+        compute += _peaks(device, kind)
+    links: list[LinkPoint] = []
+    for world in needs.worlds:
+        step(f"copies between {world} devices")
+        device.release()
+        links += [_link(ring) for ring in device.rings(world) if 4 * ring.sent <= device.free_bytes()]
+    return Limits(tuple(points), (), tuple(compute), tuple(links))
+
+
+def again(device: Device, limits: Limits) -> Limits:
+    """The same limits, with the best way of each mix measured once more at some of the larger sizes, as their `end`."""
+    largest = max((point.moved for point in limits.best), default=0)
+    repeated = [point for point in limits.best if largest // 20 <= point.moved <= largest // 2]
+    return replace(limits, end=_repeated(device, repeated))
+
+
+def remember(machine: Machine, limits: Limits) -> None:
+    """Keep the limits in the user's cache folder. Where they can't be written, the next run measures them again."""
+    from harness import store
+
+    file = _file(machine)
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps([asdict(point) for point in ceilings.points]))
+        file.write_text(store.dump(_Kept(_SCHEMA, _made_with(machine), replace(limits, end=()))), encoding="utf-8")
 
 
-def recall(machine: Machine) -> Ceilings | None:
-    """The ceilings last measured on this machine, or None."""
-    file = _remembered(machine)
+def recall(machine: Machine) -> Limits | None:
+    """The limits that are kept of this machine; None if there are none, or others made them (see `_made_with`).
+
+    Without streams they count as none, since no probe can tell whether they still hold.
+    """
+    from harness import store
+
     try:
-        return Ceilings(tuple(StreamPoint(**point) for point in json.loads(file.read_text())))
-    except (OSError, ValueError, TypeError):
+        kept = store.parse(_Kept, _file(machine).read_bytes())
+    except (OSError, ValueError):
         return None
+    fits = kept.schema == _SCHEMA and kept.made_with == _made_with(machine)
+    return kept.limits if fits and kept.limits.points else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What the file holds."""
+
+    schema: int
+    made_with: tuple[tuple[str, str], ...]
+    limits: Limits
+
+
+_NOTHING = Needs(streams=False)
+
+
+def _made_with(machine: Machine) -> tuple[tuple[str, str], ...]:
+    """What decides beside the machine how fast its library is: another torch or driver measures anew."""
+    return (("torch", dict(machine.versions).get("torch", "")), ("driver", machine.driver))
+
+
+def _file(machine: Machine) -> Path:
+    return paths.cache() / f"limits-{machine.kind}-{machine.fingerprint}.json"
+
+
+def _only(limits: Limits, needs: Needs) -> Limits:
+    """The part of the limits that is needed: what else is kept must not change what a run shows."""
+    return Limits(
+        points=limits.points if needs.streams else (),
+        compute=tuple(point for point in limits.compute if point.kind in needs.kinds),
+        links=tuple(point for point in limits.links if point.world in needs.worlds),
+    )
+
+
+def _holds(device: Device, known: Limits, progress: Progress) -> bool:
+    """Whether a probe takes as long as what is kept: by the median over its streams, a large one of each mix."""
+    progress("checking whether the machine is as it was", 0.0)
+    largest = max(point.moved for point in known.points)
+    large = [point for point in known.best if 4 * point.moved <= largest] or known.best
+    by_mix = {point.read_share: point for point in large}  # the last of each mix, which is its largest
+    drift = Limits(known.points, _repeated(device, list(by_mix.values()), device.probe_rounds)).drift
+    return drift is not None and abs(drift) <= device.probe_tolerance
+
+
+def _repeated(device: Device, points: Sequence[StreamPoint], rounds: int = 1) -> tuple[StreamPoint, ...]:
+    """The streams of these points measured once more, the best of several rounds; without ways that are gone."""
+    if not points:
+        return ()
+    streams = {(stream.way, stream.read_share): stream for stream in device.streams()}
+    repeated = [(streams[key], p.moved) for p in points if (key := (p.way, p.read_share)) in streams]
+    arena = _Arena(device, max(point.moved for point in points))
+    found = [[_point(device, arena, stream, moved) for stream, moved in repeated] for _ in range(rounds)]
+    return tuple(min(tries, key=lambda point: point.seconds) for tries in zip(*found, strict=True))
 
 
 class _Arena:
@@ -80,7 +220,7 @@ class _Arena:
         self.data = torch.rand(size // _ELEMENT, generator=generator, device=device.torch_device)
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
-        """As many disjoint sets of `arrays` arrays as a case of that size rotates over, if they fit; at least one."""
+        """Disjoint sets of `arrays` arrays: as many as a case of that size rotates over, if they fit; at least one."""
         elements = array_bytes // _ELEMENT
         per_set = arrays * elements
         wanted = max(FEWEST_SETS, covering_sets(self.cache_bytes, per_set * _ELEMENT))
@@ -94,7 +234,7 @@ def _point(device: Device, arena: _Arena, stream: Stream, moved: int) -> StreamP
     arrays = stream.reads + stream.writes
     array_bytes = max(_ALIGN, moved // arrays // _ALIGN * _ALIGN)
     calls = [stream.prepare(s[: stream.reads], s[stream.reads :]) for s in arena.sets(arrays, array_bytes)]
-    batch = device.batch(calls, capture=stream.capture, keep=1, seconds=_BATCH_SECONDS)
+    batch = device.batch(calls, timer=stream.timer, keep=1, seconds=_BATCH_SECONDS)
     samples: list[float] = []
     deadline = time.monotonic() + _MOST_SECONDS
     while not samples or (
@@ -110,5 +250,57 @@ def _point(device: Device, arena: _Arena, stream: Stream, moved: int) -> StreamP
     )
 
 
-def _remembered(machine: Machine) -> Path:
-    return paths.cache() / f"ceilings-{machine.kind}-{machine.fingerprint}.json"
+def _peaks(device: Device, kind: str) -> Iterator[ComputePoint]:
+    """Each product of a kind in a burst, and the one with the best rate after a load."""
+    bursts: dict[MatrixProduct, float] = {}
+    for product in device.products(kind):
+        if 2 * product.bytes <= device.free_bytes():
+            bursts[product] = _burst_seconds(device, product)
+    for product, seconds in bursts.items():
+        yield _compute_point(product, seconds)
+    if bursts:
+        best = max(bursts, key=lambda product: product.operations / bursts[product])
+        yield replace(_compute_point(best, _settled_seconds(device, best, bursts[best])), state="settled")
+
+
+def _compute_point(product: MatrixProduct, seconds: float) -> ComputePoint:
+    return ComputePoint(
+        product.kind, product.m, product.n, product.k, rate=product.operations / seconds, way=product.way
+    )
+
+
+def _burst_seconds(device: Device, product: MatrixProduct) -> float:
+    """Median seconds of a few calls after a rest: no longer than the ops that are compared with it."""
+    call = product.prepare()
+    call()  # loads the kernel
+    [rough] = _consecutive(device, call, 1)
+    time.sleep(device.idle_seconds)
+    count = _BURST_CALLS if rough < _LONG else _LONG_CALLS
+    return statistics.median(_consecutive(device, call, 1 + count)[1:])  # the first one still waits for the host
+
+
+def _settled_seconds(device: Device, product: MatrixProduct, burst: float) -> float:
+    """Median seconds of the last calls of a load, by when power may have lowered the clocks."""
+    call = product.prepare()
+    count = max(_LONG_CALLS, int(_SETTLED_SECONDS / burst))
+    deadline = time.monotonic() + device.load_seconds
+    while True:
+        seconds = _consecutive(device, call, count)
+        if time.monotonic() >= deadline:
+            return statistics.median(seconds)
+
+
+def _consecutive(device: Device, call: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each of `count` calls, issued one after the other."""
+    marks = [device.clock.mark()]
+    for _ in range(count):
+        call()
+        marks.append(device.clock.mark())
+    return device.clock.between(marks)
+
+
+def _link(ring: Ring) -> LinkPoint:
+    """Median time of a ring."""
+    run = ring.prepare()
+    seconds = statistics.median(run(_SENDS) / _SENDS for _ in range(_SEND_ROUNDS))
+    return LinkPoint(ring.world, ring.sent, seconds, ring.way)

@@ -1,46 +1,138 @@
-"""Processes that measure one case together. A single process is a group of one and needs nothing."""
+"""Processes that measure one case together: what they exchange, and how they end a case together.
+
+A single process is a group of one and needs nothing.
+"""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+import pickle
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+_LONGEST = 1800.0  # seconds to wait for another rank, which may compile meanwhile; the job's own limit is shorter
+_PATIENCE = 15.0  # seconds that a rank with an error waits for the others before it gives up on them
+
+Gather = Callable[[Any, float], list[Any]]
+_Value = TypeVar("_Value")
+
+
+class PeerError(Exception):
+    """A rank can't go on, so the case ends on every rank.
+
+    status: how the case ends. text: why, with the number of the rank where there are several.
+    """
+
+    def __init__(self, status: str, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
 
 
 class Group:
-    """The ranks of one case. Every rank must make the same calls in the same order."""
+    """The ranks of one case. Every rank must make the same calls in the same order.
 
-    def __init__(self, rank: int = 0, size: int = 1, torch_distributed: Any = None) -> None:
+    gather(value, seconds): every rank's value on every rank, in the order of ranks; raises TimeoutError where a rank
+    doesn't come within so many seconds.
+
+    A rank that fails says so in the place of its next value. So whatever the others exchange next, they learn of it
+    there: every method but `failed` raises PeerError once another rank has failed.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, gather: Gather = lambda value, _seconds: [value]) -> None:
         self.rank = rank
         self.size = size
-        self.distributed = torch_distributed
+        self._gather = gather
+
+    def exchange(self, value: _Value) -> list[_Value]:
+        """Every rank's value, in the order of ranks."""
+        found = self._gather((None, value), _LONGEST)
+        if failure := _first_failure(found):
+            raise failure
+        return [value for _, value in found]
 
     def agree(self, value: float) -> float:
         """Rank 0's value, on every rank: for decisions that must not differ, such as when to stop."""
-        return float(self._exchange([value])[0][0])
+        return float(self.exchange(value)[0])
 
     def slowest(self, values: list[float]) -> list[float]:
         """The element-wise maximum over ranks: a collective takes as long as its slowest rank."""
-        return [max(column) for column in zip(*self._exchange(values), strict=True)]
+        return [max(column) for column in zip(*self.exchange(values), strict=True)]
 
     def barrier(self) -> None:
-        if self.size > 1:
-            self.distributed.barrier()
+        """Wait until every rank is here."""
+        self.exchange(None)
 
-    def _exchange(self, values: list[float]) -> list[list[float]]:
-        if self.size == 1:
-            return [values]
-        gathered: list[Any] = [None] * self.size
-        self.distributed.all_gather_object(gathered, values)
-        return gathered
+    def verdict(self, mine: str | None) -> str | None:
+        """What the first rank with a complaint says, with its number; None if no rank has one."""
+        found = self.exchange(self._signed(mine) if mine is not None else None)
+        return next((text for text in found if text is not None), None)
+
+    def failed(self, status: str, text: str) -> PeerError:
+        """End the case on every rank, since this one can't go on. Gives the failure that all ranks report.
+
+        It is that of the first rank, where several failed in the same step. Raises TimeoutError where the others don't
+        come: they may wait for this rank in a collective of the op.
+        """
+        own = (status, self._signed(text))
+        failure = _first_failure(self._gather((own, None), _PATIENCE))
+        return failure or PeerError(*own)
+
+    def _signed(self, text: str) -> str:
+        return f"rank {self.rank}: {text}" if self.size > 1 else text
+
+
+ALONE = Group()
+"""The group of a process that measures by itself."""
 
 
 def from_environment() -> Group:
-    """The group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, joined through gloo."""
+    """The group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. Joins torch's default group, gloo's, too.
+
+    An op that needs NCCL makes a group of its own.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
-        return Group()
+        return ALONE
     from torch import distributed
 
-    # gloo carries the decisions between hosts; an op that needs NCCL makes a group of its own.
     distributed.init_process_group("gloo")
-    return Group(distributed.get_rank(), size, distributed)
+    rank = distributed.get_rank()
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # A connection of its own: another thread of torch, such as NCCL's, must not wait while this process does.
+    store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_LONGEST))
+    return Group(rank, size, _Exchange(distributed.PrefixStore("harness", store), rank, size))
+
+
+class _Exchange:
+    """Objects exchanged through the key-value store that torch's ranks meet at.
+
+    A collective wouldn't do: a rank that fails inside a collective of the op would meet the others in another one than
+    they are in, and no collective can stop waiting and leave its process usable.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._turn = 0
+
+    def __call__(self, value: Any, seconds: float) -> list[Any]:
+        from torch.distributed import DistStoreError
+
+        keys = [f"{self._turn}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], pickle.dumps(value))
+        try:
+            self._store.wait(keys, timedelta(seconds=seconds))
+        except DistStoreError as error:
+            raise TimeoutError(f"another rank didn't come within {seconds:g} s") from error
+        found = [pickle.loads(text) for text in self._store.multi_get(keys)]
+        # Whoever has come to this turn has read the last one.
+        self._store.delete_key(f"{self._turn - 1}/{self._rank}")
+        self._turn += 1
+        return found
+
+
+def _first_failure(found: list[Any]) -> PeerError | None:
+    return next((PeerError(*failure) for failure, _ in found if failure), None)

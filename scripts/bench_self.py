@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import runner, scenario, store
-from harness.model import Case, Header, Job, Machine, Measurement, Scenario, Work
+from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Scenario, Traffic, Work
 from harness.ops import Catalogue
 
 QUICK_RUNS = 15
@@ -114,6 +114,9 @@ class Stopwatch:
     def note(self, text: str) -> None:
         """Not timed."""
 
+    def limited(self, limits: Limits) -> None:
+        """Not timed."""
+
     def started(self, job: Job, process: int) -> None:
         """Not timed."""
 
@@ -166,14 +169,13 @@ def write_large_run(folder: Path) -> None:
     """A run with 50 samples a case, every case a little slower than the one before."""
     measurements = list(large_measurements())
     cases = tuple(m.case.id for m in measurements)
-    machine = Machine("cpu", "a machine", "0" * 12, memory_bytes=2**35, cache_bytes=2**25)
+    machine = Machine("cpu", "0" * 12, (DeviceFacts("a machine", memory_bytes=2**35, cache_bytes=2**25),))
     header = Header(
         name="large",
         machine=machine,
         scenarios=(Scenario("large", "Many cases", "tiny", cases, baseline="eager"),),
         command=("harness", "run", "large"),
         started="2025-01-01T00:00:00+00:00",
-        source="",
         plan="",
         jobs=len(cases),
     )
@@ -189,13 +191,13 @@ def large_measurements() -> Iterator[Measurement]:
         for variant, seconds in (("eager", 2e-4), ("tuned", 1e-4)):
             time_of_one = seconds * (1 + index / LARGE_RUN)
             yield Measurement(
-                Case("tiny", variant, "float32", (("N", size),), "cpu"),
+                Case("tiny", variant, "float32", (("N", size),), device="cpu"),
                 "ok",
                 samples=tuple(time_of_one * (1 + 1e-4 * (sample % 7)) for sample in range(50)),
                 call_samples=(time_of_one,) * 5,
                 timer="host",
                 work=Work(4 * size, 4 * size),
-                traffic=Work(4 * size, 4 * size),
+                traffic=Traffic(4 * size, 4 * size),
                 stopped="interval",
             )
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 from harness import stats, store, units
 from harness.devices.cuda import Cuda
-from harness.measure import prepared_calls
-from harness.model import Case, Job, Result, Run
+from harness.model import Case, Result, Run
 from harness.ops import Catalogue
+from harness.session import Session
 
 LEAST_BYTES = 100_000_000
 CALLS = 12
@@ -32,12 +32,12 @@ BAR_OTHERS, BAR_PROCESSES = 0.02, 0.002
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Seconds per call of one case by each way of timing. `floor` is do_bench's time of an empty call."""
+    """Seconds per call of one case by each way of timing. overhead: do_bench's time of a kernel of one element."""
 
     result: Result
     ncu: float
     do_bench: float
-    floor: float
+    overhead: float
 
     @property
     def ours(self) -> float:
@@ -53,8 +53,8 @@ class Row:
         return self.ours / self.do_bench - 1
 
     @property
-    def off_without_floor(self) -> float:
-        return self.ours / (self.do_bench - self.floor) - 1
+    def off_without_overhead(self) -> float:
+        return self.ours / (self.do_bench - self.overhead) - 1
 
     @property
     def between_processes(self) -> float:
@@ -62,26 +62,29 @@ class Row:
 
 
 def comparable(run: Run) -> list[Result]:
-    """Timed kernels that move enough; library copies aren't kernels, so ncu doesn't see them."""
-    timed = [r for r in run.results if r.time and r.measurements[0].timer == "graph"]
+    """Results of timed kernels that move enough bytes. Library copies aren't kernels, so ncu doesn't see them."""
+    timed = [r for r in run.results if r.time and r.timer == "graph" and r.case.world == 1]
     return [r for r in timed if r.work and r.work.moved >= LEAST_BYTES]
 
 
 def rotations(cases: list[Case]) -> Iterator[tuple[Case, list[Callable[[], object]]]]:
-    """Each case with its calls, one a set of buffers, warmed up."""
+    """Each case with its calls, one a set of buffers, checked and warmed up as for a measurement."""
     device, catalogue = Cuda(), Catalogue()
     for case in cases:
-        calls = prepared_calls(Job(case), catalogue[case.op], device)
-        for call in calls * 2:
-            call()
-        device.synchronize()
-        yield case, calls
-        del calls
-        device.release()
+        with Session(case, catalogue[case.op], device) as session:
+            session.prepare()
+            if wrong := session.check():
+                sys.exit(f"{case.id} is wrong: {wrong}")
+            calls = session.calls()
+            for call in calls * 2:
+                call()
+            device.synchronize()
+            yield case, calls
+            del calls, call
 
 
 def child_ncu(cases: list[Case]) -> None:
-    """Runs under ncu, which records only what lies between the profiler's start and stop."""
+    """Call each case between the profiler's start and stop. It runs under ncu, which records only what lies there."""
     import torch
 
     for _, calls in rotations(cases):
@@ -93,7 +96,7 @@ def child_ncu(cases: list[Case]) -> None:
 
 
 def child_do_bench(cases: list[Case]) -> None:
-    """Prints a JSON object of seconds by case id, and the floor: a kernel of one element, under the key ''."""
+    """Print a JSON object of seconds by case id. The key '' has those of a kernel of one element, the overhead."""
     import torch
     from triton.testing import do_bench
 
@@ -140,7 +143,7 @@ def render(run: Run, folder: Path, rows: list[Row]) -> str:
         f" {run.header.repeat} fresh processes; `ncu` the median gpu__time_duration of {CALLS} calls on the same"
         " rotation of buffers, with clocks and caches left alone; `do_bench` triton's, which overwrites the L2 before"
         " each call and times it between two events. A kernel of one element takes"
-        f" {units.seconds(rows[0].floor)} that way; the last column but one is the difference with that taken off,"
+        f" {units.seconds(rows[0].overhead)} that way; the last column but one is the difference with that taken off,"
         " which takes off its microsecond of work too."
     )
     lines = [
@@ -148,7 +151,7 @@ def render(run: Run, folder: Path, rows: list[Row]) -> str:
         "",
         how,
         "",
-        "| case | MB | ours | ncu | off | do_bench | off | off, less its floor | between processes |",
+        "| case | MB | ours | ncu | off | do_bench | off | off, less its overhead | between processes |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in rows:
@@ -157,13 +160,13 @@ def render(run: Run, folder: Path, rows: list[Row]) -> str:
             f"| {row.result.case.id} | {work.moved / 1e6 if work else 0:.0f} | {units.seconds(row.ours)}"
             f" | {units.seconds(row.ncu)}"
             f" | {row.off_ncu:+.1%} | {units.seconds(row.do_bench)} | {row.off_do_bench:+.1%}"
-            f" | {row.off_without_floor:+.1%} | {units.percent(row.between_processes, 2)} |"
+            f" | {row.off_without_overhead:+.1%} | {units.percent(row.between_processes, 2)} |"
         )
     lines.append("")
     for name, values, bar in (
         ("ncu", [abs(row.off_ncu) for row in rows], BAR_OTHERS),
         ("do_bench", [abs(row.off_do_bench) for row in rows], BAR_OTHERS),
-        ("do_bench less its floor", [abs(row.off_without_floor) for row in rows], BAR_OTHERS),
+        ("do_bench less its overhead", [abs(row.off_without_overhead) for row in rows], BAR_OTHERS),
         ("between processes", [row.between_processes for row in rows], BAR_PROCESSES),
     ):
         within = sum(value <= bar for value in values)

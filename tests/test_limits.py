@@ -1,23 +1,61 @@
-"""Ceilings: every mix and size is measured, some again, and they are remembered."""
+"""Limits: everything that is needed is measured, and nothing else; what is known is kept for the next run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from harness import limits
-from harness.devices import Batch, Stream
+from harness.devices import Batch, MatrixProduct, Ring, Stream
 from harness.devices.cpu import Cpu
-from harness.model import Ceilings, StreamPoint, Work
+from harness.limits import Needs
+from harness.model import DeviceFacts, Limits, Machine, StreamPoint, Timer, Work
+from harness.ranks import ALONE, Group
+
+EVERYTHING = Needs(kinds=("float32", "float16", "float8"), worlds=(2,))
+
+
+class FakeClock:
+    """Time that matrix products let pass."""
+
+    now = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def between(self, marks: Sequence[float]) -> list[float]:
+        return [b - a for a, b in pairwise(marks)]
 
 
 class FakeDevice(Cpu):
-    """Reads at 4 GB/s, writes at 2 GB/s, after a microsecond; `slowdown` stretches everything."""
+    """Reads at 4 GB/s, writes at 2 GB/s, after a microsecond; `slowdown` stretches everything.
+
+    Multiplies float32 at 1 and float16 at 2 TFLOP/s, at half of that from the hundredth product on, and has no float8.
+    Sends 1 GB/s. It notes what it was asked to do in `log`.
+    """
 
     cache_bytes = 2**12
-    ceiling_sizes = (2**12, 2**14, 2**16)
-    slowdown = 1.0
+    stream_sizes = (2**12, 2**14, 2**16)
+    load_seconds = 0.05
+    probe_rounds = 1
+    probe_tolerance = 0.01
+
+    def __init__(self, fingerprint: str = "f00d", slowdown: float = 1.0, torch: str = "2.13") -> None:
+        self.fingerprint = fingerprint
+        self.slowdown = slowdown
+        self.torch = torch
+        self.clock: FakeClock = FakeClock()
+        self.log: list[str] = []
+        self.multiplied = 0
+
+    def machine(self) -> Machine:
+        devices = (DeviceFacts("A processor", 2**34, self.cache_bytes),)
+        return Machine("cpu", self.fingerprint, devices, driver="1", versions=(("torch", self.torch),))
 
     def streams(self) -> Iterator[Stream]:
         for reads, writes in ((1, 0), (1, 1), (0, 1)):
@@ -31,13 +69,42 @@ class FakeDevice(Cpu):
 
         return prepare
 
-    def batch(self, calls, *, capture: bool, keep: int, seconds: float, agree=float) -> Batch:
+    def batch(self, calls, *, timer: Timer, keep: int, seconds: float, group: Group = ALONE) -> Batch:
+        self.log.append("stream")
         return Batch(lambda n: [self.slowdown * calls[0]() for _ in range(n)], 1, "host", seconds)
+
+    def products(self, kind: str) -> Iterator[MatrixProduct]:
+        rate = {"float32": 1e12, "float16": 2e12}.get(kind)
+        for size in (64, 128) if rate else ():
+            self.log.append(kind)
+            seconds = 2 * size**3 / rate * (1.0 if size == 64 else 1.01)  # the smaller one is the better one
+            yield MatrixProduct(kind, "mm", size, size, size, 12 * size**2, self.multiply(seconds))
+
+    def multiply(self, seconds: float) -> Callable[[], Callable[[], None]]:
+        def call() -> None:
+            self.multiplied += 1
+            self.clock.now += self.slowdown * seconds * (2 if self.multiplied > 100 else 1)
+
+        return lambda: call
+
+    def rings(self, world: int) -> Iterator[Ring]:
+        for sent in (2**10, 2**20):
+            self.log.append(f"ring of {world}")
+            yield Ring(world, sent, "ring", self.send(sent))
+
+    def send(self, sent: int) -> Callable[[], Callable[[int], float]]:
+        return lambda: lambda times: times * (1e-6 + sent / 1e9)
 
 
 @pytest.fixture
-def measured() -> Ceilings:
-    return limits.measure(FakeDevice())
+def measured() -> Limits:
+    return limits.measure(FakeDevice(), Needs())
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_kept(cache_folder: Path) -> None:
+    for file in cache_folder.glob("limits-*"):
+        file.unlink()
 
 
 def test_the_best_way_counts_at_each_mix_and_size(measured):
@@ -52,66 +119,279 @@ def test_the_peak_is_the_best_library_copy(measured):
     assert measured.peak == pytest.approx(2**16 / seconds)
 
 
-def test_the_floor_at_a_mix_that_was_measured_and_one_between(measured):
+def test_the_time_at_a_mix_that_was_measured_and_one_between(measured):
     assert measured.seconds(Work(2**13, 2**13)) == pytest.approx(1e-6 + 2**13 / 4e9 + 2**13 / 2e9)
     assert measured.seconds(Work(3 * 2**12, 2**12)) == pytest.approx(1e-6 + 3 * 2**12 / 4e9 + 2**12 / 2e9)
 
 
 def test_drift_is_seen(measured):
-    device = FakeDevice()
-    device.slowdown = 1.05
-    assert limits.again(device, measured).drift == pytest.approx(0.05)
+    assert limits.again(FakeDevice(slowdown=1.05), measured).drift == pytest.approx(0.05)
+
+
+def test_what_is_not_there_any_more_is_not_measured_again(measured):
+    class Other(FakeDevice):
+        def streams(self) -> Iterator[Stream]:
+            return (stream for stream in super().streams() if stream.reads)
+
+    assert {p.read_share for p in limits.again(Other(), measured).end} == {0.5, 1}
+    assert limits.again(FakeDevice(), Limits()) == Limits()
 
 
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
-    limits.measure(FakeDevice(), lambda text, share: told.append((text, round(share, 2))))
-    assert [share for _, share in told] == [0, 0.33, 0.67]
-    assert "MB" in told[0][0]
+    limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))
+    assert [share for _, share in told] == [0, 0.14, 0.29, 0.43, 0.57, 0.71, 0.86]
+    assert [word in text for (text, _), word in zip(told, ["MB"] * 3 + ["float"] * 3 + ["2 dev"], strict=True)] == [
+        True
+    ] * 7
 
 
 def test_sizes_that_do_not_fit_are_left_out():
     device = FakeDevice()
     device.free_bytes = lambda: 2**15
-    assert {p.moved for p in limits.measure(device).points} == {2**12, 2**14}
+    assert {p.moved for p in limits.measure(device, Needs()).points} == {2**12, 2**14}
 
 
-def test_remembered_ceilings_come_back(measured, machine):
+def test_only_what_is_needed_is_measured():
+    limits.measure(device := FakeDevice(), Needs())
+    assert set(device.log) == {"stream"}
+    limits.measure(device := FakeDevice(), Needs(streams=False, kinds=("float16",)))
+    assert set(device.log) == {"float16"}
+    limits.measure(device := FakeDevice(), Needs(streams=False, worlds=(2, 4)))
+    assert set(device.log) == {"ring of 2", "ring of 4"}
+    assert limits.ready(device := FakeDevice(), Needs(streams=False)) == Limits()
+    assert device.log == []
+
+
+def test_peaks_of_compute_are_measured_in_a_burst_and_after_a_load():
+    found = limits.measure(FakeDevice(), Needs(streams=False, kinds=("float32", "float16")))
+    assert {(p.kind, p.m, p.n, p.k, p.state) for p in found.compute} == {
+        *((kind, size, size, size, "burst") for kind in ("float32", "float16") for size in (64, 128)),
+        *((kind, 64, 64, 64, "settled") for kind in ("float32", "float16")),
+    }
+    assert found.rate("float32") == pytest.approx(1e12)
+    assert found.rate("float32", "settled") == pytest.approx(0.5e12)
+    assert found.seconds(Work(flops=(("float32", 10**6),))) == pytest.approx(1e-6)
+
+
+def test_a_burst_comes_after_a_rest(monkeypatch):
+    rests: list[float] = []
+    monkeypatch.setattr(limits.time, "sleep", rests.append)
+    device = FakeDevice()
+    device.idle_seconds = 0.2
+    limits.measure(device, Needs(streams=False, kinds=("float32",)))
+    assert rests == [0.2, 0.2]
+
+
+def test_kinds_that_the_device_lacks_are_left_out():
+    found = limits.measure(FakeDevice(), EVERYTHING)
+    assert {p.kind for p in found.compute} == {"float32", "float16"}
+    assert found.rate("float8") is None
+
+
+def test_products_and_transfers_that_do_not_fit_are_left_out():
+    device = FakeDevice()
+    device.free_bytes = lambda: 2 * 12 * 64**2
+    found = limits.measure(device, Needs(streams=False, kinds=("float32",), worlds=(2,)))
+    assert {p.m for p in found.compute} == {64}
+    assert [p.sent for p in found.links] == [2**10]
+
+
+def test_links_are_measured_by_the_number_of_devices():
+    found = limits.measure(FakeDevice(), Needs(streams=False, worlds=(2,)))
+    assert found.link(2) == pytest.approx(2**20 / (1e-6 + 2**20 / 1e9))
+    assert found.link(4) is None
+
+
+def test_what_is_missing():
+    known = limits.measure(FakeDevice(), Needs(kinds=("float32",)))
+    assert limits.missing(known, EVERYTHING) == Needs(streams=False, kinds=("float16", "float8"), worlds=(2,))
+    assert limits.missing(Limits(), EVERYTHING) == EVERYTHING
+    assert limits.missing(Limits(), Needs(streams=False)) == Needs(streams=False)
+
+
+@pytest.mark.parametrize(("count", "worlds"), [(1, ()), (2, (2,)), (6, (2, 4, 6)), (8, (2, 4, 8))])
+def test_everything(machine, count, worlds):
+    needs = Needs.everything(replace(machine, devices=machine.devices * count))
+    assert needs == Needs(True, limits.KINDS, worlds)
+
+
+def test_a_second_run_measures_a_probe_and_no_more():
+    first = limits.ready(one := FakeDevice(), Needs())
+    second = limits.ready(two := FakeDevice(slowdown=1.005), Needs())
+    assert second == first
+    # One large stream of each mix.
+    assert (len(one.log), len(two.log)) == (18, 3)
+
+
+def test_a_probe_takes_the_best_of_several_rounds():
+    limits.ready(FakeDevice(), Needs())
+    device = FakeDevice()
+    device.probe_rounds = 4
+    runs = 0
+
+    def batch(calls, **_) -> Batch:
+        nonlocal runs
+        runs += 1
+        disturbed = 1.5 if runs % 4 else 1.0
+        return Batch(lambda n: [disturbed * calls[0]() for _ in range(n)], 1, "host", 1e-3)
+
+    device.batch = batch
+    limits.ready(device, Needs())
+    assert runs == 4 * 3
+
+
+@pytest.mark.parametrize(
+    "device", [FakeDevice(slowdown=1.02), FakeDevice(slowdown=0.98), FakeDevice("beef"), FakeDevice(torch="2.14")]
+)
+def test_a_machine_that_changed_is_measured_anew(device):
+    limits.ready(FakeDevice(), Needs(kinds=("float32",)))
+    found = limits.ready(device, Needs())
+    assert device.log.count("stream") >= 18
+    assert limits.recall(device.machine()) == found
+    assert found.compute == ()
+
+
+def test_a_machine_may_be_as_noisy_as_its_kind_allows():
+    limits.ready(FakeDevice(), Needs())
+    device = FakeDevice(slowdown=1.05)
+    device.probe_tolerance = 0.1
+    limits.ready(device, Needs())
+    assert len(device.log) == 3
+
+
+def test_fresh_limits_are_measured_whatever_is_kept():
+    limits.ready(FakeDevice(), Needs())
+    found = limits.ready(device := FakeDevice(slowdown=1.005), Needs(), fresh=True)
+    assert len(device.log) == 18
+    assert limits.recall(device.machine()) == found
+
+
+def test_only_what_is_not_known_yet_is_measured_and_kept_with_the_rest():
+    streams = limits.ready(FakeDevice(), Needs())
+    both = limits.ready(device := FakeDevice(), Needs(kinds=("float32",)))
+    assert (device.log.count("stream"), set(device.log)) == (3, {"stream", "float32"})
+    assert both.points == streams.points
+    assert limits.recall(device.machine()) == both
+    again = limits.ready(device := FakeDevice(), Needs(kinds=("float32",)))
+    assert (again, set(device.log)) == (both, {"stream"})
+
+
+def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():
+    everything = limits.ready(FakeDevice(), EVERYTHING)
+    assert {p.kind for p in everything.compute} == {"float32", "float16"}
+    assert limits.ready(FakeDevice(), Needs()) == Limits(everything.points)
+    some = limits.ready(FakeDevice(), Needs(kinds=("float16",)))
+    assert {p.kind for p in some.compute} == {"float16"}
+    assert some.links == ()
+
+
+def test_limits_come_back_without_those_of_a_run_s_end(measured, machine):
     assert limits.recall(machine) is None
-    limits.remember(machine, measured)
-    assert limits.recall(machine) == Ceilings(measured.points)
+    limits.remember(machine, replace(measured, end=measured.points[:1]))
+    assert limits.recall(machine) == measured
 
 
-def test_a_damaged_memory_is_forgotten(measured, machine, cache_folder):
-    limits.remember(machine, measured)
-    file = cache_folder / f"ceilings-{machine.kind}-{machine.fingerprint}.json"
-    file.write_text(file.read_text()[:50])
+def test_without_streams_nothing_tells_whether_limits_hold(machine):
+    limits.remember(machine, limits.measure(FakeDevice(), Needs(streams=False, kinds=("float32",))))
     assert limits.recall(machine) is None
-    file.unlink()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda _: "[]",
+        lambda _: "",
+        lambda text: json.dumps({**json.loads(text), "schema": 0}),
+        lambda text: text.replace('"seconds"', '"secs"'),
+    ],
+)
+def test_a_damaged_file_and_one_of_another_schema_are_measured_anew(cache_folder, damage):
+    limits.ready(FakeDevice(), Needs())
+    [file] = cache_folder.glob("limits-*")
+    file.write_text(damage(file.read_text()))
+    assert limits.recall(FakeDevice().machine()) is None
+    found = limits.ready(device := FakeDevice(), Needs())
+    assert len(device.log) == 18
+    assert limits.recall(device.machine()) == found
+
+
+def test_limits_that_cannot_be_kept_are_measured_all_the_same(monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "file" / "cache"))
+    assert limits.ready(FakeDevice(), Needs()).points
 
 
 def test_the_real_processor():
-    """One small size of every stream that the CPU offers, from a cache that is taken for a small one."""
+    """One small size of every stream and product that the CPU offers, from a cache that is taken for a small one."""
 
     class Small(Cpu):
         cache_bytes = 2**16
-        ceiling_sizes = (2**20,)
+        stream_sizes = (2**20,)
+        product_sizes = (128,)
+        load_seconds = 0.0
 
-    found = limits.measure(Small())
+    found = limits.measure(Small(), Needs(kinds=limits.KINDS, worlds=(2,)))
     assert {p.read_share for p in found.best} == {0, 0.5, 0.67, 0.75, 1}
-    assert all(1e8 < p.bandwidth < 1e13 for p in found.points)
+    assert all(1e7 < p.bandwidth < 1e13 for p in found.points)
+    assert {p.kind for p in found.compute} == {"float32", "bfloat16"}
+    assert all(1e7 < p.rate < 1e14 for p in found.compute)
+    assert found.links == ()
 
 
 @pytest.mark.gpu
-def test_the_real_gpu():
+@pytest.mark.alone
+def test_the_streams_of_the_real_gpu():
     from harness.devices.cuda import Cuda
 
     device = Cuda()
-    device.ceiling_sizes = (2**24, 2**28)
-    found = limits.measure(device)
+    device.stream_sizes = (2**24, 2**28)
+    found = limits.measure(device, Needs())
     assert {p.read_share for p in found.best} == {0, 0.5, 0.67, 0.75, 1}
     assert all(1e10 < p.bandwidth < 2e13 for p in found.points)
     assert abs(limits.again(device, found).drift) < 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_a_second_run_on_the_real_gpu_starts_at_once():
+    from harness.devices.cuda import Cuda
+
+    told: list[str] = []
+    device = Cuda()
+    device.stream_sizes = (2**26, 2**28, 2**30)
+    first = limits.ready(device, Needs(), fresh=True)
+    assert limits.ready(device, Needs(), progress=lambda text, _: told.append(text)) == first
+    assert told == ["checking whether the machine is as it was"]
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_the_peaks_of_the_real_gpu():
+    """Tensor cores multiply several times as fast as CUDA cores, and faster the narrower the type."""
+    from harness.devices.cuda import Cuda
+
+    found = limits.measure(Cuda(), Needs(streams=False, kinds=limits.KINDS))
+    rates = {kind: found.rate(kind) for kind in limits.KINDS if found.rate(kind)}
+    assert rates
+    assert all(1e12 < rate < 1e16 for rate in rates.values())
+    assert all(0.3 < found.rate(kind, "settled") / rate < 1.1 for kind, rate in rates.items())
+    order = [rates[kind] for kind in ("float32", "tf32", "float16", "float8") if kind in rates]
+    assert all(wider * 1.5 < narrower for wider, narrower in pairwise(order))
+    if "bfloat16" in rates:
+        assert rates["bfloat16"] == pytest.approx(rates["float16"], rel=0.3)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_the_links_of_real_gpus():
+    from harness.devices.cuda import Cuda
+
+    if Cuda().count < 2:
+        pytest.skip("needs 2 GPUs")
+    found = limits.measure(Cuda(), Needs(streams=False, worlds=(2,)))
+    assert 1e9 < found.link(2) < 2e12
 
 
 def test_points_of_one_stream_keep_their_share():

@@ -13,22 +13,31 @@ import torch
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
 from harness.measure import measure
-from harness.model import Case, Conditions, Job, Measurement, Timing
+from harness.model import Case, Conditions, Job, Measurement, Timer, Timing, Traffic, Work
 from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.ranks import ALONE, Group
 
 MIB = 2**20
 
 
 class FakeDevice(Cpu):
-    """A processor on which each sample takes what the test says."""
+    """A processor on which each sample takes what the test says. not_captured: why it has no graphs."""
 
     cache_bytes = MIB
 
-    def __init__(self, samples: Sequence[float], free: int = 2**34, conditions: Conditions | None = None) -> None:
+    def __init__(
+        self,
+        samples: Sequence[float],
+        free: int = 2**34,
+        conditions: Conditions | None = None,
+        not_captured: str | Exception = "",
+    ) -> None:
         self.script = list(samples)
         self.free = free
         self.state = conditions or Conditions()
+        self.not_captured = not_captured
         self.calls = 0
+        self.rounds: list[int] = []
 
     def free_bytes(self) -> int:
         return self.free
@@ -37,14 +46,23 @@ class FakeDevice(Cpu):
         return self.state
 
     def batch(
-        self, calls: Sequence[Callable[[], object]], *, capture: bool, keep: int, seconds: float, agree=float
+        self,
+        calls: Sequence[Callable[[], object]],
+        *,
+        timer: Timer,
+        keep: int,
+        seconds: float,
+        group: Group = ALONE,
     ) -> Batch:
         self.calls = len(calls)
+        if isinstance(self.not_captured, Exception):
+            raise self.not_captured
 
         def run(n: int) -> list[float]:
+            self.rounds.append(n)
             return [self.script[i % len(self.script)] for i in range(n)]
 
-        return Batch(run, len(calls), "graph" if capture else "launch", seconds)
+        return Batch(run, len(calls), "launch" if self.not_captured else timer, seconds, self.not_captured)
 
 
 def op(**variant: Any) -> Op:
@@ -55,7 +73,7 @@ def op(**variant: Any) -> Op:
         inputs=(Tensor("x", ("N",)),),
         outputs=(Tensor("y", ("N",)),),
         reference=lambda _, t: {"y": t.x.double() * 2},
-        flops="N",
+        flops={"float32": "N"},
     )
 
     @sheet.variant("ours", "doubles", devices=("cpu",), **variant)
@@ -66,7 +84,7 @@ def op(**variant: Any) -> Op:
 
 
 def run(device: Cpu, sheet: Op | None = None, n: int = 1024, cache: str = "cold", **timing: float) -> Measurement:
-    case = Case("twice", "ours", "float32", (("N", n),), "cpu", cache)
+    case = Case("twice", "ours", "float32", (("N", n),), device="cpu", cache=cache)
     return measure(Job(case, Timing(**{"max_time": 0.05, **timing})), sheet or op(), device, process=3)
 
 
@@ -76,7 +94,8 @@ def test_a_steady_device_stops_by_the_interval():
     assert result.samples == (2e-6,) * 20
     assert result.time == 2e-6
     assert (result.stopped, result.timer, result.process) == ("interval", "graph", 3)
-    assert (result.work.read, result.work.written, result.work.flops) == (4096, 4096, 1024)
+    assert result.work == Work(4096, 4096, (("float32", 1024),))
+    assert result.traffic == Traffic(4096, 4096)
     assert result.warnings == ()
     assert [name for name, _ in result.phases] == ["setup", "compile", "check", "setup", "warm", "sample", "calls"]
 
@@ -148,13 +167,52 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up():
 
 
 def test_what_asks_for_no_graph_gets_none():
-    result = run(FakeDevice([1e-3]), op(capture=False))
+    result = run(FakeDevice([1e-3]), op(timer="launch"))
     assert (result.timer, result.warnings) == ("launch", ())
 
 
+def test_the_timer_of_a_variant_goes_before_that_of_its_op():
+    sheet = op()
+    sheet.timer = "host"
+    assert run(FakeDevice([1e-6]), sheet).timer == "host"
+    sheet = op(timer="launch")
+    sheet.timer = "host"
+    assert run(FakeDevice([1e-3]), sheet).timer == "launch"
+
+
 def test_the_launch_in_a_short_time_is_reported():
-    (warning,) = run(FakeDevice([1e-5]), op(capture=False)).warnings
+    (warning,) = run(FakeDevice([1e-5]), op(timer="launch")).warnings
     assert warning.code == "launch-timed"
+
+
+def test_the_reason_why_nothing_was_captured_is_reported():
+    result = run(FakeDevice([1e-3], not_captured="operation not permitted when stream is capturing"))
+    assert result.timer == "launch"
+    (warning,) = result.warnings
+    assert warning.code == "not-captured"
+    assert "operation not permitted when stream is capturing" in warning.message
+    assert "timer='launch'" in warning.advice
+
+
+def test_memory_that_runs_out_during_a_capture_is_recorded():
+    result = run(FakeDevice([1e-3], not_captured=torch.OutOfMemoryError("CUDA out of memory.\nTried to")))
+    assert (result.status, result.error, result.samples) == ("out_of_memory", "CUDA out of memory.", ())
+
+
+def test_steady_samples_are_taken_in_one_go():
+    """A break would let the queue of a pipeline fill up again."""
+    device = FakeDevice([2e-3])
+    result = run(device, op(timer="steady"), max_time=0.5)
+    assert (result.timer, result.stopped, result.time) == ("steady", "interval", 2e-3)
+    assert [n for n in device.rounds if n > 1] == [100]  # 0.5 s of blocks of 5 ms
+    assert len(result.samples) == 100
+
+
+def test_steady_samples_that_differ_are_noisy():
+    device = FakeDevice([2e-3, 3e-3])
+    result = run(device, op(timer="steady"), max_time=0.001)
+    assert (result.stopped, len(result.samples)) == ("time", 6)
+    assert [w.code for w in result.warnings] == ["noisy"]
 
 
 def test_memory_is_predicted_before_it_is_taken():
@@ -200,15 +258,33 @@ def test_any_other_error_is_the_callers():
         run(FakeDevice([1e-6]), sheet)
 
 
-def test_the_real_processor_gives_a_plausible_time():
+@pytest.mark.parametrize(("asked", "timer"), [("graph", "host"), ("steady", "steady")])
+def test_the_real_processor_gives_a_plausible_time(asked, timer):
     """8 MB moved by a processor: more than 10 us on any, less than a second on any that works."""
-    result = run(Cpu(), n=MIB, precision=0.5)
-    assert result.timer == "host"
+    result = run(Cpu(), op(timer=asked), n=MIB, precision=0.5)
+    assert result.timer == timer
     assert 1e-5 < result.time < 1
     assert 1e-5 < result.call_time < 1
 
 
+def test_what_a_variant_reports_of_itself_is_recorded(monkeypatch):
+    from harness import metrics, units
+
+    monkeypatch.setattr(metrics, "METRICS", dict(metrics.METRICS))
+    metrics.fact("hidden", "hidden share", units.SHARE, "share of the copies that was hidden")
+
+    def prepare(ctx: Context) -> Launch:
+        ctx.defer(lambda: ctx.report("hidden", 0.75))
+        return lambda t: torch.mul(t.x, 2, out=t.y)
+
+    sheet = op()
+    sheet.variants.clear()
+    sheet.variant("ours", "", devices=("cpu",))(prepare)
+    assert run(FakeDevice([1e-6]), sheet).facts == (("hidden", 0.75),)
+
+
 @pytest.mark.gpu
+@pytest.mark.alone
 @pytest.mark.parametrize("variant", ["memcpy", "stream"])
 def test_device_time_agrees_with_the_memory(variant):
     """A copy of 256 MB on a GPU takes neither less than 10 TB/s would nor more than 100 GB/s would."""
@@ -221,3 +297,20 @@ def test_device_time_agrees_with_the_memory(variant):
     assert result.timer == ("launch" if variant == "memcpy" else "graph")
     assert 1e11 < result.work.moved / result.time < 1e13
     assert result.after.sm_clock_hz > 1e8
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_every_timer_gives_the_time_of_a_long_copy():
+    """A copy of 512 MB takes a hundred times as long as its launch, which is all that the timers differ in."""
+    from harness.devices.cuda import Cuda
+
+    times = {}
+    for timer in ("graph", "launch", "steady", "host"):
+        sheet = op()
+        sheet.variants.clear()
+        sheet.variant("ours", "", timer=timer)(lambda _: lambda t: torch.mul(t.x, 2, out=t.y))
+        result = measure(Job(Case("twice", "ours", "float32", (("N", 2**26),)), Timing(max_time=0.5)), sheet, Cuda())
+        assert (result.status, result.timer, result.error) == ("ok", timer, None)
+        times[timer] = result.time
+    assert list(times.values()) == pytest.approx([times["graph"]] * 4, rel=0.05)

@@ -5,6 +5,7 @@ Importing this package costs nothing: cuda.core comes with the first kernel.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.cuda.launch import Kernel, memcpy
 __all__ = [
     "Kernel",
     "device",
+    "devices",
     "fast_divisor",
     "has_clusters",
     "load",
@@ -30,11 +32,12 @@ __all__ = [
 
 def load(file: Path, entry: str, macros: Mapping[str, str | int]) -> Kernel:
     """The kernel `entry` of `file`, compiled for the current device (or taken from the cache on disk) and loaded."""
-    return _load(file, entry, tuple(sorted(macros.items())))
+    return _load(file, entry, tuple(sorted(macros.items())), device().device_id)
 
 
 @cache
-def _load(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...]) -> Kernel:
+def _load(file: Path, entry: str, macros: tuple[tuple[str, str | int], ...], _device_id: int) -> Kernel:
+    """The kernel, loaded once a device: a kernel that was loaded on one device doesn't run on another."""
     return Kernel(cubin(file, dict(macros), architecture()), entry)
 
 
@@ -59,7 +62,19 @@ def shared_memory() -> int:
 
 
 def device() -> Any:
-    """The driver's view of the first visible device, as cuda.core gives it: name, uuid, properties."""
+    """The driver's view of the current device, as cuda.core gives it: name, uuid, properties.
+
+    That is torch's current device; the first visible one before torch has touched any.
+    """
     from cuda.core import Device
 
-    return Device(0)
+    # Torch isn't imported for this: the parent of a run never loads it.
+    torch = sys.modules.get("torch")
+    return Device(torch.cuda.current_device() if torch and torch.cuda.is_initialized() else 0)
+
+
+def devices() -> tuple[Any, ...]:
+    """The driver's view of every visible device."""
+    from cuda.core import Device
+
+    return tuple(Device.get_all_devices())

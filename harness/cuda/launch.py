@@ -61,7 +61,7 @@ class Kernel:
         return int(self._kernel.occupancy.max_active_clusters(config, stream=_stream()))
 
     def _allow(self, shared: int) -> None:
-        """Have the driver allow so many dynamic bytes. Raises MachineError where a block can't have as many."""
+        """Ask the driver to allow this many dynamic bytes. Raises MachineError where a block can't have as many."""
         if shared <= max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
             return
         from cuda.bindings import driver
@@ -80,8 +80,8 @@ def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
 
     size = source.numel() * source.element_size()
     if size:
-        to, of = Buffer.from_handle(destination.data_ptr(), size), Buffer.from_handle(source.data_ptr(), size)
-        to.copy_from(of, stream=_stream())
+        to, origin = Buffer.from_handle(destination.data_ptr(), size), Buffer.from_handle(source.data_ptr(), size)
+        to.copy_from(origin, stream=_stream())
 
 
 @lru_cache(maxsize=256)

@@ -1,4 +1,4 @@
-"""The plain streaming kernel: tool of the ceilings, and the copy op's own variants."""
+"""The plain streaming kernel. The limits of memory are measured with it, and the copy op has it as variants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOURCE = paths.data("kernels") / "access" / "copy.cu"
 
 
 def macros(reads: int, writes: int, unroll: int, evict_first: bool) -> dict[str, str | int]:
-    """What kernels/access/copy.cu is compiled with."""
+    """The macros that kernels/access/copy.cu is compiled with."""
     return {"READS": reads, "WRITES": writes, "UNROLL": unroll, "EVICT_FIRST": int(evict_first), "BLOCK": BLOCK}
 
 
@@ -25,7 +25,7 @@ class StreamKernel:
     """Streams `reads` arrays (0 to 3) into `writes` (0 or 1), `unroll` packs of 16 bytes a thread.
 
     evict_first: mark every access so that the cache gives its line up first.
-    Called with arrays of one size; whole packs are streamed, a tail is left out. All must be aligned to 16 bytes.
+    It is called with arrays of one size, aligned to 16 bytes. Whole packs are streamed; what is left over isn't.
     """
 
     def __init__(self, reads: int, writes: int, unroll: int, evict_first: bool = False) -> None:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.discover import discover
 from harness.errors import UsageError, nearest
-from harness.model import Conditions, Machine
+from harness.model import Conditions, Machine, Timer
+from harness.ranks import ALONE, Group
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +34,24 @@ class Batch:
     """Calls made ready to be timed together.
 
     run(n) gives n samples, each in device seconds per call. calls: how many a sample is the mean of. seconds: what one
-    sample takes, roughly.
+    sample takes, roughly. not_captured: why there is no CUDA graph, though one was asked for.
     """
 
     run: Callable[[int], list[float]]
     calls: int
-    timer: str
+    timer: Timer
     seconds: float
+    not_captured: str = ""
+
+
+class Clock(Protocol):
+    """Tells how long the device took for what was issued between two marks."""
+
+    def mark(self) -> Any:
+        """Mark what was issued so far, without waiting for it."""
+
+    def between(self, marks: Sequence[Any]) -> list[float]:
+        """Seconds from each mark to the next. Waits for the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +59,7 @@ class Stream:
     """A way of streaming through memory: `prepare(sources, destinations)` gives the call to time.
 
     reads, writes: how many arrays of the same size it reads and writes. is_copy: the library's own copy.
-    capture: False for what a graph would slow down or can't hold.
+    timer: 'launch' for what a CUDA graph would slow down or can't hold.
     """
 
     way: str
@@ -55,7 +67,7 @@ class Stream:
     writes: int
     prepare: Callable[[Sequence[Any], Sequence[Any]], Callable[[], object]]
     is_copy: bool = False
-    capture: bool = True
+    timer: Timer = "graph"
 
     @property
     def read_share(self) -> float:
@@ -63,27 +75,79 @@ class Stream:
         return round(self.reads / (self.reads + self.writes), 2)
 
 
-class Device(Protocol):
-    """What the harness needs of a kind of device."""
+@dataclass(frozen=True, slots=True)
+class MatrixProduct:
+    """A matrix product of the library, m x k times k x n, in the type `kind`: `prepare()` gives the call to time.
+
+    bytes: memory that its matrices take.
+    """
 
     kind: str
-    ceiling_sizes: tuple[int, ...]
-    """Total bytes moved at which the ceilings are measured."""
+    way: str
+    m: int
+    n: int
+    k: int
+    bytes: int
+    prepare: Callable[[], Callable[[], object]]
+
+    @property
+    def operations(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """A way in which each of `world` devices sends `sent` bytes to the next one, all at the same time.
+
+    `prepare()` gives `run(times)`, which does that so often, one after the other, and gives the seconds of all of them.
+    """
+
+    world: int
+    sent: int
+    way: str
+    prepare: Callable[[], Callable[[int], float]]
+
+
+class Device(Protocol):
+    """What the harness needs of a kind of device. Where there are several, the methods speak of the one in use."""
+
+    kind: str
+    stream_sizes: tuple[int, ...]
+    """Total bytes moved at which streams are measured."""
+    load_seconds: float
+    """How long a matrix product is repeated until the device counts as settled."""
+    idle_seconds: float
+    """How long the device rests before a burst of matrix products."""
+    probe_rounds: int
+    """How often a stream of a probe is measured; the best counts."""
+    probe_tolerance: float
+    """Median relative change of a probe's streams up to which the machine counts as unchanged."""
     on_host: bool
     """Whether what else the host does, such as starting a process, disturbs a measurement."""
+
+    @property
+    def count(self) -> int | None:
+        """How many devices there are, one for a rank; None where ranks share the one there is. Without torch."""
+
+    @property
+    def clock(self) -> Clock: ...
 
     @property
     def cache_bytes(self) -> int:
         """Size of the last cache before the memory."""
 
+    def use(self, index: int) -> None:
+        """Work on the device with this index from now on."""
+
     def missing(self) -> str | None:
         """Why this kind can't be used here, and what to do; None if it can. Quick, without torch."""
 
     def shared(self) -> str | None:
-        """Who else uses the device now, as far as that can be seen; None if nobody. Quick, without torch."""
+        """Who else uses the devices now, as far as that can be seen; None if nobody. Quick, without torch."""
 
     def machine(self) -> Machine:
-        """Facts about the device and the host. Without torch."""
+        """Facts about all devices of this kind and the host. Without torch."""
 
     def conditions(self) -> Conditions:
         """Clocks, temperature, power and what limits them, now."""
@@ -103,19 +167,36 @@ class Device(Protocol):
         self,
         calls: Sequence[Callable[[], object]],
         *,
-        capture: bool,
+        timer: Timer,
         keep: int,
         seconds: float,
-        agree: Callable[[float], float] = float,
+        group: Group = ALONE,
     ) -> Batch:
         """Make a batch out of `calls` (one a set of buffers, rotated), about `seconds` long.
 
-        keep: how many of the latest results stay alive, so that outputs made by the calls rotate too. agree: turns a
-        time measured here into the one that all ranks of a case go by, so that they make the same number of calls.
+        timer: how to time them; the batch says how it does. keep: how many of the latest results stay alive, so that
+        outputs made by the calls rotate too. group: the ranks of the case, which must all make the same calls.
         """
 
     def streams(self) -> Iterator[Stream]:
-        """The ways of streaming, for the ceilings."""
+        """The ways of streaming through memory."""
+
+    def products(self, kind: str) -> Iterator[MatrixProduct]:
+        """Matrix products in a type, from the shortest to the longest; none where device or torch can't do it."""
+
+    def rings(self, world: int) -> Iterator[Ring]:
+        """The ways in which so many devices send to each other; none where there aren't as many."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on the device or the host."""
+    import torch
+
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # Neither the CPU's allocator nor a CUDA call, such as the one that makes a graph, has a class of its own for it.
+    text = str(error)
+    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "CUDA error: out of memory" in text)
 
 
 def kinds() -> dict[str, Device]:

@@ -1,32 +1,42 @@
-"""The host's processor: a monotonic clock, and the last-level cache in place of the L2."""
+"""The host's processor: timed by a monotonic clock, with its last-level cache in place of the L2."""
 
 from __future__ import annotations
 
 import ctypes
-import math
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import Batch, Stream, _host
-from harness.model import Conditions, Machine
+from harness.devices import Batch, Clock, MatrixProduct, Ring, Stream, _host
+from harness.devices._timing import HostClock, host_batch, steady_batch
+from harness.model import Conditions, DeviceFacts, Machine, Timer
+from harness.ranks import ALONE, Group
 
 if TYPE_CHECKING:
     import torch
 
 _MIB = 2**20
-_SHORTEST = 1e-3  # seconds of a batch below which the clock's own cost would show
+_ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
 class Cpu:
     """All processors that this process may use, through torch's thread pool."""
 
     kind = "cpu"
-    ceiling_sizes = tuple(2**exponent for exponent in range(20, 29, 2))
+    stream_sizes = tuple(2**exponent for exponent in range(20, 29, 2))
+    product_sizes: tuple[int, ...] = (512, 1024)
+    """Sides of the square matrices that are multiplied: small, so that all of them take less than a second."""
+    load_seconds = 0.1
+    idle_seconds = 0.0
+    # Whatever else the host does takes processors, caches and memory away, so that the median of one stream comes out
+    # 10% and more off another time. Only the best of several comes near to what the machine can do; within 1% it comes
+    # on a machine with nothing else to do, which a desktop or a rented machine isn't.
+    probe_rounds = 3
+    probe_tolerance = 0.1
     on_host = True
+    count: int | None = None
+    clock: Clock = HostClock()
 
     @property
     def cache_bytes(self) -> int:
@@ -34,12 +44,15 @@ class Cpu:
         caches = Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")
         return max((_parse_size(path.read_text()) for path in caches), default=32 * _MIB)
 
+    def use(self, index: int) -> None:
+        """Do nothing: all ranks share the processors."""
+
     def missing(self) -> str | None:
-        """Never: there is always a processor."""
+        """None: there is always a processor."""
         return None
 
     def shared(self) -> str | None:
-        """Not to be told from what the system always does."""
+        """None: other users can't be told from what the system always does."""
         return None
 
     def machine(self) -> Machine:
@@ -49,10 +62,8 @@ class Cpu:
         name, count, memory = _host.cpu_name(), _host.cpu_count(), _host.memory_bytes()
         return Machine(
             kind=self.kind,
-            name=name,
             fingerprint=_host.fingerprint(name, count, memory, platform.node()),
-            memory_bytes=memory,
-            cache_bytes=self.cache_bytes,
+            devices=(DeviceFacts(name=name, memory_bytes=memory, cache_bytes=self.cache_bytes),),
             cpu=name,
             cpu_count=count,
             host_memory_bytes=memory,
@@ -61,7 +72,7 @@ class Cpu:
         )
 
     def conditions(self) -> Conditions:
-        """Nothing that can be read everywhere."""
+        """No state is known: none can be read on every system."""
         return Conditions()
 
     def free_bytes(self) -> int:
@@ -76,34 +87,24 @@ class Cpu:
         return torch.device("cpu")
 
     def synchronize(self) -> None:
-        """Nothing to wait for: calls return when they are done."""
+        """Do nothing: calls return when they are done."""
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: no memory is kept."""
 
     def batch(
         self,
         calls: Sequence[Callable[[], object]],
         *,
-        capture: bool,  # noqa: ARG002 - there are no graphs here
+        timer: Timer,
         keep: int,
         seconds: float,
-        agree: Callable[[float], float] = float,
+        group: Group = ALONE,
     ) -> Batch:
-        """Calls in rotation, timed together by a monotonic clock."""
-        kept: deque[Any] = deque(maxlen=max(1, keep))
-        rounds = 1
-        while True:
-            elapsed = agree(_time(calls, rounds, kept))
-            if elapsed >= min(seconds, _SHORTEST):
-                break
-            rounds *= 2
-        count = max(1, math.ceil(rounds * seconds / elapsed)) if elapsed < seconds else rounds
-        per_sample = count * len(calls)
-        each = elapsed / (rounds * len(calls))
-        return Batch(
-            lambda n: [_time(calls, count, kept) / per_sample for _ in range(n)], per_sample, "host", per_sample * each
-        )
+        """Calls in rotation: in blocks for the timer 'steady', otherwise timed together by the clock as 'host'."""
+        if timer == "steady":
+            return steady_batch(self.clock, calls, keep=keep, seconds=seconds, group=group)
+        return host_batch(calls, keep=keep, seconds=seconds, group=group)
 
     def streams(self) -> Iterator[Stream]:
         """The C library's copy, and torch's threaded kernels for each mix of reads and writes."""
@@ -117,22 +118,32 @@ class Cpu:
         yield Stream("torch add", 2, 1, lambda s, d: lambda: torch.add(s[0], s[1], out=d[0]))
         yield Stream("torch addcmul", 3, 1, lambda s, d: lambda: torch.addcmul(s[0], s[1], s[2], out=d[0]))
 
+    def products(self, kind: str) -> Iterator[MatrixProduct]:
+        """Square matrices through torch.mm."""
+        for size in self.product_sizes if kind in _ITEMSIZE else ():
+            memory = 3 * size**2 * _ITEMSIZE[kind]
+            yield MatrixProduct(kind, "torch.mm", size, size, size, memory, partial(_mm, kind, size))
+
+    def rings(self, world: int) -> Iterator[Ring]:  # noqa: ARG002 - the same for every world
+        """None: ranks share one memory."""
+        return iter(())
+
 
 KIND = Cpu
+
+
+def _mm(kind: str, size: int) -> Callable[[], object]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, size, generator=generator).to(getattr(torch, kind)) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
 
 
 def _memmove(sources: Sequence[Any], destinations: Sequence[Any]) -> Callable[[], object]:
     to, of, size = destinations[0].data_ptr(), sources[0].data_ptr(), sources[0].nbytes
     return lambda: ctypes.memmove(to, of, size)
-
-
-def _time(calls: Sequence[Callable[[], object]], rounds: int, kept: deque[Any]) -> float:
-    """Seconds for `rounds` passes over all calls. What they return stays alive in `kept`."""
-    start = time.perf_counter()
-    for _ in range(rounds):
-        for call in calls:
-            kept.append(call())
-    return time.perf_counter() - start
 
 
 def _parse_size(text: str) -> int:

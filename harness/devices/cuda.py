@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from dataclasses import replace
+from functools import cache, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import Batch, Stream, _host
-from harness.model import Conditions, Machine
+from harness.devices import Batch, Clock, MatrixProduct, Ring, Stream, _host
+from harness.devices._links import rings
+from harness.devices._matrices import products
+from harness.devices._timing import (
+    LONG,
+    estimate,
+    host_batch,
+    launch_batch,
+    on_all_ranks,
+    replay_batch,
+    steady_batch,
+)
+from harness.model import Conditions, DeviceFacts, Machine, Timer
+from harness.ranks import ALONE, Group
 
 if TYPE_CHECKING:
     import torch
@@ -27,21 +40,56 @@ _REASONS = {
 }
 _MAX_NODES = 10_000
 _FLUSH_FACTOR = 2
-_LAUNCH_CALLS = 8
-_LONG = 20e-3  # seconds of a call that is timed by itself, since there is nothing to gain from more
+
+
+class Events:
+    """CUDA events on torch's current stream."""
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, marks: Sequence[torch.cuda.Event]) -> list[float]:
+        """Seconds from each event to the next."""
+        marks[-1].synchronize()
+        return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
 
 
 class Cuda:
-    """The first GPU that CUDA_VISIBLE_DEVICES leaves visible."""
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves visible, of which torch's current one is in use; at first the first."""
 
     kind = "cuda"
-    ceiling_sizes = tuple(2**exponent for exponent in range(20, 33))
+    stream_sizes = tuple(2**exponent for exponent in range(20, 33))
+    load_seconds = 2.0
+    idle_seconds = 0.2
+    probe_rounds = 1
+    probe_tolerance = 0.01
     on_host = False
+    clock: Clock = Events()
 
-    @cached_property
+    @property
+    def count(self) -> int:
+        """How many GPUs are visible."""
+        from harness import cuda
+
+        return len(cuda.devices())
+
+    @property
     def cache_bytes(self) -> int:
         """Size of the L2."""
-        return int(self._properties.l2_cache_size)
+        from harness import cuda
+
+        return int(cuda.device().properties.l2_cache_size)
+
+    def use(self, index: int) -> None:
+        """Make this GPU torch's current one, and with it that of our kernels."""
+        import torch
+
+        torch.cuda.set_device(index)
 
     def missing(self) -> str | None:
         """Why there is no GPU to use, from NVML and the environment; None if there is one."""
@@ -57,36 +105,36 @@ class Cuda:
             return f"no NVIDIA driver answers ({error})"
 
     def shared(self) -> str | None:
-        """How many other processes compute on it, as far as NVML tells."""
+        """How many other processes compute on the visible GPUs, as far as NVML tells."""
         import pynvml
 
-        try:
-            others = [p for p in pynvml.nvmlDeviceGetComputeRunningProcesses(self._nvml) if p.pid != os.getpid()]
-        except pynvml.NVMLError:
+        from harness import cuda
+
+        others: set[int] = set()
+        devices = cuda.devices()
+        for device in devices:
+            with suppress(pynvml.NVMLError):
+                others |= {p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(_handle(device))}
+        others -= {os.getpid()}
+        if not others:
             return None
-        return f"{len(others)} other process{'es' if len(others) > 1 else ''} on the GPU" if others else None
+        return f"{len(others)} other process{'es' * (len(others) > 1)} on the GPU{'s' * (len(devices) > 1)}"
 
     def machine(self) -> Machine:
-        """Facts from the driver and NVML."""
+        """Facts from the driver and NVML. The fingerprint is made of the GPUs' names and UUIDs, and the driver."""
         import pynvml
 
-        properties, handle = self._properties, self._nvml
-        major, minor = self._device.compute_capability
-        uuid = self._device.uuid
+        from harness import cuda
+
+        devices = cuda.devices()
+        pynvml.nvmlInit()
         driver = pynvml.nvmlSystemGetDriverVersion()
-        name = self._device.name
+        identity = [part for device in devices for part in (device.name, device.uuid)]
         return Machine(
             kind=self.kind,
-            name=name,
-            fingerprint=_host.fingerprint(name, uuid, driver),
-            memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            cache_bytes=self.cache_bytes,
+            fingerprint=_host.fingerprint(*identity, driver),
+            devices=tuple(map(_facts, devices)),
             driver=driver,
-            compute_capability=f"{major}.{minor}",
-            multiprocessors=properties.multiprocessor_count,
-            max_sm_clock_hz=_hertz(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-            max_memory_clock_hz=_hertz(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-            power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
             cpu=_host.cpu_name(),
             cpu_count=_host.cpu_count(),
             host_memory_bytes=_host.memory_bytes(),
@@ -98,7 +146,9 @@ class Cuda:
         """Clocks, temperature, power and what limits the clocks, now. What NVML doesn't tell is None."""
         import pynvml
 
-        handle = self._nvml
+        from harness import cuda
+
+        handle = _handle(cuda.device())
         mask = _scaled(1, pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         return Conditions(
             sm_clock_hz=_hertz(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
@@ -138,21 +188,29 @@ class Cuda:
         self,
         calls: Sequence[Callable[[], object]],
         *,
-        capture: bool,
+        timer: Timer,
         keep: int,
         seconds: float,
-        agree: Callable[[float], float] = float,
+        group: Group = ALONE,
     ) -> Batch:
-        """A CUDA graph of many calls, or single launches with the L2 flushed.
+        """A CUDA graph of many calls, blocks of calls, or single launches with the L2 flushed.
 
-        Single ones where calls can't be captured, or take so long that nothing is gained by timing them together.
+        Instead of a graph, single launches: where a rank can't capture the calls, or where they take so long that
+        nothing is gained by timing them together. Out of memory is raised.
         """
-        each = agree(self._estimate(calls))
-        if capture and each < _LONG:
+        if timer == "host":
+            return host_batch(calls, keep=keep, seconds=seconds, group=group, wait=self.synchronize)
+        if timer == "steady":
+            return steady_batch(self.clock, calls, keep=keep, seconds=seconds, group=group)
+        each = estimate(self.clock, calls, group)
+        reason = ""
+        if timer == "graph" and each < LONG:
             rounds = max(1, min(math.ceil(seconds / (each * len(calls))), _MAX_NODES // len(calls)))
-            with suppress(RuntimeError):
-                return _graph_batch(calls, rounds, keep)
-        return self._launch_batch(calls, keep, each)
+            replay, reason = on_all_ranks(partial(self._capture, calls, rounds, keep, group), group)
+            if replay:
+                return replay_batch(self.clock, replay, rounds * len(calls))
+        batch = launch_batch(self.clock, calls, self._flush(), keep=keep, each=each)
+        return replace(batch, not_captured=reason)
 
     def streams(self) -> Iterator[Stream]:
         """The driver's copy, as bandwidthTest and as a graph call it, and our kernel at each mix and unrolling."""
@@ -162,7 +220,7 @@ class Cuda:
         def copying(sources: Sequence[Any], destinations: Sequence[Any]) -> Callable[[], object]:
             return lambda: memcpy(destinations[0], sources[0])
 
-        yield Stream("memcpy", 1, 1, copying, is_copy=True, capture=False)
+        yield Stream("memcpy", 1, 1, copying, is_copy=True, timer="launch")
         yield Stream("memcpy in a graph", 1, 1, copying, is_copy=True)
         for reads, writes in ((1, 0), (3, 1), (2, 1), (1, 1), (0, 1)):
             # One access a thread wins on large arrays; on small ones hints do, and a grid that fits at once.
@@ -171,111 +229,89 @@ class Cuda:
                 way = f"kernel, {unroll} x 16 B a thread{', evict-first' if evict_first else ''}"
                 yield Stream(way, reads, writes, _bound(kernel))
 
-    @cached_property
-    def _device(self) -> Any:
-        from harness.cuda import device
+    def products(self, kind: str) -> Iterator[MatrixProduct]:
+        """Products of torch, if the GPU in use can do the kind."""
+        from harness import cuda
 
-        return device()
+        major, minor = cuda.device().compute_capability
+        return products(kind, (major, minor))
 
-    @property
-    def _properties(self) -> Any:
-        return self._device.properties
+    def rings(self, world: int) -> Iterator[Ring]:
+        """Copies from each GPU to the next."""
+        return rings(world) if 1 < world <= self.count else iter(())
 
-    @cached_property
-    def _nvml(self) -> Any:
-        """NVML's handle of CUDA's first device: by UUID, since the two count devices in different orders."""
-        import pynvml
+    def _capture(
+        self, calls: Sequence[Callable[[], object]], rounds: int, keep: int, group: Group
+    ) -> Callable[[], object]:
+        """Capture `rounds` passes over the calls into one graph; gives the call that replays it."""
+        import torch
 
-        pynvml.nvmlInit()
-        uuid = self._device.uuid
-        return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        graph = torch.cuda.CUDAGraph()
+        # Outputs that the calls make themselves: while the last `keep` live, the allocator can't give their memory to
+        # the next call, so outputs rotate like the sets that were made beforehand.
+        kept: deque[Any] = deque(maxlen=max(1, keep))
+        # torch.cuda.graph() would also empty the allocator's cache, which costs more than many a measurement.
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            # Where ranks talk, a thread of NCCL looks after its own events meanwhile, which the strict mode forbids.
+            graph.capture_begin(capture_error_mode="thread_local" if group.size > 1 else "global")
+            try:
+                for _ in range(rounds):
+                    for call in calls:
+                        kept.append(call())
+            except BaseException:
+                # The end of a capture that failed complains too, and would hide the reason.
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        replay: Callable[[], object] = graph.replay
+        return replay
 
-    def _estimate(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Rough device seconds of one call, warm unless it takes long; at least 1 us."""
-        cold = self._mean(calls[:2])
-        return cold if cold > _LONG else max(1e-6, self._mean(calls[:_LAUNCH_CALLS]))
-
-    def _mean(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Device seconds of a call, over all of them issued one after the other."""
-        start, end = _events(2)
-        start.record()
-        for call in calls:
-            call()
-        end.record()
-        end.synchronize()
-        elapsed: float = start.elapsed_time(end) * 1e-3
-        return elapsed / len(calls)
-
-    def _launch_batch(self, calls: Sequence[Callable[[], object]], keep: int, each: float) -> Batch:
-        """Each sample is one call between two events, after the L2 was overwritten; calls rotate over the sets."""
+    def _flush(self) -> Callable[[], object]:
+        """A call that overwrites the L2."""
         import torch
 
         scratch = torch.empty(_FLUSH_FACTOR * self.cache_bytes, dtype=torch.int8, device="cuda")
-        kept: deque[Any] = deque(maxlen=max(1, keep))
-        turn = 0
-
-        def run(n: int) -> list[float]:
-            nonlocal turn
-            pairs = [_events(2) for _ in range(n)]
-            for start, end in pairs:
-                # The fill also keeps the device busy while the host issues the call, so no wait for the host is timed.
-                scratch.fill_(1)
-                start.record()
-                kept.append(calls[turn % len(calls)]())
-                end.record()
-                turn += 1
-            torch.cuda.synchronize()
-            return [start.elapsed_time(end) * 1e-3 for start, end in pairs]
-
-        run(min(_LAUNCH_CALLS, 2 * len(calls)) if each < _LONG else 1)
-        return Batch(run, 1, "launch", each)
+        return lambda: scratch.fill_(1)
 
 
 KIND = Cuda
-
-
-def _graph_batch(calls: Sequence[Callable[[], object]], rounds: int, keep: int) -> Batch:
-    """`rounds` passes over the calls in one graph. Each sample is one replay between two events."""
-    import torch
-
-    graph = torch.cuda.CUDAGraph()
-    # Outputs that the calls make themselves: while the last `keep` live, the allocator can't give their memory to the
-    # next call, so outputs rotate like the sets that were made beforehand.
-    kept: deque[Any] = deque(maxlen=max(1, keep))
-    # torch.cuda.graph() would also empty the allocator's cache, which costs more than many a measurement.
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        graph.capture_begin()
-        try:
-            for _ in range(rounds):
-                for call in calls:
-                    kept.append(call())
-        finally:
-            graph.capture_end()
-    count = rounds * len(calls)
-
-    def run(n: int) -> list[float]:
-        events = _events(n + 1)
-        # Replays queue up behind each other, so only the first could wait for the host: it isn't timed.
-        graph.replay()
-        for event in events[:-1]:
-            event.record()
-            graph.replay()
-        events[-1].record()
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) * 1e-3 / count for a, b in itertools.pairwise(events)]
-
-    return Batch(run, count, "graph", run(1)[0] * count)
 
 
 def _bound(kernel: Any) -> Callable[[Sequence[Any], Sequence[Any]], Callable[[], object]]:
     return lambda sources, destinations: lambda: kernel(sources, destinations)
 
 
-def _events(n: int) -> list[Any]:
-    import torch
+def _facts(device: Any) -> DeviceFacts:
+    """What the driver and NVML tell of one GPU."""
+    import pynvml
 
-    return [torch.cuda.Event(enable_timing=True) for _ in range(n)]
+    handle, properties = _handle(device), device.properties
+    major, minor = device.compute_capability
+    return DeviceFacts(
+        name=device.name,
+        memory_bytes=pynvml.nvmlDeviceGetMemoryInfo(handle).total,
+        cache_bytes=int(properties.l2_cache_size),
+        compute_capability=f"{major}.{minor}",
+        multiprocessors=properties.multiprocessor_count,
+        max_sm_clock_hz=_hertz(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        max_memory_clock_hz=_hertz(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        power_limit_w=_scaled(1e-3, pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+    )
+
+
+def _handle(device: Any) -> Any:
+    """NVML's handle of a GPU: by UUID, since NVML and CUDA count devices in different orders."""
+    return _handle_of(device.uuid)
+
+
+@cache
+def _handle_of(uuid: str) -> Any:
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
 
 
 def _scaled(factor: float, query: Callable[..., Any], *arguments: Any) -> float | None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
+from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 
-from harness import devices
+from harness import devices, environment
+from harness.devices import cuda as cuda_device
+from harness.devices._matrices import products
 from harness.devices.cpu import Cpu, _parse_size
 from harness.devices.cuda import Cuda
 from harness.errors import UsageError
+from harness.limits import KINDS
 
 
 def test_cuda_is_preferred_and_the_cpu_always_there():
@@ -35,25 +42,41 @@ def test_a_hidden_gpu_is_not_used(monkeypatch, hidden):
 def test_facts_of_the_cpu():
     machine = Cpu().machine()
     assert machine.kind == "cpu"
-    assert machine.memory_bytes > 2**28
-    assert machine.cache_bytes >= 2**17
+    [processor] = machine.devices
+    assert processor.memory_bytes > 2**28
+    assert processor.cache_bytes >= 2**17
     assert machine == Cpu().machine()
+    assert Cpu().count is None
     assert "torch" in dict(machine.versions)
 
 
-def test_the_cpu_times_calls_by_the_clock():
-    batch = Cpu().batch([lambda: time.sleep(2e-3)] * 2, capture=True, keep=1, seconds=4e-3)
+@pytest.mark.parametrize("timer", ["graph", "launch", "host"])
+def test_the_cpu_times_calls_by_the_clock(timer):
+    batch = Cpu().batch([lambda: time.sleep(2e-3)] * 2, timer=timer, keep=1, seconds=4e-3)
     assert batch.timer == "host"
     assert all(2e-3 <= sample < 2e-2 for sample in batch.run(3))
 
 
+def test_the_cpu_times_steady_calls_in_blocks():
+    batch = Cpu().batch([lambda: time.sleep(2e-3)] * 2, timer="steady", keep=1, seconds=4e-3)
+    assert (batch.timer, batch.calls % 2) == ("steady", 0)
+    assert all(2e-3 <= sample < 2e-2 for sample in batch.run(3))
+
+
 def test_quick_calls_are_timed_together():
-    batch = Cpu().batch([lambda: None], capture=False, keep=1, seconds=4e-3)
+    batch = Cpu().batch([lambda: None], timer="graph", keep=1, seconds=4e-3)
     assert batch.calls > 1000
     assert max(batch.run(3)) < 1e-5
 
 
-def test_results_of_the_latest_calls_stay_alive():
+def test_a_first_call_that_takes_long_does_not_leave_quick_calls_alone():
+    slow = iter([0.03])
+    batch = Cpu().batch([lambda: time.sleep(next(slow, 0))], timer="graph", keep=1, seconds=4e-3)
+    assert batch.calls > 10
+
+
+@pytest.mark.parametrize("timer", ["graph", "steady"])
+def test_results_of_the_latest_calls_stay_alive(timer):
     alive: set[int] = set()
 
     class Result:
@@ -63,7 +86,7 @@ def test_results_of_the_latest_calls_stay_alive():
         def __del__(self) -> None:
             alive.discard(id(self))
 
-    batch = Cpu().batch([Result] * 5, capture=True, keep=5, seconds=1e-3)
+    batch = Cpu().batch([Result] * 5, timer=timer, keep=5, seconds=1e-3)
     batch.run(2)
     assert len(alive) == 5
 
@@ -72,47 +95,231 @@ def test_cache_sizes():
     assert [_parse_size(text) for text in ("48K\n", "2M", "1G")] == [49152, 2**21, 2**30]
 
 
+class FakeGpu:
+    """What cuda.core tells of a GPU."""
+
+    compute_capability = (9, 0)
+
+    def __init__(self, index: int) -> None:
+        self.device_id = index
+        self.name = "NVIDIA H200"
+        self.uuid = f"GPU-{index}"
+        self.properties = SimpleNamespace(l2_cache_size=2**20 + index, multiprocessor_count=132)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A host with two GPUs, the processes that compute on each, and a driver that tells nothing else."""
+    import pynvml
+
+    import harness.cuda
+
+    visible = [FakeGpu(0), FakeGpu(1)]
+    busy = {0: [11, 12], 1: [12, os.getpid()]}
+
+    def silent(*_):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    monkeypatch.setattr(harness.cuda, "devices", lambda: tuple(visible))
+    monkeypatch.setattr(cuda_device, "_handle", lambda device: device.device_id)
+    for name in ("nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetEnforcedPowerLimit"):
+        monkeypatch.setattr(pynvml, name, silent)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "570.1")
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMemoryInfo", lambda handle: SimpleNamespace(total=2**37 + handle))
+    processes = "nvmlDeviceGetComputeRunningProcesses"
+    monkeypatch.setattr(pynvml, processes, lambda handle: [SimpleNamespace(pid=pid) for pid in busy[handle]])
+    return visible, busy
+
+
+def test_a_machine_has_every_visible_gpu(gpus):
+    machine = Cuda().machine()
+    assert [device.memory_bytes for device in machine.devices] == [2**37, 2**37 + 1]
+    assert [device.cache_bytes for device in machine.devices] == [2**20, 2**20 + 1]
+    assert machine.name == "2 x NVIDIA H200"
+    assert (machine.device.compute_capability, machine.device.power_limit_w) == ("9.0", None)
+    assert Cuda().count == 2
+
+
+def test_the_fingerprint_of_one_gpu_is_that_of_version_1(gpus):
+    visible, _ = gpus
+    both = Cuda().machine().fingerprint
+    del visible[1]
+    one = Cuda().machine().fingerprint
+    assert one == hashlib.sha256(b"NVIDIA H200|GPU-0|570.1").hexdigest()[:12]
+    assert one != both
+
+
+def test_others_on_any_visible_gpu_are_seen(gpus):
+    visible, busy = gpus
+    assert Cuda().shared() == "2 other processes on the GPUs"
+    busy[0].clear()
+    assert Cuda().shared() == "1 other process on the GPUs"
+    busy[1].remove(12)
+    assert Cuda().shared() is None
+    del visible[1]
+    busy[0].append(11)
+    assert Cuda().shared() == "1 other process on the GPU"
+
+
+def test_the_survey_tells_of_each_gpu(gpus):
+    facts = list(islice(environment._devices({"cuda": None}), 2))
+    assert [fact.name for fact in facts] == ["cuda 0", "cuda 1"]
+    assert facts[0].value.startswith("NVIDIA H200, compute capability 9.0, 132 multiprocessors, 137.4 GB memory")
+    del gpus[0][1]
+    assert next(environment._devices({"cuda": None})).name == "cuda"
+
+
+def test_rings_need_as_many_gpus(gpus):
+    assert {ring.world for ring in Cuda().rings(2)} == {2}
+    assert list(Cuda().rings(3)) == list(Cuda().rings(1)) == list(Cpu().rings(2)) == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "kinds"),
+    [
+        ((9, 0), {"float32", "tf32", "float16", "bfloat16", "float8", "int8"}),
+        ((8, 0), {"float32", "tf32", "float16", "bfloat16", "int8"}),
+        ((7, 0), {"float32", "float16"}),
+    ],
+)
+def test_products_of_kinds_that_the_gpu_multiplies(capability, kinds):
+    assert {kind for kind in (*KINDS, "float64") if list(products(kind, capability))} == kinds
+
+
+def test_kinds_that_this_torch_lacks_are_left_out(monkeypatch):
+    monkeypatch.delattr("torch._scaled_mm")
+    assert not list(products("float8", (9, 0)))
+
+
+def test_products_of_the_cpu():
+    small = Cpu()
+    small.product_sizes = (32, 64)
+    found = [product for kind in KINDS for product in small.products(kind)]
+    assert [(product.kind, product.operations) for product in found] == [
+        ("float32", 2 * 32**3), ("float32", 2 * 64**3), ("bfloat16", 2 * 32**3), ("bfloat16", 2 * 64**3),
+    ]  # fmt: skip
+    assert tuple(found[0].prepare()().shape) == (32, 32)
+
+
 @pytest.mark.gpu
 def test_facts_and_state_of_the_gpu():
     device = Cuda()
     machine, state = device.machine(), device.conditions()
-    assert machine.multiprocessors > 0
-    assert machine.cache_bytes == device.cache_bytes > 2**20
+    assert machine.device.multiprocessors > 0
+    assert machine.device.cache_bytes == device.cache_bytes > 2**20
     assert 0 < state.temperature_c < 120
-    assert device.free_bytes() <= machine.memory_bytes
+    assert device.free_bytes() <= machine.device.memory_bytes
+    assert len(machine.devices) == device.count
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_what_cannot_be_captured_is_timed_launch_by_launch():
     import torch
 
     x = torch.ones(2**20, device="cuda")
-    batch = Cuda().batch([lambda: x.sum().item()], capture=True, keep=1, seconds=1e-3)
+    batch = Cuda().batch([lambda: x.sum().item()], timer="graph", keep=1, seconds=1e-3)
     assert batch.timer == "launch"
+    assert "captur" in batch.not_captured
     assert all(sample > 1e-6 for sample in batch.run(3))
     # A failed capture leaves the device usable.
-    assert Cuda().batch([lambda: x.add_(1)], capture=True, keep=1, seconds=1e-3).timer == "graph"
+    assert Cuda().batch([lambda: x.add_(1)], timer="graph", keep=1, seconds=1e-3).timer == "graph"
 
 
 @pytest.mark.gpu
-def test_graph_and_launch_times_agree_on_a_long_kernel():
+@pytest.mark.alone
+def test_memory_that_runs_out_during_a_capture_is_raised():
+    import torch
+
+    calls = 0
+
+    def grows():
+        """Allocate little until the estimate is over: ten calls."""
+        nonlocal calls
+        calls += 1
+        return torch.empty(2**50 if calls > 10 else 1, dtype=torch.uint8, device="cuda")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        Cuda().batch([grows], timer="graph", keep=1, seconds=1e-3)
+    x = torch.ones(2**20, device="cuda")
+    assert Cuda().batch([lambda: x.add_(1)], timer="graph", keep=1, seconds=1e-3).timer == "graph"
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_a_graph_whose_first_call_took_long_is_captured_all_the_same():
+    import torch
+
+    x = torch.ones(2**20, device="cuda")
+    first = iter([2**27])  # clock cycles, more than 50 ms
+
+    def call():
+        torch.cuda._sleep(next(first, 1))
+        x.add_(1)
+
+    batch = Cuda().batch([call], timer="graph", keep=1, seconds=1e-3)
+    assert batch.timer == "graph"
+    assert batch.run(3)[0] < 1e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_graph_steady_and_launch_times_agree_on_a_long_kernel():
     import torch
 
     x, y = torch.randn(2, 2**27, device="cuda")
     times = [
-        min(Cuda().batch([lambda: torch.add(x, 1, out=y)], capture=capture, keep=1, seconds=5e-3).run(5))
-        for capture in (True, False)
+        min(Cuda().batch([lambda: torch.add(x, 1, out=y)], timer=timer, keep=1, seconds=5e-3).run(5))
+        for timer in ("graph", "launch", "steady", "host")
     ]
-    assert times[0] == pytest.approx(times[1], rel=0.05)
+    assert times == pytest.approx([times[0]] * 4, rel=0.05)
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_calls_that_take_long_are_timed_one_by_one_and_made_seldom():
     import torch
 
     made = []
     calls = [lambda: (made.append(0), torch.cuda._sleep(2**28))] * 4
-    batch = Cuda().batch(calls, capture=True, keep=4, seconds=5e-3)
+    batch = Cuda().batch(calls, timer="graph", keep=4, seconds=5e-3)
     assert (batch.timer, batch.calls) == ("launch", 1)
     assert len(made) <= 3
     assert batch.run(1)[0] > 20e-3
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_products_are_right(kind):
+    """In type, shape and spread: elements are sums of k products of two random numbers."""
+    import torch
+
+    if not (found := list(Cuda().products(kind))):
+        pytest.skip(f"this GPU has no {kind}")
+    for product in (p for p in found if p.m == min(p.m for p in found)):
+        out = product.prepare()()
+        assert out.shape == (product.m, product.n)
+        assert out.dtype == {"int8": torch.int32, "float8": torch.bfloat16}.get(kind, out.dtype)
+        # Normal numbers have a spread of 1, integers from -128 to 127 one of 74.
+        expected = product.k**0.5 * (74**2 if kind == "int8" else 1)
+        assert float(out.double().std()) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.gpu
+def test_gpus_are_used_by_their_index():
+    import torch
+
+    import harness.cuda
+
+    device = Cuda()
+    if device.count < 2:
+        pytest.skip("needs 2 GPUs")
+    try:
+        device.use(1)
+        assert device.torch_device.index == 1
+        assert harness.cuda.device().device_id == 1
+        for ring in device.rings(2):
+            assert ring.prepare()(2) > 0
+    finally:
+        torch.cuda.set_device(0)

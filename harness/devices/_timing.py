@@ -1,0 +1,175 @@
+"""How calls are timed: alone, in blocks, by replays. What is the same for every kind of device, given its clock."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+from harness.devices import Batch, Clock, is_out_of_memory
+from harness.ranks import Group
+
+LONG = 20e-3  # seconds of a call that is timed by itself, since there is nothing to gain from more
+_FEW = 8  # calls that an estimate is the mean of, and that warm up calls timed alone
+_SHORTEST = 1e-3  # seconds of a batch below which the cost of reading the host's clock would show
+_ALIKE = 0.02  # relative difference of two blocks in a row up to which the calls count as settled
+_MOST_SETTLING = 2.0  # seconds
+
+Calls = Sequence[Callable[[], object]]
+_Made = TypeVar("_Made")
+
+
+class HostClock:
+    """The host's monotonic clock, for calls that have done their work when they return."""
+
+    def mark(self) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def between(self, marks: Sequence[float]) -> list[float]:
+        """Seconds from each mark to the next."""
+        return [later - earlier for earlier, later in itertools.pairwise(marks)]
+
+
+def estimate(clock: Clock, calls: Calls, group: Group) -> float:
+    """Rough seconds of one call, warm unless it takes long; at least 1 us.
+
+    The first call isn't believed: it may load a kernel, which takes longer than many a call. So a call counts as long
+    only if it is so again.
+    """
+    turns = itertools.cycle(calls)
+    _mean(clock, [next(turns)])
+    again = group.agree(_mean(clock, [next(turns)]))
+    if again > LONG:
+        return again
+    return max(1e-6, min(again, group.agree(_mean(clock, list(itertools.islice(turns, _FEW))))))
+
+
+def on_all_ranks(attempt: Callable[[], _Made], group: Group) -> tuple[_Made | None, str]:
+    """What `attempt` makes, if it succeeds on every rank; otherwise None, and the first rank's reason in one line.
+
+    Out of memory is no such reason: it is raised.
+    """
+    made, reason = None, None
+    try:
+        made = attempt()
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    found = group.verdict(reason)
+    return (made, "") if found is None else (None, found)
+
+
+def replay_batch(clock: Clock, replay: Callable[[], object], count: int) -> Batch:
+    """Each sample is one replay of a graph of `count` calls."""
+
+    def run(n: int) -> list[float]:
+        marks = []
+        # Replays queue up behind each other, so only the first could wait for the host: it isn't timed.
+        replay()
+        for _ in range(n):
+            marks.append(clock.mark())
+            replay()
+        marks.append(clock.mark())
+        return [seconds / count for seconds in clock.between(marks)]
+
+    return Batch(run, count, "graph", run(1)[0] * count)
+
+
+def launch_batch(clock: Clock, calls: Calls, flush: Callable[[], object], *, keep: int, each: float) -> Batch:
+    """Each sample is one call between two marks, after `flush` emptied the cache. Calls rotate over the sets."""
+    kept: deque[Any] = deque(maxlen=max(1, keep))
+    turns = itertools.cycle(calls)
+
+    def run(n: int) -> list[float]:
+        marks = []
+        for _ in range(n):
+            # The flush also keeps the device busy while the host issues the call, so no wait for the host is timed.
+            flush()
+            marks.append(clock.mark())
+            kept.append(next(turns)())
+            marks.append(clock.mark())
+        return clock.between(marks)[::2]
+
+    run(min(_FEW, 2 * len(calls)) if each < LONG else 1)
+    return Batch(run, 1, "launch", each)
+
+
+def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group: Group) -> Batch:
+    """Each sample is the mean of a block of calls. Blocks follow each other without a wait: only the last one has one.
+
+    A block is about `seconds` long: whole passes over the calls, or a single call that is long. The calls are repeated
+    until two blocks in a row take as long.
+    """
+    kept: deque[Any] = deque(maxlen=max(1, keep))
+    turns = itertools.cycle(calls)
+
+    def blocks(count: int, n: int) -> list[float]:
+        marks = []
+        # One block more than is timed: the wait at the end of the last run left the device idle.
+        for _ in range(n + 1):
+            for call in itertools.islice(turns, count):
+                kept.append(call())
+            marks.append(clock.mark())
+        return [elapsed / count for elapsed in clock.between(marks)]
+
+    each = estimate(clock, calls, group)
+    while True:
+        passes = max(1, math.ceil(seconds / (each * len(calls))))
+        count = passes * len(calls) if each < LONG else 1
+        settled = max(1e-6, _settled(partial(blocks, count), group))
+        # What was loaded and filled at first made the estimate too long: blocks that came out short are made longer.
+        if count * settled >= seconds / 2 or settled >= each:
+            return Batch(partial(blocks, count), count, "steady", count * settled)
+        each = settled
+
+
+def host_batch(
+    calls: Calls, *, keep: int, seconds: float, group: Group, wait: Callable[[], object] = lambda: None
+) -> Batch:
+    """Each sample is the mean of whole passes over the calls, about `seconds` long, by the host's clock.
+
+    wait: called at the end of each sample, until the device has done its work.
+    """
+    kept: deque[Any] = deque(maxlen=max(1, keep))
+
+    def timed(rounds: int) -> float:
+        start = time.perf_counter()
+        for _ in range(rounds):
+            for call in calls:
+                kept.append(call())
+        wait()
+        return time.perf_counter() - start
+
+    kept.append(calls[0]())  # As in `estimate`, the first call isn't believed.
+    wait()
+    rounds = 1
+    while (elapsed := group.agree(timed(rounds))) < min(seconds, _SHORTEST):
+        rounds *= 2
+    each = elapsed / (rounds * len(calls))
+    count = max(1, math.ceil(rounds * seconds / elapsed)) if elapsed < seconds else rounds
+    per_sample = count * len(calls)
+    return Batch(lambda n: [timed(count) / per_sample for _ in range(n)], per_sample, "host", per_sample * each)
+
+
+def _mean(clock: Clock, calls: Calls) -> float:
+    marks = [clock.mark()]
+    for call in calls:
+        call()
+    marks.append(clock.mark())
+    return clock.between(marks)[0] / len(calls)
+
+
+def _settled(run: Callable[[int], list[float]], group: Group) -> float:
+    """Repeat blocks until two in a row agree, or have had their time. Gives the seconds of a call then, as rank 0's."""
+    deadline = time.monotonic() + _MOST_SETTLING
+    while True:
+        earlier, later = run(2)
+        alike = abs(later - earlier) <= _ALIKE * earlier
+        if group.agree(alike or time.monotonic() >= deadline):
+            return group.agree(later)

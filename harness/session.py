@@ -1,0 +1,324 @@
+"""One case made ready: prepare it, check it, rotate its buffers, call it. What times, profiles and audits all use.
+
+    with Session(case, op, device) as session:
+        session.prepare()
+        if wrong := session.check():
+            ...
+        for call in session.calls():
+            call()
+
+Each step may end the case, by EndedError: the device can't do it, memory runs out. Several ranks make the same steps,
+and a step that fails on one of them ends the case on all of them, alike.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from types import SimpleNamespace, TracebackType
+from typing import Any, ParamSpec, Self, TypeVar, cast
+
+from harness import check, units
+from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory
+from harness.errors import described
+from harness.model import Case, KernelFacts, Status, Timer, Warning
+from harness.ops import Context, Launch, Op, Variant
+from harness.ranks import ALONE, Group, PeerError
+
+_MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
+_MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
+_WIDEST = 8  # bytes an element of the reference may take
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class EndedError(Exception):
+    """The case ends without a time. status: how it ends, such as 'wrong'. text: why, for the reader of the result."""
+
+    def __init__(self, status: Status, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What `prepare` leaves for the other steps. `first` is the set of buffers that was called once."""
+
+    launch: Launch
+    canonical: SimpleNamespace
+    first: SimpleNamespace
+
+
+class Session:
+    """One case on its way through the steps: `obstacle`, `prepare`, `check`, `calls`, in this order. A context manager.
+
+    At its end, however that comes, what the variant deferred is closed, and the memory is given back. Keep no call of
+    a session beyond it: it holds buffers.
+
+    warnings: what a reader of the result must know; what a closer raised is among them at the end. phases: wall-clock
+    seconds of each step that was taken, by name.
+    """
+
+    def __init__(self, case: Case, op: Op, device: Device, group: Group = ALONE) -> None:
+        """Measure nothing yet. Raises ValueError if the group has another number of ranks than the case needs."""
+        if group.size != case.world:
+            raise ValueError(f"{case.id} is a case of {case.world} ranks, the group has {group.size}")
+        self.case = case
+        self.op = op
+        self.device = device
+        self.group = group
+        self.warnings: list[Warning] = []
+        self.phases: list[tuple[str, float]] = []
+        self._closers = _Closers()
+        self._ctx: Context | None = None
+        self._prepared: _Prepared | None = None
+
+    @property
+    def variant(self) -> Variant:
+        return self.op.variants[self.case.variant]
+
+    @property
+    def timer(self) -> Timer:
+        """How the variant asks to be timed."""
+        return self.variant.timer or self.op.timer
+
+    @property
+    def seed(self) -> int:
+        """The same for all variants of a group, so that they get the same data; different between groups and ranks."""
+        return zlib.crc32(self.case.group.encode()) + self.group.rank
+
+    @property
+    def facts(self) -> tuple[tuple[str, float], ...]:
+        """What the variant has reported of itself until now."""
+        return tuple(self._ctx.facts.items()) if self._ctx else ()
+
+    @property
+    def kernels(self) -> tuple[KernelFacts, ...]:
+        """What the compiler made of the kernels that the variant has loaded."""
+        return tuple(dict.fromkeys(self._ctx.kernels)) if self._ctx else ()
+
+    def obstacle(self) -> EndedError | None:
+        """Why the case can't run here, as far as that can be told beforehand; None if nothing stands against it."""
+        if self.variant.unsupported and (reason := self.variant.unsupported(self.case)):
+            return EndedError("unsupported", reason)
+        if too_few := self._too_few_devices():
+            return EndedError("unsupported", too_few)
+        needed, free = bytes_needed(self.case, self.op), self.device.free_bytes()
+        if needed > free:
+            return EndedError("out_of_memory", f"needs {units.size(needed)}, {units.size(free)} are free on the device")
+        return None
+
+    def prepare(self) -> None:
+        """Make the inputs, prepare the variant, and call it once. Raises EndedError if there is an obstacle."""
+        with self._together():
+            if obstacle := self.obstacle():
+                raise obstacle
+        with self.phase("setup"):
+            self._ctx = ctx = self._context()
+            canonical = check.make_inputs(ctx)
+        with self.phase("compile"):
+            launch = self.variant.prepare(ctx)
+            first = self._set(ctx, canonical)
+            self._call_once(launch, first)
+        self._prepared = _Prepared(launch, canonical, first)
+
+    def check(self) -> str | None:
+        """What is wrong with the outputs of a call, on the first rank where something is; None if they are right."""
+        ctx, ready = self._ready()
+        with self.phase("check"):
+            tensors = self._set(ctx, ready.canonical)
+            check.leave_poison(ctx, self.variant)
+            returned = self._call_once(ready.launch, tensors)
+            after = check.collect(self.op, self.variant, tensors, returned)
+            return self.group.verdict(check.complaint(ctx, self.variant, ready.canonical, after))
+
+    def calls(self) -> list[Callable[[], object]]:
+        """The variant's launch bound to sets of buffers, one call a set.
+
+        To be called in rotation: the sets outgrow the cache together. A single one if the case asks for a hot cache.
+        """
+        ctx, ready = self._ready()
+        with self.phase("setup"):
+            more = [self._set(ctx, ready.canonical) for _ in range(self._set_count() - 1)]
+        return [_bind(ready.launch, tensors) for tensors in (ready.first, *more)]
+
+    def warn(self, code: str, message: str, advice: str) -> None:
+        """Add a warning to the case's result."""
+        self.warnings.append(Warning(code, message, advice))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Take a step of the case on all ranks. Profilers see it as an NVTX range: the case's id for 'sample'.
+
+        A failure of any rank ends the case on every rank, by EndedError. Errors other than that and out of memory are
+        raised as they are on the rank that has them: after such an error its device may be unusable.
+        """
+        import nvtx
+
+        start = time.perf_counter()
+        with nvtx.annotate(self.case.id if name == "sample" else f"{name}: {self.case.id}", domain="harness"):
+            try:
+                with self._together():
+                    yield
+            finally:
+                self.phases.append((name, time.perf_counter() - start))
+
+    def __enter__(self) -> Self:
+        # Before anything touches a device. Where there is no such device, `obstacle` says so.
+        if self.case.world > 1 and not self._too_few_devices():
+            self.device.use(self.group.rank)
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(error)
+        self._prepared = None
+        traceback.clear_frames(trace)  # they hold buffers, too
+        self.device.release()
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """End the case on every rank if any of them fails here, or goes on to fail before it comes this far."""
+        try:
+            yield
+            self.group.barrier()
+        except PeerError as other:
+            raise _ended(other) from other
+        except Exception as error:
+            status, text = _ending(error)
+            try:
+                failure = self.group.failed(status, text)
+            except TimeoutError as late:
+                error.add_note(f"the other ranks weren't told: {late}")
+                raise error from None
+            if status == "crashed":
+                raise
+            # Its frames hold buffers, whose memory can't be given back as long as they do.
+            raise _ended(failure) from error.with_traceback(None)
+
+    def _close(self, error: BaseException | None) -> None:
+        """Call what the variant deferred, the last first. What that raises becomes a warning, and a note on `error`."""
+        if errors := self._closers.close_all():
+            texts = "; ".join(f"{type(raised).__name__}: {raised}" for raised in errors)
+            self.warn("not-closed", f"closing what the variant opened failed: {texts}", "mend what it defers")
+            if error:
+                error.add_note(f"closing failed, too: {texts}")
+
+    def _context(self) -> Context:
+        import torch
+
+        place = self.device.torch_device
+        generator = torch.Generator(place).manual_seed(self.seed)
+        dtype = getattr(torch, self.case.dtype)
+        return Context(self.case, dtype, place, generator, self.op, self.group, closing=self._closers)
+
+    def _ready(self) -> tuple[Context, _Prepared]:
+        if self._ctx is None or self._prepared is None:
+            raise RuntimeError(f"{self.case.id}: call prepare() first")
+        return self._ctx, self._prepared
+
+    def _set(self, ctx: Context, canonical: SimpleNamespace) -> SimpleNamespace:
+        """Inputs and outputs as the variant declares them, in memory of their own."""
+        inputs = check.clone(canonical)
+        if self.variant.encode is not None:
+            inputs = check.merged(inputs, SimpleNamespace(**self.variant.encode(ctx, inputs)))
+        return check.merged(inputs, check.make_outputs(ctx, self.variant))
+
+    def _call_once(self, launch: Launch, tensors: SimpleNamespace) -> Any:
+        returned = launch(tensors)
+        self.device.synchronize()
+        return returned
+
+    def _set_count(self) -> int:
+        """How many sets of buffers outgrow the cache, as far as memory allows; the same number on every rank."""
+        size = _set_bytes(self.case, self.op)
+        if self.case.cache == "hot" or not size:
+            return 1
+        needed = max(2, covering_sets(self.device.cache_bytes, size))
+        fitting = min(_MOST_SETS, 1 + int(_MEMORY_SHARE * self.device.free_bytes() / size))
+        if fitting < needed:
+            self.warn(
+                "few-sets",
+                f"only {fitting} of the {needed} sets of buffers that would outgrow the cache are used",
+                "free memory on the device" if fitting < _MOST_SETS else "take a larger shape, or say 'cache: hot'",
+            )
+        return min(self.group.exchange(min(max(needed, FEWEST_SETS), fitting)))
+
+    def _too_few_devices(self) -> str | None:
+        """Why the ranks can't have a device each; None if they can, or if one device serves all."""
+        count = self.device.count
+        if count is None or self.case.world <= count:
+            return None
+        return f"needs {self.case.world} devices, this machine has {count}"
+
+
+def bytes_needed(case: Case, op: Op) -> int:
+    """Bytes without which a case can't run.
+
+    They are the op's inputs to compare with, and beside them two sets of buffers, or one and the reference's outputs.
+    """
+    values = case.values
+    canonical = sum(tensor.bytes(values, case.dtype) for tensor in op.inputs)
+    elements = sum(math.prod(shape) for tensor in op.outputs for shape in tensor.shapes(values))
+    reference = elements * _WIDEST if op.reference is not None else 0
+    one_set = _set_bytes(case, op)
+    return canonical + one_set + max(one_set, reference)
+
+
+def _set_bytes(case: Case, op: Op) -> int:
+    """Bytes of one set of buffers."""
+    inputs, outputs = op.tensors(op.variants[case.variant])
+    return sum(tensor.bytes(case.values, case.dtype) for tensor in (*inputs, *outputs))
+
+
+def _bind(launch: Launch, tensors: SimpleNamespace) -> Callable[[], object]:
+    return lambda: launch(tensors)
+
+
+def _ending(error: Exception) -> tuple[Status, str]:
+    """How a case ends by an error, and the text that tells why."""
+    if isinstance(error, EndedError):
+        return error.status, error.text
+    if is_out_of_memory(error):
+        return "out_of_memory", next(iter(str(error).splitlines()), type(error).__name__)
+    return "crashed", described(error)
+
+
+def _ended(failure: PeerError) -> EndedError:
+    return EndedError(cast(Status, failure.status), failure.text)
+
+
+class _Closers(ExitStack):
+    """Calls every callback, whatever another one raises, and keeps all errors, of which ExitStack raises the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._errors: list[Exception] = []
+
+    def callback(self, callback: Callable[_P, _T], /, *args: _P.args, **kwds: _P.kwargs) -> Callable[_P, _T]:
+        """Add a callback."""
+
+        def guarded() -> None:
+            try:
+                callback(*args, **kwds)
+            except Exception as error:
+                self._errors.append(error)
+
+        super().callback(guarded)
+        return callback
+
+    def close_all(self) -> list[Exception]:
+        """Call them, the last one first. Gives what was raised, in that order."""
+        try:
+            self.close()
+        except Exception as error:  # of a context manager that was entered
+            self._errors.append(error)
+        return self._errors

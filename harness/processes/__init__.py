@@ -1,1 +1,1 @@
-"""The processes that measure: what they say to each other, and who watches over whom."""
+"""The processes that measure: how their parent starts them, asks them, and goes on when one of them dies."""

@@ -1,7 +1,7 @@
-"""What the parent and its workers say to each other: one JSON line a message.
+"""What the parent and its measuring processes say to each other: one JSON line a message.
 
-The parent asks on a worker's standard input: one request, one answer, with `Progress` in between. A worker answers
-on a pipe of its own, since libraries print on standard output.
+The parent asks on a process's standard input. Each question has one answer, which repeats the question's number;
+`Progress` may come before it. A process answers on a pipe of its own, since libraries print on standard output.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ from pydantic import Field, TypeAdapter
 
 from harness import store
 from harness.errors import Exit
-from harness.model import Ceilings, Job, Measurement
+from harness.limits import Needs
+from harness.model import Job, Limits, Measurement
 
-VERSION = 1
-"""Of these messages and of the records in them. The gate speaks to workers of another revision of the harness."""
+VERSION = 2
+"""Version of these messages and of the records in them. `version1.py` translates the one before."""
+
+ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
+"""Advice where the process of another revision of the harness can't be understood."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbered:
+    """A question with its number, or a reply with the number of the question. 0 is the start, which nobody asks for."""
+
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
-    """Asks for a `Result`. `process` is the index of the fresh process that a measurement is marked with."""
+class Measure(_Numbered):
+    """Asks for `Measured`. process: index of the fresh process that the measurement is marked with."""
 
     job: Job
     process: int = 0
@@ -29,16 +40,25 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasureCeilings:
-    """Asks for `Measured`: everything, or the streams to repeat at the end of a run, given what its start measured."""
+class MeasureLimits(_Numbered):
+    """Asks for `LimitsMeasured`. fresh: measure anew, even if what was measured earlier still holds."""
 
-    start: Ceilings | None = None
-    kind: Literal["ceilings"] = "ceilings"
+    needs: Needs
+    fresh: bool = False
+    kind: Literal["limits"] = "limits"
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """Asks for `Surveyed`. files: scenarios; jobs: those that somebody else knows."""
+class MeasureLimitsAgain(_Numbered):
+    """Asks for `LimitsMeasured`: those of the start of a run, with `end` filled in."""
+
+    start: Limits
+    kind: Literal["limits again"] = "limits again"
+
+
+@dataclass(frozen=True, slots=True)
+class SurveyCode(_Numbered):
+    """Asks for `Surveyed`. files: scenarios to read. jobs: cases that another code knows."""
 
     files: tuple[str, ...]
     jobs: tuple[Job, ...] = ()
@@ -46,10 +66,10 @@ class Survey:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """Said once, unasked: torch is imported, the device is there but untouched, the ranks have met.
+class Ready(_Numbered):
+    """Sent once, unasked: torch is imported, no device is in use yet, and the ranks have found each other.
 
-    protocol: the worker's VERSION, 0 before there were any. root: the folder that its package lies in.
+    protocol: VERSION of the process's code, 0 for code older than any version. root: the folder with its package.
     """
 
     protocol: int = 0
@@ -58,8 +78,8 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a long request is; `share` is from 0 to 1."""
+class Progress(_Numbered):
+    """How far a long request is. share: from 0 to 1."""
 
     text: str
     share: float
@@ -67,27 +87,28 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """Answers `Measure`. A worker that is `leaving` may have a broken device context and ends itself."""
+class Measured(_Numbered):
+    """Answers `Measure`. leaving: the process ends after this answer, since its device context may be broken."""
 
     measurement: Measurement
     leaving: bool = False
-    kind: Literal["result"] = "result"
+    kind: Literal["measurement"] = "measurement"
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """Answers `MeasureCeilings`."""
+class LimitsMeasured(_Numbered):
+    """Answers `MeasureLimits` and `MeasureLimitsAgain`."""
 
-    ceilings: Ceilings
-    kind: Literal["measured"] = "measured"
+    limits: Limits
+    kind: Literal["limits"] = "limits"
 
 
 @dataclass(frozen=True, slots=True)
-class Surveyed:
-    """Answers `Survey`.
+class Surveyed(_Numbered):
+    """Answers `SurveyCode`.
 
-    files: the jobs of each scenario file, None for one that can't be loaded here. known: ids of the cases that are.
+    files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
+    this code can measure.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
@@ -96,8 +117,8 @@ class Surveyed:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """In place of any answer: a HarnessError to raise in the parent."""
+class Failed(_Numbered):
+    """Comes in place of any answer: a HarnessError to raise in the parent."""
 
     message: str
     advice: str
@@ -105,23 +126,23 @@ class Failed:
     kind: Literal["failed"] = "failed"
 
 
-Request = Measure | MeasureCeilings | Survey
-Reply = Ready | Progress | Result | Measured | Surveyed | Failed
+Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode
+Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Failed
 
-_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="kind")])
+_QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])
 
 
-def encode(message: Request | Reply) -> bytes:
+def encode(message: Question | Reply) -> bytes:
     """The message as one line."""
     return f"{store.dump(message)}\n".encode()
 
 
-def decode_request(line: str | bytes) -> Request:
-    """The request in a line."""
-    return _REQUEST.validate_json(line)
+def decode_question(line: str | bytes) -> Question:
+    """The question in a line. Raises ValueError if there is none."""
+    return _QUESTION.validate_json(line)
 
 
 def decode_reply(line: str | bytes) -> Reply:
-    """The reply in a line."""
+    """The reply in a line. Raises ValueError if there is none."""
     return _REPLY.validate_json(line)

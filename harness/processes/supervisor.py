@@ -1,18 +1,32 @@
-"""Measuring in processes that may die: who measures the next case, and when a new process takes over."""
+"""Measuring in processes that may die: who measures the next case, and when new processes take over."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 from harness.errors import HarnessError, MachineError
-from harness.model import Ceilings, Job, Measurement
-from harness.processes.messages import VERSION, Measure, MeasureCeilings, Measured, Result, Survey, Surveyed
-from harness.processes.team import ANOTHER_CODE, LostError, Report, Team
+from harness.limits import Needs
+from harness.model import Job, Limits, Measurement
+from harness.processes import version1
+from harness.processes.messages import (
+    ANOTHER_CODE,
+    VERSION,
+    LimitsMeasured,
+    Measure,
+    Measured,
+    MeasureLimits,
+    MeasureLimitsAgain,
+    SurveyCode,
+    Surveyed,
+)
+from harness.processes.team import LostError, Report, Team
 
-_CEILINGS_LIMIT = 900.0
+_NAMES_A_RANK = re.compile(r"rank \d+: ")
+_LIMITS_LIMIT = 900.0
 _SURVEY_LIMIT = 60.0
 
 
@@ -29,56 +43,54 @@ class Workers:
         self._team: Team | None = None
 
     def measure(self, job: Job, process: int = 0) -> Measurement:
-        """The job's measurement; the death of a worker is one too, as 'crashed' or 'timeout'.
+        """The job's measurement; the death of a process is one too, as 'crashed' or 'timeout'.
 
-        Raises MachineError if no worker can be started, and what the workers report of the plug-ins and the device.
+        Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
-        team = self._ready(job.ranks)
+        team = self._ready(job.case.world)
         try:
-            answer = team.ask(Measure(job, process), Result, job.timing.timeout)
+            answers = team.ask(Measure(job, process), Measured, job.timing.timeout)
         except LostError as lost:
             self._team = None
             return Measurement(job.case, lost.status, error=lost.text, process=process)
-        if not answer.leaving:
-            return answer.measurement
-        # Rank 0 may only have noticed that another rank is gone.
-        error = team.epitaph() if job.ranks > 1 else answer.measurement.error
-        self.restart()
-        return replace(answer.measurement, error=error)
+        measurement = _joined(answers, team.size)
+        # After anything but 'ok', the ranks of a team may be at different places.
+        if answers[0].leaving if team.size == 1 else measurement.status != "ok":
+            self.restart()
+        return measurement
 
-    def ceilings(self, report: Report, start: Ceilings | None = None) -> Ceilings:
-        """What the memory can do; given what the start of a run measured, the same with `end` filled in.
+    def limits(self, needs: Needs, report: Report, fresh: bool = False) -> Limits:
+        """What the machine can do, as far as the needs ask for it. fresh: measure anew, whatever was measured earlier.
 
-        Raises as `measure` does, and MachineError if the worker is lost.
+        Raises as `measure` does, and MachineError if the process is lost.
         """
-        team = self._ready(1)
-        try:
-            return team.ask(MeasureCeilings(start), Measured, _CEILINGS_LIMIT, report).ceilings
-        except LostError as lost:
-            self._team = None
-            raise MachineError(f"the ceilings can't be measured: {lost.text}", "run 'harness env'") from lost
+        return self._limits(MeasureLimits(needs, fresh), report)
+
+    def limits_again(self, start: Limits, report: Report) -> Limits:
+        """The limits that the start of a run measured, with `end` filled in. Raises as `limits` does."""
+        return self._limits(MeasureLimitsAgain(start), report)
 
     def survey(self, files: Sequence[Path], jobs: Sequence[Job]) -> Surveyed:
         """The jobs of each scenario file as this code understands it, and which of `jobs` it knows.
 
-        Raises as `ceilings` does.
+        Raises as `limits` does.
         """
         team = self._ready(1)
         try:
-            return team.ask(Survey(tuple(map(str, files)), tuple(jobs)), Surveyed, _SURVEY_LIMIT)
+            return team.ask(SurveyCode(tuple(map(str, files)), tuple(jobs)), Surveyed, _SURVEY_LIMIT)[0]
         except LostError as lost:
             self._team = None
             raise MachineError(f"the scenarios can't be read: {lost.text}", "run 'harness env'") from lost
 
-    def begin(self) -> None:
-        """Start a process ahead of its turn, without waiting for it. It loads torch, but leaves the device alone."""
+    def begin(self, size: int = 1) -> None:
+        """Start `size` processes ahead of their turn, without waiting. They load torch, but don't touch the device."""
         if self._team is None:
-            self._team = self._spawn(1)
+            self._team = self._spawn(size)
 
     def restart(self) -> None:
-        """Let the next request go to new processes."""
+        """Let the next question go to new processes."""
         if self._team:
-            self._team.dismiss()
+            self._team.close()
             self._team = None
 
     def __enter__(self) -> Self:
@@ -88,39 +100,48 @@ class Workers:
         if self._team and kind:
             self._team.kill()
         elif self._team:
-            self._team.dismiss()
+            self._team.close()
 
-    def _ready(self, ranks: int) -> Team:
-        """Living workers, that many."""
-        if not self._team or self._team.size != ranks or not self._team.alive:
-            self.restart()
-            self._team = self._spawn(ranks)
+    def _limits(self, question: MeasureLimits | MeasureLimitsAgain, report: Report) -> Limits:
+        team = self._ready(1)
         try:
-            self._meet(self._team)
+            return team.ask(question, LimitsMeasured, _LIMITS_LIMIT, report)[0].limits
+        except LostError as lost:
+            self._team = None
+            raise MachineError(f"the limits can't be measured: {lost.text}", "run 'harness env'") from lost
+
+    def _ready(self, size: int) -> Team:
+        """Living processes, that many."""
+        if not self._team or self._team.size != size or not self._team.alive:
+            self.restart()
+            self._team = self._spawn(size)
+        try:
+            self._check(self._team)
         except LostError:
             # Once may be bad luck, such as a port that somebody else took first.
-            self._team = self._spawn(ranks)
+            self._team = self._spawn(size)
             try:
-                self._meet(self._team)
+                self._check(self._team)
             except LostError as lost:
                 self._team = None
                 raise MachineError(f"the measuring process doesn't start: {lost.text}", "run 'harness env'") from lost
         return self._team
 
-    def _spawn(self, ranks: int) -> Team:
-        return Team(self._device, self._plugins, ranks, self._root)
+    def _spawn(self, size: int) -> Team:
+        return Team(self._device, self._plugins, size, self._root)
 
-    def _meet(self, team: Team) -> None:
+    def _check(self, team: Team) -> None:
         """Wait until the team is ready. Raises MachineError if it runs other code than it should, or code too old."""
         try:
-            ready = team.gather()
+            ready = team.wait_until_ready()
         except HarnessError:
             self._team = None
             raise
-        if ready.protocol != VERSION:
+        if ready.protocol not in (VERSION, version1.VERSION):
             spoken = f"protocol {ready.protocol}" if ready.protocol else "a protocol without a number"
             raise MachineError(
-                f"the harness in {ready.root or self._root} speaks {spoken} with its workers, this one {VERSION}",
+                f"the harness in {ready.root or self._root} speaks {spoken} with its measuring processes, "
+                f"this one {VERSION} and {version1.VERSION}",
                 ANOTHER_CODE,
             )
         if self._root and Path(ready.root).resolve() != self._root.resolve():
@@ -128,3 +149,17 @@ class Workers:
                 f"the measuring process imported the harness in {ready.root}, not that in {self._root}",
                 "look for what sets sys.path first: sitecustomize, usercustomize or a .pth file",
             )
+
+
+def _joined(answers: dict[int, Measured], size: int) -> Measurement:
+    """One measurement of all ranks' answers: rank 0's if all are 'ok', else a bad one, with the rank to blame."""
+    bad = {rank: answer.measurement for rank, answer in answers.items() if answer.measurement.status != "ok"}
+    if not bad:
+        return answers[0].measurement
+    # A rank that leaves has raised the error itself. Otherwise the first answer tells as much as the others.
+    blamed = next((rank for rank in bad if answers[rank].leaving), next(iter(bad)))
+    found = bad[blamed]
+    # What the ranks exchange about an error names the rank already.
+    if size == 1 or _NAMES_A_RANK.match(found.error or ""):
+        return found
+    return replace(found, error=f"rank {blamed}: {found.error}")

@@ -1,51 +1,37 @@
-"""The processes that measure one case together: started, asked, watched, and killed as one."""
+"""The processes that measure one case together: started, asked, watched, and ended as one."""
 
 from __future__ import annotations
 
-import io
-import os
 import select
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from pydantic import ValidationError
-
-import harness
-from harness.errors import CompileError, MachineError, UsageError
+from harness.errors import CompileError, HarnessError, MachineError, UsageError
+from harness.processes import messages, version1
 from harness.processes.messages import (
+    ANOTHER_CODE,
     Failed,
+    LimitsMeasured,
     Measured,
     Progress,
+    Question,
     Ready,
-    Request,
-    Result,
+    Reply,
     Surveyed,
-    decode_reply,
-    encode,
 )
+from harness.processes.rank import GRACE, Rank
 
 _START_LIMIT = 300.0
-_GRACE = 2.0
-# A closed pipe tells of most deaths at once. The rest (another rank's, or a child that keeps the pipe) wait for a look.
+# A closed pipe tells of most deaths at once. The rest (a process whose child holds the pipe open) wait for a look.
 _LOOK_EVERY = 0.5
-_TAIL_LINES = 20
-_TAIL_BYTES = 16384
-_PATH_LENGTH = 256
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
-ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
-"""The advice where a worker of another revision of the harness isn't understood."""
-
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Result, Measured, Surveyed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
 
 
 class LostError(Exception):
@@ -58,61 +44,65 @@ class LostError(Exception):
 
 
 class Team:
-    """`size` ranks that measure together. Rank 0 is listened to; the death of any is the death of all."""
+    """`size` ranks that measure together: every one gets each question and answers it. If one dies, all are killed."""
 
     def __init__(self, device: str, plugins: Sequence[Path], size: int, root: Path | None = None) -> None:
         """Start them. root: the folder whose `harness` they import; the parent's own unless told."""
         self.size = size
         self.ready: Ready | None = None
-        self._ranks: list[_Rank] = []
-        replies, sink = os.pipe()
-        self._replies = io.FileIO(replies)
-        self._received = b""
+        self._question: Question | None = None
+        self._asked = 0
+        self._ranks: list[Rank] = []
         try:
-            with os.fdopen(sink, "wb") as heard, Path(os.devnull).open("wb") as unheard:
-                meeting = _meeting(size)
-                for rank in range(size):
-                    fd = (unheard if rank else heard).fileno()
-                    self._ranks.append(_Rank(rank, _command(device, plugins, fd), fd, meeting, root))
+            meeting = _meeting(size)
+            for number in range(size):
+                self._ranks.append(Rank(number, device, plugins, meeting, root))
         except BaseException:
             self.kill()
             raise
-
-    def gather(self) -> Ready:
-        """Wait, once, until all are ready.
-
-        Raises LostError, or the HarnessError that they report, after which all are dead.
-        """
-        if self.ready is None:
-            try:
-                self.ready = self._answer(Ready, _START_LIMIT)
-            except BaseException:
-                self.kill()
-                raise
-        return self.ready
 
     @property
     def alive(self) -> bool:
         """Whether every rank is."""
         return all(rank.status is None for rank in self._ranks)
 
-    def ask(self, request: Request, kind: type[Answer], limit: float, report: Report | None = None) -> Answer:
-        """Rank 0's answer, within `limit` seconds; `report` gets its progress.
+    def wait_until_ready(self) -> Ready:
+        """Wait, once, until all are ready.
 
-        Raises LostError, after which all ranks are dead, or the HarnessError that rank 0 answers with.
+        Raises LostError, or the HarnessError that one of them reports, after which all are dead.
         """
+        if self.ready is None:
+            try:
+                self.ready = self._answers(Ready, _START_LIMIT)[0]
+            except BaseException:
+                self.kill()
+                raise
+        return self.ready
+
+    def ask(
+        self, question: Question, kind: type[Answer], limit: float, report: Report | None = None
+    ) -> dict[int, Answer]:
+        """The answers by rank, in the order in which they came, within `limit` seconds.
+
+        The first measurement that isn't 'ok' gives the other ranks a moment to answer, too; those that don't are left
+        out, and all are dead. report: gets the progress of rank 0. Raises LostError, or the HarnessError that a rank
+        answers with, after which all are dead.
+        """
+        self._asked += 1
+        self._question = replace(question, number=self._asked)
+        line = self._encoded(self._question)
         for rank in self._ranks:
-            rank.send(encode(request))
+            rank.send(line)
         try:
-            return self._answer(kind, limit, report)
-        except LostError:
+            return self._answers(kind, limit, report)
+        except (LostError, HarnessError):
             self.kill()
             raise
 
-    def dismiss(self) -> None:
-        """End them gently: a worker leaves when nobody can ask it any more."""
+    def close(self) -> None:
+        """End them gently: a process leaves when nobody can ask it any more."""
         for rank in self._ranks:
-            rank.hang_up()
+            rank.close_input()
         self._wait()
         self.kill()
 
@@ -120,149 +110,94 @@ class Team:
         """End them and their children at once."""
         for rank in self._ranks:
             rank.kill()
-        self._replies.close()
 
-    def epitaph(self) -> str:
-        """How each dead rank came to it, with the last of its standard error; those killed by a signal first."""
-        self._wait()
-        dead = sorted((rank for rank in self._ranks if rank.status is not None), key=lambda rank: rank.status or 0)
-        return self._join([(rank, _fate(rank.status)) for rank in dead]) or "stopped answering"
-
-    def _answer(self, kind: type[Answer], limit: float, report: Report | None = None) -> Answer:
+    def _answers(self, kind: type[Answer], limit: float, report: Report | None = None) -> dict[int, Answer]:
         deadline = time.monotonic() + limit
-        while True:
-            if (line := self._line(deadline)) is None:
-                raise LostError("timeout", self._overdue(limit))
-            try:
-                reply = decode_reply(line)
-            except ValidationError as error:
-                raise MachineError(f"a worker answers in the words of another code: {error}", ANOTHER_CODE) from error
-            if isinstance(reply, kind):
-                return reply
-            match reply:
-                case Progress(text, share):
-                    if report:
-                        report(text, share)
-                case Failed(message, advice, exit_code):
-                    raise _ERRORS[exit_code](message, advice)
-                case _:
-                    raise AssertionError(f"asked for {kind.__name__}, got {reply}")
-
-    def _line(self, deadline: float) -> bytes | None:
-        """Rank 0's next line, or None when the time is up. Raises LostError on any death."""
-        while b"\n" not in self._received:
+        answers: dict[int, Answer] = {}
+        hurried = False
+        while waiting := [rank for rank in self._ranks if rank.number not in answers]:
             left = deadline - time.monotonic()
             if left <= 0:
+                break
+            select.select(waiting, [], [], min(left, _LOOK_EVERY))
+            for rank in waiting:
+                may_say_more = rank.receive()
+                for line in rank.lines():
+                    if answer := self._answer(rank, line, kind, report):
+                        answers[rank.number] = answer
+                if not may_say_more and rank.number not in answers:
+                    raise LostError("crashed", self._fates())
+            if not hurried and any(map(_is_bad, answers.values())):
+                hurried = True
+                deadline = min(deadline, time.monotonic() + GRACE)
+        if waiting and not hurried:
+            raise LostError("timeout", self._overdue(waiting, limit))
+        if waiting:
+            self.kill()
+        return answers
+
+    def _answer(self, rank: Rank, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
+        """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it."""
+        try:
+            reply = self._decoded(line)
+        except ValueError as error:
+            raise MachineError(
+                f"a measuring process sent a message that this harness can't read: {error}", ANOTHER_CODE
+            ) from error
+        if reply.number != self._asked:
+            raise LostError("crashed", f"rank {rank.number} answered question {reply.number}, not {self._asked}")
+        if isinstance(reply, kind):
+            return reply
+        match reply:
+            case Progress(text, share):
+                if report and rank.number == 0:
+                    report(text, share)
                 return None
-            readable, _, _ = select.select([self._replies], [], [], min(left, _LOOK_EVERY))
-            if readable and (chunk := self._replies.read(1 << 16)):
-                self._received += chunk
-            elif readable or not self.alive:
-                raise LostError("crashed", self.epitaph())
-        line, _, self._received = self._received.partition(b"\n")
-        return line
+            case Failed(message, advice, exit_code):
+                raise _ERRORS[exit_code](message, advice)
+            case _:
+                raise LostError("crashed", f"rank {rank.number} answered '{reply.kind}' to question {self._asked}")
 
-    def _overdue(self, limit: float) -> str:
-        """What the ranks were doing when their time was up."""
-        for rank in self._ranks:
-            rank.ask_where()
+    def _encoded(self, question: Question) -> bytes:
+        return version1.encode(question) if self._speaks_version_1 else messages.encode(question)
+
+    def _decoded(self, line: bytes) -> Reply:
+        return version1.decode(line, self._question) if self._speaks_version_1 else messages.decode_reply(line)
+
+    @property
+    def _speaks_version_1(self) -> bool:
+        """Whether the processes are of harness 0.1.0. What they say first is the same in both versions."""
+        return self.ready is not None and self.ready.protocol == version1.VERSION
+
+    def _fates(self) -> str:
+        """How each dead rank ended, with the last of its standard error; those killed by a signal first."""
         self._wait()
-        return self._join([(rank, f"took longer than {limit:g} s") for rank in self._ranks])
+        dead = sorted((rank for rank in self._ranks if rank.status is not None), key=lambda rank: rank.status or 0)
+        return self._join([(rank, rank.fate) for rank in dead]) or "closed its pipe of replies"
 
-    def _wait(self) -> None:
-        """Give all ranks a moment to end by themselves."""
-        deadline = time.monotonic() + _GRACE
-        for rank in self._ranks:
+    def _overdue(self, waiting: Sequence[Rank], limit: float) -> str:
+        """What the ranks that haven't answered were doing when their time was up."""
+        for rank in waiting:
+            rank.interrupt()
+        self._wait(waiting)
+        return self._join([(rank, f"took longer than {limit:g} s") for rank in waiting])
+
+    def _wait(self, ranks: Sequence[Rank] | None = None) -> None:
+        """Give ranks, all of them unless told, a moment to end by themselves."""
+        deadline = time.monotonic() + GRACE
+        for rank in self._ranks if ranks is None else ranks:
             rank.wait(deadline)
 
-    def _join(self, fates: list[tuple[_Rank, str]]) -> str:
+    def _join(self, fates: list[tuple[Rank, str]]) -> str:
         names = [f"rank {rank.number}: " if self.size > 1 else "" for rank, _ in fates]
         return "\n".join(
             f"{name}{fate}\n{rank.tail()}".rstrip() for name, (rank, fate) in zip(names, fates, strict=True)
         )
 
 
-class _Rank:
-    """One worker process in a session of its own, so that Ctrl-C passes it by and its children die with it."""
-
-    def __init__(
-        self, number: int, command: list[str], replies: int, meeting: dict[str, str], root: Path | None
-    ) -> None:
-        self.number = number
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
-        self._mark = 0
-        ranks = {**meeting, "RANK": str(number), "LOCAL_RANK": str(number)}
-        self._process = subprocess.Popen(
-            command,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            pass_fds=[replies],
-            env={**os.environ, **ranks, "PYTHONPATH": _python_path(root)},
-            start_new_session=True,
-        )
-
-    @property
-    def status(self) -> int | None:
-        """Exit status, the negative number of a signal, or None while it lives."""
-        return self._process.poll()
-
-    def send(self, line: bytes) -> None:
-        """Pass a request on. What it writes to standard error from here on belongs to that."""
-        assert self._process.stdin
-        self._mark = os.fstat(self._log.fileno()).st_size
-        # If it is dead, no answer will come, and the death is looked into then.
-        with suppress(BrokenPipeError):
-            self._process.stdin.write(line)
-
-    def hang_up(self) -> None:
-        assert self._process.stdin
-        self._process.stdin.close()
-
-    def ask_where(self) -> None:
-        """Have it write its Python stack to standard error, and end."""
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
-
-    def wait(self, deadline: float) -> None:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-
-    def kill(self) -> None:
-        """End it and its children; gives up after a while on a driver that holds on to the process."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self.wait(time.monotonic() + 10 * _GRACE)
-        self.hang_up()
-        self._log.close()
-
-    def tail(self) -> str:
-        """The last lines of standard error and output since the latest request."""
-        # Not by seeking: the worker writes at the position that it shares with us.
-        size = os.fstat(self._log.fileno()).st_size
-        start = max(self._mark, size - _TAIL_BYTES)
-        text = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
-        # Python lists every extension module at the end of a fatal error, which pushes out what matters.
-        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
-        return "\n".join(lines[-_TAIL_LINES:])
-
-
-def _command(device: str, plugins: Sequence[Path], replies: int) -> list[str]:
-    # -P: a file such as copy.py in the current folder must not be taken for the standard library's.
-    command = [sys.executable, "-P", "-m", "harness.processes.child", "--device", device, "--replies", str(replies)]
-    return [*command, "--ops", *map(str, plugins)] if plugins else command
-
-
-def _python_path(root: Path | None) -> str:
-    """Where the worker finds modules: where the parent would, whatever lies in the current folder; in `root` first."""
-    entries = [entry or str(Path.cwd()) for entry in sys.path]
-    if root is None:
-        return os.pathsep.join(entries)
-    own = Path(harness.__file__).resolve().parents[1]
-    others = [entry for entry in entries if Path(entry).resolve() != own]
-    # Of one length for every root: the size of the environment decides where a process's stack lies.
-    return os.pathsep.join([str(root).ljust(_PATH_LENGTH, "/"), *others])
+def _is_bad(answer: Reply) -> bool:
+    """Whether the other ranks may wait in vain for the one that answers."""
+    return isinstance(answer, Measured) and answer.measurement.status != "ok"
 
 
 def _meeting(size: int) -> dict[str, str]:
@@ -271,15 +206,3 @@ def _meeting(size: int) -> dict[str, str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     return {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-
-
-def _fate(status: int | None) -> str:
-    """An exit status in words."""
-    if status is None or status >= 0:
-        return f"ended with exit status {status}"
-    try:
-        name = signal.Signals(-status).name
-    except ValueError:
-        name = str(-status)
-    hint = " from outside, most likely by the kernel because memory ran out" if status == -signal.SIGKILL else ""
-    return f"killed by signal {name}{hint}"

@@ -1,4 +1,4 @@
-"""An op whose variants go wrong in every way that a worker must survive, on the CPU."""
+"""Ops whose variants go wrong on the CPU in every way that a run must survive."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def segfault(_ctx: Context) -> Launch:
     return lambda _t: ctypes.string_at(0)
 
 
-@OP.variant("exit", "leaves without a word", devices=("cpu",))
+@OP.variant("exit", "ends the process without a message", devices=("cpu",))
 def leave(_ctx: Context) -> Launch:
     return lambda _t: os._exit(7)
 
@@ -68,7 +68,7 @@ def endless(_ctx: Context) -> Launch:
     return spin
 
 
-@OP.variant("killed", "is killed as by the kernel when memory runs out", devices=("cpu",))
+@OP.variant("killed", "is killed, as the kernel does when memory runs out", devices=("cpu",))
 def killed(_ctx: Context) -> Launch:
     return lambda _t: os.kill(os.getpid(), 9)
 

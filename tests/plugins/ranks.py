@@ -1,8 +1,10 @@
-"""An op of two processes: the harness starts both, and times what they do together."""
+"""Ops of several processes: the harness starts one a device, and times what they do together."""
 
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from harness.ops import Context, Launch, Op, Tensor, Tensors
@@ -17,19 +19,18 @@ def reduced(_ctx: Context, t: Tensors) -> dict[str, Any]:
     return {"y": total}
 
 
-OP = Op(
+REDUCE = Op(
     "all_reduce",
-    "sum over two ranks",
+    "sum over ranks",
     symbols={"N": "elements of each rank"},
     inputs=(Tensor("x", ("N",)),),
     outputs=(Tensor("y", ("N",)),),
-    ranks="2",
     reference=reduced,
     tolerance={"float32": (1e-5, 1e-6)},
 )
 
 
-@OP.variant("gloo", "torch's all_reduce", devices=("cpu",))
+@REDUCE.variant("gloo", "torch's all_reduce", devices=("cpu",))
 def gloo(_ctx: Context) -> Launch:
     from torch import distributed
 
@@ -40,25 +41,82 @@ def gloo(_ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("deserted", "rank 1 dies while rank 0 waits for it", devices=("cpu",))
-def deserted(ctx: Context) -> Launch:
-    together = gloo(ctx)
+def unless_rank_1(fails: Callable[[], object]) -> Callable[[Context], Launch]:
+    """Rank 1 does `fails` while rank 0 waits for it in a collective."""
 
+    def prepare(ctx: Context) -> Launch:
+        together = gloo(ctx)
+
+        def launch(t: Tensors) -> None:
+            if ctx.group.rank == 1:
+                fails()
+            together(t)
+
+        return launch
+
+    return prepare
+
+
+def never_end() -> None:
+    """What a deadlock looks like from outside."""
+    while True:
+        pass
+
+
+def refuse() -> None:
+    """Raise, as a library does that is asked for too much."""
+    raise ValueError("no such tree")
+
+
+REDUCE.variant("deserted", "rank 1 dies while rank 0 waits for it", devices=("cpu",))(unless_rank_1(os.abort))
+REDUCE.variant("stuck", "rank 1 never comes", devices=("cpu",))(unless_rank_1(never_end))
+REDUCE.variant("refused", "rank 1 raises while rank 0 waits for it", devices=("cpu",))(unless_rank_1(refuse))
+
+
+APART = Op(
+    "apart",
+    "a copy that each rank makes by itself, so that no rank notices what another one does",
+    symbols={"N": "elements of each rank"},
+    inputs=(Tensor("x", ("N",)),),
+    outputs=(Tensor("y", ("N",)),),
+    reference=lambda _ctx, t: {"y": t.x.double()},
+)
+
+
+def copy(t: Tensors) -> None:
+    t.y.copy_(t.x)
+
+
+@APART.variant("fine", "nothing goes wrong", devices=("cpu",))
+def fine(_ctx: Context) -> Launch:
+    return copy
+
+
+def wrong_on(rank: int) -> Callable[[Context], Launch]:
+    """One rank writes nothing; a call of the other one takes 20 ms."""
+
+    def prepare(ctx: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            if ctx.group.rank != rank:
+                time.sleep(0.02)
+                copy(t)
+
+        return launch
+
+    return prepare
+
+
+APART.variant("wrong_0", "wrong on rank 0, slow on rank 1", devices=("cpu",))(wrong_on(0))
+APART.variant("wrong_1", "slow on rank 0, wrong on rank 1", devices=("cpu",))(wrong_on(1))
+
+
+@APART.variant("greedy", "rank 1 allocates more than there is", devices=("cpu",))
+def greedy(ctx: Context) -> Launch:
     def launch(t: Tensors) -> None:
+        import torch
+
         if ctx.group.rank == 1:
-            os.abort()
-        together(t)
-
-    return launch
-
-
-@OP.variant("stuck", "rank 1 never comes", devices=("cpu",))
-def stuck(ctx: Context) -> Launch:
-    together = gloo(ctx)
-
-    def launch(t: Tensors) -> None:
-        while ctx.group.rank == 1:
-            pass
-        together(t)
+            torch.empty(2**55, dtype=torch.uint8)
+        copy(t)
 
     return launch

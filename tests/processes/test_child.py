@@ -1,4 +1,4 @@
-"""A worker spoken to directly, without the parent's care."""
+"""A measuring process spoken to directly, without its parent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import pytest
 
 from harness import store
 from harness.errors import Exit
-from harness.model import Case, Ceilings, Job, StreamPoint
+from harness.limits import Needs
+from harness.model import Case, Job, Limits, StreamPoint
 from harness.processes import messages
 
 ROOT = Path(store.__file__).parents[2]
@@ -25,7 +26,7 @@ READY = messages.Ready(messages.VERSION, str(ROOT))
 
 
 class Bare:
-    """A worker process with its standard input and its pipe of replies."""
+    """A measuring process with its standard input and its pipe of replies."""
 
     def __init__(self, *arguments: str) -> None:
         reading, writing = os.pipe()
@@ -36,9 +37,9 @@ class Bare:
         os.close(writing)
         self._replies = os.fdopen(reading, "rb")
 
-    def say(self, request: messages.Request) -> None:
+    def ask(self, question: messages.Question) -> None:
         assert self.process.stdin
-        self.process.stdin.write(messages.encode(request))
+        self.process.stdin.write(messages.encode(question))
         self.process.stdin.flush()
 
     def hear(self) -> messages.Reply:
@@ -53,7 +54,7 @@ class Bare:
         self._replies.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Bare]]:
     started: list[Bare] = []
 
@@ -66,71 +67,86 @@ def start() -> Iterator[Callable[..., Bare]]:
         worker.end()
 
 
-def test_a_worker_measures_one_request_after_the_other_until_nobody_asks(
-    start: Callable[..., Bare], job: Callable[..., Job]
-) -> None:
-    worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
-    assert worker.hear() == READY
+@pytest.fixture(scope="module")
+def worker(start: Callable[..., Bare]) -> Iterator[Bare]:
+    """One that is ready, and ends in order when nobody can ask it any more."""
+    made = start("--device", "cpu", "--ops", *map(str, PLUGINS))
+    assert made.hear() == READY
+    yield made
+    assert made.process.stdin
+    made.process.stdin.close()
+    assert made.process.wait(10) == 0
 
+
+def test_a_process_measures_one_question_after_the_other(worker: Bare, job: Callable[..., Job]) -> None:
     worker.process.send_signal(signal.SIGINT)  # Ctrl-C is the parent's affair
-    worker.say(messages.Measure(job("fine"), process=3))
+    worker.ask(messages.Measure(job("fine"), process=3, number=7))
     answer = worker.hear()
-    assert isinstance(answer, messages.Result)
+    assert answer.number == 7
+    assert isinstance(answer, messages.Measured)
     assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("ok", 3, False)
 
-    worker.say(messages.Measure(job("uncompilable"), process=3))
+    worker.ask(messages.Measure(job("uncompilable"), process=3))
     answer = worker.hear()
-    assert isinstance(answer, messages.Result)
+    assert isinstance(answer, messages.Measured)
     assert (answer.measurement.status, answer.measurement.process, answer.leaving) == ("crashed", 3, False)
 
-    worker.say(messages.MeasureCeilings())
+    worker.ask(messages.MeasureLimits(Needs(), fresh=True, number=8))
     heard = [worker.hear()]
     while isinstance(heard[-1], messages.Progress):
         heard.append(worker.hear())
     *progress, measured = heard
-    assert isinstance(measured, messages.Measured)
+    assert isinstance(measured, messages.LimitsMeasured)
+    assert measured.limits.peak
     assert [p.share for p in progress if isinstance(p, messages.Progress)] == [0.0, 0.5]
+    assert {reply.number for reply in heard} == {8}
 
-    assert worker.process.stdin
-    worker.process.stdin.close()
-    assert worker.process.wait(10) == 0
+    worker.ask(messages.MeasureLimitsAgain(measured.limits))
+    again = worker.hear()
+    assert isinstance(again, messages.LimitsMeasured)
+    assert again.limits.points == measured.limits.points
+    assert again.limits.end
 
 
-def test_a_worker_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
+def test_a_process_leaves_after_an_exception(start: Callable[..., Bare], job: Callable[..., Job]) -> None:
     worker = start("--device", "cpu", "--ops", *map(str, PLUGINS))
     assert worker.hear() == READY
-    worker.say(messages.Measure(job("raises")))
+    worker.ask(messages.Measure(job("raises")))
     answer = worker.hear()
-    assert isinstance(answer, messages.Result)
+    assert isinstance(answer, messages.Measured)
     assert (answer.measurement.status, answer.leaving) == ("crashed", True)
     assert worker.silence()
     assert worker.process.wait(10) == 1
 
 
-def test_a_worker_tells_what_its_code_knows(start: Callable[..., Bare], tmp_path: Path) -> None:
+def test_a_process_tells_what_its_code_knows(worker: Bare, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text("title: t\nop: copy\nshapes: [{N: 8}]\ndtypes: [float32]\n")
     bad.write_text("title: t\nop: gone\nshapes: [{N: 8}]\n")
-    known = Job(Case("copy", "eager", "float32", (("N", 8),), "cpu"))
+    known = Job(Case("copy", "eager", "float32", (("N", 8),), device="cpu"))
+    dropout = Job(Case("dropout", "eager", "float32", (("N", 8),), (("p", 0.5),), device="cpu"))
     others = [
         replace(known.case, op="gone"),
         replace(known.case, variant="gone"),
         replace(known.case, dtype="int8"),
         replace(known.case, shape=(("N", 8), ("M", 8))),
         replace(known.case, variant="memcpy"),  # not on a CPU
+        replace(known.case, choices=(("p", 0.5),)),
+        replace(dropout.case, choices=()),
+        replace(dropout.case, choices=(("p", 1.5),)),
+        replace(dropout.case, choices=(("p", 0.5), ("layout", "nhwc"))),
     ]
-    worker = start("--device", "cpu")
-    assert worker.hear() == READY
-    worker.say(messages.Survey((str(good), str(bad)), (known, *map(Job, others))))
+    together = Job(replace(known.case, world=2))
+    worker.ask(messages.SurveyCode((str(good), str(bad)), (known, dropout, together, *map(Job, others))))
     answer = worker.hear()
     assert isinstance(answer, messages.Surveyed)
-    assert answer.known == (known.case.id,)
+    assert answer.known == (known.case.id, dropout.case.id, together.case.id)
     [jobs, nothing] = answer.files
     assert nothing is None
     assert {job.case.variant for job in jobs} == {"eager", "compile"}
 
 
-def test_a_worker_that_is_ready_has_left_the_device_alone() -> None:
+def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
     """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
     program = (
         "import os, sys\n"
@@ -155,16 +171,16 @@ def test_a_device_that_does_not_exist_is_reported(start: Callable[..., Bare]) ->
 @pytest.mark.parametrize(
     "message",
     [
-        messages.MeasureCeilings(),
-        messages.Survey(("a.yaml",), (Job(Case("copy", "eager", "float32", (("N", 8),))),)),
-        messages.MeasureCeilings(Ceilings((StreamPoint(3, 1, 1e-6, "add"),))),
+        messages.MeasureLimits(Needs(kinds=("float16",), worlds=(2, 4)), number=3),
+        messages.SurveyCode(("a.yaml",), (Job(Case("copy", "eager", "float32", (("N", 8),), (("p", 0.1),), 2)),)),
+        messages.MeasureLimitsAgain(Limits((StreamPoint(3, 1, 1e-6, "add"),))),
     ],
 )
-def test_a_request_is_one_line_and_comes_back_equal(message: messages.Request) -> None:
+def test_a_question_is_one_line_and_comes_back_equal(message: messages.Question) -> None:
     line = messages.encode(message)
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
-    assert messages.decode_request(line) == message
+    assert messages.decode_question(line) == message
 
 
 @pytest.mark.parametrize(
@@ -174,7 +190,7 @@ def test_a_request_is_one_line_and_comes_back_equal(message: messages.Request) -
         messages.Surveyed((None, ()), ("copy/eager/float32/N8",)),
         messages.Progress("16 MB", 0.25),
         messages.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
-        messages.Measured(Ceilings(())),
+        messages.LimitsMeasured(Limits(), number=4),
     ],
 )
 def test_a_reply_is_one_line_and_comes_back_equal(message: messages.Reply) -> None:

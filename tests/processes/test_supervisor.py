@@ -1,4 +1,4 @@
-"""Workers of another revision, and those that are started ahead; without any process."""
+"""Processes of another revision, and those that are started ahead; without any process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from harness.errors import MachineError, UsageError
 from harness.model import Job, Measurement
 from harness.processes import supervisor
-from harness.processes.messages import VERSION, Ready, Result
+from harness.processes.messages import VERSION, Measured, Ready
 from harness.processes.supervisor import Workers
 from harness.processes.team import LostError
 
@@ -19,38 +19,38 @@ ROOT = Path("/elsewhere")
 
 
 class FakeTeam:
-    """A team whose meeting ends as `meetings` say, one after the other, and which remembers all that were made."""
+    """A team whose start ends as `starts` say, one after the other. made: every team."""
 
     made: list[FakeTeam]
-    meetings: list[Ready | Exception]
+    starts: list[Ready | Exception]
 
     def __init__(self, device: str, plugins: Any, size: int, root: Path | None) -> None:
         self.size, self.root, self.alive = size, root, True
         self.ready: Ready | None = None
         self.made.append(self)
 
-    def gather(self) -> Ready:
+    def wait_until_ready(self) -> Ready:
         if self.ready is None:
-            found = self.meetings.pop(0)
+            found = self.starts.pop(0)
             if isinstance(found, Exception):
                 self.alive = False
                 raise found
             self.ready = found
         return self.ready
 
-    def ask(self, request: Any, kind: Any, limit: float) -> Result:
-        return Result(Measurement(request.job.case, "ok"))
+    def ask(self, question: Any, kind: Any, limit: float) -> dict[int, Measured]:
+        return {0: Measured(Measurement(question.job.case, "ok"))}
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         self.alive = False
 
-    kill = dismiss
+    kill = close
 
 
 @pytest.fixture
 def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
     monkeypatch.setattr(supervisor, "Team", FakeTeam)
-    FakeTeam.made, FakeTeam.meetings = [], [Ready(VERSION, str(ROOT))] * 5
+    FakeTeam.made, FakeTeam.starts = [], [Ready(VERSION, str(ROOT))] * 5
     return FakeTeam
 
 
@@ -60,6 +60,7 @@ def test_a_process_begun_ahead_is_the_one_that_measures(teams: type[FakeTeam], j
         made.begin()
         [ahead] = teams.made
         assert ahead.ready is None
+        assert ahead.size == 1
         assert made.measure(job("fine")).status == "ok"
         assert made.measure(job("fine")).status == "ok"
         assert teams.made == [ahead]
@@ -76,16 +77,16 @@ def test_one_that_died_while_it_waited_is_replaced(teams: type[FakeTeam], job: C
 
 
 def test_a_process_that_does_not_start_is_tried_once_more(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
-    teams.meetings = [LostError("crashed", "port taken"), Ready(VERSION, str(ROOT))]
+    teams.starts = [LostError("crashed", "port taken"), Ready(VERSION, str(ROOT))]
     with Workers("cpu", root=ROOT) as made:
         assert made.measure(job("fine")).status == "ok"
-    teams.meetings = [LostError("crashed", "no libcuda")] * 2
+    teams.starts = [LostError("crashed", "no libcuda")] * 2
     with Workers("cpu", root=ROOT) as made, pytest.raises(MachineError, match="doesn't start: no libcuda"):
         made.measure(job("fine"))
 
 
 def test_what_it_reports_is_raised_as_it_is(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
-    teams.meetings = [UsageError("mine.py: broken")]
+    teams.starts = [UsageError("mine.py: broken")]
     with Workers("cpu", root=ROOT) as made, pytest.raises(UsageError, match=r"mine\.py: broken"):
         made.measure(job("fine"))
 
@@ -93,15 +94,18 @@ def test_what_it_reports_is_raised_as_it_is(teams: type[FakeTeam], job: Callable
 @pytest.mark.parametrize(
     ("ready", "words"),
     [
-        (Ready(), "the harness in /elsewhere speaks a protocol without a number with its workers, this one"),
-        (Ready(VERSION + 1, "/elsewhere"), f"speaks protocol {VERSION + 1} with its workers, this one {VERSION}"),
+        (Ready(), "the harness in /elsewhere speaks a protocol without a number with its measuring processes"),
+        (
+            Ready(VERSION + 1, "/elsewhere"),
+            f"speaks protocol {VERSION + 1} with its measuring processes, this one {VERSION} and 1",
+        ),
         (Ready(VERSION, "/usr/lib/python3"), "imported the harness in /usr/lib/python3, not that in /elsewhere"),
     ],
 )
 def test_other_code_than_asked_for_is_refused(
     teams: type[FakeTeam], job: Callable[..., Job], ready: Ready, words: str
 ) -> None:
-    teams.meetings = [ready]
+    teams.starts = [ready]
     with Workers("cpu", root=ROOT) as made, pytest.raises(MachineError) as caught:
         made.measure(job("fine"))
     assert words in caught.value.message

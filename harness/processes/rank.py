@@ -1,0 +1,156 @@
+"""One measuring process as its parent sees it: started, asked, listened to, ended."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import harness
+from harness.processes import version1
+
+GRACE = 2.0
+"""Seconds in which a process that should end, or answer, does so."""
+
+_MODULE = "harness.processes.child"
+_TAIL_LINES = 20
+_TAIL_BYTES = 16384
+_PATH_LENGTH = 256
+
+
+class Rank:
+    """A process in a session of its own, so that Ctrl-C doesn't reach it and its children can be killed with it."""
+
+    def __init__(
+        self, number: int, device: str, plugins: Sequence[Path], meeting: Mapping[str, str], root: Path | None
+    ) -> None:
+        """Start it. meeting: environment through which the ranks find each other. root: as in `Team`."""
+        self.number = number
+        self._received = b""
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        self._mark = 0
+        replies, sink = os.pipe()
+        os.set_blocking(replies, False)
+        self._replies = io.FileIO(replies)
+        environment = {"RANK": str(number), "LOCAL_RANK": str(number), "PYTHONPATH": _python_path(root)}
+        try:
+            self._process = subprocess.Popen(
+                _command(device, plugins, sink, root),
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[sink],
+                env={**os.environ, **meeting, **environment},
+                start_new_session=True,
+            )
+        finally:
+            os.close(sink)
+
+    @property
+    def status(self) -> int | None:
+        """Exit status, the negative number of a signal, or None while the process lives."""
+        return self._process.poll()
+
+    @property
+    def fate(self) -> str:
+        """How the process ended, in words."""
+        if self.status is None or self.status >= 0:
+            return f"ended with exit status {self.status}"
+        try:
+            name = signal.Signals(-self.status).name
+        except ValueError:
+            name = str(-self.status)
+        from_outside = " from outside, most likely by the kernel because memory ran out"
+        return f"killed by signal {name}{from_outside if self.status == -signal.SIGKILL else ''}"
+
+    def fileno(self) -> int:
+        """The pipe of replies, for `select`."""
+        return self._replies.fileno()
+
+    def send(self, line: bytes) -> None:
+        """Pass a question on. What the process prints from here on belongs to this question."""
+        assert self._process.stdin
+        self._mark = os.fstat(self._log.fileno()).st_size
+        # If it is dead, no answer will come, and whoever waits for the answer finds that out.
+        with suppress(BrokenPipeError):
+            self._process.stdin.write(line)
+
+    def receive(self) -> bool:
+        """Read what waits in the pipe, without waiting for more. Returns whether more may come."""
+        ended = self.status is not None  # asked first: what a process writes before its end is read below
+        chunk = self._replies.read(1 << 16)
+        self._received += chunk or b""
+        # None: nothing is there now. b"": the pipe is closed. A child of a dead process may hold the pipe open.
+        return bool(chunk) or (chunk is None and not ended)
+
+    def lines(self) -> Iterator[bytes]:
+        """The whole lines received and not taken yet."""
+        while b"\n" in self._received:
+            line, _, self._received = self._received.partition(b"\n")
+            yield line
+
+    def close_input(self) -> None:
+        """Ask no more; a process that waits for a question then ends."""
+        assert self._process.stdin
+        self._process.stdin.close()
+
+    def interrupt(self) -> None:
+        """Have the process write its Python stack to standard error, and end."""
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    def wait(self, deadline: float) -> None:
+        """Wait for the end of the process, until `deadline` on the monotonic clock at most."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+
+    def kill(self) -> None:
+        """End the process and its children; give up after a while on a driver that holds on to it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.wait(time.monotonic() + 10 * GRACE)
+        self.close_input()
+        self._replies.close()
+        self._log.close()
+
+    def tail(self) -> str:
+        """The last lines of standard error and output since the latest question."""
+        # Not by seeking: the process writes at the position that it shares with us.
+        size = os.fstat(self._log.fileno()).st_size
+        start = max(self._mark, size - _TAIL_BYTES)
+        text = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
+        # Python lists every extension module at the end of a fatal error, which pushes out what matters.
+        lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
+        return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _command(device: str, plugins: Sequence[Path], replies: int, root: Path | None) -> list[str]:
+    # -P: a file such as copy.py in the current folder must not be taken for the standard library's.
+    command = [sys.executable, "-P", "-m", _module(root), "--device", device, "--replies", str(replies)]
+    return [*command, "--ops", *map(str, plugins)] if plugins else command
+
+
+def _module(root: Path | None) -> str:
+    """The module that measures in the revision in `root`."""
+    if root is None or root.joinpath(*_MODULE.split(".")).with_suffix(".py").is_file():
+        return _MODULE
+    return version1.MODULE
+
+
+def _python_path(root: Path | None) -> str:
+    """Where the process finds modules: where the parent would, whatever the current folder; in `root` first."""
+    entries = [entry or str(Path.cwd()) for entry in sys.path]
+    if root is None:
+        return os.pathsep.join(entries)
+    own = Path(harness.__file__).resolve().parents[1]
+    others = [entry for entry in entries if Path(entry).resolve() != own]
+    # The same length for every root: the size of the environment decides where a process's stack lies.
+    return os.pathsep.join([str(root).ljust(_PATH_LENGTH, "/"), *others])

@@ -1,0 +1,57 @@
+"""Two processes that measure together, with torch: what goes wrong on one of them ends its case, and no other one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.model import Case, Job, Measurement, Timing
+from harness.processes.supervisor import Workers
+
+PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("ranks.py", "small.py")]
+TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
+
+Measure = Callable[..., Measurement]
+
+
+@pytest.fixture(scope="module")
+def measure() -> Iterator[Measure]:
+    with Workers("cpu", PLUGINS) as workers:
+        yield lambda variant, op="apart": workers.measure(
+            Job(Case(op, variant, "float32", (("N", 4096),), world=2, device="cpu"), TIMING)
+        )
+
+
+def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measure) -> None:
+    """The right rank takes 20 ms a call: if it went on with the old case, the next one's time would show it."""
+    wrong = measure("wrong_0")
+    assert wrong.status == "wrong"
+    assert str(wrong.error).startswith("rank 0: y")
+
+    after = measure("fine")
+    assert after.status == "ok", after.error
+    assert after.time
+    assert after.time < 5e-3
+
+    together = measure("gloo", op="all_reduce")
+    assert together.status == "ok", together.error
+    assert together.time
+    assert together.case.world == 2
+
+    wrong = measure("wrong_1")
+    assert wrong.status == "wrong"
+    assert str(wrong.error).startswith("rank 1: y")
+
+
+def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Measure) -> None:
+    found = measure("refused", op="all_reduce")
+    assert found.status == "crashed"
+    assert "rank 1: ValueError: no such tree" in str(found.error)
+
+
+def test_out_of_memory_on_one_rank_is_that_of_the_case(measure: Measure) -> None:
+    found = measure("greedy")
+    assert found.status == "out_of_memory"
+    assert str(found.error).startswith("rank 1: ")

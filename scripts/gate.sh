@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # The gate as CI runs it: compares the checkout with a base, and ends as `harness gate` does.
 #
-#   scripts/gate.sh BASE [SCENARIO...]        e.g. scripts/gate.sh origin/main; the scenario is `ci` unless told
+#   scripts/gate.sh BASE [SCENARIO...]        e.g. scripts/gate.sh origin/main; the default scenario is `ci`
 #
-# GATE_OUTPUT  folder of the result; reports/gate unless told
-# GATE_NOISE   file of noise floors that CI keeps between jobs. If it isn't there yet the machine is calibrated first, with
-#              5 blocks of the base against itself, which takes minutes. Without it floors are in the cache folder, where
-#              `harness gate calibrate` leaves them.
+# GATE_OUTPUT  folder of the result. Default: reports/gate
+# GATE_NOISE   file of noise floors that CI keeps between jobs. If the file doesn't exist yet, the machine is calibrated
+#              first, with 5 blocks of the base against itself, which takes minutes. Default: the file in the cache folder
+#              that `harness gate calibrate` writes.
 set -euo pipefail
 
 base=${1:?usage: scripts/gate.sh BASE [SCENARIO...]}
@@ -17,7 +17,7 @@ noise=()
 if [[ -n ${GATE_NOISE:-} ]]; then
   noise=(--noise "$GATE_NOISE")
   if [[ ! -e $GATE_NOISE ]]; then
-    # Under another name until it's whole: CI would keep half of a calibration for ever.
+    # Under another name until it is complete: otherwise CI would keep a part of a calibration for ever.
     rm -f "$GATE_NOISE.part"
     harness gate calibrate "$@" --base "$base" --noise "$GATE_NOISE.part"
     mv "$GATE_NOISE.part" "$GATE_NOISE"

@@ -1,6 +1,6 @@
-"""The gate's own decisions on made-up noise: what is simulated for `gate_simulation.py`, and what must come of it.
+"""Simulated noise for `gate_simulation.py`: the gate's own decisions on it, and the bars that they must meet.
 
-All of it is seeded: the same numpy gives the same numbers.
+Everything is seeded: the same version of numpy gives the same numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def heavy(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64
 
 
 def together(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
-    """As `slow`, and a slow process is slow in all cases of its run."""
+    """Processes as in `slow`, where a slow process is slow in all cases of its run."""
     runs, _cases, *rest = size
     return steady(rng, size) + change(-0.03) * (rng.random((runs, 1, *rest)) < 0.2)
 
@@ -62,7 +62,7 @@ MODELS = ALONE | {"slow together": together}
 class Setting:
     """What to simulate: `runs` gate runs of `cases` cases, of which the first `changed` lose `loss`.
 
-    floor: margins are raised by a noise floor that noise of the same kind calibrated.
+    floor: noise of the same kind calibrates a noise floor, which may raise the margins.
     """
 
     kind: str
@@ -76,10 +76,10 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a setting. Shares of all cases by outcome, and of all runs by exit code (0, 1, 3).
+    """The result of a setting: shares of all cases by outcome, and of all runs by exit code (0, 1, 3).
 
-    run_false: runs with a REGRESSED among the cases that didn't change. margin: mean. pairs: mean number that a case
-    took, screen included; run_pairs: that a run took until its last case was settled.
+    run_false: share of runs where an unchanged case is REGRESSED. margin: its mean. pairs: mean number of pairs of a
+    case, those of the screen included; run_pairs: mean number until the last case of a run was decided.
     """
 
     setting: Setting
@@ -97,7 +97,7 @@ class Result:
 
 
 def settings() -> Iterator[Setting]:
-    """Everything that the report needs, in its order."""
+    """The settings that the report needs, in its order."""
     for floor, model in itertools.product((False, True), ALONE):
         yield Setting("block", model, 0.0, UNCHANGED_BLOCKS, floor=floor)
         yield Setting("block", model, MARGIN, BLOCKS, floor=floor)
@@ -112,12 +112,12 @@ def settings() -> Iterator[Setting]:
 
 
 def pairs(model: str, rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
-    """Changes that pairs of processes of equal code show."""
+    """Changes that pairs of processes of identical code show."""
     return MODELS[model](rng, size) - MODELS[model](rng, size)
 
 
 def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin], dict[str, Decision]]]:
-    """Margins and decisions of each run. `stream` numbers the setting's own random numbers."""
+    """Margins and decisions of each run. stream: number of the setting's own sequence of random numbers."""
     rng = np.random.default_rng([SEED, stream])
     keys = KEYS[: setting.cases]
     lost = np.where(np.arange(setting.cases) < setting.changed, change(-setting.loss), 0.0)[:, None]
@@ -126,7 +126,7 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
         screens = (pairs(setting.model, rng, (*size, gate.SCREEN_PAIRS)) + lost).tolist()
         confirms = (pairs(setting.model, rng, (*size, CONFIRM_PAIRS)) + lost).tolist()
         blocks = pairs(setting.model, rng, (*size, CALIBRATION_BLOCKS, gate.SCREEN_PAIRS))
-        # The largest change of a block, as the loss that it would be.
+        # The largest change of a block, as a loss.
         floors = (-np.expm1(-np.abs(blocks.mean(axis=3)).max(axis=2)) * setting.floor).tolist()
         for values in zip(screens, confirms, floors, strict=True):
             screen, confirm, floor = (dict(zip(keys, of_cases, strict=True)) for of_cases in values)
@@ -135,7 +135,7 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
 
 
 def spent(decision: Decision) -> int:
-    """Pairs of a case, those of the screen included."""
+    """How many pairs a case took, those of the screen included."""
     return decision.pairs + (gate.SCREEN_PAIRS if decision.stage == "confirm" else 0)
 
 
@@ -162,7 +162,7 @@ def result(setting: Setting, stream: int) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What must hold for blocks of one noise and loss: the share of REGRESSED is at least or at most this."""
+    """A bar for blocks of one noise and loss: the share of REGRESSED has to be at least, or at most, so much."""
 
     model: str
     loss: float
@@ -170,7 +170,7 @@ class Bar:
     most: float = 1.0
 
     def result(self, results: list[Result]) -> Result:
-        """What it is about: without a floor, so that the margin is the one asked for."""
+        """The result that the bar is about: the one without a noise floor, so that the margin is the one asked for."""
         wanted = ("block", False, self.model, self.loss)
         of = ((r.setting.kind, r.setting.floor, r.setting.model, r.setting.loss) for r in results)
         return next(r for r, found in zip(results, of, strict=True) if found == wanted)

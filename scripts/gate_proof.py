@@ -1,11 +1,11 @@
-"""Show that the gate leaves unchanged code alone: decisions of real measurements of one revision against itself.
+"""Show that the gate doesn't fail unchanged code: decisions of real measurements of one revision against itself.
 
     python scripts/gate_proof.py --blocks 9      # of the scenario ci: 126 decisions, 108 of them of our kernels
     python scripts/gate_proof.py --blocks 4 --output reports/mine
 
-Needs a GPU and a git checkout. Each block is a whole gate run, of HEAD in two worktrees, as `harness gate calibrate`
-has them: screen, and confirmation of what the screen leaves open. No noise floor is known, so the margin is the 1% that
-was asked for. Blocks of earlier calls with the same output are kept: a long proof may be made in pieces.
+Needs a GPU and a git checkout. Each block is a whole gate run of HEAD in two worktrees, as in `harness gate calibrate`:
+the screen, and the confirmation of the cases that the screen leaves open. There are no noise floors, so the margin is
+the 1% that is asked for. Blocks of earlier calls with the same output are kept, so a long proof may be made in pieces.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUT = Path("reports/h200/gate")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A decision. change, low, high: as shares of the bandwidth. seconds: of the whole block."""
+    """A decision. change, low, high: as shares of the base's speed. seconds: time of the whole block."""
 
     block: int
     seed: int
@@ -45,7 +45,7 @@ class Row:
 
 
 def rows(block: int, made: GateRun) -> Iterator[Row]:
-    """The decisions of a block."""
+    """The rows of a block, one a decision."""
     for evidence in made.cases:
         if decision := evidence.decision:
             yield Row(
@@ -64,7 +64,7 @@ def rows(block: int, made: GateRun) -> Iterator[Row]:
 
 
 def known(file: Path) -> list[Row]:
-    """Rows of earlier calls."""
+    """The rows of earlier calls."""
     if not file.exists():
         return []
     types = {"block": int, "seed": int, "pairs": int, "exit": int, "case": str, "stage": str, "outcome": str}
@@ -83,13 +83,13 @@ def save(found: Sequence[Row], folder: Path, device: str) -> None:
 
 
 def page(found: Sequence[Row], device: str) -> str:
-    """What was found, for people."""
+    """The page, base_against_base.md."""
     outcomes = Counter(r.outcome for r in found)
     counts = ", ".join(f"{count} {outcome}" for outcome, count in outcomes.most_common())
     blocks = {r.block: r for r in found}.values()
     seconds = [r.seconds for r in blocks]
     lines = [
-        "# Base against base: does the gate cry wolf?",
+        "# Base against base: does the gate fail unchanged code?",
         "",
         f"{device}. {len(found)} decisions on identical code in {len(seconds)} gate runs: {counts}.",
         f"{outcomes['regressed']} failed. The margin is 1%. A run took {_span(seconds)}.",

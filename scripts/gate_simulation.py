@@ -1,9 +1,9 @@
-"""How often the gate errs, on made-up noise: runs the gate's own decisions on simulated process pairs.
+"""How often the gate errs: the gate's own decisions on simulated process pairs.
 
     python scripts/gate_simulation.py reports/h200/gate
 
-Writes simulation.md, .csv and .png there; ends with 1 where a bar is missed. Takes three minutes on one core.
-`gate_models.py` has what is simulated.
+Writes simulation.md, .csv and .png there, and ends with 1 if a bar is missed. It takes three minutes on one core.
+`gate_models.py` has the noise that is simulated.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ RUN_COLUMNS: dict[str, Callable[[Result], str]] = {
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown: text to the left in the first column, all else to the right."""
+    """A table in Markdown: the first column is aligned left, the others right."""
     names = list(header)
     lines = [names, ["---", *["--:"] * (len(names) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def bars_table(results: list[Result]) -> str:
-    """The bars, with what was found."""
+    """The table of the bars, with the shares that were found."""
     rows = []
     for bar in BARS:
         found = bar.result(results)
@@ -83,7 +83,7 @@ def bars_table(results: list[Result]) -> str:
 
 
 def results_table(columns: dict[str, Callable[[Result], str]], results: list[Result], kind: str, floor: bool) -> str:
-    """All outcomes of one kind."""
+    """The table of all results of one kind."""
     chosen = (r for r in results if (r.setting.kind, r.setting.floor) == (kind, floor))
     return table(columns, ([column(r) for column in columns.values()] for r in chosen))
 
@@ -160,7 +160,7 @@ def render(results: list[Result]) -> str:
 
 
 def write_csv(results: list[Result], path: Path) -> None:
-    """Every result, one column a field."""
+    """Write every result, one column a field."""
     rows = []
     for each in results:
         record = asdict(each)
@@ -179,7 +179,7 @@ AREAS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 def draw(axes: Axes, results: list[Result]) -> None:
-    """The verdicts under one kind of noise, stacked over the loss: the lowest edge is the power."""
+    """Draw the verdicts under one kind of noise, stacked over the loss. The lowest edge is the power."""
     setting = results[0].setting
     losses = [100 * r.setting.loss for r in results]
     stack = [[100 * share for share in (r.regressed, r.inconclusive, r.ok + r.improved)] for r in results]
@@ -193,7 +193,7 @@ def draw(axes: Axes, results: list[Result]) -> None:
 
 
 def plot(results: list[Result], path: Path) -> None:
-    """Small multiples: what becomes of a loss under each noise."""
+    """Draw a panel for each noise: which verdicts a loss gets."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -214,7 +214,7 @@ def plot(results: list[Result], path: Path) -> None:
 
 
 def main() -> None:
-    """Simulate, write, and say which bars were missed."""
+    """Simulate, write, and print which bars were missed."""
     folder = Path(sys.argv[1]) if len(sys.argv) == 2 else sys.exit(__doc__)
     folder.mkdir(parents=True, exist_ok=True)
     results = [result(setting, stream) for stream, setting in enumerate(settings())]

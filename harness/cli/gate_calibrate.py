@@ -1,4 +1,4 @@
-"""`harness gate calibrate`: how noisy this machine is, and whether the gate would have cried wolf."""
+"""`harness gate calibrate`: how noisy this machine is, and how the gate decides about identical code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from harness.cli.gate import Device, MarginOption, MaxTime, Noise, Only, Ops, Precision, Seed, interruptible, request
+from harness.cli import options
 
 if TYPE_CHECKING:
     from harness.gate import CaseNoise
@@ -30,33 +30,32 @@ def as_command() -> Any:
 
 def command(
     scenarios: Annotated[
-        list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate; 'ci' unless told.")
+        list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate. Default: ci.")
     ] = None,
     base: Annotated[str, typer.Option(metavar="REV", help="Revision to measure against itself.")] = "HEAD",
-    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to gate it against itself.")] = 5,
-    margin: MarginOption = None,
-    device: Device = None,
-    only: Only = None,
-    ops: Ops = None,
-    precision: Precision = None,
-    max_time: MaxTime = None,
-    seed: Seed = None,
-    noise: Noise = None,
+    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to compare it with itself.")] = 5,
+    margin: options.Margin = None,
+    device: options.Device = None,
+    only: options.Only = None,
+    ops: options.Ops = None,
+    precision: options.Precision = None,
+    max_time: options.MaxTime = None,
+    seed: options.Seed = None,
+    noise: options.NoiseFile = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for each block's gate run; none is kept unless told.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for the gate run of each block. Default: none is kept.")
     ] = None,
 ) -> None:
-    """Gate a revision against itself, and keep how far it seemed to differ.
+    """Compare a revision with itself, and keep how far it seemed to differ.
 
-    The largest difference of a case is its noise floor on this machine: the gate takes no loss below it for one.
-    Whatever the gate says of these blocks but OK was noise; the table tells how often.
+    The largest difference of a case is its noise floor on this machine: the gate lets smaller losses pass. The code is
+    identical, so every decision other than OK comes from noise; the table says how often that happened.
     """
     from harness import gate
-    from harness.cli.console import open_console
-    from harness.cli.gate_progress import Teller
+    from harness.cli.gate_progress import follow
     from harness.report import gate as report
 
-    asked = request(
+    asked = options.gate_request(
         base,
         scenarios or ["ci"],
         device=device,
@@ -69,8 +68,7 @@ def command(
         noise=noise,
     )
     runs: list[GateRun] = []
-    stopped = "stopped; what finished blocks have shown is kept"
-    with interruptible(stopped), Teller(open_console(err=True)) as teller:
+    with follow("stopped; the noise of the finished blocks is kept") as teller:
         for made in gate.calibrate(asked, blocks, teller):
             runs.append(made)
             teller.say(f"block {len(runs)} of {blocks}: {made.seconds:.0f} s")
@@ -85,7 +83,7 @@ def command(
 
 
 def _print(rows: Sequence[CaseNoise]) -> None:
-    """The noisiest case first, then how all blocks were decided."""
+    """Print the cases, the noisiest first, then how all blocks were decided."""
     from rich.table import Table
 
     from harness import units
@@ -97,8 +95,8 @@ def _print(rows: Sequence[CaseNoise]) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())
-        typical, floor = units.percent(row.typical, 2), units.percent(row.floor, 2)
-        table.add_row(row.case.id, str(row.blocks), typical, floor, decided)
+        typical, noise = units.percent(row.typical, 2), units.percent(row.noise, 2)
+        table.add_row(row.case.id, str(row.blocks), typical, noise, decided)
     console = open_console()
     console.print(table)
     total = Counter(outcome for row in rows for outcome in row.outcomes)

@@ -1,26 +1,52 @@
-"""Following a gate on standard error: what is compared, what is settled after how many pairs, and what goes on."""
+"""Progress of a gate on standard error: what is compared, what is decided after how many pairs, what goes on."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Self
 
+import typer
 from rich.console import Console
 
+from harness.cli.console import open_console
 from harness.cli.progress import Bar, outcome
-from harness.gate.records import Code, Decision, Side, Stage
+from harness.gate.records import Decision, Revision, Side, Stage
 from harness.model import Job, Machine, Measurement
 
 _MOST_NAMED = 5
 
 
+@contextmanager
+def follow(stopped: str) -> Iterator[Teller]:
+    """Show the progress of a gate on standard error.
+
+    Ctrl-C ends the command with 130, after the message `stopped`, and SIGTERM with 143. Worktrees and processes are
+    gone by then.
+    """
+
+    def leave(number: int, _frame: object) -> None:
+        raise typer.Exit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        with Teller(open_console(err=True)) as teller:
+            yield teller
+    except KeyboardInterrupt:
+        typer.echo(stopped, err=True)
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
 class Teller:
-    """Lines that stay; on a terminal with a bar below them, elsewhere with a line for each pair."""
+    """Prints lines that stay: on a terminal with a bar below them, elsewhere with a line for each pair."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._bar = Bar(console, lambda: None) if console.is_terminal else None
+        self._bar = Bar(console) if console.is_terminal else None
         self._labels: dict[Side, str] = {}
         self._pairs = self._pair = 0
         self._began = time.monotonic()
@@ -40,20 +66,20 @@ class Teller:
         self._console.print(text, markup=False, soft_wrap=True)
 
     def note(self, text: str) -> None:
-        """Say what takes time, where it can be shown without filling a log."""
+        """Show what takes time in the bar, if there is one: a log would fill up."""
         if self._bar:
             self._bar.note(text)
 
-    def comparing(self, base: Code, now: Code, cases: int, machine: Machine) -> None:
+    def comparing(self, base: Revision, now: Revision, cases: int, machine: Machine) -> None:
         """Print what is compared with what."""
         self._labels = {"base": base.label, "now": now.label}
         count = f"{cases} case{'' if cases == 1 else 's'}"
-        self.say(f"comparing {_code(now)} with {_code(base)}: {count} on {machine.name}")
+        self.say(f"comparing {_named(now)} with {_named(base)}: {count} on {machine.name}")
         if base.digest == now.digest:
-            self.say("both have the same code, so whatever differs is noise")
+            self.say("both have the same code, so every difference is noise")
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
-        """Start a bar of its own for each stage."""
+        """Start a new bar for the stage."""
         self._pairs, self._pair, self._began = pairs, 0, time.monotonic()
         if self._bar:
             self._bar.planned(measurements, 0)
@@ -66,7 +92,7 @@ class Teller:
             self._bar.note(f"{job.case.id} ({self._labels[side]}, pair {self._pair + 1} of {self._pairs})")
 
     def finished(self, measurement: Measurement, side: Side) -> None:
-        """Advance the bar. What isn't ok is told once, by the first process of a side that meets it."""
+        """Advance the bar. A case that isn't ok is printed once for each side."""
         if self._bar:
             self._bar.advance()
         if measurement.status != "ok" and (key := (measurement.case.id, side)) not in self._complained:
@@ -81,7 +107,7 @@ class Teller:
             self.say(f"  pair {self._pair} of {self._pairs} after {elapsed:.0f} s, {self._labels[first]} first")
 
     def settled(self, pairs: int, decisions: Mapping[str, Decision], going: Sequence[str]) -> None:
-        """Print what the pairs told, and what they left open."""
+        """Print what the pairs decided, and what they left open."""
         outcomes = [decision.outcome for decision in decisions.values()]
         cases = len(decisions.keys() | set(going))
         counts = {
@@ -95,9 +121,9 @@ class Teller:
         self.say(f"after {pairs} pairs: {told or 'nothing to compare'}{named}")
 
 
-def _code(code: Code) -> str:
-    """A code as a user knows it: its label, and the commit unless that is the label."""
-    commit = code.revision[:10]
-    known = [] if not commit or code.revision.startswith(code.label) else [commit]
-    marks = ", ".join([*known, *(["changed"] if code.dirty else [])])
-    return f"{code.label} ({marks})" if marks else code.label
+def _named(side: Revision) -> str:
+    """A side as a user knows it: its label, and the commit unless that is the label."""
+    commit = side.revision[:10]
+    known = [] if not commit or side.revision.startswith(side.label) else [commit]
+    marks = ", ".join([*known, *(["changed"] if side.dirty else [])])
+    return f"{side.label} ({marks})" if marks else side.label

@@ -1,26 +1,27 @@
-"""The gate: two codes, or two stored runs, and what became slower between them.
+"""The gate: compares two codes, or two stored runs, and says what became slower.
 
-A rule is a file in `rules/`, found by its name, with `judge(evidence) -> Iterator[Finding]`.
+A rule is a file in `rules/`, found by its name, with `judge(evidence) -> Iterator[Finding]`. A rule that judges what
+other rules found has `review(evidence, findings) -> Iterator[Finding]` too.
 """
 
 from __future__ import annotations
 
 from harness.gate._calibrate import CaseNoise, calibrate, summary
 from harness.gate._evidence import Evidence
-from harness.gate._observer import Observer
+from harness.gate._observer import GateObserver
 from harness.gate._paired import Request, paired
-from harness.gate._rules import findings, rules
+from harness.gate._rules import all_rules, findings
 from harness.gate._stored import stored
 
 __all__ = [
     "CaseNoise",
     "Evidence",
-    "Observer",
+    "GateObserver",
     "Request",
+    "all_rules",
     "calibrate",
     "findings",
     "paired",
-    "rules",
     "stored",
     "summary",
 ]

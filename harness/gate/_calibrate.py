@@ -1,4 +1,4 @@
-"""`harness gate calibrate`: how far identical code differs here, and what the gate would have made of it."""
+"""`harness gate calibrate`: how far identical code differs on this machine, and how the gate would have decided."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.errors import MachineError, UsageError
 from harness.gate import _decision, _noise
 from harness.gate._cases import Cases
-from harness.gate._observer import Observer
+from harness.gate._observer import GateObserver
 from harness.gate._paired import Request, Sides, Start, prepare, run
 from harness.gate._worktree import Repository
 from harness.gate.records import CaseEvidence, GateRun, Outcome, share
@@ -19,24 +19,24 @@ from harness.model import Case
 
 @dataclass(frozen=True, slots=True)
 class CaseNoise:
-    """How far identical code has differed in one case. floor: the loss, as a share, that passes from now on.
+    """How far identical code has differed in one case. noise: the loss, as a share, that passes from now on.
 
-    typical: the median difference of its blocks, as a loss as well. outcomes: what the gate made of this calibration's
+    typical: the median difference of its blocks, also as a loss. outcomes: how the gate decided this calibration's
     blocks.
     """
 
     case: Case
     blocks: int
     typical: float
-    floor: float
+    noise: float
     outcomes: tuple[Outcome, ...]
 
 
-def calibrate(request: Request, blocks: int, observer: Observer) -> Iterator[GateRun]:
+def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator[GateRun]:
     """Gate `request.base` against itself, in two worktrees, `blocks` times; add each block to the noise floors.
 
-    A block is the screen's pairs. Each gate run is given as soon as it's done; it is decided with the noise floors that
-    were known before the first. Raises as `paired` does.
+    A block is the screen's pairs. Each gate run is yielded as soon as it is done. All of them are decided with the
+    noise floors that were known before the first. Raises what `paired` raises.
     """
     repository = Repository.find(request.plugins)
     with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
@@ -53,29 +53,29 @@ def calibrate(request: Request, blocks: int, observer: Observer) -> Iterator[Gat
 
 
 def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tuple[CaseNoise, ...]]:
-    """The file of noise floors, and what is known of each case in the calibration's gate runs, the noisiest first.
+    """The file of noise floors, and the noise of each case in the calibration's gate runs, the noisiest first.
 
-    Raises MachineError if that is nothing.
+    Raises MachineError if no case could be measured.
     """
-    noise = _noise.load(runs[0].machine, file)
+    known = _noise.load(runs[0].machine, file)
     found: dict[_noise.Key, list[CaseEvidence]] = {}
     for made in runs:
         for case in made.cases:
             found.setdefault(_key(case), []).append(case)
     rows = []
     for key, cases in found.items():
-        if means := noise.blocks.get(key):
+        if means := known.blocks.get(key):
             outcomes = tuple(case.decision.outcome for case in cases if case.decision)
-            floor = noise.margin(*key, asked=0.0).value
+            noise = known.margin(*key, asked=0.0).value
             typical = -share(-statistics.median(map(abs, means)))
-            rows.append(CaseNoise(cases[0].case, len(means), typical, floor, outcomes))
+            rows.append(CaseNoise(cases[0].case, len(means), typical, noise, outcomes))
     if not rows:
         raise MachineError("no case could be measured", "run 'harness env', then the scenario: harness run")
-    return noise.file, tuple(sorted(rows, key=lambda row: -row.floor))
+    return known.file, tuple(sorted(rows, key=lambda row: -row.noise))
 
 
 def _same(sides: Sides) -> Sides:
-    """Only what the revision knows."""
+    """The sides with only the cases that the revision knows."""
     jobs = [job for job in sides.cases.jobs["now"] if job in sides.cases.jobs["base"]]
     if not jobs:
         raise UsageError(f"{sides.codes['base'].code.label} knows none of these cases", "calibrate a later revision")
@@ -87,6 +87,6 @@ def _key(found: CaseEvidence) -> _noise.Key:
 
 
 def _mean(found: CaseEvidence) -> float | None:
-    """Mean change over the block's pairs; None where some have no time: the mean of fewer pairs differs by more."""
+    """Mean change over the block's pairs; None if some have no time, since a mean of fewer pairs varies more."""
     changes = [pair.change for pair in found.pairs if pair.stage == "screen"]
     return statistics.fmean(changes) if len(changes) >= _decision.SCREEN_PAIRS else None

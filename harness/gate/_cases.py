@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,14 +10,15 @@ from pathlib import Path
 from harness import scenario
 from harness.errors import InputError, Problem
 from harness.gate.records import Side
-from harness.model import Case, Job, Scenario
+from harness.metrics import METRICS
+from harness.model import LIBRARY_ROLES, Case, Job, Scenario, usual_role
 from harness.ops import Op
 from harness.processes.messages import Surveyed
 from harness.scenario import Definition, Selection
 
 SIDES: tuple[Side, Side] = ("now", "base")
 PRECISION, MAX_TIME = 0.003, 0.5
-"""Many short processes tell more than a few long ones, so a case is timed less narrowly than in a run."""
+"""How a case is timed: less narrowly than in a run, since many short processes tell more than a few long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Broken:
 class Wanted:
     """What the working tree asks for. files: those that it can load; broken: the others, with all their problems.
 
-    known: ids of all cases of the scenarios, whether they are to be measured or not.
+    known: ids of all cases of the scenarios, whether the gate measures them or not.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -44,7 +45,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What each side measures: first the common cases, in the same order, then what it alone knows."""
+    """What each side measures: first the common cases, in the same order, then those that only this side has."""
 
     scenarios: tuple[Scenario, ...]
     jobs: Mapping[Side, tuple[Job, ...]]
@@ -57,9 +58,10 @@ class Cases:
 
 
 def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Selection) -> Wanted:
-    """The cases of the scenario files, less the library's where nobody asked for them.
+    """The cases of the scenario files, without those of libraries that nobody asked for.
 
-    Raises as `scenario.plan` does, but keeps the problems of a file: the base may know what it speaks of.
+    Raises what `scenario.plan` raises. For a file that can't be loaded its problems are kept instead, since the base
+    may be able to load it.
     """
     broken: dict[Path, InputError] = {}
     for file in files:
@@ -78,8 +80,8 @@ def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Select
     return Wanted(plan.scenarios, jobs, whole, broken, frozenset(job.case.id for job in every.jobs))
 
 
-def common(asked: Wanted, base: Surveyed, selection: Selection) -> Cases:
-    """What each side measures, given what the base makes of the files: the whole ones, then the broken ones.
+def common(asked: Wanted, base: Surveyed, catalogue: Mapping[str, Op], selection: Selection) -> Cases:
+    """What each side measures, given the jobs that the base finds in the files: the whole ones, then the broken ones.
 
     Raises InputError for files that neither of them can load.
     """
@@ -90,45 +92,47 @@ def common(asked: Wanted, base: Surveyed, selection: Selection) -> Cases:
     known = set(base.known)
     shared = [job for job in asked.jobs if job.case.id in known]
     new = [job for job in asked.jobs if job.case.id not in known]
-    gone = {job.case.id: job for file in asked.files for job in _gone(asked, loaded[file] or (), selection)}
+    only_base = [job for file in asked.files for job in loaded[file] or () if job.case.id not in asked.known]
+    gone = {job.case.id: _timed(job, selection) for job in only_base if _is_wanted(job.case, catalogue, selection)}
     broken = tuple(Broken(str(file), error.problems) for file, error in asked.broken.items())
     return Cases(asked.scenarios, {"base": (*shared, *gone.values()), "now": (*shared, *new)}, broken)
 
 
-def _gone(asked: Wanted, of_base: Sequence[Job], selection: Selection) -> Iterator[Job]:
-    """Cases that only the base finds in a file that both can load."""
-    for job in of_base:
-        chosen = not selection.only or any(fnmatchcase(job.case.id, glob) for glob in selection.only)
-        if chosen and job.case.id not in asked.known and not is_library(job.case.variant):
-            yield _timed(job, selection)
+def _is_wanted(case: Case, catalogue: Mapping[str, Op], selection: Selection) -> bool:
+    """Whether a case that only the base has is measured: it is ours, and --only, if given, picks it."""
+    op = catalogue.get(case.op)
+    variant = op.variants.get(case.variant) if op else None
+    role = variant.role if variant else usual_role(case.op, case.variant)
+    chosen = not selection.only or any(fnmatchcase(case.id, glob) for glob in selection.only)
+    return chosen and role not in LIBRARY_ROLES
 
 
-def is_library(variant: str) -> bool:
-    """Whether a variant is somebody else's code, of which both sides have the same."""
-    return variant in ("eager", "compile") or variant.startswith("peer:")
-
-
-def is_control(case: Case) -> bool:
-    """Whether a case is a library's copy: where that gets slower, the machine did."""
-    return case.op == "copy" and case.variant in ("eager", "memcpy")
+def is_control(case: Case, scenarios: Sequence[Scenario]) -> bool:
+    """Whether a case is a library's copy: if that gets slower, the reason is the machine."""
+    scenario = next((scenario for scenario in scenarios if scenario.op == case.op), None)
+    role = scenario.role(case.variant) if scenario else usual_role(case.op, case.variant)
+    return role == "control"
 
 
 def scenario_of(scenarios: Sequence[Scenario]) -> dict[str, str]:
-    """The name of the scenario that each case belongs to, by case id; the first one's where it is in several."""
+    """The name of the scenario that each case belongs to, by case id. Of several scenarios the first counts."""
     return {case: scenario.name for scenario in reversed(scenarios) for case in scenario.cases}
 
 
 def _without_libraries(definition: Definition, op: Op, selection: Selection) -> Definition:
-    """Only our variants, and the baseline where a floor is over it; all of them where they were listed or picked."""
+    """Our variants, controls, and the baseline if a floor is over it; all variants if they were listed or picked."""
     if selection.only or set(definition.variants) != set(op.variants):
         return definition
     on_device = [name for name in definition.variants if selection.device in op.variants[name].devices]
-    ours = [name for name in on_device if not is_library(name)]
-    if not ours or definition.op == "copy":
+    if all(op.variants[name].is_library for name in on_device):
         return definition
-    if any(floor.metric == "speedup" for floor in definition.expect) and definition.baseline not in ours:
-        ours.append(definition.baseline)
-    return replace(definition, variants=tuple(ours))
+    needed = {definition.baseline} if any(METRICS[f.metric].relative == "variant" for f in definition.expect) else set()
+    kept = [
+        name
+        for name in on_device
+        if not op.variants[name].is_library or op.variants[name].role == "control" or name in needed
+    ]
+    return replace(definition, variants=tuple(kept))
 
 
 def _timed(job: Job, selection: Selection) -> Job:

@@ -1,15 +1,16 @@
 """What pairs of measurements say about each case: the screen, the two looks of the confirmation, stored runs.
 
-Everything is a test of one number against one limit: the mean over fresh process pairs of ln(bandwidth now / base),
-against ln(1 - margin), with one-sided bounds by Student's t. `scripts/gate_simulation.py` says how often it errs.
+Every decision is a test of one number against one limit: the mean over fresh process pairs of ln(time of the base /
+time now), against ln(1 - margin), with one-sided bounds by Student's t. `scripts/gate_simulation.py` says how often it
+errs.
 
-The two errors have levels of their own. A case that nobody slowed down and that fails anyway makes people switch a gate
-off, so REGRESSED is held to 1% for a loss of exactly the margin, over all cases and looks together. To pass a loss that
-is just above the margin costs little, so OK asks for 5% at each step: at 1% far more of the unchanged cases would end
+The two errors have two levels. An unchanged case that fails makes people switch the gate off. So the chance of
+REGRESSED is at most 1% for a loss of exactly the margin, over all cases and looks together. A loss just above the
+margin that passes costs little. So OK takes a level of 5% at each step: at 1% far more of the unchanged cases would end
 undecided where some processes are slow.
 
-Nearly all of the 1% is spent at the second look. Few pairs show the spread of rare slow processes badly, and a large
-loss needs no generous level. Change the constants, and the script's number of blocks, to see what either choice does.
+The second look gets nearly all of the 1%. Ten pairs show the spread of rare slow processes badly, and a large loss is
+found at a strict level too. Change the constants, and the script's number of blocks, to see what either choice does.
 """
 
 from __future__ import annotations
@@ -23,20 +24,20 @@ SCREEN_PAIRS = 3
 CONFIRM_PAIRS = 10
 """Fresh pairs that each look of the confirmation adds."""
 LEAST_PAIRS = 3
-"""With fewer, a case gets no decision."""
+"""A case with fewer pairs gets no decision."""
 ALPHA = 0.01
 LOOK_ALPHAS = (0.001, 0.009)
-"""ALPHA, split over the looks: after Bonferroni, no more than all of it whatever the looks have in common."""
+"""ALPHA, split over the looks. By Bonferroni their errors add up to ALPHA at most, however the looks depend."""
 LOOKS = len(LOOK_ALPHAS)
 PASS_LEVEL = 0.05
 TELL_POWER = 0.9
-"""The chance to tell that the number of pairs that would tell has."""
+"""The chance of a decision with as many pairs as `Decision.pairs_to_tell` says."""
 
 
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
-    """Cases that the screen's pairs settle: the loss is clearly below the margin. None: a suspect, to be confirmed.
+    """The decisions of the screen: the loss is clearly below the margin. None stands for a suspect, to be confirmed.
 
-    changes: of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect too.
+    changes: those of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect too.
     """
     means = _means(changes)
     return {key: _passed(means[key], margins[key]) if key in means else None for key in changes}
@@ -45,20 +46,20 @@ def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margi
 def looked(
     changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin], look: int, suspects: int
 ) -> dict[str, Decision]:
-    """Decide about suspects from their fresh pairs: all pairs of this look (1 or 2) and those before, not the screen's.
+    """Decide about suspects from the pairs of this look (1 or 2) and of the looks before, without the screen's.
 
-    'inconclusive' goes on to the next look, and is the end after the last. suspects: how many cases Holm's method
-    counts: those that came into the confirmation, less those that an earlier look found regressed. (The chance that
-    was theirs passes on to the others: a closed test.) Cases with fewer than LEAST_PAIRS are left out of the answer.
+    An 'inconclusive' case goes on to the next look; after the last look it stays so. suspects: how many cases Holm's
+    method counts: those that came into the confirmation, less those that an earlier look found regressed. (Their share
+    of the level passes on to the others: a closed test.) Cases with fewer than LEAST_PAIRS are left out of the answer.
     """
     return _confirmed(_means(changes), margins, LOOK_ALPHAS[look - 1], suspects)
 
 
 def stored(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision]:
-    """Decide once and for all from the pairs of two stored runs, at the whole of ALPHA.
+    """Decide in one step from the pairs of two stored runs, at the whole of ALPHA.
 
-    Holm's method counts all cases: the same pairs can't first choose the suspects and then confirm them. With fewer
-    than CONFIRM_PAIRS a case may be found OK, never regressed; with fewer than LEAST_PAIRS it is left out.
+    Holm's method counts all cases, since the same pairs can't first choose the suspects and then confirm them. A case
+    with fewer than CONFIRM_PAIRS may be found OK, never regressed; one with fewer than LEAST_PAIRS is left out.
     """
     means = _means(changes)
     many = {key: mean for key, mean in means.items() if mean.count >= CONFIRM_PAIRS}
@@ -70,10 +71,10 @@ def stored(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]
 def decided(
     screen: Mapping[str, Sequence[float]], confirm: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]
 ) -> dict[str, Decision]:
-    """The whole procedure on pairs that are there already: what a gate that measured just these would have decided.
+    """The whole procedure on pairs that exist already: what a gate that measured just these would have decided.
 
-    confirm: enough pairs for all looks, for each case; only suspects' are looked at. A case is left out if its pairs
-    are too few.
+    confirm: enough pairs for all looks, for each case; only those of suspects are used. A case with too few pairs is
+    left out.
     """
     decisions = {key: decision for key, decision in screened(screen, margins).items() if decision}
     going = [key for key in screen if key not in decisions]
@@ -93,7 +94,7 @@ def _means(changes: Mapping[str, Sequence[float]]) -> dict[str, Mean]:
 
 
 def _passed(mean: Mean, margin: Margin) -> Decision | None:
-    """What so few pairs can say: OK or improved, or nothing."""
+    """The decision of the screen's few pairs: OK or improved, or None."""
     outcome = _passing(mean, margin)
     return Decision(outcome, "screen", mean.value, *_bounds(mean, PASS_LEVEL), mean.count) if outcome else None
 
@@ -114,7 +115,7 @@ def _confirmed(
 
 
 def _tested(mean: Mean, margin: Margin, p: float, test: Tested) -> Decision:
-    """`high` is at the level that Holm's method held p against: it lies below the limit where it's regressed."""
+    """The decision of one test. `high` has the level that Holm's method held p against."""
     outcome: Outcome = "regressed" if test.rejected else _passing(mean, margin) or "inconclusive"
     more = _pairs_to_tell(mean, margin, test.level) if outcome == "inconclusive" else None
     return Decision(outcome, "confirm", mean.value, *_bounds(mean, test.level), mean.count, p, more)
@@ -129,12 +130,12 @@ def _passing(mean: Mean, margin: Margin) -> Outcome | None:
 
 
 def _bounds(mean: Mean, level: float) -> tuple[float, float]:
-    """Lower bound at the level for passing, upper bound at the one given: each is what its verdict rests on."""
+    """Lower bound at the level for passing, upper bound at `level`: the one decides OK, the other REGRESSED."""
     return mean.low(PASS_LEVEL), mean.high(level)
 
 
 def _pairs_to_tell(mean: Mean, margin: Margin, level: float) -> int:
-    """Pairs of a confirmation that would show on which side of the limit the mean lies, were it where it is now."""
+    """Pairs of a confirmation that would decide, if the true mean is the one found so far."""
     distance = mean.value - margin.limit
     needed = count_to_tell(mean.deviation, abs(distance), PASS_LEVEL if distance > 0 else level, TELL_POWER, TELL_MOST)
     return max(needed, CONFIRM_PAIRS)

@@ -1,4 +1,4 @@
-"""What the rules judge."""
+"""What the rules judge: the evidence."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from dataclasses import dataclass
 
 from harness.gate._cases import Broken
 from harness.gate.records import CaseEvidence
-from harness.model import Ceilings, Scenario
+from harness.model import Limits, Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """Everything that was measured, and around it.
 
-    base: what the user called it. ceilings: None where no floor needs them. broken: scenario files that only the base
-    can load. shared: who else used the device before the first measurement; empty if nobody.
+    base: what the user called the base. limits: what the machine can do; None where no floor needs it. broken:
+    scenario files that only the base can load. shared: who else used the device before the first measurement; empty if
+    nobody did.
     """
 
     base: str
     scenarios: tuple[Scenario, ...]
     cases: tuple[CaseEvidence, ...]
-    ceilings: Ceilings | None = None
+    limits: Limits | None = None
     broken: tuple[Broken, ...] = ()
     shared: str = ""
 

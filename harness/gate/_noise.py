@@ -1,4 +1,4 @@
-"""How far identical code has differed, by case and machine: blocks of base against base, kept in a file."""
+"""Noise: how far identical code has differed, by case and machine. Blocks of base against base, kept in a file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from harness import paths
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Margin
 from harness.model import Machine, Measurement
+from harness.store import version1
 
 KEPT = 20
-"""Blocks of a case, the newest: the floor is their largest, and must not grow for ever with one bad day."""
+"""How many blocks of a case are kept, the newest: the noise floor is their largest, and has to forget one bad day."""
 _SCHEMA = 2
 Key = tuple[str, str]
 """A case's id, and how it was timed."""
@@ -23,10 +24,9 @@ _MachineKey = tuple[str, str, str]
 
 @dataclass(slots=True)
 class Noise:
-    """Means of blocks, ln(bandwidth again / bandwidth), on one machine.
+    """Blocks of one machine, by case: the mean of ln(time / time again) over the pairs of each block.
 
-    A file may hold blocks of several machines, as one that CI keeps does. others: those that aren't this one's, by
-    machine too.
+    A file may hold blocks of several machines, as one that CI keeps does. others: the blocks of the other machines.
     """
 
     file: Path
@@ -35,12 +35,12 @@ class Noise:
     others: dict[_MachineKey, list[float]] = field(default_factory=dict)
 
     def margin(self, case: str, timer: str, asked: float) -> Margin:
-        """What a case may lose: `asked`, or its noise floor where that is more."""
+        """What a case may lose: `asked`, or its noise floor where that is larger."""
         means = self.blocks.get((case, timer))
         return Margin(asked, -math.expm1(-max(map(abs, means))) if means else None)
 
     def add(self, means: Mapping[Key, Sequence[float]]) -> None:
-        """Keep more blocks, and the newest KEPT of each case. Raises MachineError if they can't be written."""
+        """Add blocks, and keep the newest KEPT of each case. Raises MachineError if the file can't be written."""
         for key, values in means.items():
             self.blocks[key] = [*self.blocks.get(key, ()), *values][-KEPT:]
         own: dict[_MachineKey, list[float]] = {(self.fingerprint, *key): found for key, found in self.blocks.items()}
@@ -59,7 +59,7 @@ class Noise:
 
 
 def load(machine: Machine, file: Path | None = None) -> Noise:
-    """The machine's blocks, from the user's cache folder or a file that was named. None yet if there is no file.
+    """The machine's blocks, from `file`, or from one in the user's cache folder. No file yet: no blocks.
 
     Raises UsageError for a file that holds something else.
     """
@@ -70,15 +70,16 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
     try:
         content = json.loads(path.read_text())
         if content["schema"] != _SCHEMA:
-            raise ValueError(f"schema {content['schema']}, where {_SCHEMA} is known")
+            raise ValueError(f"schema {content['schema']}, this version of the harness reads {_SCHEMA}")
         for row in content["blocks"]:
             means = [float(mean) for mean in row["means"]]
+            case = version1.upgrade_id(row["case"])  # the file may be of harness 0.1.0
             if row["machine"] == machine.fingerprint:
-                noise.blocks[row["case"], row["timer"]] = means
+                noise.blocks[case, row["timer"]] = means
             else:
-                noise.others[row["machine"], row["case"], row["timer"]] = means
+                noise.others[row["machine"], case, row["timer"]] = means
     except (OSError, ValueError, TypeError, KeyError) as error:
-        advice = "delete it, and let 'harness gate calibrate' write another"
+        advice = "delete it, and run 'harness gate calibrate', which writes a new one"
         raise UsageError(f"{path}: isn't a file of noise floors: {error}", advice) from error
     return noise
 

@@ -1,21 +1,21 @@
-"""What a gate tells while it works."""
+"""What a gate reports while it works."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from harness.gate.records import Code, Decision, Side, Stage
+from harness.gate.records import Decision, Revision, Side, Stage
 from harness.model import Job, Machine, Measurement
 
 
-class Observer(Protocol):
-    """Told what happens, from the thread that called."""
+class GateObserver(Protocol):
+    """Receives reports of what happens, in the thread that called the gate."""
 
     def note(self, text: str) -> None:
         """Something takes time in which nothing is measured."""
 
-    def comparing(self, base: Code, now: Code, cases: int, machine: Machine) -> None:
+    def comparing(self, base: Revision, now: Revision, cases: int, machine: Machine) -> None:
         """What is compared with what, before anything is measured."""
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from harness import devices, limits, units
+from harness import devices, units
 from harness.gate import _decision, _noise
 from harness.gate._cases import Cases, common, wanted
 from harness.gate._evidence import Evidence
 from harness.gate._noise import Noise
-from harness.gate._observer import Observer
-from harness.gate._pairs import Pairs
+from harness.gate._observer import GateObserver
+from harness.gate._pairs import PairMeasurer
 from harness.gate._procedure import Procedure
 from harness.gate._rules import findings
 from harness.gate._worktree import Checkout, Repository
 from harness.gate.records import GateRun, Side
-from harness.gate.rules.floor import NEED_CEILINGS
-from harness.model import Ceilings, Machine
+from harness.gate.rules.floor import expected
+from harness.limits import Needs
+from harness.metrics import METRICS
+from harness.model import Limits, Machine
 from harness.ops import Catalogue
 from harness.processes.supervisor import Workers
 from harness.scenario import Selection
@@ -32,10 +34,10 @@ _CORES_AHEAD = 4  # for each process that loads torch
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to compare and how. files: scenarios; plugins: more ops; selection: its device is one that works here.
+    """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
 
-    margin: the loss that passes, as a share. seed: of the order within each pair, drawn if None. noise: the file of
-    noise floors, in the user's cache folder if None. command: the command line, program first.
+    margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
+    of noise floors; in the user's cache folder if None. command: the command line, program first.
     """
 
     base: str
@@ -64,20 +66,20 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two codes on one machine, and who is told. shared: who else used the device before anything ran."""
+    """The two codes on one machine, and the observer. shared: who else used the device before anything ran."""
 
     codes: Mapping[Side, Checkout]
     machine: Machine
     cases: Cases
     shared: str
-    observer: Observer
+    observer: GateObserver
 
 
-def paired(request: Request, observer: Observer) -> GateRun:
+def paired(request: Request, observer: GateObserver) -> GateRun:
     """Compare the working tree with the revision `request.base`.
 
-    Raises UsageError for what can't be compared as written, MachineError where the machine or the base can't give valid
-    numbers, KeyboardInterrupt on Ctrl-C; in any case the worktree is gone afterwards.
+    Raises UsageError for a request that can't be carried out as written, MachineError where the machine or the base
+    can't give valid numbers, KeyboardInterrupt on Ctrl-C. The worktree is removed in any case.
     """
     start = Start.now()
     repository = Repository.find(request.plugins)
@@ -86,29 +88,31 @@ def paired(request: Request, observer: Observer) -> GateRun:
         return run(request, sides, _noise.load(sides.machine, request.noise), start)
 
 
-def prepare(request: Request, codes: Mapping[Side, Checkout], observer: Observer) -> Sides:
-    """Find out what there is to measure. Raises as `paired` does."""
+def prepare(request: Request, codes: Mapping[Side, Checkout], observer: GateObserver) -> Sides:
+    """Find out what there is to measure. Raises what `paired` raises."""
     device = devices.kinds()[request.selection.device]
     shared = device.shared() or ""
-    asked = wanted(request.files, Catalogue(request.plugins), request.selection)
+    catalogue = Catalogue(request.plugins)
+    asked = wanted(request.files, catalogue, request.selection)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
     base = codes["base"]
-    # In a process of its own: each of those that measure has the same past.
+    # In a process of its own, so that all processes that measure have done the same before.
     with Workers(device.kind, base.plugins, base.root) as workers:
         surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
-    cases = common(asked, surveyed, request.selection)
+    cases = common(asked, surveyed, catalogue, request.selection)
     sides = Sides(codes, device.machine(), cases, shared, observer)
     observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine)
     return sides
 
 
 def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
-    """Screen and confirm once."""
+    """Screen and confirm once, and let the rules judge."""
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
-    pairs = Pairs(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
     found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
     label, scenarios = sides.codes["base"].code.label, sides.cases.scenarios
-    evidence = Evidence(label, scenarios, found, _ceilings(sides), sides.cases.broken, sides.shared)
+    evidence = Evidence(label, scenarios, found, broken=sides.cases.broken, shared=sides.shared)
+    evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(
         mode="paired",
         base=sides.codes["base"].code,
@@ -127,18 +131,18 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
 
 
 def _ahead(machine: Machine) -> int:
-    """Processes that may load torch while another one measures: none where that would take cores from it."""
+    """How many processes may load torch while another one measures: none on the host, whose cores are measured."""
     return 0 if devices.kinds()[machine.kind].on_host else max(1, min(_MOST_AHEAD, machine.cpu_count // _CORES_AHEAD))
 
 
-def _ceilings(sides: Sides) -> Ceilings | None:
-    """Those remembered for this machine, or measured now; None where no floor is over them."""
-    measured = {job.case.variant for job in sides.cases.jobs["now"]}
-    floors = [floor for scenario in sides.cases.scenarios for floor in scenario.expect if floor.variant in measured]
-    if not any(floor.metric in NEED_CEILINGS for floor in floors):
+def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
+    """What the machine can do, as far as floors are compared with it; None if no floor is."""
+    held = [found for _, found, floor in expected(evidence) if METRICS[floor.metric].of_limits]
+    if not held:
         return None
-    if known := limits.recall(sides.machine):
-        return known
+    works = [(found.case.world, m.work) for found in held for m in found.now if m.work]
+    kinds = {kind for _, work in works for kind, count in work.flops if count}
+    needs = Needs(kinds=tuple(sorted(kinds)), worlds=tuple(sorted({world for world, work in works if work.sent})))
     now = sides.codes["now"]
     with Workers(sides.machine.kind, now.plugins, now.root) as workers:
-        return workers.ceilings(lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))
+        return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

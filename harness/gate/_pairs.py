@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from harness.gate._observer import Observer
+from harness.gate._observer import GateObserver
 from harness.gate._worktree import Checkout
 from harness.gate.records import Pair, Side, Stage
 from harness.model import Job, Measurement
@@ -19,7 +19,7 @@ Jobs = Mapping[Side, Sequence[Job]]
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """One process: which side it measures, in which pair, and who goes first in that."""
+    """One process: which side it measures, in which pair, and which side goes first in that pair."""
 
     side: Side
     pair: int
@@ -27,18 +27,19 @@ class _Turn:
 
 
 @dataclass(slots=True)
-class Pairs:
-    """Measures pairs and keeps what comes of them. device: its kind.
+class PairMeasurer:
+    """Measures pairs, and keeps the measurements and the pairs. device: its kind.
 
-    draw: decides who goes first. ahead: start so many of the next processes while one measures; they load torch, which
-    takes seconds, and don't touch the device before their turn. measurements: of each side by case id, one a process.
+    draw: decides which side goes first. ahead: how many of the next processes start while one measures. Such a process
+    loads torch, which takes seconds, and leaves the device alone before its turn. measurements: those of each side by
+    case id, one a process.
     """
 
     device: str
     codes: Mapping[Side, Checkout]
     draw: random.Random
     ahead: int
-    observer: Observer
+    observer: GateObserver
     measurements: dict[Side, dict[str, list[Measurement]]] = field(
         default_factory=lambda: {"base": defaultdict(list), "now": defaultdict(list)}
     )
@@ -46,7 +47,7 @@ class Pairs:
     _begun: int = 0
 
     def changes(self, cases: Sequence[str], stage: Stage) -> dict[str, list[float]]:
-        """ln(bandwidth now / base) of each pair of the stage, by case."""
+        """Changes of the pairs of a stage, by case: ln(time of the base / time now) of each pair."""
         return {case: [pair.change for pair in self.pairs[case] if pair.stage == stage] for case in cases}
 
     def measure(self, stage: Stage, count: int, jobs: Jobs) -> None:
@@ -56,8 +57,8 @@ class Pairs:
         with ExitStack() as stack:
             workers = [stack.enter_context(self._workers(turn.side)) for turn in turns]
             for index, turn in enumerate(turns):
-                for following in workers[index + 1 : index + 1 + self.ahead]:
-                    following.begin()
+                for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):
+                    workers[ahead].begin(jobs[turns[ahead].side][0].case.world)
                 found = dict(self._process(turn, workers[index], jobs[turn.side]))
                 workers[index].restart()
                 for case, measurement in found.items():
@@ -90,14 +91,13 @@ class Pairs:
                 continue
             sides = (of_first[case][-1], measurement)
             base, now = sides if turn.first == "base" else reversed(sides)
-            if pair := paired(base, now, turn.first, stage):
+            if pair := pair_of(base, now, turn.first, stage):
                 self.pairs[case].append(pair)
         self.observer.paired(turn.first)
 
 
-def paired(base: Measurement, now: Measurement, first: Side, stage: Stage) -> Pair | None:
-    """A case of two processes; None if either has no time for it."""
+def pair_of(base: Measurement, now: Measurement, first: Side, stage: Stage) -> Pair | None:
+    """The pair that two processes make of a case; None if either has no time for it."""
     if base.time is None or now.time is None:
         return None
-    before, after = (m.work.moved if m.work else 0 for m in (base, now))
-    return Pair(base.time, now.time, first, stage, after / before if before and after else 1.0)
+    return Pair(base.time, now.time, first, stage)

@@ -1,4 +1,4 @@
-"""Screen and confirm: which pairs to measure next, and when a case has been decided."""
+"""Screen and confirm: which pairs to measure next, and when a case is decided."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 from harness.gate import _decision
 from harness.gate._cases import Cases, is_control, scenario_of
 from harness.gate._noise import Noise, timer
-from harness.gate._observer import Observer
-from harness.gate._pairs import Pairs
+from harness.gate._observer import GateObserver
+from harness.gate._pairs import PairMeasurer
 from harness.gate.records import CaseEvidence, Decision, Margin
 from harness.model import Job
 
 
 @dataclass(slots=True)
 class Procedure:
-    """A few pairs of everything, then more of what they leave open. asked: the loss that passes, as a share."""
+    """A few pairs of every case, then more of the cases still open. asked: the loss that passes, as a share."""
 
-    pairs: Pairs
+    pairs: PairMeasurer
     cases: Cases
     asked: float
     noise: Noise
-    observer: Observer
+    observer: GateObserver
     margins: dict[str, Margin] = field(default_factory=dict)
     decisions: dict[str, Decision] = field(default_factory=dict)
 
     def carry_out(self) -> tuple[CaseEvidence, ...]:
-        """Measure and decide. Gives the evidence case by case, in the order of the plan."""
+        """Measure and decide. Returns the evidence case by case, in the order of the plan."""
         known = {job.case.id for job in self.cases.jobs["base"]}
         shared = [job for job in self.cases.jobs["now"] if job.case.id in known]
         going = self._screen([job.case.id for job in shared])
@@ -35,7 +35,7 @@ class Procedure:
         return tuple(self._evidence())
 
     def _screen(self, keys: Sequence[str]) -> list[str]:
-        """Cases that the screen leaves open."""
+        """Screen all cases. Returns those that the screen leaves open."""
         if any(self.cases.jobs.values()):
             self.pairs.measure("screen", _decision.SCREEN_PAIRS, self.cases.jobs)
         self.margins = {key: self._margin(key) for key in keys}
@@ -47,11 +47,11 @@ class Procedure:
         return going
 
     def _confirm(self, shared: Sequence[Job], going: Sequence[str]) -> None:
-        """Measure suspects anew, beside the controls, which tell whether the machine has moved."""
-        controls = [job.case.id for job in shared if is_control(job.case) and job.case.id in self.margins]
+        """Measure suspects again, together with the controls, which show whether the machine changed."""
+        controls = [job.case.id for job in shared if self._is_control(job) and job.case.id in self.margins]
         suspects = [key for key in going if key not in controls]
         if not suspects:
-            # A control alone condemns nobody, so it isn't worth more pairs.
+            # Only controls are open. A control can't fail, so more pairs of it would change nothing.
             self.decisions |= _decision.stored(self.pairs.changes(going, "screen"), self.margins)
             return
         family = len(suspects)
@@ -59,7 +59,7 @@ class Procedure:
             jobs = [job for job in shared if job.case.id in (*suspects, *controls)]
             self.pairs.measure("confirm", _decision.CONFIRM_PAIRS, {"base": jobs, "now": jobs})
             found = _decision.looked(self.pairs.changes(suspects, "confirm"), self.margins, look, family)
-            # What a control showed while suspects were found regressed stays true, whatever it does later.
+            # A control that slowed down beside regressed suspects keeps that decision: later pairs don't undo it.
             quiet = [key for key in controls if not self._regressed(key)]
             watched = _decision.looked(self.pairs.changes(quiet, "confirm"), self.margins, look, len(quiet))
             self.decisions |= found | watched
@@ -69,6 +69,9 @@ class Procedure:
             self.observer.settled(look * _decision.CONFIRM_PAIRS, found, [] if last else suspects)
             if not suspects:
                 break
+
+    def _is_control(self, job: Job) -> bool:
+        return is_control(job.case, self.cases.scenarios)
 
     def _regressed(self, key: str) -> bool:
         return key in self.decisions and self.decisions[key].outcome == "regressed"
@@ -88,6 +91,6 @@ class Procedure:
                 now=tuple(measured["now"].get(key, ())),
                 pairs=tuple(self.pairs.pairs.get(key, ())),
                 margin=self.margins.get(key, Margin(self.asked)),
-                control=is_control(job.case),
+                control=self._is_control(job),
                 decision=self.decisions.get(key),
             )

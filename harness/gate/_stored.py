@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,9 @@ from harness.gate import _decision, _noise
 from harness.gate._cases import is_control, scenario_of
 from harness.gate._evidence import Evidence
 from harness.gate._paired import Start
-from harness.gate._pairs import paired
+from harness.gate._pairs import pair_of
 from harness.gate._rules import findings
-from harness.gate.records import CaseEvidence, Code, Finding, GateRun, Pair
+from harness.gate.records import CaseEvidence, Finding, GateRun, Pair, Revision
 from harness.model import Result, Run
 
 
@@ -25,9 +26,9 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     advisory: bool = False,
     command: tuple[str, ...] = (),
 ) -> GateRun:
-    """Compare two runs, each given with its folder, by their processes of the same index.
+    """Compare two runs, each given with its folder. Processes of the same index make pairs.
 
-    Runs that can't be compared give a gate run that is refused, unless it is advisory: then differences are notes.
+    Where the runs differ in more than code, the gate run is refused; with `advisory` the differences are notes.
     """
     start = Start.now()
     (before_at, before), (after_at, after) = reference, run
@@ -35,12 +36,12 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     refused = () if advisory else differences
     cases = () if refused else tuple(_cases(before, after, margin, noise))
     scenarios = after.header.scenarios
-    evidence = Evidence(str(before_at), scenarios, cases, after.ceilings)
+    evidence = Evidence(str(before_at), scenarios, cases, after.limits)
     notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in differences)
     return GateRun(
         mode="stored",
-        base=_code(before_at, before),
-        now=_code(after_at, after),
+        base=_revision(before_at, before),
+        now=_revision(after_at, after),
         machine=after.header.machine,
         scenarios=scenarios,
         cases=cases,
@@ -57,14 +58,14 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
 
 def _differences(before: Run, after: Run) -> Iterator[str]:
     """Why a change between the two runs need not be one of the code, one sentence each."""
-    yield from compare.mismatches(before, after)
+    yield from compare.other_setup(before, after)
     for name, run in (("the reference", before), ("the run", after)):
         if not run.header.finished:
-            yield f"{name} isn't finished: go on with it by --resume"
+            yield f"{name} isn't finished: finish it with --resume"
         if run.header.git_dirty:
             yield f"{name} was measured with changes that weren't committed"
         if run.losses:
-            yield f"{name} has lost results: {run.losses[0]}"
+            yield f"{name} has results that can't be read: {run.losses[0]}"
     if before.header.plan != after.header.plan:
         yield f"the scenarios, cases or timing differ: {_plans(before, after)}"
 
@@ -88,16 +89,17 @@ def _cases(before: Run, after: Run, asked: float, file: Path | None) -> Iterator
     margins = {key: noise.margin(key, timer, asked) for key, timer in timers.items()}
     pairs = {key: tuple(_pairs(old[key], new[key])) for key in old if key in new}
     decisions = _decision.stored({key: [p.change for p in found] for key, found in pairs.items()}, margins)
-    scenarios = scenario_of(after.header.scenarios)
+    scenarios = (*after.header.scenarios, *before.header.scenarios)
+    names = scenario_of(after.header.scenarios)
     for key, result in (new | old).items():
         yield CaseEvidence(
             case=result.case,
-            scenario=scenarios.get(key, ""),
+            scenario=names.get(key, ""),
             base=old[key].measurements if key in old else (),
             now=new[key].measurements if key in new else (),
             pairs=pairs.get(key, ()),
             margin=margins[key],
-            control=is_control(result.case),
+            control=is_control(result.case, scenarios),
             decision=decisions.get(key),
         )
 
@@ -105,9 +107,12 @@ def _cases(before: Run, after: Run, asked: float, file: Path | None) -> Iterator
 def _pairs(before: Result, after: Result) -> Iterator[Pair]:
     later = {m.process: m for m in after.measurements}
     for m in before.measurements:
-        if m.process in later and (pair := paired(m, later[m.process], "base", "screen")):
+        if m.process in later and (pair := pair_of(m, later[m.process], "base", "screen")):
             yield pair
 
 
-def _code(folder: Path, run: Run) -> Code:
-    return Code(str(folder), run.header.git_revision, run.header.git_dirty, run.header.source)
+def _revision(folder: Path, run: Run) -> Revision:
+    """The code that measured a run. Its digest is over those of the cases; empty where none is stored."""
+    codes = sorted({f"{m.code.op} {m.code.digest}" for m in run.measurements if m.code})
+    digest = hashlib.sha256("\n".join(codes).encode()).hexdigest() if codes else ""
+    return Revision(str(folder), run.header.git_revision, run.header.git_dirty, digest)

@@ -16,28 +16,30 @@ from typing import IO
 
 from harness import paths, source
 from harness.errors import MachineError, UsageError
-from harness.gate.records import Code
+from harness.gate.records import Revision
 
+_MEASURES = (Path("processes", "child.py"), Path("worker.py"))
+"""Files in a harness that start a measuring process: the present one, and that of version 0.1.0."""
 _GIT_TIMEOUT = 120
-_FOREIGN = "dubious ownership"  # git's words for a checkout that another user owns, as in many containers
+_FOREIGN = "dubious ownership"  # git's words for a checkout of another user, as in many containers
 _GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
-    """A code that can be measured. root: where its package lies, None for the installation that runs.
+    """A code that can be measured. root: the folder with its package, None for the installation that runs.
 
     plugins: its own files with more ops.
     """
 
-    code: Code
+    code: Revision
     root: Path | None
     plugins: tuple[Path, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The git repository that holds what is compared: the harness itself, or else the user's own ops."""
+    """The git repository with the code to compare: the harness itself, or else the user's own ops."""
 
     top: Path
     plugins: tuple[Path, ...]
@@ -68,7 +70,7 @@ class Repository:
         """The code that runs now."""
         root = None if self.package is None else self.top / self.package
         changed = _git(self.top, "status", "--porcelain", "--", *self._judged())
-        code = Code("the working tree", self.commit("HEAD"), bool(changed), source.digest(self.plugins, root))
+        code = Revision("the working tree", self.commit("HEAD"), bool(changed), source.digest(self.plugins, root))
         return Checkout(code, root, self.plugins)
 
     def commit(self, rev: str) -> str:
@@ -84,15 +86,15 @@ class Repository:
 
     @contextmanager
     def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
-        """A revision checked out in a worktree of its own, which is taken away in the end, whatever happens.
+        """A revision checked out in a worktree of its own, which is removed in the end, whatever happens.
 
-        It lies in the same place each time, since compiled kernels are kept by their path too. Raises UsageError for an
-        unknown revision and one without a harness, MachineError if there is no room for it.
+        The worktree lies in the same folder each time, since compiled kernels are kept by their path too. Raises
+        UsageError for an unknown revision and one without a harness, MachineError if the folder can't be written.
         """
         commit = self.commit(rev)
         with _slot(self.top, side) as folder:
             try:
-                self._remove(folder)  # What a gate that was killed has left.
+                self._remove(folder)  # left by a gate that was killed
                 _git(self.top, "worktree", "add", "--detach", str(folder), commit)
                 yield self._checkout(folder, rev, commit)
             finally:
@@ -100,28 +102,28 @@ class Repository:
 
     def _checkout(self, folder: Path, rev: str, commit: str) -> Checkout:
         root = None if self.package is None else folder / self.package
-        if root and not (root / "harness" / "processes" / "child.py").is_file():
-            raise UsageError(f"revision '{rev}' has no harness to measure with", "take a later one as the base")
-        # A plug-in that lies elsewhere is the same for both; one that the revision doesn't have yet brings new cases.
+        if root and not any((root / "harness" / file).is_file() for file in _MEASURES):
+            raise UsageError(f"revision '{rev}' has no harness that can measure", "name a later revision as the base")
+        # A plug-in outside the repository is the same on both sides. One that the revision lacks brings new cases.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
-        return Checkout(Code(rev, commit, False, source.digest(plugins, root)), root, plugins)
+        return Checkout(Revision(rev, commit, False, source.digest(plugins, root)), root, plugins)
 
     def _judged(self) -> list[str]:
-        """What is compared, as git names it."""
+        """The paths of the code to compare, as git takes them."""
         own = [] if self.package is None else [self.package / "harness", self.package / "kernels"]
         return [*map(str, own), *(str(p.parent) for p in self.plugins if p.is_relative_to(self.top))]
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        # Not `prune`: it would forget other worktrees whose folders aren't there now. Fails where there was none.
+        # Not `prune`, which would also drop worktrees whose folders are away for a while. Fails if there was none.
         with suppress(UsageError):
             _git(self.top, "worktree", "remove", "--force", str(folder))
 
 
 @contextmanager
 def _slot(top: Path, side: str) -> Iterator[Path]:
-    """A folder for a worktree, the same each time, unless another gate has it just now."""
+    """A folder for a worktree: the same one each time, or the next free one while another gate uses it."""
     home = paths.cache().resolve() / "worktrees" / hashlib.sha256(str(top).encode()).hexdigest()[:12]
     for number in itertools.count():
         folder = home / (side if number == 0 else f"{side}-{number}")
@@ -135,7 +137,7 @@ def _slot(top: Path, side: str) -> Iterator[Path]:
 
 
 def _open(file: Path) -> IO[str]:
-    """The file, made if need be. Raises MachineError if it can't be."""
+    """The file, opened for writing, with its folder. Raises MachineError if it can't be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         return file.open("w")
@@ -147,7 +149,7 @@ def _open(file: Path) -> IO[str]:
 def _top(file: Path) -> Path | None:
     """The top of the repository that tracks the file, if there is one. Raises UsageError if git refuses to read it."""
     try:
-        # A package installed below somebody's project is no part of it, as source.revision says too.
+        # A package installed below somebody's project doesn't belong to it. source.revision does the same.
         _git(file.parent, "ls-files", "--error-unmatch", file.name)
         return Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
     except UsageError as error:
@@ -157,13 +159,13 @@ def _top(file: Path) -> Path | None:
 
 
 def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises UsageError with what it complains about, MachineError if it can't be run."""
+    """What git prints. Raises UsageError with git's own message, MachineError if git can't be run."""
     # Without the user's hooks, which may do anything to a new worktree.
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
-    # What git sets for its own hooks, one of which may have started the gate, would name another repository.
+    # A hook of git may have started the gate. What git sets for its hooks would name another repository.
     environment = {name: value for name, value in os.environ.items() if name not in _GIT_LOCATIONS} | {"LC_ALL": "C"}
     try:
-        # In a session of its own, so that a second Ctrl-C can't stop the cleaning up.
+        # In a session of its own, so that a second Ctrl-C can't stop the removal of a worktree.
         done = subprocess.run(
             command,
             capture_output=True,
@@ -174,9 +176,11 @@ def _git(folder: Path, *arguments: str) -> str:
             start_new_session=True,
         )
     except FileNotFoundError as error:
-        raise MachineError("git isn't installed", "install it: --base takes a revision from git") from error
+        raise MachineError("git isn't installed", "install git: --base names one of its revisions") from error
     except subprocess.TimeoutExpired as error:
-        raise MachineError(f"git {arguments[0]} took longer than {_GIT_TIMEOUT} s", "look for a hanging git") from error
+        raise MachineError(
+            f"git {arguments[0]} took longer than {_GIT_TIMEOUT} s", "find out why git hangs, then run the gate again"
+        ) from error
     if done.returncode:
         raise UsageError(f"git {arguments[0]} failed: {done.stderr.strip()}", "")
     return done.stdout

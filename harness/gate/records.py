@@ -1,7 +1,7 @@
-"""What the gate passes on: pairs of measurements, what was decided about each case, and what became of a gate run.
+"""Records of the gate: pairs of measurements, what was decided about each case, and how a gate run ended.
 
-Frozen records in SI units, as in model.py; changes are natural logarithms, ln(bandwidth now / bandwidth base): negative
-is slower. `share` turns one into what people read.
+Records are frozen and hold SI units, as those of harness/model do. A change is ln(time of the base / time now), so a
+negative one is slower. `share` turns a change into the share of speed (calls a second) that people read.
 """
 
 from __future__ import annotations
@@ -13,80 +13,79 @@ from typing import Literal
 from harness.errors import Exit
 from harness.model import Case, Machine, Measurement, Scenario
 
-SCHEMA = 1
+SCHEMA = 2
 
 Stage = Literal["screen", "confirm"]
 Side = Literal["base", "now"]
 Outcome = Literal["ok", "improved", "regressed", "inconclusive"]
 Severity = Literal["failure", "undecided", "environment", "note"]
 GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
-"""The gravest first."""
+"""Severities, the gravest first."""
 
 
 def share(change: float) -> float:
-    """A change as a share of the base's bandwidth: -0.03 is 3% slower."""
+    """A change as a share of the base's speed: -0.03 is 3% slower."""
     return math.expm1(change)
 
 
 def change(of_share: float) -> float:
-    """The inverse of `share`: what a loss of 1%, -0.01, is as a change."""
+    """The change that a share of the base's speed is: the inverse of `share`. A loss of 1% is a share of -0.01."""
     return math.log1p(of_share)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A case measured by two fresh processes, one after the other: seconds a call, each the process's median.
+    """A case measured by two fresh processes, one after the other.
 
-    first: which of them went first, as drawn. work_ratio: essential bytes now over those of the base, 1 unless the op
-    was given another contract.
+    base, now: seconds a call, the median of each process. first: the side that was measured first.
     """
 
     base: float
     now: float
     first: Side
     stage: Stage
-    work_ratio: float = 1.0
 
     @property
     def change(self) -> float:
-        """ln(bandwidth now / bandwidth base)."""
-        return math.log(self.base / self.now * self.work_ratio)
+        """The change as a logarithm: ln(time of the base / time now)."""
+        return math.log(self.base / self.now)
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The loss, a share of the bandwidth, that still passes: the larger of what was asked for and the noise floor.
+    """The loss that still passes, as a share of the base's speed: the larger of what was asked for and the noise.
 
-    floor: the largest change that a block of identical code has shown for this case on this machine; None if it was
-    never calibrated.
+    noise: the largest change that a block of identical code has shown for this case on this machine, as a share; None
+    if the case was never calibrated.
     """
 
     asked: float
-    floor: float | None = None
+    noise: float | None = None
 
     @property
     def value(self) -> float:
-        return max(self.asked, self.floor or 0.0)
+        return max(self.asked, self.noise or 0.0)
 
     @property
     def limit(self) -> float:
-        """The change at which a loss is exactly the margin."""
+        """The change at which the loss is exactly the margin."""
         return math.log1p(-self.value)
 
 
 TELL_MOST = 200
-"""Numbers of pairs that would tell end here."""
+"""The largest number of pairs that `Decision.pairs_to_tell` gives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the pairs of one case say. estimate, low, high: paired mean and its one-sided bounds, as changes.
+    """What the pairs of one case say. estimate, low, high: mean of the pairs and its one-sided bounds, as changes.
 
-    They are of the stage that decided. low is at the level for passing (5%): the outcome is 'ok' or 'improved' where it
-    lies above the margin's limit. high is at the level that Holm's method held `p` against (5% where nothing could
-    fail, in the screen): the outcome is 'regressed' where it lies below the limit. So the two aren't an interval of
-    one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if the screen
-    was enough. pairs_to_tell: how many would most likely tell, where it is inconclusive; TELL_MOST means that or more.
+    The three are from the stage that decided. low has the level for passing (5%): the outcome is 'ok' or 'improved'
+    where low lies above the margin's limit. high has the level that Holm's method held `p` against (5% in the screen,
+    where nothing can fail): the outcome is 'regressed' where high lies below the limit. So low and high are not an
+    interval of one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if
+    the screen was enough. pairs_to_tell: how many pairs would most likely decide an inconclusive case; TELL_MOST means
+    that many or more.
     """
 
     outcome: Outcome
@@ -103,8 +102,8 @@ class Decision:
 class CaseEvidence:
     """Everything that was measured about one case. base, now: one measurement a process, in the order of the pairs.
 
-    A side has none where it doesn't know the case. control: a library's copy, which no change of ours can slow down.
-    decision: None where there are too few pairs.
+    A side has none where it doesn't know the case. control: whether the case is a library's copy, which no change of
+    ours can slow down. decision: None where there are too few pairs.
     """
 
     case: Case
@@ -119,17 +118,22 @@ class CaseEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one rule has to say: `severity` decides the exit code, `case` is None where it is about the whole run."""
+    """What one rule found: `severity` decides the exit code, `case` is None where it is about the whole run.
+
+    rests_on: the sides whose times the finding rests on. A finding that rests on times is only as good as the machine
+    was while that side was measured; one that rests on none holds on any machine.
+    """
 
     rule: str
     severity: Severity
     message: str
     advice: str = ""
     case: Case | None = None
+    rests_on: tuple[Side, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class Revision:
     """One side of the comparison. label: what the user called it; digest: hash over kernels, ops and harness files."""
 
     label: str
@@ -140,14 +144,14 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
-    """A gate run as `gate.json` holds it. seconds: wall-clock, from the command's start.
+    """A gate run as `gate.json` holds it. seconds: wall-clock, from the start of the command.
 
     refused: what differs between two stored runs; empty if they may be compared, or with --advisory.
     """
 
     mode: Literal["paired", "stored"]
-    base: Code
-    now: Code
+    base: Revision
+    now: Revision
     machine: Machine
     scenarios: tuple[Scenario, ...]
     cases: tuple[CaseEvidence, ...]
@@ -163,7 +167,10 @@ class GateRun:
 
     @property
     def exit(self) -> Exit:
-        """The environment speaks first: where it can't give valid numbers, a loss isn't one. --advisory never fails."""
+        """The exit code. ENVIRONMENT comes first: on a machine without valid numbers a loss proves nothing.
+
+        With --advisory the code is always OK.
+        """
         severities = {finding.severity for finding in self.findings}
         if self.advisory:
             return Exit.OK

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.gate.records import CaseEvidence, Decision, Margin, Outcome, Pair, change
-from harness.model import Case, Measurement, Work
+from harness.model import Case, Measurement, Traffic, Work
 
 N = 2**20
 
@@ -26,7 +26,7 @@ def measured(case: Callable[..., Case]) -> Callable[..., Measurement]:
 
     def make(seconds: float = 1e-3, of: Case | None = None, **fields: object) -> Measurement:
         samples = (seconds,) if fields.get("status", "ok") == "ok" else ()
-        known = {"samples": samples, "timer": "graph", "work": Work(4 * N, 4 * N), "traffic": Work(4 * N, 4 * N)}
+        known = {"samples": samples, "timer": "graph", "work": Work(4 * N, 4 * N), "traffic": Traffic(4 * N, 4 * N)}
         return Measurement(of or case(), **{"status": "ok", **known, **fields})
 
     return make

@@ -15,11 +15,11 @@ from harness.gate import _calibrate, _noise
 from harness.gate._cases import Cases
 from harness.gate._paired import Request, Sides
 from harness.gate._worktree import Checkout, Repository
-from harness.gate.records import CaseEvidence, Code, GateRun, Pair
+from harness.gate.records import CaseEvidence, GateRun, Pair, Revision
 from harness.model import Case, Job, Machine, Measurement
 from harness.scenario import Selection
 
-CODE = Checkout(Code("HEAD", "0" * 40, False, "0" * 64), Path("/base"), ())
+CODE = Checkout(Revision("HEAD", "0" * 40, False, "0" * 64), Path("/base"), ())
 Started = Callable[..., list[GateRun]]
 
 
@@ -42,7 +42,7 @@ def calibrate(
             yield CODE
 
     def run(request: Request, sides: Sides, noise: _noise.Noise, start: Any) -> GateRun:
-        floors.append(noise.margin(case().id, "graph", 0.0).floor)
+        floors.append(noise.margin(case().id, "graph", 0.0).noise)
         gain = 1 + 0.01 * len(floors)
         pairs = tuple(Pair(gain * seconds, seconds, "base", "screen") for seconds in (1e-3, 2e-3, 3e-3)[without:])
         confirm = Pair(9.0, 1.0, "base", "confirm")  # no part of the block
@@ -76,7 +76,7 @@ def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tm
     file, [row] = gate.summary(runs, tmp_path / "noise.json")
     assert file == tmp_path / "noise.json"
     assert (row.blocks, row.outcomes) == (3, ("ok", "ok", "ok"))
-    assert row.floor == pytest.approx(1 - 1 / 1.03)
+    assert row.noise == pytest.approx(1 - 1 / 1.03)
     assert row.typical == pytest.approx(1 - 1 / 1.02)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from harness.errors import InputError
 from harness.gate import _cases
-from harness.model import Case, Job, Timing
-from harness.ops import Catalogue
+from harness.model import Case, Job, Scenario, Timing
+from harness.ops import Catalogue, Op, Tensor
 from harness.processes.messages import Surveyed
 from harness.scenario import Selection
 
@@ -60,6 +60,49 @@ def test_they_are_measured_where_somebody_needs_them(
     assert variants(_cases.wanted([write(PRELU + more)], catalogue, selection)) == kept
 
 
+def roles_of(*roles: str) -> dict[str, Op]:
+    """An op with a variant of each role, named otherwise than its role."""
+    op = Op("mine", "y = x", {"N": "elements"}, (Tensor("x", ("N",)),), (Tensor("y", ("N",)),))
+    for number, role in enumerate(roles):
+        op.variant(f"v{number}", "one way", role=role)(lambda _: lambda _: None)
+    return {"mine": op}
+
+
+@pytest.mark.parametrize(
+    ("expect", "kept"),
+    [
+        ("{}", {"v2", "v3", "v4"}),
+        ("{v3: {speedup: 1.1}}", {"v0", "v2", "v3", "v4"}),
+        ("{v3: {of_ceiling: 0.9}}", {"v2", "v3", "v4"}),
+    ],
+)
+def test_the_role_of_a_variant_decides_and_not_its_name(write: Write, expect: str, kept: set[str]) -> None:
+    ops = roles_of("baseline", "peer", "control", "ours", "published")
+    text = f"title: t\nop: mine\nshapes: [{{N: 8}}]\ndtypes: [float32]\nbaseline: v0\nexpect: {expect}\n"
+    asked = _cases.wanted([write(text)], ops, CUDA)
+    assert variants(asked) == kept
+    controls = {job.case.variant for job in asked.jobs if _cases.is_control(job.case, asked.scenarios)}
+    assert controls == {"v2"}
+
+
+def test_what_only_the_base_has_is_judged_by_the_role_that_it_has_or_had(write: Write) -> None:
+    """A variant that is still there keeps its role at other sizes; one that is gone is known by its name."""
+    ops = roles_of("ours", "peer")
+    asked = _cases.wanted([write("title: t\nop: mine\nshapes: [{N: 8}]\ndtypes: [float32]\nbaseline: v0\n")], ops, CUDA)
+    names = ("v0", "v1", "tuned", "peer:gone", "eager")
+    only = tuple(Job(Case("mine", name, "float32", (("N", 9),))) for name in names)
+    cases = _cases.common(asked, Surveyed((only,), ()), ops, CUDA)
+    assert [job.case.variant for job in cases.jobs["base"]] == ["v0", "tuned"]
+
+
+def test_roles_that_a_run_of_schema_1_did_not_store() -> None:
+    prelu, copy = (Scenario("s", "t", op, ()) for op in ("prelu", "copy"))
+    names = ("eager", "compile", "memcpy", "peer:liger", "tuned", "packed")
+    assert [prelu.role(name) for name in names] == ["baseline", "baseline", "published", "peer", "ours", "published"]
+    assert [copy.role(name) for name in ("eager", "compile", "memcpy")] == ["control", "baseline", "control"]
+    assert Scenario("s", "t", "copy", (), roles=(("eager", "ours"),)).role("eager") == "ours"
+
+
 @pytest.mark.parametrize(
     ("timing", "selection", "expected"),
     [
@@ -83,7 +126,7 @@ def test_common_cases_come_first_and_in_the_same_order(catalogue: Catalogue, wri
     asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
     known = ("prelu/packed/float32/N8-C64-H56-W56", "prelu/tuned/float32/N8-C64-H56-W56")
     base = Surveyed(((job("eager"), job("peer:gone"), job("older"), job("tuned")),), known)
-    cases = _cases.common(asked, base, CUDA)
+    cases = _cases.common(asked, base, catalogue, CUDA)
     assert [j.case.variant for j in cases.jobs["base"]] == ["packed", "tuned", "older"]
     assert [j.case.variant for j in cases.jobs["now"]] == ["packed", "tuned", "naive"]
     assert [j.case.variant for j in cases.all] == ["packed", "tuned", "naive", "older"]
@@ -93,7 +136,7 @@ def test_common_cases_come_first_and_in_the_same_order(catalogue: Catalogue, wri
 def test_what_is_gone_is_filtered_like_the_rest(catalogue: Catalogue, write: Write) -> None:
     selection = Selection("cuda", only=("prelu/tuned/*",))
     asked = _cases.wanted([write(PRELU)], catalogue, selection)
-    cases = _cases.common(asked, Surveyed(((job("older"),),), ()), selection)
+    cases = _cases.common(asked, Surveyed(((job("older"),),), ()), catalogue, selection)
     assert cases.jobs["base"] == ()
 
 
@@ -101,7 +144,7 @@ def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, writ
     good, bad = write(PRELU), write(PRELU.replace("prelu", "gone"), "bad")
     asked = _cases.wanted([bad, good], catalogue, CUDA)
     assert (asked.files, list(asked.broken)) == ((good,), [bad])
-    cases = _cases.common(asked, Surveyed(((), (job("tuned"),)), ()), CUDA)
+    cases = _cases.common(asked, Surveyed(((), (job("tuned"),)), ()), catalogue, CUDA)
     [broken] = cases.broken
     assert broken.file == str(bad)
     assert "no op is named 'gone'" in broken.problems[0].message
@@ -110,4 +153,4 @@ def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, writ
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:
     asked = _cases.wanted([write("title: [\n")], catalogue, CUDA)
     with pytest.raises(InputError, match=r"mine\.yaml"):
-        _cases.common(asked, Surveyed((None,), ()), CUDA)
+        _cases.common(asked, Surveyed((None,), ()), catalogue, CUDA)

@@ -1,4 +1,7 @@
-"""The gate as a user runs it, on the CPU, in a small repository of its own."""
+"""The gate as a user runs it, on the CPU, in a small repository of its own.
+
+Each measuring process imports torch, which takes seconds. So one gate run serves all tests that look at what it found.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ import pytest
 import harness
 from harness import store
 from harness.gate.records import GateRun
+from harness.processes.messages import VERSION
 
 ROOT = Path(harness.__file__).parents[1]
 SMALL = ROOT / "tests" / "plugins" / "small.py"
@@ -32,6 +38,7 @@ OP = Op(
     outputs=(Tensor("y", ("N",)),),
     dtypes=("float32",),
     reference=lambda _, t: {{"y": 2 * t.x.double()}},
+    tolerance={{"float32": (1e-2, 1e-2)}},
 )
 
 
@@ -45,11 +52,20 @@ def plain(_):
 
     return launch
 '''
-VARIANT = """
+OTHER = """
 
 @OP.variant("other", "another pass", devices=("cpu",))
 def other(ctx):
     return plain(ctx)
+"""
+LEANER = """
+
+HALF = (Tensor("y", ("N",), "float16"),)
+
+
+@OP.variant("leaner", "half as many bytes", devices=("cpu",), outputs=HALF, decode=lambda _, t: {"y": t.y.float()})
+def leaner(_):
+    return lambda t: t.y.copy_(2 * t.x)
 """
 SCENARIO = "title: Twice\nop: {name}\nshapes: [{{N: 2**14}}]\ndtypes: [float32]\nbaseline: plain\n"
 # As the command line does it, with fewer pairs: the statistics have tests of their own.
@@ -58,15 +74,15 @@ import sys
 from harness.cli import app
 from harness.gate import _decision
 _decision.SCREEN_PAIRS = _decision.LEAST_PAIRS = 2
-_decision.CONFIRM_PAIRS, _decision.LOOKS, _decision.LOOK_ALPHAS = 3, 1, (0.05,)
+_decision.CONFIRM_PAIRS, _decision.LOOKS, _decision.LOOK_ALPHAS = 2, 1, (0.2,)
 app(sys.argv[1:], prog_name="harness")
 """
 ON_CPU = ["--device=cpu", f"--ops={SMALL}", "--precision=0.05", "--max-time=0.05"]
 MARGIN = "--margin=60%"
-# Other work on the machine may halve a speed for a while; a limit this wide spares the identical code its confirmation.
-WIDE = "--margin=95%"
+# Other work on the machine may halve a speed for a while. So wide a margin spares the identical code its confirmation.
+WIDE = "--margin=99.9%"
 
-# A dozen processes that import torch, one after the other.
+# Up to nine processes that import torch, one after the other.
 pytestmark = pytest.mark.timeout(300)
 Gate = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -84,7 +100,7 @@ def write_op(root: Path, name: str, passes: int = 1, more: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with the harness and two ops of its own, committed."""
+    """A repository with the harness and three ops of its own, committed."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("__pycache__", "_data"))
     for op in (root / "harness" / "ops").glob("*/[!_]*.py"):
@@ -94,8 +110,8 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "kernels" / "access" / "copy.cu").write_text("// nothing is compiled here\n")
     (root / "scenarios").mkdir()
     (root / ".gitignore").write_text("__pycache__/\n/reports/\n")
-    for name in ("steady", "changed"):
-        write_op(root, name, more=VARIANT)
+    for name in ("steady", "changed", "removed"):
+        write_op(root, name, more=OTHER)
         (root / "scenarios" / f"{name}.yaml").write_text(SCENARIO.format(name=name))
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", ".")
@@ -118,24 +134,43 @@ def environment(root: Path) -> dict[str, str]:
     }
 
 
+def run_gate(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run `harness gate` in the repository, with few pairs."""
+    return subprocess.run(
+        [sys.executable, "-c", FEW_PAIRS, "gate", *arguments],
+        cwd=repository,
+        env=environment(repository),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
 @pytest.fixture
 def gate(repository: Path) -> Gate:
-    """Runs `harness gate` in the repository, with few pairs unless told."""
+    """Runs `harness gate` in a repository of the test's own."""
+    return partial(run_gate, repository)
 
-    def run(*arguments: str, whole: bool = False) -> subprocess.CompletedProcess[str]:
-        program = ["-m", "harness"] if whole else ["-c", FEW_PAIRS]
-        command = [sys.executable, *program, "gate", *arguments]
-        return subprocess.run(
-            command,
-            cwd=repository,
-            env=environment(repository),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=280,
-        )
 
-    return run
+@dataclass(frozen=True)
+class Compared:
+    """A gate run, and what the command said of it."""
+
+    done: subprocess.CompletedProcess[str]
+    run: GateRun
+
+
+@pytest.fixture(scope="module")
+def compared(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Compared:
+    """A working tree with everything that a change can do, and what the gate says of it."""
+    repository = Path(shutil.copytree(original, tmp_path_factory.mktemp("compared") / "repository"))
+    write_op(repository, "changed", passes=50)  # slower, and the variant `other` is gone
+    write_op(repository, "steady", more=LEANER)
+    (repository / "harness" / "ops" / "access" / "removed.py").unlink()
+    done = run_gate(repository, "--base=main", "steady", "changed", "removed", *ON_CPU, MARGIN, "--output=out")
+    assert (repository / "out" / "gate.json").is_file(), done.stderr
+    return Compared(done, store.parse(GateRun, (repository / "out" / "gate.json").read_bytes()))
 
 
 def outcomes(run: GateRun) -> dict[str, str]:
@@ -143,7 +178,7 @@ def outcomes(run: GateRun) -> dict[str, str]:
 
 
 def test_the_same_code_passes(repository: Path, gate: Gate) -> None:
-    done = gate("--base=HEAD", "steady", *ON_CPU, WIDE, "--only=*/plain/*", "--output=out", "--seed=7", whole=True)
+    done = gate("--base=HEAD", "steady", *ON_CPU, WIDE, "--only=*/plain/*", "--output=out", "--seed=7")
     assert done.returncode == 0, done.stderr
     assert "comparing the working tree" in done.stderr.splitlines()[0]
     assert "both have the same code" in done.stderr.splitlines()[1]
@@ -155,35 +190,33 @@ def test_the_same_code_passes(repository: Path, gate: Gate) -> None:
     assert not list((repository.parent / "cache" / "worktrees").glob("*/base"))
 
 
-def test_a_slower_op_fails_and_a_steady_one_does_not(repository: Path, gate: Gate) -> None:
-    write_op(repository, "changed", passes=50)  # and one of its variants is gone
-    write_op(repository, "steady", more=VARIANT.replace("other", "another"))
-    done = gate("--base=main", "steady", "changed", *ON_CPU, MARGIN, "--output=out")
-    assert done.returncode == 1, done.stderr
-    run = store.parse(GateRun, (repository / "out" / "gate.json").read_bytes())
-    assert outcomes(run)["changed/plain"] == "regressed"
-    assert outcomes(run)["steady/plain"] != "regressed"
-    missing = {f.case.op + "/" + f.case.variant: f.severity for f in run.findings if f.rule == "missing" and f.case}
-    assert missing == {"changed/other": "failure", "steady/other": "failure", "steady/another": "note"}
-    [slow] = [f for f in run.findings if f.rule == "slower" and f.severity == "failure"]
+def test_a_slower_op_fails_and_a_steady_one_does_not(compared: Compared) -> None:
+    assert compared.done.returncode == 1, compared.done.stderr
+    assert outcomes(compared.run)["changed/plain"] == "regressed"
+    assert outcomes(compared.run)["steady/plain"] != "regressed"
+    [slow] = [f for f in compared.run.findings if f.rule == "slower" and f.severity == "failure"]
     assert "slower than main" in slow.message
-    assert run.now.dirty
+    assert compared.run.now.dirty
 
 
-def test_an_op_that_is_gone_fails_at_once(repository: Path, gate: Gate) -> None:
-    (repository / "harness" / "ops" / "access" / "changed.py").unlink()
-    done = gate("--base=HEAD", "changed", *ON_CPU, "--output=out")
-    assert done.returncode == 1, done.stderr
-    assert "can't be loaded any more" in done.stdout
-    assert "no op is named 'changed'" in done.stdout
+def test_what_is_gone_fails_and_what_is_new_is_a_note(compared: Compared) -> None:
+    missing = [f for f in compared.run.findings if f.rule == "missing" and f.case]
+    told = {f"{f.case.op}/{f.case.variant}": f.severity for f in missing if f.case}
+    assert told == {"changed/other": "failure", "steady/other": "failure", "steady/leaner": "note"}
 
 
-def test_a_scenario_that_neither_can_load_is_bad_input(repository: Path, gate: Gate) -> None:
-    scenario = repository / "scenarios" / "changed.yaml"
-    scenario.write_text(scenario.read_text().replace("op: changed", "op: chnaged"))
-    done = gate("--base=HEAD", "changed", *ON_CPU)
-    assert done.returncode == 2
-    assert "did you mean 'changed'?" in done.stderr
+def test_a_leaner_variant_leaves_the_work_of_the_others_as_it_was(compared: Compared) -> None:
+    steady = {e.case.variant: e for e in compared.run.cases if e.case.op == "steady"}
+    works = {m.work for e in (steady["plain"], steady["leaner"]) for m in (*e.base, *e.now)}
+    [work] = works
+    [traffic] = {m.traffic for m in steady["leaner"].now}
+    assert traffic.moved < work.moved
+    assert not [finding for finding in compared.run.findings if finding.rule == "work"]
+
+
+def test_an_op_that_is_gone_fails(compared: Compared) -> None:
+    assert "can't be loaded any more" in compared.done.stdout
+    assert "no op is named 'removed'" in compared.done.stdout
 
 
 def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> None:
@@ -197,16 +230,15 @@ def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> Non
 
 
 def test_a_base_that_speaks_otherwise_is_refused(repository: Path, gate: Gate) -> None:
-    protocol = repository / "harness" / "processes" / "messages.py"
-    protocol.write_text(protocol.read_text().replace("VERSION = 1\n", "VERSION = 99\n"))
+    messages = repository / "harness" / "processes" / "messages.py"
+    messages.write_text(messages.read_text().replace(f"VERSION = {VERSION}\n", "VERSION = 99\n"))
     done = gate("--base=HEAD", "steady", *ON_CPU)
     assert done.returncode == 4, done.stderr
-    assert "protocol 1 with its workers, this one 99" in done.stderr
+    assert f"speaks protocol {VERSION} with its measuring processes, this one 99" in done.stderr
     assert "judge stored runs" in done.stderr
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopping_it_leaves_nothing_behind(repository: Path, number: signal.Signals, code: int) -> None:
+def test_stopping_it_leaves_nothing_behind(repository: Path) -> None:
     command = [sys.executable, "-m", "harness", "gate", "--base=HEAD", "steady", *ON_CPU]
     process = subprocess.Popen(
         command, cwd=repository, env=environment(repository), stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -216,9 +248,9 @@ def test_stopping_it_leaves_nothing_behind(repository: Path, number: signal.Sign
         assert process.poll() is None
     assert git(repository, "worktree", "list").count("\n") == 2
     # As a terminal does it: to every process of the group.
-    os.killpg(process.pid, number)
+    os.killpg(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
-    assert process.returncode == code
+    assert process.returncode == 130
     assert git(repository, "worktree", "list").count("\n") == 1
     deadline = time.monotonic() + 10
     while mine := [pid for pid in workers(repository) if pid != process.pid]:

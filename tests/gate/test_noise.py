@@ -53,6 +53,12 @@ def test_a_file_of_several_machines_keeps_them_apart(machine: Machine, tmp_path:
     assert _noise.load(other, file).blocks == {("a", "graph"): [0.2]}
 
 
+def test_blocks_of_harness_0_1_0_are_those_of_the_same_cases(machine: Machine, tmp_path: Path) -> None:
+    noise = _noise.load(machine, tmp_path / "noise.json")
+    noise.add({("dropout/tuned/float16/N8-P10", "graph"): [0.1]})
+    assert _noise.load(machine, noise.file).blocks == {("dropout/tuned/float16/N8/p=0.1", "graph"): [0.1]}
+
+
 def test_each_machine_has_a_file_of_its_own(machine: Machine, cache_folder: Path) -> None:
     assert _noise.load(machine).file == cache_folder / "noise-cpu-f00d.json"
 

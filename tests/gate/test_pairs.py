@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any, Self
 import pytest
 
 from harness.gate import _pairs
-from harness.gate._pairs import Pairs
+from harness.gate._pairs import PairMeasurer
 from harness.gate._worktree import Checkout
-from harness.gate.records import Code, Side
+from harness.gate.records import Revision, Side
 from harness.model import Case, Job, Measurement, Work
 
-CODE = Code("main", "0" * 40, False, "0" * 64)
+CODE = Revision("main", "0" * 40, False, "0" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(CODE, Path("/base"), ()), "now": Checkout(CODE, Path("/now"), ())}
 
 
@@ -47,8 +48,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         def __exit__(self, *_: object) -> None:
             pass
 
-        def begin(self) -> None:
-            told.append((self.side, "begin"))
+        def begin(self, size: int) -> None:
+            told.append((self.side, f"begin {size}" if size > 1 else "begin"))
 
         def restart(self) -> None:
             told.append((self.side, "end"))
@@ -65,13 +66,13 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     return told
 
 
-def jobs(*ops: str) -> list[Job]:
-    return [Job(Case(op, "v", "float32", (("N", 8),))) for op in ops]
+def jobs(*ops: str, world: int = 1) -> list[Job]:
+    return [Job(Case(op, "v", "float32", (("N", 8),), world=world)) for op in ops]
 
 
-def pairs(ahead: int = 0, seed: int = 1) -> tuple[Pairs, Quiet]:
+def pairs(ahead: int = 0, seed: int = 1) -> tuple[PairMeasurer, Quiet]:
     quiet = Quiet()
-    return Pairs("cpu", CODES, random.Random(seed), ahead, quiet), quiet
+    return PairMeasurer("cpu", CODES, random.Random(seed), ahead, quiet), quiet
 
 
 def test_every_pair_has_a_process_of_each_side_in_an_order_drawn_by_the_seed(log: list[tuple[str, str]]) -> None:
@@ -92,8 +93,9 @@ def test_a_pair_is_base_over_now_whoever_went_first(log: list[tuple[str, str]]) 
     made, _ = pairs()
     both = jobs("a", "heavier")
     made.measure("screen", 10, {"base": both, "now": both})
-    assert {(p.base, p.now, p.work_ratio) for p in made.pairs["a/v/float32/N8"]} == {(1.0, 1.1, 1.0)}
-    assert {p.work_ratio for p in made.pairs["heavier/v/float32/N8"]} == {2.0}
+    assert {(p.base, p.now) for p in made.pairs["a/v/float32/N8"]} == {(1.0, 1.1)}
+    # Other work under the same name changes nothing: times are compared.
+    assert {p.change for p in made.pairs["heavier/v/float32/N8"]} == {math.log(1 / 1.1)}
 
 
 def test_the_next_process_is_started_while_one_measures_where_that_disturbs_nothing(log: list[tuple[str, str]]) -> None:
@@ -109,6 +111,11 @@ def test_the_next_process_is_started_while_one_measures_where_that_disturbs_noth
     alone, _ = pairs(ahead=0)
     alone.measure("screen", 1, {"base": both, "now": both})
     assert [what for _, what in log] == ["a", "end", "a", "end"]
+    log.clear()
+    ranks = jobs("a", world=2)
+    several, _ = pairs(ahead=1)
+    several.measure("screen", 1, {"base": ranks, "now": ranks})
+    assert [what for _, what in log] == ["begin 2", "a", "end", "a", "end"]
 
 
 def test_what_fails_on_a_side_or_is_known_to_one_gives_no_pair(log: list[tuple[str, str]]) -> None:

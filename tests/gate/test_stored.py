@@ -12,10 +12,10 @@ import pytest
 from harness import gate
 from harness.errors import Exit
 from harness.gate.records import GateRun
-from harness.model import Case, Header, Measurement, Run, Scenario, Work
+from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
 
 MakeRun = Callable[..., Run]
-TUNED, COPY = (Case(op, v, "float32", (("N", 8),), "cpu") for op, v in (("prelu", "tuned"), ("copy", "memcpy")))
+TUNED, COPY = (Case(op, v, "float32", (("N", 8),), device="cpu") for op, v in (("prelu", "tuned"), ("copy", "memcpy")))
 
 
 @pytest.fixture
@@ -88,6 +88,45 @@ def test_runs_that_differ_are_refused_unless_advisory(make_run: MakeRun, fields:
     assert allowed.refused == ()
     assert any(words[4:] in finding.message for finding in allowed.findings if finding.severity == "note")
     assert any(finding.severity == "failure" for finding in allowed.findings)
+
+
+def test_other_work_under_the_same_name_is_a_note_and_times_are_compared(make_run: MakeRun) -> None:
+    before = make_run()
+    leaner = tuple(replace(m, work=Work(4, 1)) if m.case == TUNED else m for m in before.measurements)
+    made = judge(before, replace(before, measurements=leaner))
+    assert (made.exit, made.refused) == (Exit.OK, ())
+    [note] = [finding for finding in made.findings if finding.rule == "work"]
+    assert note.message.endswith(f"{TUNED.id} (bytes written)")
+    found = {found.case.variant: found.decision.estimate for found in made.cases if found.decision}
+    assert found == {"tuned": 0, "memcpy": 0}
+
+
+@pytest.mark.parametrize(
+    ("roles", "controls"),
+    [
+        ((), {"memcpy"}),  # as in runs of schema 1, whose names tell
+        ((("tuned", "ours"), ("memcpy", "ours")), set()),
+        ((("tuned", "control"), ("memcpy", "ours")), {"tuned"}),
+    ],
+)
+def test_a_control_is_told_by_its_role(
+    make_run: MakeRun, roles: tuple[tuple[str, str], ...], controls: set[str]
+) -> None:
+    scenarios = tuple(Scenario(case.op, "t", case.op, (case.id,), roles=roles) for case in (TUNED, COPY))
+    run = make_run(scenarios=scenarios)
+    assert {found.case.variant for found in judge(run, run).cases if found.control} == controls
+
+
+def test_the_digest_of_a_run_is_over_the_code_of_its_cases(make_run: MakeRun) -> None:
+    def of_code(digest: str) -> Run:
+        run = make_run()
+        coded = tuple(replace(m, code=Code(m.case.op, digest)) for m in run.measurements)
+        return replace(run, measurements=coded)
+
+    made = judge(of_code("a"), of_code("b"))
+    assert len(made.base.digest) == 64
+    assert made.base.digest != made.now.digest == judge(make_run(), of_code("b")).now.digest
+    assert judge(make_run(), make_run()).base.digest == ""
 
 
 def test_another_machine_is_refused(make_run: MakeRun, header: Header) -> None:

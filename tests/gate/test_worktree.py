@@ -129,6 +129,13 @@ def test_an_unknown_revision_is_named_with_what_to_do(top: Path, rev: str) -> No
     assert "fetch-depth: 0" in caught.value.advice
 
 
+def test_a_revision_of_version_0_1_0_can_be_the_base(top: Path) -> None:
+    git(top, "mv", "harness/processes/child.py", "harness/worker.py")
+    git(top, "commit", "--quiet", "--message=as it was")
+    with Repository.find([]).worktree("main", "base") as base:
+        assert (base.root / "harness" / "worker.py").is_file()
+
+
 def test_a_revision_without_a_harness_is_refused(top: Path) -> None:
     git(top, "rm", "--quiet", "harness/processes/child.py")
     git(top, "commit", "--quiet", "--message=none")

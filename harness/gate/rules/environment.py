@@ -1,4 +1,4 @@
-"""Rule: where the machine moved, lowered its clocks or was shared, a loss says nothing about the code."""
+"""Rule: where the machine changed, lowered its clocks or was shared, a loss says nothing about the code."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from collections.abc import Iterator, Sequence
 
 from harness.gate._evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding, Severity
-from harness.gate.rules import floor, slower
 from harness.model import Measurement
 
 _ALONE = "end what else runs on the device, and run the gate again"
-_COOL = "let it cool, check its power limit and what else runs on it, and run the gate again"
+_COOL = "let the device cool, check its power limit and what else runs on it, and run the gate again"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Findings of severity 'environment' where what other rules found rests on a bad machine, otherwise notes."""
+    """Findings where nothing could be measured, and where the library's copy got slower."""
     yield from _nothing_measured(evidence)
     yield from _moved(evidence)
-    relative = [finding for finding in slower.judge(evidence) if finding.severity != "note"]
-    absolute = [finding for finding in floor.judge(evidence) if finding.severity != "note"]
+
+
+def review(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]:
+    """Findings of severity 'environment' where the others' findings rest on times of a bad machine, otherwise notes."""
+    resting = [found for found in findings if found.rests_on and found.severity in ("failure", "undecided")]
     if evidence.shared:
-        severity: Severity = "environment" if relative or absolute else "note"
+        severity: Severity = "environment" if resting else "note"
         yield Finding("environment", severity, f"the device was shared: {evidence.shared}", _ALONE)
     for found in evidence.cases:
-        yield from _throttled(found, [finding for finding in (*relative, *absolute) if finding.case == found.case])
+        yield from _throttled(found, [finding for finding in resting if finding.case == found.case])
 
 
 def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
     """No case has a time with either code: a gate that passes then would never fail."""
     known = [found for found in evidence.cases if found.base and found.now]
     if known and not any(m.time is not None for found in known for m in (*found.base, *found.now)):
-        message = "no case that both know could be measured, with either code"
+        message = "no case that both sides have could be measured, on either side"
         yield Finding("environment", "environment", message, "run 'harness env', then the scenario: harness run")
 
 
 def _moved(evidence: Evidence) -> Iterator[Finding]:
-    """The library's copy got slower: together with at least half of the cases that isn't the code's doing."""
+    """The library's copy got slower. If at least half of the other cases did too, the machine is the reason."""
     decided = [found for found in evidence.cases if found.decision]
     slow = [found for found in decided if found.decision and found.decision.outcome == "regressed"]
     controls = [found for found in slow if found.control]
@@ -45,10 +47,13 @@ def _moved(evidence: Evidence) -> Iterator[Finding]:
     if not controls:
         return
     if losers and 2 * len(losers) >= len(others):
-        message = f"the library's copy got slower together with {len(losers)} of {len(others)} cases: the machine moved"
+        message = (
+            f"the library's copy got slower together with {len(losers)} of {len(others)} cases: the machine changed, "
+            "not the code"
+        )
         yield Finding("environment", "environment", message, _ALONE, controls[0].case)
     else:
-        message = "the library's copy got slower, which no change of the code can do"
+        message = "the library's copy got slower, which no change of the code can cause"
         yield Finding("environment", "note", message, _ALONE, controls[0].case)
 
 
@@ -64,13 +69,14 @@ def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Fin
 
 
 def _rests(finding: Finding, found: CaseEvidence, before: int, after: int) -> bool:
-    """Whether a finding rests on lowered clocks, which so many processes of the base and of now had."""
+    """Whether a finding rests on lowered clocks. before, after: processes of the base and of now that had them."""
     if finding.severity == "undecided":
         return True
-    if finding.rule == "floor":
-        return after == len(found.now)  # Else processes at full clocks lie below it, too.
-    # Where the base had them about as often both sides suffered alike, and a loss is one: counts that differ by less
-    # than the root of their sum differ by chance.
+    if finding.rests_on == ("now",):
+        # If some processes ran at full clocks and show the same, lowered clocks aren't the reason.
+        return after == len(found.now)
+    # If the base had lowered clocks about as often, both sides lost alike, and what is left is a loss of the code.
+    # Counts that differ by less than the root of their sum differ by chance.
     return after - before > math.sqrt(after + before)
 
 

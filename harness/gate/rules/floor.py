@@ -1,85 +1,85 @@
-"""Rule: a floor that the scenario expects of a variant, whatever the base does."""
+"""Rule: a case may not fall below the floors that its scenario expects, whatever the base does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from harness import units
 from harness.gate._evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
-from harness.model import Expectation, FloorMetric, Measurement, Scenario
-
-NEED_CEILINGS: frozenset[FloorMetric] = frozenset({"of_peak", "of_ceiling"})
+from harness.metrics import METRICS, Metric, Subject
+from harness.model import Expectation, Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A case held to a floor. values: of the metric, one a process."""
+    """A case held to a floor. values: those of the metric, one a process. over: the variant it is compared with."""
 
     found: CaseEvidence
     floor: Expectation
+    metric: Metric
     values: tuple[float, ...]
     over: str
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """A failure for each case all of whose processes lie below its floor; a note where a floor couldn't be held."""
+    """A failure for each case all of whose processes lie below its floor; a note where a floor can't be checked."""
+    for scenario, found, floor in expected(evidence):
+        if metric := METRICS.get(floor.metric):
+            values = tuple(_values(evidence, scenario, found, metric))
+            yield from _judge(Held(found, floor, metric, values, scenario.baseline))
+        else:
+            # A stored run may have a metric that an op of its own added.
+            text = f"{floor.metric}: the floor can't be checked, since no metric of this harness has that name"
+            yield Finding("floor", "note", text, "", found.case)
+
+
+def expected(evidence: Evidence) -> Iterator[tuple[Scenario, CaseEvidence, Expectation]]:
+    """Each measured case with each of its floors: for each metric the first floor that matches the case."""
+    by_id = evidence.by_id
     for scenario in evidence.scenarios:
-        for held in _held(evidence, scenario):
-            yield from _judge(held)
+        for key in scenario.cases:
+            found = by_id.get(key)
+            if found is None or not found.now:
+                continue
+            floors: dict[str, Expectation] = {}
+            for floor in scenario.expect:
+                if floor.variant == found.case.variant and fnmatchcase(found.case.group, floor.where):
+                    floors.setdefault(floor.metric, floor)
+            for floor in floors.values():
+                yield scenario, found, floor
 
 
 def _judge(held: Held) -> Iterator[Finding]:
-    metric, form = held.floor.metric, units.METRICS[held.floor.metric]
-    name = metric.replace("_", " ") + (f" over {held.over}" if metric == "speedup" else "")
+    metric = held.metric
+    name = metric.title + (f" over {held.over}" if metric.relative == "variant" else "")
+    least = metric.written(held.floor.value)
     if not held.values:
-        text = f"the floor of {name}, {form(held.floor.value)}, can't be held against anything"
-        yield Finding("floor", "note", text, "the case or what it is held against has no time", held.found.case)
+        text = f"{name}: the floor of {least} can't be checked"
+        yield Finding("floor", "note", text, "the case, or what it is compared with, has no value", held.found.case)
     elif (best := max(held.values)) < held.floor.value:
-        text = f"{name} {form(best)} at best, below the floor of {form(held.floor.value)} that the scenario expects"
-        yield Finding("floor", "failure", text, "make it faster, or correct 'expect' in the scenario", held.found.case)
+        text = f"{name} {metric.written(best)} at best, below the floor of {least} that the scenario expects"
+        advice = "make it faster, or correct 'expect' in the scenario"
+        yield Finding("floor", "failure", text, advice, held.found.case, rests_on=("now",))
 
 
-def _held(evidence: Evidence, scenario: Scenario) -> Iterator[Held]:
-    """Each case of the scenario with the floors that are meant for it, the first that matches for each metric."""
-    for key in scenario.cases:
-        found = evidence.by_id.get(key)
-        if found is None or not found.now:
-            continue
-        floors: dict[FloorMetric, Expectation] = {}
-        for floor in scenario.expect:
-            if floor.variant == found.case.variant and fnmatchcase(found.case.group, floor.where):
-                floors.setdefault(floor.metric, floor)
-        over = _baseline(evidence, scenario, found)
-        for floor in floors.values():
-            values = tuple(_values(evidence, floor.metric, found.now, over))
-            yield Held(found, floor, values, scenario.baseline)
+def _values(evidence: Evidence, scenario: Scenario, found: CaseEvidence, metric: Metric) -> Iterator[float]:
+    """The metric in SI units, of each process that has a value.
 
-
-def _baseline(evidence: Evidence, scenario: Scenario, found: CaseEvidence) -> Sequence[Measurement]:
-    """The baseline's measurements of the same job."""
-    same = (other for other in evidence.cases if other.case.group == found.case.group)
-    return next((other.now for other in same if other.case.variant == scenario.baseline), ())
-
-
-def _values(
-    evidence: Evidence, metric: FloorMetric, measurements: Sequence[Measurement], over: Sequence[Measurement]
-) -> Iterator[float]:
-    """The metric in SI units, of each process that has a time. Over the baseline's slowest process: floors are kind."""
-    slowest = max((m.time for m in over if m.time is not None), default=None)
-    peak = evidence.ceilings.peak if evidence.ceilings else None
-    for m in measurements:
-        if m.time is None or m.work is None:
-            continue
-        bandwidth = m.work.moved / m.time
-        ceiling = evidence.ceilings.seconds(m.work) if evidence.ceilings else None
-        found: dict[FloorMetric, float | None] = {
-            "speedup": slowest / m.time if slowest else None,
-            "bandwidth": bandwidth,
-            "of_peak": bandwidth / peak if peak else None,
-            "of_ceiling": ceiling / m.time if ceiling else None,
-        }
-        if (value := found[metric]) is not None:
+    Of the baseline, and of the same case on one device, the slowest process counts: a floor fails only what is
+    certain.
+    """
+    over = _slowest(evidence, replace(found.case, variant=scenario.baseline).id)
+    alone = _slowest(evidence, replace(found.case, world=1).id) if found.case.world > 1 else None
+    for m in found.now:
+        subject = replace(Subject.of(m, evidence.limits), over=over, alone=alone)
+        if m.time is not None and (value := metric.value(subject)) is not None:
             yield value
+
+
+def _slowest(evidence: Evidence, case: str) -> Subject | None:
+    """The slowest process of a case; None if none has a time."""
+    found = evidence.by_id.get(case)
+    subjects = [Subject.of(m, evidence.limits) for m in (found.now if found else ()) if m.time is not None]
+    return max(subjects, key=lambda subject: subject.time or 0.0, default=None)

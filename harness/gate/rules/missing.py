@@ -1,4 +1,4 @@
-"""Rule: what the base could measure has to be measurable still."""
+"""Rule: what the base could measure must still be measurable."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Iterator, Sequence
 from harness.gate._decision import CONFIRM_PAIRS
 from harness.gate._evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
-from harness.model import Measurement
+from harness.model import FAILED, Measurement
 
 _MOST_PROBLEMS = 3
-_ENOUGH = f"run the gate again; of stored runs, measure each with --repeat {CONFIRM_PAIRS} or more"
+_ENOUGH = f"run the gate again; for stored runs, measure each with --repeat {CONFIRM_PAIRS} or more"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Failures for scenarios and cases that are gone or no longer ok; notes for new ones and those that never were."""
+    """Failures for scenarios and cases that are gone or no longer ok; notes for new cases and those never ok."""
     for broken in evidence.broken:
         problems = "; ".join(f"{p.where}: {p.message}" for p in broken.problems[:_MOST_PROBLEMS])
         message = f"{broken.file} can't be loaded any more: {problems}"
-        advice = f"{evidence.base} can load it: bring back what it names, or take that out of the scenario"
+        advice = f"{evidence.base} can load it: bring back what the scenario names, or remove that from the scenario"
         yield Finding("missing", "failure", message, advice)
     for found in evidence.cases:
         if finding := _judge(found, evidence.base):
@@ -38,7 +38,7 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
 
 
 def _on_both(found: CaseEvidence, base: str, before: str, after: str) -> Finding | None:
-    """A case that both know. before, after: how it ended where it wasn't ok."""
+    """The finding about a case that both sides have. before, after: how it ended where it wasn't ok."""
     never_before, never_now = _never_timed(found.base), _never_timed(found.now)
     if after and (not before or (never_now and not never_before)):
         advice = f"run it alone: harness run ... --only '{found.case.id}'"
@@ -68,5 +68,5 @@ def _complaint(measurements: Sequence[Measurement]) -> str:
 
 
 def _is_wrong(measurements: Sequence[Measurement]) -> bool:
-    """Whether a new case fails: what it can't do, or has no memory for, is no fault."""
-    return any(m.status in ("wrong", "crashed", "timeout") for m in measurements)
+    """Whether a new case fails. One that is unsupported here, or has too little memory, doesn't."""
+    return any(m.status in FAILED for m in measurements)

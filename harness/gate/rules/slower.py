@@ -1,4 +1,4 @@
-"""Rule: a case slower than the base by more than its margin fails; one that can't be told is undecided."""
+"""Rule: a case slower than the base by more than its margin fails; one that the pairs don't decide is undecided."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 from harness import units
 from harness.gate._evidence import Evidence
-from harness.gate.records import TELL_MOST, CaseEvidence, Decision, Finding, share
+from harness.gate.records import TELL_MOST, CaseEvidence, Decision, Finding, Side, share
+
+_TIMES: tuple[Side, ...] = ("base", "now")
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """A finding for each case that isn't simply OK. Controls are the environment's: no change of ours slows them."""
+    """A finding for each case that isn't OK. Controls have none: no change of ours can slow them down."""
     for found in evidence.cases:
         if found.decision and not found.control:
             yield from _judge(found, found.decision, evidence.base)
@@ -25,17 +27,17 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
         case "regressed":
             message = f"{estimate} slower than {base} ({what}), more than the margin of {margin}"
             advice = f"look at what changed in {found.case.op}, or allow it with --margin"
-            yield Finding("slower", "failure", message, advice, found.case)
+            yield Finding("slower", "failure", message, advice, found.case, _TIMES)
         case "inconclusive":
             estimate = units.change(share(decision.estimate))
-            message = f"{estimate} against {base} ({what}): may be more than the margin of {margin}, may be less"
-            yield Finding("slower", "undecided", message, _more(decision), found.case)
+            message = f"{estimate} against {base} ({what}): the loss may be more than the margin of {margin}, or less"
+            yield Finding("slower", "undecided", message, _more(decision), found.case, _TIMES)
         case "improved":
-            yield Finding("slower", "note", f"{estimate} faster than {base} ({what})", "", found.case)
+            yield Finding("slower", "note", f"{estimate} faster than {base} ({what})", "", found.case, _TIMES)
 
 
 def _more(decision: Decision) -> str:
-    """How to come to a decision."""
+    """What the user can do to get a decision."""
     count = decision.pairs_to_tell or TELL_MOST
     pairs = f"{count} or more" if count >= TELL_MOST else f"about {count}"
-    return f"{pairs} pairs would tell (stored runs: --repeat); free the machine of other work, or raise --margin"
+    return f"{pairs} pairs would tell (stored runs: --repeat); end other work on the machine, or raise --margin"

@@ -24,8 +24,8 @@ def test_cases_that_were_never_calibrated_are_counted(
 def test_margins_that_noise_has_raised_are_told_with_the_largest(
     evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
 ) -> None:
-    floors = (0.002, 0.03, 0.07)
-    cases = tuple(evidence(of=case(n=n), margin=Margin(0.01, floor)) for n, floor in enumerate(floors, 1))
+    noise = (0.002, 0.03, 0.07)
+    cases = tuple(evidence(of=case(n=n), margin=Margin(0.01, floor)) for n, floor in enumerate(noise, 1))
     [finding] = calibration.judge(Evidence("main", (), cases))
     assert finding.severity == "note"
     assert finding.message.startswith("the noise of 2 of 3 cases lets losses pass that are larger than the 1.00% asked")

@@ -6,12 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.gate import Evidence, findings, rules
-from harness.gate.records import CaseEvidence, Outcome
+from harness.gate import Evidence, findings
+from harness.gate.records import CaseEvidence, Finding, Outcome, Side
 from harness.gate.rules import environment
 from harness.model import Case, Expectation, Measurement, Scenario, Warning
 
 THROTTLED = Warning("throttled", "the device lowered its clocks: power cap", "let it cool")
+
+
+def of_the_machine(evidence: Evidence) -> list[Finding]:
+    """What this rule finds, given what all rules find."""
+    return [finding for finding in findings(evidence) if finding.rule == "environment"]
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ def test_a_copy_that_slows_down_with_the_rest_means_that_the_machine_moved(
 ) -> None:
     cases = [evidence(control, of=case("memcpy", op="copy"), control=True)]
     cases += [evidence(outcome, of=case(n=n)) for n, outcome in enumerate(others, 1)]
-    found = list(environment.judge(Evidence("main", (), tuple(cases))))
+    found = of_the_machine(Evidence("main", (), tuple(cases)))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
@@ -63,7 +68,7 @@ def test_lowered_clocks_make_a_verdict_invalid_that_rests_on_them(
         return tuple(measured(warnings=(THROTTLED,) if index < throttled else ()) for index in range(4))
 
     cases = (evidence(outcome, loss=0.05, base=side(before), now=side(after)),)
-    found = list(environment.judge(Evidence("main", (), cases)))
+    found = of_the_machine(Evidence("main", (), cases))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
         assert f"{before} of 4 processes of the base, {after} of 4 of now" in found[0].message
@@ -80,7 +85,7 @@ def test_a_floor_rests_on_lowered_clocks_only_where_all_processes_had_them(
     found = evidence("ok", now=now)
     floor = Expectation("tuned", "bandwidth", 1e15)
     scenario = Scenario("prelu", "t", "prelu", (found.case.id,), expect=(floor,))
-    [finding] = environment.judge(Evidence("main", (scenario,), (found,)))
+    [finding] = of_the_machine(Evidence("main", (scenario,), (found,)))
     assert finding.severity == severity
 
 
@@ -101,15 +106,35 @@ def test_a_machine_that_measures_nothing_does_not_pass(
 def test_a_shared_device_counts_where_something_fails(
     evidence: Callable[..., CaseEvidence], outcome: Outcome, severity: str
 ) -> None:
-    [finding] = environment.judge(Evidence("main", (), (evidence(outcome),), shared="2 other processes on the GPU"))
+    [finding] = of_the_machine(Evidence("main", (), (evidence(outcome),), shared="2 other processes on the GPU"))
     assert finding.severity == severity
     assert "2 other processes on the GPU" in finding.message
 
 
-def test_rules_are_found_by_their_files_and_the_gravest_finding_comes_first(
-    evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
+@pytest.mark.parametrize(
+    ("rests_on", "throttled", "severity"),
+    [
+        ((), {"base": 0, "now": 4}, "note"),
+        (("now",), {"base": 0, "now": 3}, "note"),
+        (("now",), {"base": 4, "now": 4}, "environment"),
+        (("base", "now"), {"base": 4, "now": 4}, "note"),
+        (("base", "now"), {"base": 0, "now": 3}, "environment"),
+    ],
+)
+def test_what_a_finding_rests_on_decides_whichever_rule_made_it(
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    rests_on: tuple[Side, ...],
+    throttled: dict[Side, int],
+    severity: str,
 ) -> None:
-    assert {"slower", "floor", "missing", "environment", "calibration"} <= set(rules())
-    cases = (evidence("improved"), evidence("inconclusive", of=case(n=2)), evidence("regressed", of=case(n=3)))
-    found = findings(Evidence("main", (), cases, shared="1 other process"))
-    assert [finding.severity for finding in found] == ["environment", "failure", "undecided", "note", "note"]
+    sides = {
+        side: tuple(measured(warnings=(THROTTLED,) if index < count else ()) for index in range(4))
+        for side, count in throttled.items()
+    }
+    found = evidence("ok", **sides)
+    failure = Finding("a rule of tomorrow", "failure", "too warm", case=found.case, rests_on=rests_on)
+    [finding] = environment.review(Evidence("main", (), (found,)), [failure])
+    assert finding.severity == severity
+    [shared] = environment.review(Evidence("main", (), (), shared="1 other process"), [failure])
+    assert shared.severity == ("environment" if rests_on else "note")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
+from harness import metrics, units
 from harness.gate import Evidence
 from harness.gate.records import CaseEvidence, Finding
 from harness.gate.rules import floor
-from harness.model import Case, Ceilings, Expectation, Measurement, Scenario, StreamPoint
+from harness.model import Case, Expectation, Limits, Measurement, Scenario, StreamPoint, Work
 
 N = 2**20
 # 8 MiB in 1 ms at best.
-CEILINGS = Ceilings((StreamPoint(4 * N, 4 * N, 1e-3, "memcpy", is_copy=True),))
+LIMITS = Limits((StreamPoint(4 * N, 4 * N, 1e-3, "memcpy", is_copy=True),))
+OF_CEILING = metrics.METRICS["of_ceiling"].title
 Judge = Callable[..., list[Finding]]
 
 
@@ -24,15 +27,18 @@ def judge(
     """Findings about prelu/tuned, measured in these seconds, and prelu/eager, in 2 ms."""
 
     def run(
-        *floors: Expectation, seconds: tuple[float, ...] = (1.25e-3,), ceilings: Ceilings | None = CEILINGS
+        *floors: Expectation,
+        seconds: tuple[float, ...] = (1.25e-3,),
+        limits: Limits | None = LIMITS,
+        **fields: object,
     ) -> list[Finding]:
         tuned, eager = case("tuned"), case("eager")
         scenario = Scenario("prelu", "PReLU", "prelu", (tuned.id, eager.id), expect=floors)
         cases = (
-            evidence(of=tuned, now=tuple(measured(s, of=tuned) for s in seconds)),
+            evidence(of=tuned, now=tuple(measured(s, of=tuned, **fields) for s in seconds)),
             evidence(of=eager, now=(measured(2e-3, of=eager),)),
         )
-        return list(floor.judge(Evidence("main", (scenario,), cases, ceilings)))
+        return list(floor.judge(Evidence("main", (scenario,), cases, limits)))
 
     return run
 
@@ -44,18 +50,63 @@ def judge(
         ("of_peak", 0.79, 0.81),
         ("speedup", 1.59, 1.61),
         ("bandwidth", 6.7e9, 6.72e9),
+        ("flops", 0.79e9, 0.81e9),
+        ("items", 0.79e6, 0.81e6),
     ],
 )
 def test_a_floor_of_each_metric(judge: Judge, metric: str, kept: float, broken: float) -> None:
-    assert judge(Expectation("tuned", metric, kept)) == []
-    [finding] = judge(Expectation("tuned", metric, broken))
+    work = Work(4 * N, 4 * N, (("float32", 10**6),), items=1000)
+    assert judge(Expectation("tuned", metric, kept), work=work) == []
+    [finding] = judge(Expectation("tuned", metric, broken), work=work)
     assert (finding.severity, finding.case.variant) == ("failure", "tuned")
+    assert finding.rests_on == ("now",)
+
+
+def test_a_metric_from_outside_can_have_a_floor(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = metrics.Metric("calls", "calls a second", units.COUNT, lambda s: 1 / s.time, better="higher")
+    monkeypatch.setitem(metrics.METRICS, "calls", calls)
+    assert judge(Expectation("tuned", "calls", 799)) == []
+    [finding] = judge(Expectation("tuned", "calls", 801))
+    assert finding.message == "calls a second 800 at best, below the floor of 801 that the scenario expects"
+
+
+def test_a_speed_up_is_over_the_slowest_process_of_the_baseline(
+    case: Callable[..., Case], measured: Callable[..., Measurement], evidence: Callable[..., CaseEvidence]
+) -> None:
+    tuned, eager = case("tuned"), case("eager")
+    floor_ = Expectation("tuned", "speedup", 1.9)
+    scenario = Scenario("prelu", "PReLU", "prelu", (tuned.id,), expect=(floor_,))
+    slow = evidence(of=eager, now=(measured(1e-3, of=eager), measured(2e-3, of=eager)))
+    cases = (evidence(of=tuned, now=(measured(1e-3, of=tuned),)), slow)
+    assert not list(floor.judge(Evidence("main", (scenario,), cases)))
+    quick = replace(slow, now=slow.now[:1])
+    [finding] = floor.judge(Evidence("main", (scenario,), (cases[0], quick)))
+    assert finding.message.startswith("speed-up over eager 1.00x at best, below the floor of 1.90x")
+
+
+@pytest.mark.parametrize(("least", "failures"), [(0.79, 0), (0.81, 1)])
+def test_scaling_efficiency_is_over_the_same_case_on_one_device(
+    case: Callable[..., Case],
+    measured: Callable[..., Measurement],
+    evidence: Callable[..., CaseEvidence],
+    least: float,
+    failures: int,
+) -> None:
+    work = Work(items=1000)
+    alone, four = case(), replace(case(), world=4)
+    floor_ = Expectation("tuned", "efficiency", least, where="*/world=4")
+    scenario = Scenario("prelu", "PReLU", "prelu", (alone.id, four.id), expect=(floor_,))
+    cases = (
+        evidence(of=alone, now=(measured(3.2e-3, of=alone, work=work),)),
+        evidence(of=four, now=(measured(1e-3, of=four, work=work),)),
+    )
+    assert len(list(floor.judge(Evidence("main", (scenario,), cases)))) == failures
 
 
 def test_one_process_on_the_right_side_is_enough(judge: Judge) -> None:
     assert judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.1e-3)) == []
     [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.2e-3))
-    assert finding.message == "of ceiling 83.3% at best, below the floor of 90.0% that the scenario expects"
+    assert finding.message == f"{OF_CEILING} 83.3% at best, below the floor of 90.0% that the scenario expects"
 
 
 def test_the_first_floor_that_matches_counts(judge: Judge) -> None:
@@ -66,6 +117,9 @@ def test_the_first_floor_that_matches_counts(judge: Judge) -> None:
     assert len(judge(elsewhere, strict, lax)) == 1
 
 
-def test_a_floor_that_cannot_be_held_is_a_note(judge: Judge) -> None:
-    [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), ceilings=None)
+def test_a_floor_that_cannot_be_checked_is_a_note(judge: Judge) -> None:
+    [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), limits=None)
     assert finding.severity == "note"
+    assert finding.message == f"{OF_CEILING}: the floor of 90.0% can't be checked"
+    [finding] = judge(Expectation("tuned", "of_tomorrow", 0.9))
+    assert (finding.severity, "no metric of this harness has that name" in finding.message) == ("note", True)

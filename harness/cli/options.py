@@ -1,0 +1,89 @@
+"""Options that several commands have, each declared once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness.cli import values
+
+if TYPE_CHECKING:
+    from harness.gate import Request
+
+USUAL_MARGIN = 0.01
+
+Device = Annotated[
+    str | None, typer.Option(metavar="KIND", help="Device to measure on. Default: the first one that works.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB", help="Only cases whose id matches, e.g. '*/float16/*'; may be repeated."),
+]
+Ops = Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Python file with more ops; may be repeated.")]
+Precision = Annotated[
+    float | None,
+    typer.Option(
+        parser=values.share,
+        metavar="SHARE",
+        help="Sample until the 95% interval of the median is this narrow, e.g. 0.2%. Default: as the scenario says; "
+        "the gate takes 0.3% or more.",
+    ),
+]
+MaxTime = Annotated[
+    float | None,
+    typer.Option(
+        parser=values.seconds,
+        metavar="SECONDS",
+        help="Sample a case for no longer than this. Default: as the scenario says; the gate takes 0.5 s or less.",
+    ),
+]
+Margin = Annotated[
+    float | None,
+    typer.Option(parser=values.share, metavar="SHARE", help="Loss of speed that passes. Default: 1%."),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Decides the order within each pair. Default: drawn at random, and recorded."),
+]
+NoiseFile = Annotated[
+    Path | None,
+    typer.Option("--noise", metavar="FILE", help="File of noise floors. Default: one in the cache folder."),
+]
+
+
+def gate_request(
+    base: str,
+    scenarios: Sequence[str],
+    *,
+    device: str | None,
+    only: Sequence[str] | None,
+    ops: Sequence[Path] | None,
+    precision: float | None,
+    max_time: float | None,
+    margin: float | None,
+    seed: int | None,
+    noise: Path | None,
+    advisory: bool = False,
+) -> Request:
+    """The gate's request, from these options. Raises UsageError for scenarios and a device that don't exist."""
+    from harness import devices, scenario
+    from harness.gate import Request
+
+    files = tuple(scenario.find(scenarios))
+    kind = devices.choose(device)
+    selection = scenario.Selection(device=kind, only=tuple(only or ()), precision=precision, max_time=max_time)
+    return Request(
+        base=base,
+        files=files,
+        selection=selection,
+        plugins=tuple(ops or ()),
+        margin=USUAL_MARGIN if margin is None else margin,
+        seed=seed,
+        noise=noise,
+        advisory=advisory,
+        command=("harness", *sys.argv[1:]),
+    )

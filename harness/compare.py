@@ -5,37 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
-from harness.model import Case, Difference, Machine, Measurement, Result, Run
-from harness.stats import median_interval
+from harness.metrics import interval
+from harness.model import Case, Difference, Machine, Measurement, Result, Run, Work
 
-Interval = tuple[float, float]
 Verdict = Literal["faster", "slower", "~", "missing"]
 
 
-def interval(result: Result) -> Interval | None:
-    """95% interval of the case's time, in seconds; None if it has no time or too few samples to tell.
-
-    One process: the distribution-free interval of the median of its samples. Several processes: the smallest range
-    that holds every process's median and every process's own interval. Processes differ in ways that samples within
-    one of them can't show (addresses, clocks), and a handful of processes is too few for a rank interval of their
-    medians, which at 95% takes six. The range errs on the wide side: it calls noise a change less often than 1 in 20.
-    """
-    if result.time is None:
-        return None
-    timed = [m for m in result.measurements if m.time is not None]
-    bounds = [bound for m in timed if (own := median_interval(m.samples)) for bound in own]
-    if len(timed) > 1:
-        bounds += result.medians
-    return (min(bounds), max(bounds)) if bounds else None
-
-
 def compare(reference: Run, run: Run) -> list[Difference]:
-    """Every case of either run, matched by id: the reference's in its order, then those that only `run` has.
+    """Every case of either run, matched by id: the cases of the reference in its order, then those that only `run` has.
 
-    `ratio` is the reference's time over the run's. Its interval takes both times at opposite ends of their own
-    (`interval`): low = reference's low / run's high, high = reference's high / run's low. The verdict is '~' where the
-    two intervals overlap, which is where that of the ratio holds 1, or where there are too few samples for one.
-    `samples` counts those of the run that has fewer.
+    `ratio` is the reference's time over the run's. The interval of the ratio takes both times at opposite ends of their
+    own intervals (`metrics.interval`): low = reference's low / run's high, high = reference's high / run's low. The
+    verdict is '~' where the two intervals overlap (the interval of the ratio then holds 1), or where there are too few
+    samples for an interval. `samples` counts the samples of the run that has fewer.
     """
     before = {result.case.id: result for result in reference.results}
     after = {result.case.id: result for result in run.results}
@@ -49,7 +31,7 @@ def _difference(case: Case, before: Result | None, after: Result | None) -> Diff
         absent = (_absence("the reference", before), _absence("the run", after))
         return Difference(case, old, new, None, None, None, "missing", note="; ".join(filter(None, absent)))
     samples = min(_samples(before), _samples(after))
-    ends = interval(before), interval(after)
+    ends = interval(before.measurements), interval(after.measurements)
     if ends[0] is None or ends[1] is None:
         note = f"{samples} samples are too few for an interval"
         return Difference(case, old, new, old / new, None, None, "~", samples, note)
@@ -71,11 +53,27 @@ def _samples(result: Result) -> int:
 
 def mismatches(reference: Run, run: Run) -> list[str]:
     """What else differs between the two runs and could explain a change; one sentence each, none if alike."""
-    return [
-        *_machines(reference.header.machine, run.header.machine),
-        *_timers(reference, run),
-        *_traffic(reference, run),
-    ]
+    return [*other_setup(reference, run), *_works(reference, run)]
+
+
+def other_setup(reference: Run, run: Run) -> list[str]:
+    """What differs in how the two runs measured: machine, software, timers; one sentence each, none if alike."""
+    return [*_machines(reference.header.machine, run.header.machine), *_timers(reference, run)]
+
+
+def work_fields(before: Work, after: Work) -> tuple[str, ...]:
+    """What differs in the work of a case, in words; empty if nothing does.
+
+    Operations differ only where both sides declare some, since an op need not declare any.
+    """
+    same = {
+        "bytes read": before.read == after.read,
+        "bytes written": before.written == after.written,
+        "bytes sent": before.sent == after.sent,
+        "operations": not before.operations or not after.operations or before.operations == after.operations,
+        "items": before.items == after.items,
+    }
+    return tuple(name for name, alike in same.items() if not alike)
 
 
 def _machines(before: Machine, after: Machine) -> Iterator[str]:
@@ -100,9 +98,10 @@ def _timers(reference: Run, run: Run) -> Iterator[str]:
         yield f"timed in another way: {first} ({timers}){_more(changed)}"
 
 
-def _traffic(reference: Run, run: Run) -> Iterator[str]:
+def _works(reference: Run, run: Run) -> Iterator[str]:
     before, after = _by_id(reference.measurements), _by_id(run.measurements)
-    changed = [key for key in before.keys() & after.keys() if before[key].work != after[key].work]
+    works = {key: (before[key].work, after[key].work) for key in before.keys() & after.keys()}
+    changed = [key for key, (old, new) in works.items() if old and new and work_fields(old, new)]
     if changed:
         yield f"other bytes or operations under the same name: {min(changed)}{_more(changed)}"
 
@@ -112,5 +111,5 @@ def _more(cases: Sequence[str]) -> str:
 
 
 def _by_id(measurements: tuple[Measurement, ...]) -> dict[str, Measurement]:
-    """The timed measurement of each case; the first process stands for all."""
+    """A timed measurement of each case: that of the first process stands for all."""
     return {m.case.id: m for m in reversed(measurements) if m.time is not None}

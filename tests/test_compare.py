@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from harness.compare import compare, interval, mismatches
-from harness.model import Case, Header, Machine, Measurement, Result, Run, Work
+from harness.compare import compare, mismatches, work_fields
+from harness.model import Case, DeviceFacts, Header, Machine, Measurement, Run, Work
 
 CASE = Case("copy", "eager", "float32", (("N", 8),))
 OTHER = Case("copy", "tuned", "float32", (("N", 8),))
-MACHINE = Machine("cuda", "A GPU", "c0ffee", 1, 1, driver="580", versions=(("torch", "2.13.0"),))
+MACHINE = Machine("cuda", "c0ffee", (DeviceFacts("A GPU", 1, 1),), driver="580", versions=(("torch", "2.13.0"),))
 
 
 def timed(low: float, middle: float, high: float, case: Case = CASE, process: int = 0, **fields: Any) -> Measurement:
@@ -19,7 +19,7 @@ def timed(low: float, middle: float, high: float, case: Case = CASE, process: in
 
 
 def run_of(*measurements: Measurement, machine: Machine = MACHINE) -> Run:
-    return Run(Header("a", machine, (), (), "", "", "", len(measurements)), measurements)
+    return Run(Header("a", machine, (), (), "", "", len(measurements)), measurements)
 
 
 @pytest.mark.parametrize(
@@ -76,18 +76,6 @@ def test_cases_come_in_the_references_order_then_those_of_the_run() -> None:
     assert [difference.case for difference in compare(reference, run)] == [OTHER, CASE, third]
 
 
-def test_several_processes_are_as_uncertain_as_their_medians_and_each_of_them() -> None:
-    result = Result(CASE, (timed(9.0, 10.0, 10.5), timed(11.5, 12.0, 12.2, process=1)))
-    assert interval(result) == (9.0, 12.2)
-
-
-def test_medians_of_processes_with_few_samples_still_bound() -> None:
-    few = [Measurement(CASE, "ok", (time,), process=i) for i, time in enumerate((3.0, 1.0, 2.0))]
-    assert interval(Result(CASE, tuple(few))) == (1.0, 3.0)
-    assert interval(Result(CASE, (few[0],))) is None
-    assert interval(Result(CASE, (Measurement(CASE, "timeout"),))) is None
-
-
 def test_samples_of_all_processes_count_on_the_side_that_has_fewer() -> None:
     twice = run_of(timed(1, 1, 1), timed(1, 1, 1, process=1))
     assert compare(twice, run_of(timed(1, 1, 1)))[0].samples == 7
@@ -101,7 +89,11 @@ def test_alike_runs_have_no_mismatches() -> None:
 
 def test_mismatches_name_what_else_could_explain_a_change() -> None:
     newer = replace(
-        MACHINE, name="Another", fingerprint="f00d", driver="590", versions=(("torch", "2.14.0"), ("triton", "4"))
+        MACHINE,
+        devices=(DeviceFacts("Another", 1, 1),),
+        fingerprint="f00d",
+        driver="590",
+        versions=(("torch", "2.14.0"), ("triton", "4")),
     )
     before = run_of(*(timed(1, 1, 1, case, timer="graph", work=Work(1, 1)) for case in (CASE, OTHER)))
     after = run_of(*(timed(1, 1, 1, case, timer="launch", work=Work(2, 1)) for case in (CASE, OTHER)), machine=newer)
@@ -111,3 +103,24 @@ def test_mismatches_name_what_else_could_explain_a_change() -> None:
         "timed in another way: copy/eager/float32/N8 (graph -> launch) and 1 more",
         "other bytes or operations under the same name: copy/eager/float32/N8 and 1 more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("after", "fields"),
+    [
+        (Work(1, 1, (("float16", 9),), items=3), ()),
+        (Work(2, 1, (("float16", 9),), items=3), ("bytes read",)),
+        (Work(1, 2, (("float16", 8),), items=3), ("bytes written", "operations")),
+        # An op need not declare its operations.
+        (Work(1, 1, items=3), ()),
+        (Work(1, 1, (("float16", 9),), sent=5), ("bytes sent", "items")),
+    ],
+)
+def test_work_differs_where_both_sides_declare_it(after: Work, fields: tuple[str, ...]) -> None:
+    assert work_fields(Work(1, 1, (("float16", 9),), items=3), after) == fields
+
+
+def test_processes_that_disagree_are_noise() -> None:
+    twice = run_of(timed(9.0, 10.0, 10.5), timed(11.5, 12.0, 12.2, process=1))
+    (difference,) = compare(twice, run_of(timed(8.0, 9.1, 9.2)))
+    assert (difference.verdict, difference.low, difference.high) == ("~", 9.0 / 9.2, 12.2 / 8.0)

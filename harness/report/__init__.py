@@ -1,57 +1,75 @@
-"""A run as files to read. One format a file, found by its name; a file that starts with `_` is a helper.
+"""A run as files to read. One format a file in `formats/`, found by its name.
 
-A format has `SUMMARY`, one line, and `write(run, folder) -> list[Path]`, which writes its files into the run's folder.
-`terminal` draws on a console instead, so it isn't a format. Nothing here loads pandas or matplotlib until it is used.
+A format has `SUMMARY`, one line, and `write(run, folder, notes) -> list[Path]`, which writes its files into the run's
+folder. `terminal` draws on a console instead, so it isn't a format. Nothing here loads pandas or matplotlib until it is
+used.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
 
 from harness.discover import discover
 from harness.errors import MachineError, UsageError, nearest
-from harness.model import Ceilings, Machine, Run
+from harness.model import Limits, Machine, Run
 
 
 class Format(Protocol):
-    """What a file in this folder offers."""
+    """What a file in `formats/` offers."""
 
     SUMMARY: str
 
-    def write(self, run: Run, folder: Path) -> list[Path]:
-        """Write the run's files into `folder`, which exists. Gives their paths."""
+    def write(self, run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
+        """Write the run's files into `folder`, which exists. Gives their paths. notes: what else to say of the run."""
 
 
-def formats() -> dict[str, Format]:
-    """Every format by name."""
-    return _found()
+def every_format() -> dict[str, Format]:
+    """Every format by name. Raises UsageError for a file that lacks what a format must have."""
+    modules = discover(f"{__name__}.formats", ["SUMMARY", "write"])
+    return {name: cast(Format, module) for name, module in modules.items()}
 
 
-def write(run: Run, folder: Path, formats: Sequence[str] | None = None) -> list[Path]:
+def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: Sequence[str] = ()) -> list[Path]:
     """Write the named formats of a run, or all, into its folder. Gives the paths written.
 
-    Raises UsageError for an unknown format, and MachineError where the folder can't be written.
+    notes: what else to say of the run, such as `stale` gives. Raises UsageError for an unknown format, and MachineError
+    where the folder can't be written.
     """
-    found = _found()
+    found = every_format()
     unknown = [name for name in formats or () if name not in found]
     if unknown:
         raise UsageError(f"no report format named '{unknown[0]}'", nearest(unknown[0], found))
     with into(folder):
-        return [path for name in formats or found for path in found[name].write(run, folder)]
+        return [path for name in formats or found for path in found[name].write(run, folder, notes)]
 
 
-def write_ceilings(machine: Machine, ceilings: Ceilings, folder: Path) -> list[Path]:
-    """Write the ceilings alone, as a page, a table and a plot: peak.md, peak.csv, peak.svg, peak.png.
+def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
+    """Write what a machine can do as a page, tables and a plot: peak.md, peak.csv, peak.svg, peak.png.
 
-    Makes the folder. Raises MachineError where it can't be written.
+    peak_compute.csv and peak_links.csv are written where such peaks were measured. Makes the folder. Raises
+    MachineError where it can't be written.
     """
-    from harness.report import _ceilings
+    from harness.report import _limits, build
+    from harness.report.formats.markdown import render
 
+    page, figure = folder / "peak.md", "peak.png"
     with into(folder):
-        return _ceilings.write(machine, ceilings, folder)
+        page.write_text(render(build.page_of_limits(machine, limits, figure)), encoding="utf-8")
+        drawn = _limits.draw(machine, limits, folder / figure) if limits.points else []
+        return [page, *_limits.write_points(limits, folder), *drawn]
+
+
+def stale(run: Run, current: Mapping[str, str]) -> list[str]:
+    """Sentences about results that other code has measured than there is now; none if all is of the same code.
+
+    current: the hash over the code of each op there is, by the op's name.
+    """
+    from harness.report import _facts
+
+    return _facts.stale(run, current)
 
 
 @contextmanager
@@ -63,9 +81,3 @@ def into(folder: Path) -> Iterator[None]:
     except OSError as error:
         message = f"can't write the report: {error.filename or folder}: {error.strerror or error}"
         raise MachineError(message, "make room or choose a folder that can be written") from error
-
-
-def _found() -> dict[str, Format]:
-    return {
-        name: cast(Format, module) for name, module in discover(f"{__name__}.formats", ["SUMMARY", "write"]).items()
-    }

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import units
+from harness.report._roles import foremost
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -74,25 +75,32 @@ LOOKS = (
     Look("#D55E00", "||||", "*", (0, (7, 2, 1, 2))),
 )
 
-_BASELINES = {"eager": ("#999999", "s", "--"), "compile": ("#666666", "D", "-.")}
-_PEER = ("#AAAAAA", "p", ":")
+_OURS = {"color": "#D55E00", "marker": "o"}
+_BASELINES = (("#999999", "s", "--"), ("#666666", "D", "-."), ("#BBBBBB", "d", (0, (5, 1))))
+_PEERS = (("#AAAAAA", "p", ":"), ("#777777", "H", (0, (3, 1, 1, 1))), ("#555555", "8", (0, (1, 1))))
 _COLORS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
-_MARKERS = ("^", "v", "P", "X", "*", "<", ">", "h", "d")
+_MARKERS = ("^", "v", "P", "X", "*", "<", ">", "h")
 
 
-def variant_lines(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Keywords of a line with markers for each variant: `tuned` stands out, below those that coincide with it."""
+def variant_lines(names: Sequence[str], roles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+    """Keywords of a line with markers for each variant: ours stands out, below those that coincide with it.
+
+    roles: the role of every variant of the op, so that a variant looks the same wherever it is shown.
+    """
     edge = {"markeredgecolor": "black", "markeredgewidth": 0.4}
     plain = {"linestyle": "-", "linewidth": 1.1, "markersize": 4.5, "zorder": 2.4, **edge}
     stout = {"linestyle": "-", "linewidth": 2.6, "markersize": 6.5, "zorder": 2.2, **edge}
     faint = {"linewidth": 1.0, "markersize": 3.2, "zorder": 2.3, **edge}
+    baselines = [name for name, role in roles.items() if role in ("baseline", "control")]
+    peers = [name for name, role in roles.items() if role == "peer"]
     lines: dict[str, dict[str, Any]] = {}
     own = 0
     for name in names:
-        if name == "tuned":
-            lines[name] = {"color": "#D55E00", "marker": "o", **stout}
-        elif name in _BASELINES or name.startswith("peer:"):
-            color, marker, dashes = _BASELINES.get(name, _PEER)
+        if name == foremost(roles):
+            lines[name] = {**_OURS, **stout}
+        elif name in baselines or name in peers:
+            looks, index = (_BASELINES, baselines.index(name)) if name in baselines else (_PEERS, peers.index(name))
+            color, marker, dashes = looks[index % len(looks)]
             lines[name] = {"color": color, "marker": marker, "linestyle": dashes, **faint}
         else:
             color, marker = _COLORS[own % len(_COLORS)], _MARKERS[own % len(_MARKERS)]

@@ -2,98 +2,93 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from harness import units
-from harness.model import Claim, Metric, Result, Run, by_group
+from harness.metrics import named
+from harness.model import Claim, Scenario
+from harness.report._frame import Line
+from harness.report._text import cell
+from harness.report.tree import Cell, Column, Note, Quantities, Table, text_column
 
-_NAMES: dict[Metric, str] = {
-    "speedup": "speed-up",
-    "traffic": "traffic",
-    "bandwidth": "bandwidth",
-    "of_peak": "of peak",
-    "of_ceiling": "of ceiling",
-    "time": "time",
-}
-_WORDS: dict[Metric, str] = {"speedup": "faster", "traffic": "less"}
-"""What is claimed where the text gives no value."""
+By = dict[str, Line]
+"""The lines of one group by their variant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and what stands against it, as text. `measured` says why where nothing does."""
+    """A claim and what stands against it: values, or a sentence that says why there are none."""
 
-    row: str
+    claim: Claim
     what: str
-    claimed: str
-    hardware: str
-    measured: str
-    text: str
+    claimed: Cell
+    measured: Cell
 
 
-def comparisons(run: Run) -> dict[str, list[Comparison]]:
-    """By scenario, each of its claims with the values of all groups that it speaks of."""
-    results = {result.case.id: result for result in run.results}
-    found = {}
-    for scenario in run.header.scenarios:
-        groups = by_group(results[key] for key in scenario.cases if key in results)
-        found[scenario.name] = [_comparison(run, c, c.over or scenario.baseline, groups) for c in scenario.claims]
-    return found
+def comparisons(scenario: Scenario, lines: Sequence[Line]) -> list[Comparison]:
+    """Each claim of the scenario with the values of all groups that it speaks of."""
+    groups: dict[str, By] = {}
+    for line in lines:
+        groups.setdefault(line.case.group, {})[line.case.variant] = line
+    return [_comparison(claim, claim.over or scenario.baseline, groups) for claim in scenario.claims]
 
 
-def _comparison(run: Run, claim: Claim, over: str, groups: dict[str, list[Result]]) -> Comparison:
-    relative = claim.metric in ("speedup", "traffic")
-    what = f"{claim.variant}: {_NAMES[claim.metric]}" + (f" over {over}" if relative else "")
-    form = units.METRICS[claim.metric]
+def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
+    metric = named(claim.metric)
+    relative = metric.relative == "variant"
     matching = [group for name, group in groups.items() if fnmatchcase(name, claim.where)]
     values: list[float] = []
     reasons: list[str] = [] if matching else [f"no case here is like '{claim.where}'"]
     for group in matching:
-        variants = {result.case.variant: result for result in group}
-        value = _value(run, claim.metric, variants.get(claim.variant), variants.get(over))
+        value = _value(claim, group, over)
         if value is not None:
             values.append(value)
         else:
-            reasons.extend(_reasons(variants, (claim.variant, over) if relative else (claim.variant,)))
-    measured = _summary(values, form) if values else f"not measured: {reasons[0]}"
-    claimed = _WORDS[claim.metric] if claim.value is None else form(claim.value)
-    return Comparison(claim.row, what, claimed, claim.hardware, measured, claim.text)
+            reasons.extend(_reasons(group, (claim.variant, over) if relative else (claim.variant,)))
+    return Comparison(
+        claim,
+        f"{claim.variant}: {metric.title}" + (f" over {over}" if relative else ""),
+        metric.said if claim.value is None else Quantities((claim.value,), metric.unit),
+        Quantities(tuple(values), metric.unit) if values else f"not measured: {reasons[0]}",
+    )
 
 
-def _value(run: Run, metric: Metric, result: Result | None, over: Result | None) -> float | None:
-    """The metric of a result, in SI units; None where it, or what it is held against, has none."""
-    if result is None or result.time is None:
+def _value(claim: Claim, group: By, over: str) -> float | None:
+    """The metric of the claim's variant; None where it, or what it is compared with, has none."""
+    line, other = group.get(claim.variant), group.get(over)
+    if line is None:
         return None
-    values: dict[Metric, Callable[[], float | None]] = {
-        "speedup": lambda: over.time / result.time if over and over.time and result.time else None,
-        "traffic": lambda: _moved(result) / _moved(over) if over and _moved(over) else None,
-        "bandwidth": lambda: result.bandwidth,
-        "of_peak": lambda: run.of_peak(result),
-        "of_ceiling": lambda: run.of_ceiling(result),
-        "time": lambda: result.time,
-    }
-    return values[metric]()
+    return named(claim.metric).value(line.subject.against(other.subject if other else None))
 
 
-def _moved(result: Result) -> int:
-    return result.traffic.moved if result.traffic else 0
-
-
-def _reasons(variants: dict[str, Result], needed: tuple[str, ...]) -> Iterator[str]:
+def _reasons(group: By, needed: tuple[str, ...]) -> Iterator[str]:
     for name in needed:
-        if name not in variants:
+        if name not in group:
             yield f"'{name}' wasn't run"
-        elif variants[name].status != "ok":
-            yield f"'{name}' ended as {variants[name].status}"
-    yield "what it is held against wasn't measured"
+        elif group[name].result.status != "ok":
+            yield f"'{name}' ended as {group[name].result.status}"
+    yield "what it is compared with wasn't measured"
 
 
-def _summary(values: list[float], form: Callable[[float], str]) -> str:
-    """One value as it is; several as their median and range."""
-    middle = form(statistics.median(values))
-    if len(values) == 1:
-        return middle
-    return f"{middle} ({form(min(values))} to {form(max(values))}, {len(values)} cases)"
+def table(found: Sequence[Comparison]) -> Table:
+    """The comparisons as a table, without columns that would be empty."""
+    made = (
+        text_column("row", (c.claim.row for c in found)),
+        text_column("what", (c.what for c in found)),
+        Column("claimed", tuple(c.claimed for c in found)),
+        text_column("on", (c.claim.hardware for c in found)),
+        Column("measured here", tuple(c.measured for c in found), right=False),
+        text_column("in the text's words", (c.claim.text for c in found)),
+    )
+    return Table(tuple(column for column in made if not column.is_empty))
+
+
+def notes(found: Sequence[Comparison]) -> list[Note]:
+    """The comparisons as sentences."""
+    return [
+        Note(
+            f"{c.claim.row} claims {cell(c.claimed)} ({c.what}, {c.claim.hardware}): here {cell(c.measured)}",
+        )
+        for c in found
+    ]

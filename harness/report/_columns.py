@@ -1,84 +1,88 @@
-"""The main table as text: what stands in each column, for whichever way it is drawn."""
+"""The main table of a scenario: a row a case, a column for each metric that some case has."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
-from harness import units
+from harness.metrics import METRICS, Metric, named
+from harness.model import FAILED
+from harness.report._frame import Line
+from harness.report._text import first_line
+from harness.report.tree import Cell, Column, Kind, Table, text_column
+from harness.units import PLAIN
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-ESSENTIAL = 9
-_ERROR_LENGTH = 160
-_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of text.
-
-    `keep` ranks it for narrow consoles: ESSENTIAL ones stay, then the higher the longer. `code` is text that no
-    markup may change.
-    """
-
-    head: str
-    cells: tuple[str, ...]
-    right: bool = True
-    keep: int = ESSENTIAL
-    code: bool = False
+_BOUND = (
+    "the limit of the machine that the ceiling is taken from: memory, a type that operations are done in, or the link. "
+    "Operations are held to the burst peak, or to the settled one where the case keeps the machine under load"
+)
 
 
-def columns(table: pd.DataFrame, baseline: str) -> list[Column]:
-    """Columns of one scenario's rows of the frame, without those that would be empty.
+def table(lines: Sequence[Line], *, errors: bool = True) -> Table:
+    """The cases of one scenario, without columns that would be empty. errors: with what each error says first.
 
     A case without a time shows its status in the place of the time.
     """
-    scale, unit = units.time_scale(table["time_s"].dropna())
-    times = _cells(table["time_s"], lambda value: units.significant(value / scale))
-    moved = table["moved_bandwidth"].where(table["moved_bytes"] > table["read_bytes"] + table["written_bytes"])
-    made = [
-        Column("shape", tuple(table["shape"]), right=False),
-        Column("cache", tuple(table["cache"].where(table["cache"] != "cold", "")), right=False, keep=8),
-        Column("dtype", tuple(table["dtype"]), right=False),
-        Column("variant", tuple(table["variant"]), right=False),
-        Column(f"time ({unit})", tuple(t or status for t, status in zip(times, table["status"], strict=True))),
-        Column("GB/s", _cells(table["effective_bandwidth"], units.gigabytes)),
-        Column("moved GB/s", _cells(moved, units.gigabytes), keep=3),
-        _items(table),
-        Column("of peak", _cells(table["of_peak"], units.percent), keep=5),
-        Column("of ceiling", _cells(table["of_ceiling"], units.percent)),
-        Column(f"vs {baseline}", _cells(table["speedup"], units.ratio)),
-        Column("noise", _cells(table["noise"], lambda value: units.percent(value, 2)), keep=4),
-        Column("registers", _cells(table["registers"], _count), keep=2),
-        Column("local bytes", _cells(table["local_bytes"].where(table["local_bytes"] > 0), _count), keep=6),
-        Column("warnings", tuple(table["warnings"].str.replace(";", ", ")), right=False, keep=6),
-        Column("error", tuple(map(first_line, table["error"])), right=False, keep=1, code=True),
-    ]
-    return [column for column in made if any(column.cells)]
+    columns = [*_names(lines), *_metrics(lines), *_attached(lines), *_findings(lines, errors)]
+    return Table(tuple(column for column in columns if not column.is_empty), kinds=tuple(map(_kind, lines)))
 
 
-def _count(value: float) -> str:
-    return f"{value:.0f}"
+def _kind(line: Line) -> Kind:
+    status = line.result.status
+    return "" if status == "ok" else "failure" if status in FAILED else "warning"
 
 
-def first_line(error: str) -> str:
-    """What an error says first, cut to a length that a table bears."""
-    line = next((line.strip() for line in error.splitlines() if line.strip()), "")
-    return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"
+def _names(lines: Sequence[Line]) -> Iterator[Column]:
+    cases = [line.case for line in lines]
+    yield text_column("shape", (case.shape_text for case in cases))
+    yield text_column("choices", (case.choices_text.replace(",", ", ") for case in cases))
+    several = any(case.world > 1 for case in cases)
+    hint = "number of devices that work on the case together"
+    yield Column("world", tuple(str(case.world) if several else "" for case in cases), hint=hint)
+    yield text_column("cache", ("" if case.cache == "cold" else case.cache for case in cases), keep=8)
+    yield text_column("dtype", (case.dtype for case in cases))
+    yield text_column("variant", (case.variant for case in cases))
 
 
-def _items(table: pd.DataFrame) -> Column:
-    """What users count, a second, in one prefix for the column."""
-    rates = table["items_per_s"].dropna()
-    scale, prefix = next((p for p in _PREFIXES if rates.min() >= p[0]), _PREFIXES[-1])
-    name = next(filter(None, table["item"]), "") or "items"
-    cells = _cells(table["items_per_s"], lambda value: units.significant(value / scale))
-    return Column(f"{prefix} {name}/s".strip(), cells, keep=7)
+def _metrics(lines: Sequence[Line]) -> Iterator[Column]:
+    noun = next((line.result.work.item for line in lines if line.result.work and line.result.work.item), "")
+    over = lines[0].scenario.baseline
+    reported = {name: named(name) for line in lines for name in line.subject.facts}
+    for metric in (METRICS | reported).values():
+        if metric.head:
+            cells = tuple(_cell(metric, line) for line in lines)
+            head = metric.head.replace("{over}", over)
+            yield Column(head, cells, metric.unit, noun, keep=metric.keep, hint=metric.hint)
 
 
-def _cells(values: Iterable[float], form: Callable[[float], str]) -> tuple[str, ...]:
-    return tuple("" if math.isnan(value) else form(value) for value in values)
+def _cell(metric: Metric, line: Line) -> Cell:
+    value = line.values.get(metric.name)
+    if value is not None:
+        return value if metric.shown(line.subject) else ""
+    return line.result.status if metric is METRICS["time"] else ""
+
+
+def _attached(lines: Sequence[Line]) -> Iterator[Column]:
+    """What tools found; a figure that is named like a metric is written like it."""
+    for key in dict.fromkeys(key for line in lines for key in line.attached):
+        tool, _, name = key.partition(".")
+        metric = METRICS.get(name)
+        cells = tuple(line.attached.get(key, "") for line in lines)
+        hint = f"{metric.title if metric else name}, as {tool} found it"
+        yield Column(f"{key} ({{unit}})", cells, metric.unit if metric else PLAIN, keep=3, hint=hint)
+
+
+def _findings(lines: Sequence[Line], errors: bool) -> Iterator[Column]:
+    if any(line.subject.beyond_memory for line in lines):
+        yield text_column("bound by", map(_bound, lines), keep=4, hint=_BOUND)
+    warnings = (", ".join(warning.code for warning in line.result.warnings) for line in lines)
+    yield text_column("warnings", warnings, keep=6)
+    if errors:
+        yield text_column("error", (first_line(line.result.error or "") for line in lines), keep=1, code=True)
+
+
+def _bound(line: Line) -> str:
+    """The limit that binds, and for compute which peak of it was taken."""
+    bound = line.subject.bound
+    if bound is None:
+        return ""
+    return f"{bound.limit}, {line.subject.state}" if line.subject.bound_by_compute else bound.limit

@@ -1,27 +1,30 @@
-"""What a reader must know besides the numbers: the machine, what is missing, what the warnings mean."""
+"""What a reader must know besides the numbers: the machine, what is missing, whose code, what the warnings mean."""
 
 from __future__ import annotations
 
 import shlex
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping
 
 from harness import units
-from harness.model import Machine, Run, Scenario, Warning
+from harness.model import DeviceFacts, Machine, Run, Scenario, Warning
+from harness.report._text import plural
+from harness.report.tree import Facts, Note
 from harness.stats import range_over_median
 
+_DIGEST = 12
+"""Characters of a hash that are shown: enough to tell two apart."""
 
-def machine(facts: Machine) -> list[tuple[str, str]]:
-    """Labels and values, without what isn't known."""
-    known = {
-        "device": facts.name,
-        "memory": facts.memory_bytes and units.size(facts.memory_bytes),
-        "last-level cache": facts.cache_bytes and units.size(facts.cache_bytes),
-        "compute capability": facts.compute_capability,
-        "multiprocessors": facts.multiprocessors,
-        "SM clock, at most": _megahertz(facts.max_sm_clock_hz),
-        "memory clock, at most": _megahertz(facts.max_memory_clock_hz),
-        "power limit": facts.power_limit_w and f"{facts.power_limit_w:.0f} W",
+
+def machine(facts: Machine) -> Facts:
+    """What is known of the machine. Devices that differ are listed one by one."""
+    differ = len(set(facts.devices)) > 1
+    each = "each device: " if len(facts.devices) > 1 else ""
+    known: dict[str, object] = {"device": facts.name}
+    for number, device in enumerate(facts.devices if differ else facts.devices[:1]):
+        place = f"device {number}: " if differ else each
+        known |= {f"{place}{label}": value for label, value in _device(device, differ).items()}
+    known |= {
         "driver": facts.driver,
         "processor": facts.cpu,
         "processors": facts.cpu_count,
@@ -30,7 +33,20 @@ def machine(facts: Machine) -> list[tuple[str, str]]:
         "fingerprint": facts.fingerprint,
         "versions": ", ".join(f"{name} {version}" for name, version in facts.versions),
     }
-    return [(label, str(value)) for label, value in known.items() if value]
+    return Facts(tuple((label, str(value)) for label, value in known.items() if value))
+
+
+def _device(device: DeviceFacts, named: bool) -> dict[str, object]:
+    return {
+        "name": device.name if named else "",
+        "memory": device.memory_bytes and units.size(device.memory_bytes),
+        "last-level cache": device.cache_bytes and units.size(device.cache_bytes),
+        "compute capability": device.compute_capability,
+        "multiprocessors": device.multiprocessors,
+        "SM clock, at most": _megahertz(device.max_sm_clock_hz),
+        "memory clock, at most": _megahertz(device.max_memory_clock_hz),
+        "power limit": device.power_limit_w and f"{device.power_limit_w:.0f} W",
+    }
 
 
 def _megahertz(clock: float | None) -> str:
@@ -55,7 +71,7 @@ def origin(scenario: Scenario) -> str:
     """Where a scenario comes from, as a sentence."""
     rows = f"rows {', '.join(scenario.rows)}" if scenario.rows else ""
     source = "; ".join(filter(None, [scenario.source, rows]))
-    return f"Scenario `{scenario.name}`, op `{scenario.op}`" + (f". Source: {source}." if source else ".")
+    return f"Scenario {scenario.name}, op {scenario.op}" + (f". Source: {source}." if source else ".")
 
 
 def unmeasured(run: Run) -> int:
@@ -67,9 +83,13 @@ def unmeasured(run: Run) -> int:
 def outcome(run: Run) -> str:
     """How many cases ended in which way: '28 ok, 1 crashed, 1 wrong'."""
     counts = Counter(result.status for result in run.results)
-    ended = [f"{count} {status}" for status, count in sorted(counts.items(), key=lambda item: item[0] != "ok")]
+    ended = [f"{count} {_words(status)}" for status, count in sorted(counts.items(), key=lambda item: item[0] != "ok")]
     missing = unmeasured(run)
     return ", ".join([*ended, *([f"{missing} not measured"] if missing else [])]) or "no case was measured"
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
 
 
 def processes(run: Run) -> str:
@@ -86,20 +106,50 @@ def processes(run: Run) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """A warning once, with the number of cases that carry it."""
-
-    warning: Warning
-    cases: int
-    example: str
-
-
-def notices(run: Run) -> list[Notice]:
+def warnings(run: Run) -> list[Note]:
     """Every code of a warning once, the most frequent first; the first case that has it is the example."""
-    found: dict[str, list[tuple[Warning, str]]] = {}
+    found: dict[str, list[tuple[Warning, str]]] = defaultdict(list)
     for result in run.results:
         for warning in result.warnings:
-            found.setdefault(warning.code, []).append((warning, result.case.id))
-    all_of_them = [Notice(cases[0][0], len(cases), cases[0][1]) for cases in found.values()]
-    return sorted(all_of_them, key=lambda notice: -notice.cases)
+            found[warning.code].append((warning, result.case.id))
+    return [
+        Note(told[0][0].message, "warning", _how_often(code, len(told)), told[0][1], told[0][0].advice)
+        for code, told in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _how_often(code: str, cases: int) -> str:
+    return f"{code} in" if cases == 1 else f"{code} in {cases} cases, such as"
+
+
+def stale(run: Run, current: Mapping[str, str]) -> list[str]:
+    """Sentences about results that other code has measured than there is now; none if all is of the same code.
+
+    current: the hash over the code of each op there is. A result of an op that isn't there can't be compared.
+    """
+    if run.header.schema < 2:
+        return ["This run is of schema 1, it doesn't say which code measured each result. A new run would."]
+    older: dict[tuple[str, str], set[str]] = defaultdict(set)
+    unknown: dict[str, set[str]] = defaultdict(set)
+    for m in run.measurements:
+        if m.code is None or m.case.op not in current:
+            unknown[m.case.op].add(m.case.id)
+        elif m.code.digest != current[m.case.op]:
+            older[m.case.op, m.code.digest].add(m.case.id)
+    return [*_older(older, current), *_unknown(unknown)]
+
+
+def _older(older: Mapping[tuple[str, str], set[str]], current: Mapping[str, str]) -> list[str]:
+    if not older:
+        return []
+    ops = [f"{op} (measured with code {digest[:_DIGEST]}, now {current[op][:_DIGEST]})" for op, digest in sorted(older)]
+    count = len(set().union(*older.values()))
+    verb = "is" if count == 1 else "are"
+    return [f"{plural(count, 'result')} {verb} of older code than there is now: {', '.join(ops)}."]
+
+
+def _unknown(unknown: Mapping[str, set[str]]) -> list[str]:
+    if not unknown:
+        return []
+    results = plural(sum(map(len, unknown.values())), "result")
+    return [f"{results} can't be checked for older code: the code of {', '.join(sorted(unknown))} isn't here."]

@@ -1,4 +1,4 @@
-"""Which figures a run gets, and what each shows. Nothing is drawn here: the report links what `plots` draws."""
+"""Which plots a run gets, and what each shows. Nothing is drawn here: the report links what `plots` draws."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from harness.model import Curve, Run, Scenario
-from harness.report._frame import by_scenario, frame, sizes_of
+from harness.metrics import METRICS, Metric
+from harness.model import Curve, Run, Scenario, Value
+from harness.model.case import written
+from harness.report._frame import Line, Settings, by_scenario, frame, setting, settings_of
+from harness.report._roles import roles
 from harness.report._sweep import places
 
 if TYPE_CHECKING:
@@ -18,14 +21,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Layout = Literal["bars", "lines", "curve", "variants", "ranking"]
-Shapes = dict[str, dict[str, int]]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
 MOST_SERIES = 8
-"""As many as have a colour, a hatch and a marker of their own; beyond that each bar carries its name."""
+"""The most series with a colour, a hatch and a marker of their own; beyond that each bar carries its name."""
 _MOST_VARIANTS = 9
-"""Of a figure as wide as the page."""
+"""The most variants in a figure as wide as the page."""
 _MOST_BARS = 40
 _MOST_SHAPES = 8
 _MOST_RANKED = 40
@@ -35,13 +37,14 @@ _LABEL_CHARACTERS = 52
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class Plot:
     """One picture of one scenario and dtype.
 
-    rows: of the frame, with a column `series`: the variant, or what else is told apart. series: all of the scenario's,
-    so that each looks the same in every figure. quantity: the column to show. labels: what to write for each shape;
-    `swept`: where it stands on the axis of lines and curves. axis: what varies there, or the sizes that all shapes
-    share. curve: the scenario's. turn: the figure's place among the scenario's. multiprocessors: the machine's.
+    rows: of the frame, with a column `series`, the variant or what else is told apart, and a column `setting`, the
+    sizes and choices of a case. series: all of the scenario's, so that each looks the same in every plot; roles: of its
+    variants. metric: what is shown. labels: what to write for each setting; `swept`: where it stands on the axis of
+    lines and curves. axis: what varies there, or what all settings share. curve: the scenario's. turn: the plot's place
+    among the scenario's. multiprocessors: the machine's.
     """
 
     scenario: str
@@ -49,10 +52,11 @@ class Figure:
     title: str
     layout: Layout
     rows: pd.DataFrame
-    quantity: str
+    metric: Metric
     labels: Mapping[str, str]
     axis: str
     series: tuple[str, ...]
+    roles: Mapping[str, str]
     swept: Mapping[str, int]
     curve: Curve | None = None
     turn: int = 0
@@ -63,7 +67,7 @@ class Figure:
         """What the figure shows, for those who can't see it; without matplotlib's formulas."""
         by = f"over {self.axis}" if self.layout in ("curve", "variants") else "by variant and shape"
         title = re.sub(r"[${}]", "", self.title)  # 2^27 as one types it
-        return f"{title}: {self.quantity.removesuffix('_s').replace('_', ' ')} {by}"
+        return f"{title}: {self.metric.title} {by}"
 
     @property
     def png(self) -> str:
@@ -72,87 +76,113 @@ class Figure:
 
 
 @lru_cache(maxsize=1)
-def plan(run: Run) -> tuple[list[Figure], int]:
-    """The figures of a run, and how many more there would be without a limit.
+def plan(run: Run) -> tuple[list[Plot], int]:
+    """The plots of a run, and how many more there would be without a limit.
 
     Where there are too many, each scenario keeps its first ones.
     """
-    sizes = sizes_of(run)
-    wanted: list[Figure] = []
-    for scenario, rows in by_scenario(run, frame(run)):
-        figures = _of_scenario(scenario, rows, sizes)
-        count = run.header.machine.multiprocessors
-        wanted += [replace(figure, turn=turn, multiprocessors=count) for turn, figure in enumerate(figures)]
-    kept = {figure.name for figure in sorted(wanted, key=lambda figure: figure.turn)[:MOST_FIGURES]}
-    return [figure for figure in wanted if figure.name in kept], len(wanted) - len(kept)
+    wanted: list[Plot] = []
+    every = frame(run)
+    for scenario, lines in by_scenario(run):
+        plots = _of_scenario(scenario, every[every["scenario"] == scenario.name], lines)
+        count = run.header.machine.device.multiprocessors
+        wanted += [replace(plot, turn=turn, multiprocessors=count) for turn, plot in enumerate(plots)]
+    kept = {plot.name for plot in sorted(wanted, key=lambda plot: plot.turn)[:MOST_FIGURES]}
+    return [plot for plot in wanted if plot.name in kept], len(wanted) - len(kept)
 
 
-def _of_scenario(scenario: Scenario, table: pd.DataFrame, shapes: Shapes) -> Iterator[Figure]:
-    table = table.assign(series=_series(scenario.curve, table, shapes))
+def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
+    settings = settings_of(lines)
+    names = {line.case.id: setting(line.case) for line in lines}
+    table = table.assign(setting=table["case"].map(names))
+    table = table.assign(series=_series(scenario.curve, table, settings))
     series = tuple(dict.fromkeys(table["series"]))
-    for (dtype, cache), rows in table.groupby(["dtype", "cache"], sort=False):
-        quantity = next((q for q in ("effective_bandwidth", "items_per_s", "time_s") if rows[q].notna().any()), None)
-        if quantity is None:
+    role = roles(scenario, table["variant"])
+    # A curve has lines, which can't tell choices apart as labels under bars do.
+    apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
+    for (dtype, cache, *chosen), rows in table.groupby(["dtype", "cache", *apart], sort=False):
+        cases = set(rows["case"])
+        metric = _metric([line for line in lines if line.case.id in cases])
+        if metric is None:
             continue
         kind = [str(dtype)] if cache == "cold" else [str(dtype), str(cache)]
-        name = re.sub(r"[^\w.-]+", "_", "-".join([scenario.name, *kind]))
+        name = re.sub(r"[^\w.-]+", "_", "-".join([scenario.name, *kind, *map(str, chosen)]))
         title = " ".join([rows["op"].iloc[0], *kind])
-        own = {shape: shapes[shape] for shape in dict.fromkeys(rows["shape"])}
+        own = {name: settings[name] for name in dict.fromkeys(rows["setting"])}
         varying = _varying(own)
-        fixed = ", ".join(f"{s}={size_label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
+        fixed = ", ".join(f"{s}={label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
         labels = _labels(own, varying)
-        figure = Figure(scenario.name, name, title, "bars", rows, quantity, labels, fixed, series, {}, scenario.curve)
-        yield from _numbered(list(_pages(figure, own, varying)))
+        plot = Plot(scenario.name, name, title, "bars", rows, metric, labels, fixed, series, role, {}, scenario.curve)
+        yield from _numbered(list(_pages(plot, own, varying)))
 
 
-def _series(curve: Curve | None, table: pd.DataFrame, shapes: Shapes) -> pd.Series[str]:
-    """The variant, or the size of the symbol that a curve tells apart, or both."""
+def _metric(lines: Sequence[Line]) -> Metric | None:
+    """The metric with the highest rank for figures that some line has and may be drawn of."""
+    ranked = sorted((m for m in METRICS.values() if m.figure), key=lambda metric: -metric.figure)
+    known = (
+        metric
+        for metric in ranked
+        if any(line.values[metric.name] is not None and metric.drawn(line.subject) for line in lines)
+    )
+    return next(known, None)
+
+
+def _series(curve: Curve | None, table: pd.DataFrame, settings: Settings) -> pd.Series[str]:
+    """The variant, or the size or choice that a curve tells apart, or both."""
     if curve is None or not curve.by:
         return table["variant"]
-    sizes = table["shape"].map(lambda shape: f"{curve.by}={size_label(shapes[shape][curve.by])}")
-    return sizes if table["variant"].nunique() == 1 else table["variant"] + ", " + sizes
+    values = table["setting"].map(lambda name: f"{curve.by}={label(settings[name][curve.by])}")
+    return values if table["variant"].nunique() == 1 else table["variant"] + ", " + values
 
 
-def _pages(figure: Figure, shapes: Shapes, varying: Sequence[str]) -> Iterator[Figure]:
-    """The figure in parts that can be read, in the layout that suits it."""
-    if figure.curve is not None:
-        over = places(figure.curve, shapes)
-        alone = figure.curve.of_variants and len(set(over.values())) == len(over)
-        yield from _swept(figure, "variants" if alone else "curve", figure.curve.label, over)
-    elif len(varying) == 1 and len(shapes) >= _LEAST_SWEPT:
-        symbol = varying[0]
-        yield from _swept(figure, "lines", symbol, {shape: sizes[symbol] for shape, sizes in shapes.items()})
-    elif figure.rows["series"].nunique() > MOST_SERIES:
-        yield from _rankings(figure)
+def _pages(plot: Plot, settings: Settings, varying: Sequence[str]) -> Iterator[Plot]:
+    """The plot in parts that can be read, in the layout that suits it."""
+    if plot.curve is not None:
+        over = places(plot.curve, settings)
+        alone = plot.curve.of_variants and len(set(over.values())) == len(over)
+        yield from _swept(plot, "variants" if alone else "curve", plot.curve.label, over)
+    elif len(settings) >= _LEAST_SWEPT and (over := _only_size(settings, varying)):
+        yield from _swept(plot, "lines", varying[0], over)
+    elif plot.rows["series"].nunique() > MOST_SERIES:
+        yield from _rankings(plot)
     else:
-        yield from _groups_of_bars(figure, list(shapes))
+        yield from _groups_of_bars(plot, list(settings))
 
 
-def _swept(figure: Figure, layout: Layout, axis: str, swept: Mapping[str, int]) -> Iterator[Figure]:
-    title = f"{figure.title}, {figure.axis}" if figure.axis else figure.title
+def _only_size(settings: Settings, varying: Sequence[str]) -> dict[str, int]:
+    """The only size that varies, of each setting; nothing if more vary, or a choice does."""
+    if len(varying) != 1:
+        return {}
+    found = {name: values[varying[0]] for name, values in settings.items()}
+    sizes = {name: size for name, size in found.items() if isinstance(size, int)}
+    return sizes if len(sizes) == len(found) else {}
+
+
+def _swept(plot: Plot, layout: Layout, axis: str, swept: Mapping[str, int]) -> Iterator[Plot]:
+    title = f"{plot.title}, {plot.axis}" if plot.axis else plot.title
     most = _MOST_VARIANTS if layout == "variants" else MOST_SERIES
-    for part in _parts(list(dict.fromkeys(figure.rows["series"])), most):
-        rows = figure.rows[figure.rows["series"].isin(part)]
-        yield replace(figure, layout=layout, rows=rows, swept=swept, axis=axis, title=title, series=part)
+    for part in _parts(list(dict.fromkeys(plot.rows["series"])), most):
+        rows = plot.rows[plot.rows["series"].isin(part)]
+        yield replace(plot, layout=layout, rows=rows, swept=swept, axis=axis, title=title, series=part)
 
 
-def _rankings(figure: Figure) -> Iterator[Figure]:
-    for shape, own in figure.rows.groupby("shape", sort=False):
-        ordered = own.sort_values(figure.quantity, ascending=figure.quantity == "time_s", kind="stable")
+def _rankings(plot: Plot) -> Iterator[Plot]:
+    for name, own in plot.rows.groupby("setting", sort=False):
+        ordered = own.sort_values(plot.metric.name, ascending=plot.metric.better == "lower", kind="stable")
         for part in _parts(range(len(ordered)), _MOST_RANKED):
             page = ordered.iloc[part[0] : part[-1] + 1]
-            yield replace(figure, layout="ranking", rows=page, title=f"{figure.title}, {shape}")
+            yield replace(plot, layout="ranking", rows=page, title=f"{plot.title}, {name}")
 
 
-def _groups_of_bars(figure: Figure, shapes: Sequence[str]) -> Iterator[Figure]:
-    widest = max(len(line) for label in figure.labels.values() for line in _plain(label).split("\n"))
-    bars = figure.rows["series"].nunique()
+def _groups_of_bars(plot: Plot, settings: Sequence[str]) -> Iterator[Plot]:
+    widest = max(len(line) for text in plot.labels.values() for line in _plain(text).split("\n"))
+    bars = plot.rows["series"].nunique()
     most = min(_MOST_SHAPES, _MOST_BARS // bars, max(1, _LABEL_CHARACTERS // (widest + 1)))
-    for part in _parts(shapes, most):
-        yield replace(figure, rows=figure.rows[figure.rows["shape"].isin(part)])
+    for part in _parts(settings, most):
+        yield replace(plot, rows=plot.rows[plot.rows["setting"].isin(part)])
 
 
-def _numbered(pages: list[Figure]) -> list[Figure]:
+def _numbered(pages: list[Plot]) -> list[Plot]:
     if len(pages) == 1:
         return pages
     return [
@@ -168,14 +198,25 @@ def _parts(items: Sequence[T], most: int) -> Iterator[tuple[T, ...]]:
         yield tuple(items[index * len(items) // count : (index + 1) * len(items) // count])
 
 
-def _varying(shapes: Shapes) -> list[str]:
-    first = next(iter(shapes.values()))
-    return [symbol for symbol in first if len({sizes[symbol] for sizes in shapes.values()}) > 1]
+def _varying(settings: Settings) -> list[str]:
+    """Names of the sizes and choices that aren't the same in all settings."""
+    first = next(iter(settings.values()))
+    return [name for name in first if len({values[name] for values in settings.values()}) > 1]
 
 
-def _labels(shapes: Shapes, varying: Sequence[str]) -> dict[str, str]:
-    """What tells a shape from the others, a symbol a line; nothing where there is only one."""
-    return {shape: "\n".join(f"{s}={size_label(sizes[s])}" for s in varying) for shape, sizes in shapes.items()}
+def _labels(settings: Settings, varying: Sequence[str]) -> dict[str, str]:
+    """What tells a setting from the others, a size or choice a line; nothing where there is only one."""
+    return {key: "\n".join(_line(name, values[name]) for name in varying) for key, values in settings.items()}
+
+
+def _line(name: str, value: int | Value) -> str:
+    """A word says what it stands for, as 'nhwc' does; a number doesn't."""
+    return value if isinstance(value, str) else f"{name}={label(value)}"
+
+
+def label(value: int | Value) -> str:
+    """A size or the value of a choice in a few characters."""
+    return size_label(value) if isinstance(value, int) else written(value)
 
 
 def size_label(value: int) -> str:
@@ -188,5 +229,5 @@ def size_label(value: int) -> str:
     return f"{value / scale:.4g}{prefix}"
 
 
-def _plain(label: str) -> str:
-    return re.sub(r"[${}^]", "", label)
+def _plain(text: str) -> str:
+    return re.sub(r"[${}^]", "", text)

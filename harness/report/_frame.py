@@ -1,120 +1,155 @@
-"""A run as one table. Every report reads it, so a quantity has one name and one definition."""
+"""A run as lines: one a case of each scenario, with every metric. Every report reads them, so figures agree."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from harness.compare import interval
-from harness.model import Case, Result, Run, Scenario, Work, by_group
-from harness.stats import range_over_median
+from harness import metrics
+from harness.metrics import Subject
+from harness.model import Case, Result, Run, Scenario, Value, by_group
+from harness.report._roles import roles
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Floor = Callable[[Work], float | None]
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A case of a scenario, with its metrics by name, and what tools found about it as '<tool>.<name>'; SI units."""
+
+    scenario: Scenario
+    result: Result
+    role: str
+    subject: Subject
+    values: dict[str, float | None]
+    attached: dict[str, float]
+
+    @property
+    def case(self) -> Case:
+        return self.result.case
+
+
+@lru_cache(maxsize=1)
+def lines(run: Run) -> tuple[Line, ...]:
+    """A line for each measured case of each scenario, those of one group together.
+
+    Metrics that compare with another variant take the scenario's baseline in the same group.
+    """
+    return tuple(_lines(run))
+
+
+def _lines(run: Run) -> Iterator[Line]:
+    results = {result.case.id: result for result in run.results}
+    subjects = metrics.subjects(results.values(), run.limits)
+    attached: dict[str, dict[str, float]] = {}
+    for attachment in run.attachments:
+        found = {f"{attachment.tool}.{name}": value for name, value in attachment.values}
+        attached.setdefault(attachment.case, {}).update(found)
+    for scenario in run.header.scenarios:
+        measured = [results[key] for key in scenario.cases if key in results]
+        role = roles(scenario, (result.case.variant for result in measured))
+        for group in by_group(measured).values():
+            baseline = {result.case.variant: subjects[result.case.id] for result in group}.get(scenario.baseline)
+            for result in group:
+                case = result.case
+                subject = subjects[case.id].against(baseline)
+                values = metrics.values(subject)
+                yield Line(scenario, result, role[case.variant], subject, values, attached.get(case.id, {}))
+
+
+def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:
+    """Each scenario of the run with its lines; those without any are left out."""
+    every = lines(run)
+    for scenario in run.header.scenarios:
+        own = [line for line in every if line.scenario.name == scenario.name]
+        if own:
+            yield scenario, own
+
+
+def records(run: Run) -> list[dict[str, Any]]:
+    """One record a line, for other programs: names, sizes, choices, metrics, conditions of the measurement, findings.
+
+    Every record has the same keys. None stands for what isn't known.
+    """
+    made = [_record(line) for line in lines(run)]
+    keys = dict.fromkeys(key for part in _PARTS for record in made for key in record[part])
+    return [{key: merged.get(key) for key in keys} for record in made if (merged := _merged(record))]
+
+
+_PARTS = ("names", "sizes", "place", "metrics", "measured", "attached")
+"""Parts of a record, in the order of columns: what only some cases have stands with its like."""
+
+
+def _merged(record: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    return {key: value for part in _PARTS for key, value in record[part].items()}
+
+
+def _record(line: Line) -> dict[str, dict[str, Any]]:
+    case, result = line.case, line.result
+    first = result.measurements[0]
+    own: dict[str, dict[str, Any]] = {
+        "names": {
+            "scenario": line.scenario.name,
+            "case": case.id,
+            "op": case.op,
+            "variant": case.variant,
+            "role": line.role,
+            "dtype": case.dtype,
+            "shape": case.shape_text,
+        },
+        "place": {
+            "choices": case.choices_text,
+            "world": case.world,
+            "cache": case.cache,
+            "device": case.device,
+            "status": result.status,
+        },
+        "metrics": dict(line.values),
+        "measured": {
+            "item": result.work.item if result.work else "",
+            "bound": line.subject.bound.limit if line.subject.bound else "",
+            "processes": len(result.measurements),
+            "samples": sum(len(m.samples) for m in result.measurements),
+            "timer": result.timer,
+            "stopped": first.stopped,
+            "code": first.code.digest if first.code else "",
+            "warnings": ";".join(warning.code for warning in result.warnings),
+            "error": result.error or "",
+        },
+        "attached": dict(line.attached),
+    }
+    taken = {key for part in own.values() for key in part} | metrics.METRICS.keys()
+    # A plug-in may call a symbol 'samples'; neither column may hide the other.
+    sizes = {f"{name}_symbol" if name in taken else name: size for name, size in case.shape}
+    options = {f"{name}_choice" if name in taken else name: value for name, value in case.choices}
+    return own | {"sizes": sizes | options}
 
 
 @lru_cache(maxsize=1)
 def frame(run: Run) -> pd.DataFrame:
-    """One row for each measured case of each scenario, those of one group together; SI units, NaN where unknown.
-
-    Each symbol has a column of its own. `noise` is the width of the time's 95% interval (low_s to high_s) over the
-    time; `process_range` is how far apart the medians of several processes lie, over their median. `ceiling_bandwidth`
-    is what a plain stream of the same bytes, mix and size reaches. `speedup` is over the scenario's baseline in the
-    same group. `registers` and `local_bytes` are those of the kernel that has most.
-
-    The formats of one report share the frame; none may change it.
-    """
+    """The records as a table, with NaN where a number isn't known. Formats share it; none may change it."""
     import pandas as pd
 
-    return pd.DataFrame(list(_rows(run)))
-
-
-def _rows(run: Run) -> Iterator[dict[str, Any]]:
-    # Variants of one group do the same work, and its floor takes a search through all streams.
-    floor: Floor = cache(run.ceilings.seconds) if run.ceilings else lambda _work: None
-    peak = run.ceilings.peak if run.ceilings else None
-    results = {result.case.id: result for result in run.results}
-    facts = {key: _times(result) | _rates(result, peak, floor) | _details(result) for key, result in results.items()}
-    for scenario in run.header.scenarios:
-        measured = [results[key] for key in scenario.cases if key in results]
-        for group in by_group(measured).values():
-            times = {result.case.variant: facts[result.case.id]["time_s"] for result in group}
-            baseline = times.get(scenario.baseline)
-            for result in group:
-                time = times[result.case.variant]
-                speedup = baseline / time if baseline and time else None
-                yield _row(scenario, result.case, {"speedup": speedup} | facts[result.case.id])
-
-
-def _row(scenario: Scenario, case: Case, facts: dict[str, Any]) -> dict[str, Any]:
-    names = {"case": case.id, "op": case.op, "variant": case.variant, "dtype": case.dtype, "shape": case.shape_text}
-    kind = {"cache": case.cache, "device": case.device}
-    taken = {"scenario", *names, *kind, *facts}
-    # A plug-in may call a symbol 'samples'; neither column may hide the other.
-    symbols = {f"{name}_symbol" if name in taken else name: size for name, size in case.shape}
-    row = {"scenario": scenario.name, **names, **symbols, **kind, **facts}
     # NaN, not None: a column that is unknown throughout still holds numbers.
-    return {name: math.nan if value is None else value for name, value in row.items()}
+    return pd.DataFrame(
+        [{key: math.nan if value is None else value for key, value in record.items()} for record in records(run)]
+    )
 
 
-def sizes_of(run: Run) -> dict[str, dict[str, int]]:
-    """The sizes behind each text in the frame's column `shape`."""
-    return {m.case.shape_text: m.case.symbols for m in run.measurements}
+def setting(case: Case) -> str:
+    """What a case is of, besides op, variant and dtype: 'N96-C64', 'N96-C64, layout=nhwc', 'N96-C64, world=2'."""
+    world = f"world={case.world}" if case.world > 1 else ""
+    return ", ".join(filter(None, [case.shape_text, case.choices_text.replace(",", ", "), world]))
 
 
-def by_scenario(run: Run, table: pd.DataFrame) -> Iterator[tuple[Scenario, pd.DataFrame]]:
-    """Each scenario of the run with its rows of the run's frame; those without any are left out."""
-    for scenario in run.header.scenarios:
-        rows = table[table["scenario"] == scenario.name] if len(table) else table
-        if len(rows):
-            yield scenario, rows
+Settings = dict[str, dict[str, int | Value]]
 
 
-def _times(result: Result) -> dict[str, Any]:
-    time = result.time
-    low, high = interval(result) or (None, None)
-    return {
-        "status": result.status,
-        "time_s": time,
-        "low_s": low,
-        "high_s": high,
-        "noise": (high - low) / time if time and low is not None and high is not None else None,
-        "process_range": range_over_median(result.medians) if time and len(result.medians) > 1 else None,
-        "call_time_s": result.call_time,
-    }
-
-
-def _rates(result: Result, peak: float | None, floor: Floor) -> dict[str, Any]:
-    work, traffic, time, bandwidth = result.work, result.traffic, result.time, result.bandwidth
-    least = floor(work) if work else None
-    return {
-        "read_bytes": work.read if work else None,
-        "written_bytes": work.written if work else None,
-        "moved_bytes": traffic.moved if traffic else None,
-        "effective_bandwidth": bandwidth,
-        "moved_bandwidth": result.moved_bandwidth,
-        "ceiling_bandwidth": work.moved / least if work and least else None,
-        "of_peak": bandwidth / peak if bandwidth and peak else None,
-        "of_ceiling": least / time if least and time else None,
-        "flops_per_s": work.flops / time if work and work.flops and time else None,
-        "items_per_s": work.items / time if work and work.items and time else None,
-        "item": work.item if work else "",
-    }
-
-
-def _details(result: Result) -> dict[str, Any]:
-    kernels = [kernel for m in result.measurements for kernel in m.kernels]
-    return {
-        "processes": len(result.measurements),
-        "samples": sum(len(m.samples) for m in result.measurements),
-        "timer": result.measurements[0].timer,
-        "stopped": result.measurements[0].stopped,
-        "registers": max((k.registers for k in kernels), default=None),
-        "local_bytes": max((k.local for k in kernels), default=None),
-        "warnings": ";".join(warning.code for warning in result.warnings),
-        "error": result.error or "",
-    }
+def settings_of(own: list[Line]) -> Settings:
+    """The sizes and choices behind each setting, by name; the world too where it isn't 1 throughout."""
+    several = any(line.case.world > 1 for line in own)
+    return {setting(line.case): line.case.values | ({"world": line.case.world} if several else {}) for line in own}

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from harness import units
 from harness.expressions import evaluate
-from harness.model import FAILED, Curve, Scenario
-from harness.report._columns import ESSENTIAL, Column, first_line
+from harness.metrics import ALWAYS, METRICS, Metric
+from harness.model import FAILED, Curve
+from harness.report._frame import Line, Settings, setting, settings_of
+from harness.report._text import first_line
+from harness.report.tree import Cell, Column, Note, Table, text_column
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-_QUANTITIES: dict[str, tuple[str, Callable[[float], str]]] = {
-    "of_ceiling": ("share of the ceiling", units.percent),
-    "effective_bandwidth": ("effective bandwidth in GB/s", units.gigabytes),
-    "items_per_s": ("items a second", units.significant),
-    "time_s": ("time", units.seconds),
-}
-_FIRST = ("eager", "compile", "tuned")
-"""What a narrow console shows of the variants before all others."""
+_KEEP = {"baseline": ALWAYS, "ours": ALWAYS - 1}
+"""Which variants a narrow console shows longest, by their role."""
 _MOST_SPANS = 3
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """The results of one dtype: a row a size, a column a variant."""
-
-    caption: str
-    columns: list[Column]
-
-
 @dataclass(slots=True)
 class Stop:
-    """Where a variant has results and where it has none, for one reason; the dtypes for which that is so."""
+    """Where a variant has results and where it has none, for one reason; the kinds of cases for which that is so."""
 
     variant: str
     ran: str
     without: str
     reason: str
-    dtypes: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,105 +40,145 @@ class Sweep:
     stops: list[Stop]
 
 
-def of(
-    scenario: Scenario, rows: pd.DataFrame, shapes: Mapping[str, Mapping[str, int]], best: str = "{}"
-) -> Sweep | None:
-    """The sweep of a scenario's rows of the frame; None without a curve of variants.
-
-    shapes: the sizes behind the frame's column `shape`. best: what frames the best of each row, e.g. '**{}**'.
-    """
-    if scenario.curve is None or not scenario.curve.of_variants:
+def of(curve: Curve | None, lines: list[Line]) -> Sweep | None:
+    """The sweep of a scenario's lines, with a table a kind of cases; None without a curve of variants."""
+    if curve is None or not curve.of_variants:
         return None
-    place = places(scenario.curve, {shape: shapes[shape] for shape in dict.fromkeys(rows["shape"])})
-    return Sweep(scenario.curve.over, tables(scenario.curve, rows, place, best), stops(rows, place))
+    place = places(curve, settings_of(lines))
+    kinds = _by_kind(lines)
+    tables = [_table(curve, kind, own, place) for kind, own in kinds.items()]
+    return Sweep(curve.over, tables, stops(kinds, place))
 
 
-def places(curve: Curve, shapes: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Where each shape stands on the curve's axis."""
-    return {shape: evaluate(curve.over, sizes) for shape, sizes in shapes.items()}
+def places(curve: Curve, settings: Settings) -> dict[str, int]:
+    """Where each setting stands on the curve's axis, which is an expression of sizes."""
+    sizes = {name: {key: n for key, n in values.items() if isinstance(n, int)} for name, values in settings.items()}
+    return {name: evaluate(curve.over, own) for name, own in sizes.items()}
 
 
-def tables(curve: Curve, rows: pd.DataFrame, place: Mapping[str, int], best: str) -> list[Table]:
-    """A table a dtype, of the share of the ceiling, or else of what is known; `best` frames each row's best."""
-    return [_table(curve, own, place, f"{dtype}", best) for dtype, own in rows.groupby("dtype", sort=False)]
+def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The lines of one kind together: of one dtype, with its choices and its world where those vary."""
+    several = len({(line.case.choices, line.case.world) for line in lines}) > 1
+    found: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        case = line.case
+        world = f"world={case.world}" if case.world > 1 else ""
+        chosen = [case.choices_text.replace(",", " "), world] if several else []
+        found[" ".join(filter(None, [case.dtype, *chosen]))].append(line)
+    return dict(found)
 
 
-def _table(curve: Curve, rows: pd.DataFrame, place: Mapping[str, int], dtype: str, best: str) -> Table:
-    quantity = next((name for name in _QUANTITIES if rows[name].notna().any()), "time_s")
-    what, form = _QUANTITIES[quantity]
-    values = rows.pivot(index="shape", columns="variant", values=quantity)
-    statuses = rows.pivot(index="shape", columns="variant", values="status")
-    shapes = sorted(values.index, key=lambda shape: place[shape])
-    tops = values.min(axis=1) if quantity == "time_s" else values.max(axis=1)
-    made = [_names(curve, shapes, place)]
-    for variant in dict.fromkeys(rows["variant"]):
-        cells = [
-            (best if value == top else "{}").format(form(value)) if not math.isnan(value) else _word(status)
-            for value, top, status in zip(values[variant][shapes], tops[shapes], statuses[variant][shapes], strict=True)
-        ]
-        made.append(Column(variant, tuple(cells), keep=ESSENTIAL if variant in _FIRST else ESSENTIAL - 1))
+def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, int]) -> Table:
+    """The foremost metric that is known: a row a setting, a column a variant, the best of each row marked."""
+    metric = foremost(lines)
+    at = {(setting(line.case), line.case.variant): line for line in lines}
+    rows = sorted(dict.fromkeys(name for name, _ in at), key=lambda name: place[name])
+    best = _best(metric, lines)
+    made = [_names(curve, rows, place)]
+    for variant, role in dict.fromkeys((line.case.variant, line.role) for line in lines):
+        own = [at.get((row, variant)) for row in rows]
+        cells = tuple(_cell(metric, line) for line in own)
+        tops = frozenset(i for i, row in enumerate(rows) if cells[i] == best.get(row))
+        keep = _KEEP.get(role, ALWAYS - 2)
+        made.append(Column(variant, cells, metric.unit, keep=keep, best=tops))
     absent = "; - where a variant has none" if any("-" in column.cells for column in made) else ""
-    return Table(f"{dtype}: {what}{absent}", made)
+    return Table(tuple(made), f"{kind}: {metric.title} in {{unit}}{absent}")
 
 
-def _names(curve: Curve, shapes: Sequence[str], place: Mapping[str, int]) -> Column:
-    """What each row is: its place on the curve's axis, or its shape where several share one."""
-    if len({place[shape] for shape in shapes}) == len(shapes):
-        return Column(curve.over, tuple(str(place[shape]) for shape in shapes))
-    return Column("shape", tuple(shapes), right=False)
+def foremost(lines: Sequence[Line]) -> Metric:
+    """The metric with the highest rank for sweeps that some line has; the time if none has."""
+    ranked = sorted((m for m in METRICS.values() if m.sweep), key=lambda metric: -metric.sweep)
+    known = (m for m in ranked if any(line.values[m.name] is not None for line in lines))
+    return next(known, METRICS["time"])
 
 
-def _word(status: object) -> str:
-    """What stands in the place of a value: nothing if the case wasn't reached, or has no such quantity."""
-    if not isinstance(status, str) or status == "ok":
+def _best(metric: Metric, lines: Sequence[Line]) -> dict[str, float]:
+    """The best value of each row."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for line in lines:
+        value = line.values[metric.name]
+        if value is not None:
+            found[setting(line.case)].append(value)
+    choose = min if metric.better == "lower" else max
+    return {row: choose(values) for row, values in found.items()}
+
+
+def _cell(metric: Metric, line: Line | None) -> Cell:
+    """The value; in its place nothing if the case wasn't reached, a word if it failed, '-' if it can't run."""
+    if line is None:
         return ""
-    return status if status in FAILED else "-"
+    value, status = line.values[metric.name], line.result.status
+    if value is not None:
+        return value
+    return status if status in FAILED else "" if status == "ok" else "-"
 
 
-def stops(rows: pd.DataFrame, place: Mapping[str, int]) -> list[Stop]:
+def _names(curve: Curve, rows: Sequence[str], place: Mapping[str, int]) -> Column:
+    """What each row is: its place on the curve's axis, or its shape and choices where several share a place."""
+    if len({place[row] for row in rows}) == len(rows):
+        return Column(curve.over, tuple(str(place[row]) for row in rows))
+    return text_column("shape", rows)
+
+
+def stops(kinds: Mapping[str, Sequence[Line]], place: Mapping[str, int]) -> list[Stop]:
     """Every variant that has no result somewhere, once for each reason; reasons that differ in numbers are one."""
     found: dict[tuple[str, ...], Stop] = {}
-    for (variant, dtype), own in rows.groupby(["variant", "dtype"], sort=False):
-        ordered = own.assign(place=own["shape"].map(dict(place))).sort_values("place", kind="stable")
-        sizes = list(dict.fromkeys(ordered["place"]))
-        ran = spans(ordered["place"][ordered["status"] == "ok"], sizes)
-        for kind, failed in _by_reason(ordered).items():
-            without = spans((at for at, _ in failed), sizes)
-            stop = Stop(str(variant), ran, without, failed[0][1])
-            found.setdefault((str(variant), ran, without, kind), stop).dtypes.append(str(dtype))
+    for kind, lines in kinds.items():
+        for variant in dict.fromkeys(line.case.variant for line in lines):
+            own = [line for line in lines if line.case.variant == variant]
+            ordered = sorted(own, key=lambda line: place[setting(line.case)])
+            sizes = list(dict.fromkeys(place[setting(line.case)] for line in ordered))
+            ran = spans((place[setting(line.case)] for line in ordered if line.result.status == "ok"), sizes)
+            for why, failed in _by_reason(ordered, place).items():
+                without = spans((at for at, _ in failed), sizes)
+                stop = Stop(variant, ran, without, failed[0][1])
+                found.setdefault((variant, ran, without, why), stop).kinds.append(kind)
     return list(found.values())
 
 
-def _by_reason(rows: pd.DataFrame) -> dict[str, list[tuple[int, str]]]:
+def _by_reason(lines: Iterable[Line], place: Mapping[str, int]) -> dict[str, list[tuple[int, str]]]:
     """Where there is no result, and why, by the reason without its numbers."""
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for place, status, error in zip(rows["place"], rows["status"], rows["error"], strict=True):
-        if status != "ok":
-            reason = ": ".join(filter(None, [status.replace("_", " "), first_line(error)]))
-            found[_NUMBER.sub("0", reason)].append((place, reason))
+    for line in lines:
+        if line.result.status != "ok":
+            said = [line.result.status.replace("_", " "), first_line(line.result.error or "")]
+            reason = ": ".join(filter(None, said))
+            found[_NUMBER.sub("0", reason)].append((place[setting(line.case)], reason))
     return found
 
 
 def spans(chosen: Iterable[int], sizes: Sequence[int]) -> str:
     """The chosen of all `sizes` in a few words: '1, 4 to 1024'; or how many, where they are scattered."""
     taken = set(chosen)
-    runs: list[list[int]] = []
+    found: list[list[int]] = []
     for before, size in zip([None, *sizes], sizes, strict=False):
         if size in taken:
             if before not in taken:
-                runs.append([])
-            runs[-1].append(size)
-    if len(runs) > _MOST_SPANS:
-        return f"{len(taken)} of {len(sizes)}, from {runs[0][0]} to {runs[-1][-1]}"
-    return ", ".join(f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs) or "nowhere"
+                found.append([])
+            found[-1].append(size)
+    if len(found) > _MOST_SPANS:
+        return f"{len(taken)} of {len(sizes)}, from {found[0][0]} to {found[-1][-1]}"
+    return ", ".join(f"{span[0]}" if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in found) or "nowhere"
 
 
-def stop_columns(over: str, found: Sequence[Stop]) -> list[Column]:
-    """The stops as a table; `over` is what the curve is over."""
+def stop_table(over: str, found: Sequence[Stop]) -> Table:
+    """The stops as a table. over: what the curve is over."""
+    return Table(
+        (
+            text_column("variant", (stop.variant for stop in found)),
+            text_column("dtypes", (", ".join(stop.kinds) for stop in found)),
+            text_column(f"{over} with a result", (stop.ran for stop in found)),
+            text_column("without", (stop.without for stop in found)),
+            text_column("why, at the first of these", (stop.reason for stop in found), code=True),
+        )
+    )
+
+
+def stop_notes(over: str, found: Sequence[Stop]) -> list[Note]:
+    """The stops as sentences."""
     return [
-        Column("variant", tuple(stop.variant for stop in found), right=False),
-        Column("dtypes", tuple(", ".join(stop.dtypes) for stop in found), right=False),
-        Column(f"{over} with a result", tuple(stop.ran for stop in found), right=False),
-        Column("without", tuple(stop.without for stop in found), right=False),
-        Column("why, at the first of these", tuple(stop.reason for stop in found), right=False, code=True),
+        Note(
+            f"{stop.variant} ({', '.join(stop.kinds)}): no result at {over} = {stop.without}: {stop.reason}", "warning"
+        )
+        for stop in found
     ]

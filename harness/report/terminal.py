@@ -1,131 +1,180 @@
-"""Tables on a terminal, as wide as it is. Colour only underlines what the text says."""
+"""Trees on a terminal, as wide as it is. Colour only underlines what the text says."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from harness import units
-from harness.compare import Verdict
-from harness.model import FAILED, Ceilings, Difference, Machine, Result, Run
-from harness.report import _ceilings, _claims, _facts, _sweep
-from harness.report._columns import Column, columns, first_line
-from harness.report._console import draw, fitting, headline, tell
-from harness.report._frame import by_scenario, frame, sizes_of
+from harness.metrics import ALWAYS
+from harness.model import Difference, Limits, Machine, Run
+from harness.report._text import TextColumn, as_text
+from harness.report.tree import (
+    Block,
+    CommandLine,
+    Details,
+    Facts,
+    Figure,
+    Items,
+    Kind,
+    Note,
+    Page,
+    Prose,
+    Section,
+    Table,
+    Terms,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
-_MOST_FAILURES = 10
-_VERDICTS: dict[Verdict, str] = {"faster": "green", "slower": "red", "~": "", "missing": "yellow"}
+_GAP = 2
+_NARROWEST = 18
+_STYLES: dict[Kind, str] = {
+    "": "",
+    "strong": "bold",
+    "good": "green",
+    "warning": "yellow",
+    "undecided": "yellow",
+    "failure": "red",
+    "environment": "magenta",
+}
 
 
 def render(run: Run, console: Console) -> None:
-    """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way.
+    """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way."""
+    from harness.report import build
 
-    A scenario with a curve of variants has a table a dtype, and tells there what has no result.
-    """
-    claims = _claims.comparisons(run)
-    told: set[str] = set()
-    for scenario, rows in by_scenario(run, frame(run)):
-        headline(console, scenario.title or scenario.name)
-        sweep = _sweep.of(scenario, rows, sizes_of(run))
-        if sweep:
-            _swept(sweep, console)
-            told.update(case for case, status in zip(rows["case"], rows["status"], strict=True) if status not in FAILED)
-        else:
-            _cases(rows, scenario.baseline, console)
-        for claim in claims[scenario.name]:
-            tell(console, f"{claim.row} claims {claim.claimed} ({claim.what}, {claim.hardware}): here {claim.measured}")
-    console.print()
-    _failures([r for r in run.results if r.status != "ok" and r.case.id not in told], console)
-    for notice in _facts.notices(run):
-        advice = f"; {notice.warning.advice}" if notice.warning.advice else ""
-        text = f"{notice.warning.code} ({notice.cases}): {notice.example}: {notice.warning.message}{advice}"
-        tell(console, f"warning {text}", "yellow")
-    if processes := _facts.processes(run):
-        tell(console, processes)
-    if run.ceilings and run.ceilings.peak:
-        drift = _ceilings.drift(run.ceilings)
-        tell(console, f"peak: a copy at {units.rate(run.ceilings.peak)}" + (f", {drift} at the end" if drift else ""))
-    tell(console, f"{run.header.machine.name}: {_facts.outcome(run)}", "bold")
+    show(build.screen(run), console)
 
 
-def _cases(rows: pd.DataFrame, baseline: str, console: Console) -> None:
-    styles = ["" if status == "ok" else "red" if status in FAILED else "yellow" for status in rows["status"]]
-    draw([column for column in columns(rows, baseline) if column.head != "error"], console, styles)
+def render_limits(machine: Machine, limits: Limits, console: Console) -> None:
+    """What the machine can do, and the figures that matter most."""
+    from harness.report import build
 
-
-def _swept(sweep: _sweep.Sweep, console: Console) -> None:
-    for number, table in enumerate(sweep.tables):
-        if number:
-            console.print()
-        tell(console, table.caption)
-        draw(table.columns, console)
-        if hidden := [c.head for c in table.columns if c not in fitting(table.columns, console.width)]:
-            tell(console, f"too wide to show: {', '.join(hidden)}")
-    console.print()
-    for stop in sweep.stops:
-        where = f"{stop.variant} ({', '.join(stop.dtypes)}): no result at {sweep.over} = {stop.without}"
-        tell(console, f"{where}: {stop.reason}", "yellow")
-
-
-def render_ceilings(machine: Machine, ceilings: Ceilings, console: Console) -> None:
-    """Best bandwidth in GB/s by bytes moved and by read:write, and the figures that matter most."""
-    headline(console, f"Memory of {machine.name}: best GB/s by bytes moved and read:write")
-    draw(_ceilings.columns(ceilings), console)
-    console.print()
-    for name, value in _ceilings.summary(ceilings):
-        tell(console, f"{name}: {value}")
+    show(build.screen_of_limits(machine, limits), console)
 
 
 def render_differences(differences: Sequence[Difference], console: Console) -> None:
     """Both times of each case, their ratio (reference over run) and its 95% interval, and the verdict."""
-    times = [time for d in differences for time in (d.reference, d.run) if time is not None]
-    scale, unit = units.time_scale(times)
+    from harness.report import build
 
-    def cell(time: float | None) -> str:
-        return "" if time is None else units.significant(time / scale)
-
-    made = [
-        Column("case", tuple(d.case.id for d in differences), right=False),
-        Column(f"reference ({unit})", tuple(cell(d.reference) for d in differences)),
-        Column(f"run ({unit})", tuple(cell(d.run) for d in differences)),
-        Column("ratio", tuple("" if d.ratio is None else f"{d.ratio:.3f}x" for d in differences)),
-        Column("95% interval", tuple(map(_interval, differences)), keep=3),
-        Column("verdict", tuple(d.verdict for d in differences), right=False),
-        Column("samples", tuple(str(d.samples or "") for d in differences), keep=2),
-    ]
-    draw(made, console, [_VERDICTS[d.verdict] for d in differences])
-    console.print()
-    for note, cases in _by_note(differences).items():
-        tell(console, f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
-    verdicts = Counter(d.verdict for d in differences)
-    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
-    tell(console, ", ".join(counts) or "no case in either run", "bold")
+    show(build.differences(differences), console)
 
 
-def _by_note(differences: Sequence[Difference]) -> dict[str, list[str]]:
-    cases: dict[str, list[str]] = defaultdict(list)
-    for difference in differences:
-        if difference.note:
-            cases[difference.note].append(difference.case.id)
-    return cases
+def show(page: Page, console: Console) -> None:
+    """Draw the page. Figures are left out: a terminal shows none."""
+    if page.title:
+        _tell(console, page.title, "bold")
+    _blocks(page.blocks, console)
 
 
-def _interval(difference: Difference) -> str:
-    if difference.low is None or difference.high is None:
-        return ""
-    return f"{difference.low:.3f} to {difference.high:.3f}"
+def _blocks(blocks: Sequence[Block], console: Console) -> None:
+    before: Block | None = None
+    for block in blocks:
+        if isinstance(block, Table) and isinstance(before, Table):
+            console.print()
+        _block(block, console)
+        before = block
 
 
-def _failures(results: Sequence[Result], console: Console) -> None:
-    """What each case that has no time says of it; the first few."""
-    for result in results[:_MOST_FAILURES]:
-        reason = first_line(result.error or "")
-        style = "red" if result.status in FAILED else "yellow"
-        tell(console, f"{result.status} {result.case.id}" + (f": {reason}" if reason else ""), style)
-    if len(results) > _MOST_FAILURES:
-        tell(console, f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")
+def _block(block: Block, console: Console) -> None:  # noqa: C901 - one case a node of the tree
+    match block:
+        case Table():
+            _table(block, console)
+        case Note():
+            _tell(console, _note(block), _STYLES[block.kind])
+        case Prose() | CommandLine():
+            _tell(console, block.text)
+        case Items():
+            for note in block.notes:
+                _tell(console, _note(note), _STYLES[note.kind])
+        case Facts() | Terms():
+            for label, value in block.pairs:
+                _tell(console, f"{label}: {value}")
+        case Section() | Details():
+            console.print()
+            if block.title:
+                _tell(console, block.title, "bold")
+            _blocks(block.blocks, console)
+        case Figure():
+            pass
+
+
+def _note(note: Note) -> str:
+    about = " ".join(filter(None, [note.label, note.about]))
+    told = ": ".join(filter(None, [about, note.text]))
+    return " ".join(f"{told}; {note.advice}".split() if note.advice else told.split())
+
+
+def _tell(console: Console, text: str, style: str = "") -> None:
+    """A line, wrapped where the console ends."""
+    from rich.text import Text
+
+    # Text, not markup: names and errors may hold brackets.
+    console.print(Text(text, style=style))
+
+
+def _table(made: Table, console: Console) -> None:
+    """The table, without the least important columns where the console is too narrow for all; says which."""
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    text = as_text(made)
+    if text.caption:
+        _tell(console, text.caption)
+    columns = [column for column in text.columns if any(column.cells)]
+    kept = _fitting(columns, console.width)
+    grid = Grid(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
+    for column in kept:
+        side: Literal["left", "right"] = "right" if column.of.right else "left"
+        grid.add_column(Text(_head(column)), justify=side, no_wrap=column.of.right, overflow="fold", vertical="bottom")
+    room = {column.head: _room(column, kept, console.width) for column in kept if column.of.code}
+    for index in range(max((len(column.cells) for column in kept), default=0)):
+        cells = [
+            Text(
+                _broken(column.cells[index], room[column.head]) if column.of.code else column.cells[index],
+                style="bold" if index in column.of.best else "",
+            )
+            for column in kept
+        ]
+        grid.add_row(*cells, style=_STYLES[made.kinds[index]] if made.kinds else "")
+    console.print(grid)
+    if hidden := [column.head for column in columns if column not in kept]:
+        _tell(console, f"too wide to show: {', '.join(hidden)}")
+
+
+def _fitting(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
+    """The columns without the least important ones, where all together are wider than `width`."""
+    kept = list(columns)
+    while sum(map(_width, kept)) + _GAP * len(kept) - _GAP > width:
+        least = min(kept, key=lambda column: column.of.keep)
+        if least.of.keep == ALWAYS:
+            break
+        kept.remove(least)
+    return kept
+
+
+def _head(column: TextColumn) -> str:
+    """The head, over two lines where it is wider than what stands below."""
+    return column.head.replace(" ", "\n") if len(column.head) > max(map(len, column.cells)) else column.head
+
+
+def _width(column: TextColumn) -> int:
+    texts = (_head(column), *column.cells)
+    return max(len(line) for text in texts for line in text.split("\n"))
+
+
+def _room(column: TextColumn, kept: Sequence[TextColumn], width: int) -> int:
+    """Characters that the other columns leave for this one."""
+    return max(_NARROWEST, width - sum(_width(other) + _GAP for other in kept if other is not column))
+
+
+def _broken(id_: str, width: int) -> str:
+    """An id over several lines of at most `width`, each ending with '/', '-' or ','; longer parts are left whole."""
+    lines = [""]
+    for part in re.findall(r"[^/,-]*[/,-]|[^/,-]+", id_):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 
 from harness.model import (
+    Attachment,
     Case,
-    Ceilings,
     Claim,
+    DeviceFacts,
     Header,
     KernelFacts,
+    Limits,
     Machine,
     Measurement,
     Run,
     Scenario,
     StreamPoint,
+    Traffic,
     Warning,
     Work,
 )
@@ -46,17 +49,20 @@ def golden() -> Callable[[str, str], None]:
 
 @pytest.fixture
 def gpu() -> Machine:
-    return Machine(
-        kind="cuda",
+    device = DeviceFacts(
         name="A GPU",
-        fingerprint="c0ffee",
         memory_bytes=141 * 10**9,
         cache_bytes=50 * 10**6,
-        driver="580.1",
         compute_capability="9.0",
         multiprocessors=132,
         max_sm_clock_hz=1.98e9,
         power_limit_w=700.0,
+    )
+    return Machine(
+        kind="cuda",
+        fingerprint="c0ffee",
+        devices=(device,),
+        driver="580.1",
         cpu="A processor",
         cpu_count=16,
         versions=(("python", "3.12.3"), ("torch", "2.13.0")),
@@ -64,7 +70,7 @@ def gpu() -> Machine:
 
 
 @pytest.fixture
-def ceilings() -> Ceilings:
+def limits() -> Limits:
     """Every stream at 4 TB/s, whatever its size, but 4.8 TB/s for reads alone; 1% slower at the end."""
     shares = ((1, 0, 4.8e12), (1, 1, PEAK), (0, 1, PEAK))
     points = [
@@ -73,7 +79,7 @@ def ceilings() -> Ceilings:
         for size in (10**6, 10**8, 10**10)
     ]
     copy = StreamPoint(5 * 10**9, 5 * 10**9, 10**10 / PEAK, "memcpy", is_copy=True)
-    return Ceilings((*points, copy), end=(StreamPoint(5 * 10**9, 5 * 10**9, 1.01 * 10**10 / PEAK, "memcpy"),))
+    return Limits((*points, copy), end=(StreamPoint(5 * 10**9, 5 * 10**9, 1.01 * 10**10 / PEAK, "memcpy"),))
 
 
 @pytest.fixture
@@ -84,7 +90,14 @@ def measured() -> Build:
     """
 
     def make(
-        variant: str, dtype: str, shape: Sequence[tuple[str, int]], share: float = 0.5, op: str = "prelu", **fields: Any
+        variant: str,
+        dtype: str,
+        shape: Sequence[tuple[str, int]],
+        share: float = 0.5,
+        op: str = "prelu",
+        choices: Sequence[tuple[str, Any]] = (),
+        world: int = 1,
+        **fields: Any,
     ) -> Measurement:
         elements = 1
         for _, size in shape:
@@ -96,21 +109,27 @@ def measured() -> Build:
             "call_samples": (2 * time,),
             "timer": "graph",
             "work": work,
-            "traffic": work,
+            "traffic": Traffic(work.read, work.written),
             "stopped": "interval",
         }
         if fields.get("status", "ok") != "ok":
             del known["samples"], known["call_samples"]
-        return Measurement(Case(op, variant, dtype, tuple(shape)), **{"status": "ok", **known, **fields})
+        case = Case(op, variant, dtype, tuple(shape), tuple(choices), world)
+        return Measurement(case, **{"status": "ok", **known, **fields})
 
     return make
 
 
 @pytest.fixture
-def make_run(gpu: Machine, ceilings: Ceilings) -> Callable[..., Run]:
+def make_run(gpu: Machine, limits: Limits) -> Callable[..., Run]:
     """A run of scenarios, each given by its measurements; the fields of the first scenario can be set."""
 
-    def make(*scenarios: Iterable[Measurement], losses: tuple[str, ...] = (), **fields: Any) -> Run:
+    def make(
+        *scenarios: Iterable[Measurement],
+        losses: tuple[str, ...] = (),
+        attachments: tuple[Attachment, ...] = (),
+        **fields: Any,
+    ) -> Run:
         made: list[Scenario] = []
         measurements: list[Measurement] = []
         for index, of_scenario in enumerate(map(tuple, scenarios)):
@@ -125,15 +144,14 @@ def make_run(gpu: Machine, ceilings: Ceilings) -> Callable[..., Run]:
             command=("harness", "run", "prelu", "--only", "prelu/*"),
             started="2026-01-01T10:00:00+00:00",
             finished="2026-01-01T10:05:00+00:00",
-            source="5" * 64,
             plan="9" * 64,
             jobs=len(measurements),
-            ceilings=ceilings,
+            limits=limits,
             git_revision="0123abc",
             git_dirty=True,
             harness_version="0.1.0",
         )
-        return Run(header, tuple(measurements), losses)
+        return Run(header, tuple(measurements), losses, attachments)
 
     return make
 
@@ -143,7 +161,7 @@ def run(measured: Build, make_run: Callable[..., Run]) -> Run:
     """One of everything: failures, warnings, claims, more bytes moved, a name with a pipe, a case not reached."""
     big, small = (("N", 64), ("C", 128), ("H", 56)), (("N", 64), ("C", 512), ("H", 7))
     throttled = Warning("throttled", "the device lowered its clocks: power", "check its power limit")
-    twice = Work(64 * 128 * 56 * 4 * 2, 64 * 128 * 56 * 4)
+    twice = Traffic(64 * 128 * 56 * 4 * 2, 64 * 128 * 56 * 4)
     kernel = (KernelFacts("prelu_tuned", 32, 0, 0), KernelFacts("prelu_tail", 40, 8, 0))
     crash = "illegal address | at <kernel>\nTraceback: the rest"
     prelu = [

@@ -4,8 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from harness.model import Claim, Measurement, Metric, Run, Work
+from harness.model import Claim, Measurement, Run, Traffic
 from harness.report._claims import comparisons
+from harness.report._frame import by_scenario
+from harness.report._text import cell
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
 
@@ -13,17 +15,18 @@ SHAPES = ((("N", 2**20),), (("N", 2**22),))
 @pytest.fixture
 def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> Callable[[Claim], tuple[str, str]]:
     def ask(claim: Claim) -> tuple[str, str]:
-        twice = Work(2**30, 2**30)
+        twice = Traffic(2**30, 2**30)
         cases = [
             measured("eager", "float32", SHAPES[0], 0.5, traffic=twice),
-            measured("tuned", "float32", SHAPES[0], 1.0, traffic=Work(2**30, 0)),
+            measured("tuned", "float32", SHAPES[0], 1.0, traffic=Traffic(2**30, 0)),
             measured("slow", "float32", SHAPES[0], 0.25),
             measured("eager", "float32", SHAPES[1], 0.25),
             measured("tuned", "float32", SHAPES[1], 0.75),
             measured("slow", "float32", SHAPES[1], status="timeout"),
         ]
-        (comparison,) = comparisons(make_run(cases, claims=(claim,)))["prelu"]
-        return comparison.claimed, comparison.measured
+        ((scenario, lines),) = by_scenario(make_run(cases, claims=(claim,)))
+        (comparison,) = comparisons(scenario, lines)
+        return cell(comparison.claimed), cell(comparison.measured)
 
     return ask
 
@@ -42,7 +45,7 @@ def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -
     ],
 )
 def test_each_metric(
-    answer: Callable[[Claim], tuple[str, str]], metric: Metric, value: float | None, claimed: str, here: str
+    answer: Callable[[Claim], tuple[str, str]], metric: str, value: float | None, claimed: str, here: str
 ) -> None:
     claim = Claim("R1", "tuned", metric, value, "V100", where="*/N1048576")
     assert answer(claim) == (claimed, here)

@@ -1,25 +1,31 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from harness import report
 from harness.errors import MachineError, UsageError
-from harness.model import Ceilings, Machine, Run
+from harness.model import Limits, Machine, Run
+from harness.report import formats, gate
+from harness.report.gate import formats as gate_formats
 
 
 def test_each_format_says_in_one_line_what_it_writes() -> None:
-    formats = report.formats()
-    assert list(formats) == ["csv", "markdown", "plots"]
-    assert all(module.SUMMARY and "\n" not in module.SUMMARY for module in formats.values())
+    found = report.every_format()
+    assert list(found) == ["csv", "json", "markdown", "plots"]
+    assert all(module.SUMMARY and "\n" not in module.SUMMARY for module in found.values())
 
 
 def test_all_formats_are_written_unless_some_are_named(run: Run, tmp_path: Path) -> None:
     paths = report.write(run, tmp_path / "all")
     assert {path.relative_to(tmp_path / "all").as_posix() for path in paths} == {
         "results.csv",
+        "results.json",
         "report.md",
         *(f"plots/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
     }
@@ -58,7 +64,45 @@ def test_a_run_stopped_before_its_first_case_still_has_a_report(run: Run, tmp_pa
     assert sum(os.fspath(path).endswith(".png") for path in paths) == 1
 
 
-def test_the_ceilings_alone_make_a_page_a_table_and_a_plot(gpu: Machine, ceilings: Ceilings, tmp_path: Path) -> None:
-    paths = report.write_ceilings(gpu, ceilings, tmp_path / "peak")
+def test_the_ceilings_alone_make_a_page_a_table_and_a_plot(gpu: Machine, limits: Limits, tmp_path: Path) -> None:
+    paths = report.write_limits(gpu, limits, tmp_path / "peak")
     assert [path.name for path in paths] == ["peak.md", "peak.csv", "peak.svg", "peak.png"]
     assert all(path.stat().st_size > 0 for path in paths)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[ModuleType, str], None]]:
+    """Puts a file into a place of formats: there is nothing else in it while the test runs."""
+    name = "added_by_a_test"
+
+    def add(package: ModuleType, text: str) -> None:
+        (tmp_path / f"{name}.py").write_text(text)
+        monkeypatch.setattr(package, "__file__", str(tmp_path / "__init__.py"))
+        monkeypatch.setattr(package, "__path__", [str(tmp_path)])
+
+    yield add
+    for package in (formats, gate_formats):
+        sys.modules.pop(f"{package.__name__}.{name}", None)
+
+
+def test_a_format_is_one_file(added: Callable[[ModuleType, str], None], run: Run, tmp_path: Path) -> None:
+    added(formats, "SUMMARY = 'a line'\ndef write(run, folder, notes): return [folder / run.header.name, *notes]\n")
+    assert list(report.every_format()) == ["added_by_a_test"]
+    assert report.write(run, tmp_path, notes=["a note"]) == [tmp_path / "a-run", "a note"]
+
+
+@pytest.mark.parametrize(("text", "missing"), [("SUMMARY = 'a line'", "write"), ("def write(): ...", "SUMMARY")])
+def test_a_format_without_what_it_must_offer_is_an_error(
+    added: Callable[[ModuleType, str], None], run: Run, tmp_path: Path, text: str, missing: str
+) -> None:
+    added(formats, text)
+    with pytest.raises(UsageError, match=rf"added_by_a_test.py: defines no {missing}"):
+        report.write(run, tmp_path / "run", ["markdown"])
+
+
+def test_a_format_of_the_gate_that_cannot_write_is_an_error(
+    added: Callable[[ModuleType, str], None], tmp_path: Path
+) -> None:
+    added(gate_formats, "SUMMARY = 'a line'")
+    with pytest.raises(UsageError, match=r"added_by_a_test.py: defines no write"):
+        gate.write(None, tmp_path)

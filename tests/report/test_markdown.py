@@ -9,7 +9,7 @@ import pytest
 
 from harness import report
 from harness.model import KernelFacts, Measurement, Run
-from harness.report._page import cell, code
+from harness.report.formats.markdown import cell, code
 
 SHAPE = (("N", 64),)
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from harness import report
-from harness.model import Ceilings, Curve, Machine, Measurement, Run, Work
+from harness.model import Curve, Limits, Machine, Measurement, Run, Work
 from harness.report import _canvas, _draw, _figures, _frame
 
 Build = Callable[..., Measurement]
@@ -36,7 +36,7 @@ def in_flight(measured: Build, make_run: MakeRun) -> Callable[..., Run]:
             sizes = dict(shape)
             work = Work(4 * sizes["N"], 4 * sizes["N"])
             rate = min(132 * sizes["T"] * sizes["V"] / 500e-9, 2e12)
-            cases.append(measured(variant, "float32", shape, work=work, traffic=work, samples=(work.read / rate,) * 7))
+            cases.append(measured(variant, "float32", shape, work=work, samples=(work.read / rate,) * 7))
         return make_run(cases, curve=curve)
 
     return make
@@ -178,7 +178,7 @@ def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: 
     figures, _ = _figures.plan(run)
     assert [(figure.layout, len(figure.rows)) for figure in figures] == [("ranking", 30), ("ranking", 30)]
     report.write(run, tmp_path, ["plots"])
-    assert set(names[30:]) <= set(texts(tmp_path / "plots" / "prelu-float32-1"))
+    assert {"effective bandwidth (GB/s)", *names[30:]} <= set(texts(tmp_path / "plots" / "prelu-float32-1"))
     assert set(names[:30]) <= set(texts(tmp_path / "plots" / "prelu-float32-2"))
 
 
@@ -203,14 +203,14 @@ def test_the_number_of_figures_is_bounded_and_each_scenario_keeps_its_first(
     assert (len(figures), left_out) == (10, 6)
     assert {figure.scenario for figure in figures} == {f"op{i}" for i in range(8)}
     report.write(run, tmp_path, ["markdown"])
-    assert "6 figures more were left out" in (tmp_path / "report.md").read_text()
+    assert "6 more figures were left out" in (tmp_path / "report.md").read_text()
 
 
 def test_what_has_no_bytes_is_drawn_by_what_users_count_or_by_its_time(measured: Build, make_run: MakeRun) -> None:
     step = Work(0, 0, items=256, item="images")
     (rates,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=step, samples=(0.5,))]))
     (times,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=Work(0, 0), samples=(0.5,))]))
-    assert (rates.quantity, times.quantity) == ("items_per_s", "time_s")
+    assert (rates.metric.name, times.metric.name) == ("items", "time")
 
 
 def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: MakeRun) -> None:
@@ -246,12 +246,12 @@ def test_no_label_lies_on_another(
 
 
 def test_no_label_of_the_ceilings_lies_on_another(
-    gpu: Machine, ceilings: Ceilings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
+    gpu: Machine, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
-    from harness.report import _ceilings
+    from harness.report import _limits
 
-    monkeypatch.setattr(_ceilings, "save", apart)
-    assert _ceilings.draw(gpu, ceilings, tmp_path / "peak.png") == []
+    monkeypatch.setattr(_limits, "save", apart)
+    assert _limits.draw(gpu, limits, tmp_path / "peak.png") == []
 
 
 def test_looks_differ_without_colour() -> None:

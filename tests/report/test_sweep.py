@@ -15,6 +15,8 @@ from rich.console import Console
 from harness import report
 from harness.model import Curve, Measurement, Run, Work
 from harness.report import _canvas, _draw, _figures, _frame, _sweep, terminal
+from harness.report._text import as_text
+from harness.report.tree import Table
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
@@ -53,20 +55,28 @@ def swept(measured: Build, make_run: MakeRun) -> Callable[..., Run]:
     return make
 
 
-def sweep(run: Run, best: str = "{}") -> _sweep.Sweep:
-    ((scenario, rows),) = _frame.by_scenario(run, _frame.frame(run))
-    found = _sweep.of(scenario, rows, _frame.sizes_of(run), best)
+def sweep(run: Run) -> _sweep.Sweep:
+    ((scenario, lines),) = _frame.by_scenario(run)
+    found = _sweep.of(scenario.curve, lines)
     assert found is not None
     return found
 
 
+def texts(table: Table) -> dict[str, tuple[str, ...]]:
+    """What each column says, by its head; the best of a row in angle brackets."""
+    return {
+        column.head: tuple(f"<{cell}>" if row in column.of.best else cell for row, cell in enumerate(column.cells))
+        for column in as_text(table).columns
+    }
+
+
 def test_a_table_a_dtype_has_sizes_against_variants(swept: Callable[..., Run]) -> None:
-    first, second = sweep(swept(), best="<{}>").tables
-    assert [first.caption, second.caption] == [
+    first, second = sweep(swept()).tables
+    assert [as_text(first).caption, as_text(second).caption] == [
         "float32: share of the ceiling; - where a variant has none",
         "float16: share of the ceiling; - where a variant has none",
     ]
-    assert {column.head: column.cells for column in second.columns} == {
+    assert texts(second) == {
         "N": ("1", "4", "49", "1024", "65536"),
         "eager": ("40.0%",) * 5,
         "shared": ("40.0%",) * 5,
@@ -74,13 +84,14 @@ def test_a_table_a_dtype_has_sizes_against_variants(swept: Callable[..., Run]) -
         "late": ("wrong", "40.0%", "40.0%", "40.0%", "40.0%"),
         "tuned": ("<90.0%>",) * 5,
     }
-    assert {column.head: column.cells for column in first.columns}["shared"][-1] == "-"
+    assert texts(first)["shared"][-1] == "-"
 
 
 def test_sizes_stand_in_order_whatever_order_they_were_measured_in(swept: Callable[..., Run]) -> None:
     shapes = [(("M", 2), ("N", n)) for n in (64, 8, 256)]
     (table,) = sweep(swept(["eager"], shapes, ["float32"])).tables
-    assert (table.caption, table.columns[0].cells) == ("float32: share of the ceiling", ("8", "64", "256"))
+    assert as_text(table).caption == "float32: share of the ceiling"
+    assert table.columns[0].cells == ("8", "64", "256")
 
 
 def test_shapes_that_share_a_place_are_told_apart(swept: Callable[..., Run]) -> None:
@@ -94,15 +105,15 @@ def test_shapes_that_share_a_place_are_told_apart(swept: Callable[..., Run]) -> 
 def test_a_case_that_was_not_reached_leaves_its_cell_empty(swept: Callable[..., Run]) -> None:
     run = swept(["eager", "tuned"], dtypes=["float32"])
     (table,) = sweep(replace(run, measurements=run.measurements[:-1])).tables
-    assert [column.cells[-1] for column in table.columns] == ["65536", "40.0%", ""]
+    assert [cells[-1] for cells in texts(table).values()] == ["65536", "<40.0%>", ""]
     assert "-" not in table.caption
 
 
 @pytest.mark.parametrize(
     ("moved", "caption", "cells"),
     [
-        (2**26, "float32: effective bandwidth in GB/s", ("1600", "**3600**")),
-        (0, "float32: time", ("83.89 us", "**37.28 us**")),
+        (2**26, "float32: effective bandwidth in GB/s", ("1600", "<3600>")),
+        (0, "float32: time in us", ("83.89", "<37.28>")),
     ],
 )
 def test_without_ceilings_or_bytes_the_next_best_quantity_is_shown(
@@ -113,12 +124,13 @@ def test_without_ceilings_or_bytes_the_next_best_quantity_is_shown(
         for variant, share in (("eager", 0.4), ("tuned", 0.9))
     ]
     run = make_run(cases, curve=Curve("N", "elements"))
-    (table,) = sweep(replace(run, header=replace(run.header, ceilings=None)), best="**{}**").tables
-    assert (table.caption, tuple(column.cells[0] for column in table.columns[1:])) == (caption, cells)
+    (table,) = sweep(replace(run, header=replace(run.header, limits=None))).tables
+    assert as_text(table).caption == caption
+    assert tuple(found[0] for found in texts(table).values())[1:] == cells
 
 
 def test_a_stop_is_told_once_a_reason_with_its_dtypes(swept: Callable[..., Run]) -> None:
-    found = [(s.variant, s.dtypes, s.ran, s.without, s.reason) for s in sweep(swept()).stops]
+    found = [(s.variant, s.kinds, s.ran, s.without, s.reason) for s in sweep(swept()).stops]
     both = ["float32", "float16"]
     assert sorted(found) == sorted(
         [
@@ -158,8 +170,8 @@ def test_spans(chosen: list[int], text: str) -> None:
 def test_other_curves_have_no_tables_over_them(swept: Callable[..., Run]) -> None:
     for curve in (None, Curve("N", "elements", by="M"), Curve("N", "bytes", littles_law=True)):
         run = swept(curve=curve)
-        ((scenario, rows),) = _frame.by_scenario(run, _frame.frame(run))
-        assert _sweep.of(scenario, rows, _frame.sizes_of(run)) is None
+        ((scenario, lines),) = _frame.by_scenario(run)
+        assert _sweep.of(scenario.curve, lines) is None
 
 
 def lines(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
@@ -221,7 +233,7 @@ def test_nine_variants_share_a_figure_and_look_different(
 ) -> None:
     names = ["eager", "compile", "tuned", *(f"v{i}" for i in range(6))]
     (figure,), _ = _figures.plan(swept(names, dtypes=["float32"]))
-    looks = _canvas.variant_lines(figure.series)
+    looks = _canvas.variant_lines(figure.series, figure.roles)
     assert list(looks) == names
     assert len({look["color"] for look in looks.values()}) == len({look["marker"] for look in looks.values()}) == 9
     assert all(looks["tuned"]["linewidth"] > look["linewidth"] for name, look in looks.items() if name != "tuned")

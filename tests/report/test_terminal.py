@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.compare import compare
-from harness.model import Ceilings, KernelFacts, Machine, Measurement, Run
+from harness.model import KernelFacts, Limits, Machine, Measurement, Run
 from harness.report import terminal
 
 SHAPE = (("N", 64), ("C", 128))
@@ -42,8 +42,8 @@ def test_differences(run: Run, width: int, golden: Callable[[str, str], None]) -
     golden(f"compare-{width}.txt", text)
 
 
-def test_ceilings(gpu: Machine, ceilings: Ceilings, golden: Callable[[str, str], None]) -> None:
-    golden("peak.txt", drawn(terminal.render_ceilings, gpu, ceilings))
+def test_ceilings(gpu: Machine, limits: Limits, golden: Callable[[str, str], None]) -> None:
+    golden("peak.txt", drawn(terminal.render_limits, gpu, limits))
 
 
 def test_eighty_columns_keep_what_matters_most(
@@ -64,7 +64,7 @@ def test_eighty_columns_tell_of_local_memory_before_registers(
     text = drawn(terminal.render, make_run([measured("eager", "float32", case.case.shape), case], baseline="eager"))
     (row,) = [line for line in text.splitlines() if "runtime_index" in line]
     assert row.split()[-1] == "64"
-    assert "registers" not in text
+    assert "too wide to show: noise, registers" in text
 
 
 def test_forty_columns_fold_instead_of_losing_letters(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.model import Run
@@ -9,7 +10,7 @@ from harness.model import Run
 SUMMARY = "results.csv: one row a case, SI units, for other programs"
 
 
-def write(run: Run, folder: Path) -> list[Path]:
+def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a table has no notes
     """Write results.csv. A case of several scenarios has one row, that of the first."""
     from harness.report._frame import frame
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from harness.model import Run
 
-SUMMARY = "plots/*.svg and *.png: bandwidth by variant and shape, and the ceilings"
+SUMMARY = "plots/*.svg and *.png: the foremost metric by variant and shape, and the ceilings"
 
 
-def write(run: Run, folder: Path) -> list[Path]:
+def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
     """Draw the run's figures into `folder`/plots."""
-    from harness.report import _ceilings, _draw, _figures
+    from harness.report import _draw, _figures, _limits, build
 
-    figures, _ = _figures.plan(run)
+    plots, _ = _figures.plan(run)
     (folder / _figures.FOLDER).mkdir(exist_ok=True)
-    peak = run.ceilings.peak if run.ceilings else None
-    paths = [path for figure in figures for path in _draw.draw(figure, peak, folder / figure.png)]
-    if run.ceilings and run.ceilings.points:
-        paths += _ceilings.draw(run.header.machine, run.ceilings, folder / _figures.FOLDER / "ceilings.png")
+    peak = run.limits.peak if run.limits else None
+    paths = [path for plot in plots for path in _draw.draw(plot, peak, folder / plot.png)]
+    if run.limits and run.limits.points:
+        paths += _limits.draw(run.header.machine, run.limits, folder / _figures.FOLDER / build.CEILINGS)
     return paths

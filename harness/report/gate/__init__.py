@@ -1,25 +1,25 @@
-"""A gate run as files to read. One format a file, found by its name; a file that starts with `_` is a helper.
+"""A gate run as files to read. One format a file in `formats/`, found by its name.
 
 A format has `write(run, folder) -> list[Path]`. `terminal` draws on a console; `github` makes annotations.
-Nothing here loads matplotlib or jinja until it is used.
+Nothing here loads matplotlib until it is used.
 """
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, cast
 
+from harness.discover import discover
 from harness.gate.records import GateRun
 from harness.report import into
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
-class Format(Protocol):
-    """What a file in this folder offers."""
+class GateFormat(Protocol):
+    """What a file in `formats/` offers."""
 
     def write(self, run: GateRun, folder: Path) -> list[Path]:
         """Write the run's files into `folder`, which exists. Gives their paths."""
@@ -38,9 +38,10 @@ def publish(run: GateRun, environ: Mapping[str, str]) -> None:
     """Tell GitHub, where it asks for it: the page as the step's summary, and annotations on standard output.
 
     `environ` is the process's environment. A summary that can't be written is told in an annotation: it changes nothing
-    about the verdict.
+    about how the gate ended.
     """
-    from harness.report.gate import github, markdown
+    from harness.report.gate import github
+    from harness.report.gate.formats import markdown
 
     lines = github.lines(run) if environ.get("GITHUB_ACTIONS") == "true" else []
     if summary := environ.get(SUMMARY):
@@ -52,7 +53,6 @@ def publish(run: GateRun, environ: Mapping[str, str]) -> None:
     sys.stdout.flush()
 
 
-def _formats() -> list[Format]:
-    names = sorted(file.stem for file in Path(__file__).parent.glob("[!_]*.py"))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
-    return [cast(Format, module) for module in modules if hasattr(module, "write")]
+def _formats() -> list[GateFormat]:
+    """Raises UsageError for a file that lacks what a format must have."""
+    return [cast(GateFormat, module) for module in discover(f"{__name__}.formats", ["write"]).values()]

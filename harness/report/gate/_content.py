@@ -1,4 +1,4 @@
-"""What every format tells of a gate run: a row a case, worst first; findings, gravest first; the verdict."""
+"""What every format tells of a gate run: a row a case, worst first; findings, gravest first; how it ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from harness import units
 from harness.errors import Exit
-from harness.gate.records import GRAVITY, CaseEvidence, Code, Finding, GateRun, Severity, Stage, share
-from harness.report._columns import Column
+from harness.gate.records import GRAVITY, CaseEvidence, Decision, Finding, GateRun, Revision, Severity, Stage, share
+from harness.report._text import plural
+from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
 
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {
@@ -18,11 +19,14 @@ MEANINGS = {
     Exit.UNDECIDED: ("undecided", "the pairs don't tell whether a case lost more than its margin"),
     Exit.ENVIRONMENT: ("not valid", "the machine can't give valid numbers, or the runs can't be compared"),
 }
+KINDS: dict[Severity, Kind] = {
+    "environment": "environment", "failure": "failure", "undecided": "undecided", "note": "",
+}  # fmt: skip
 _REVISION = 12  # digits: as many as tell revisions apart in any repository
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CaseRow:
     """A case: its evidence, the findings about it, gravest first, and what stands in the table's `verdict`."""
 
     evidence: CaseEvidence
@@ -35,17 +39,17 @@ class Row:
 
     @property
     def severity(self) -> Severity:
-        """Of the gravest finding; 'note' where there is none."""
+        """The severity of the gravest finding; 'note' where there is none."""
         return self.findings[0].severity if self.findings else "note"
 
     @property
     def counts(self) -> dict[Stage, int]:
-        """Pairs of each stage that has some."""
+        """How many pairs each stage has, without stages that have none."""
         counts = Counter(pair.stage for pair in self.evidence.pairs)
         return {stage: counts[stage] for stage in STAGES if counts[stage]}
 
 
-def rows(run: GateRun) -> list[Row]:
+def rows(run: GateRun) -> list[CaseRow]:
     """A row a case: those that fail first, then those that are undecided; among equals the largest loss first."""
     found = [_row(evidence, findings(run, evidence.case.id)) for evidence in run.cases]
     return sorted(found, key=_rank)
@@ -57,37 +61,42 @@ def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
     return tuple(sorted(chosen, key=lambda finding: GRAVITY.index(finding.severity)))
 
 
-def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> Row:
+def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:
     decision = evidence.decision
     # What the rule `slower` says stands there already, as the outcome.
     rules = [f.rule for f in about if f.severity != "note" and (f.rule != "slower" or decision is None)]
     # An 'ok' beside the name of a rule that fails the case would only mislead.
     outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
     words = " + ".join([*outcomes, *dict.fromkeys(rules)]) or "not compared"
-    return Row(evidence, about, f"{words} (control)" if evidence.control else words)
+    return CaseRow(evidence, about, f"{words} (control)" if evidence.control else words)
 
 
-def _rank(row: Row) -> tuple[int, float]:
+def _rank(row: CaseRow) -> tuple[int, float]:
     decision, grave = row.evidence.decision, row.severity != "note"
     estimate = decision.estimate if decision else float("-inf") if grave else float("inf")
     return GRAVITY.index(row.severity), estimate
 
 
-def columns(table: Sequence[Row]) -> list[Column]:
-    """The table as text."""
-    decisions = [row.evidence.decision for row in table]
-    return [
-        Column("case", tuple(row.case for row in table), right=False, code=True),
-        Column("change", tuple(units.change(share(d.estimate)) if d else "" for d in decisions)),
-        Column("interval", tuple(_interval(d.low, d.high) if d else "" for d in decisions)),
-        Column("margin", tuple(units.percent(row.evidence.margin.value, 2) for row in table)),
-        Column("pairs", tuple(" + ".join(map(str, row.counts.values())) for row in table)),
-        Column("verdict", tuple(row.verdict for row in table), right=False),
-    ]
+def table(found: Sequence[CaseRow]) -> Table:
+    """The rows as a table."""
+    decisions = [row.evidence.decision for row in found]
+    columns = (
+        text_column("case", (row.case for row in found), code=True),
+        Column("change", tuple(share(d.estimate) if d else "" for d in decisions), units.CHANGE),
+        Column("interval", tuple(map(_interval, decisions)), units.CHANGE),
+        Column("margin", tuple(row.evidence.margin.value for row in found), units.FINE_SHARE),
+        Column("pairs", tuple(" + ".join(map(str, row.counts.values())) for row in found)),
+        text_column("verdict", (row.verdict for row in found)),
+    )
+    return Table(columns, kinds=tuple(map(_kind, found)))
 
 
-def _interval(low: float, high: float) -> str:
-    return f"{units.change(share(low)).removesuffix('%')} to {units.change(share(high))}"
+def _interval(decision: Decision | None) -> Cell:
+    return Range(share(decision.low), share(decision.high)) if decision else ""
+
+
+def _kind(row: CaseRow) -> Kind:
+    return KINDS[row.severity] or ("good" if row.verdict == "improved" else "")
 
 
 def told(finding: Finding) -> str:
@@ -103,20 +112,20 @@ def outcome(run: GateRun) -> str:
     return f"{plural(len(run.cases), 'case')}" + (f": {ended}" if ended else "")
 
 
-def verdict(run: GateRun) -> tuple[str, str]:
+def ending(run: GateRun) -> tuple[str, str]:
     """The word for the exit code, and what the code means."""
     word, meaning = MEANINGS[run.exit]
     if run.advisory:
         strict = replace(run, advisory=False).exit
-        meaning = f"advisory, so it never fails; else it were exit {strict:d}, {MEANINGS[strict][0]}"
+        meaning = f"--advisory never fails; without it the exit code would be {strict:d}, {MEANINGS[strict][0]}"
     return word, meaning
 
 
-def code(side: Code) -> str:
+def revision(side: Revision) -> str:
     """A side in words: what it was called, its revision, and whether that is all of it."""
-    revision = side.revision[:_REVISION]
-    known = f" ({revision})" if revision and revision != side.label else ""
-    return f"{side.label}{known}" + (" with uncommitted changes" if side.dirty else "")
+    known = side.revision[:_REVISION]
+    shown = f" ({known})" if known and known != side.label else ""
+    return f"{side.label}{shown}" + (" with uncommitted changes" if side.dirty else "")
 
 
 def method(run: GateRun) -> str:
@@ -131,13 +140,8 @@ def method(run: GateRun) -> str:
     return f"{ways[run.mode]}. Losses no larger than the margin fail {units.percent(run.alpha)} of runs at most."
 
 
-def plural(count: int, noun: str) -> str:
-    """'1 case', '2 cases'."""
-    return f"{count} {noun}" + ("" if count == 1 else "s")
-
-
 def limited(items: Iterable[str], most: int, rest: str) -> list[str]:
-    """The first of them; where there are more than `most`, the last one says how many more, by `rest` with a {}."""
+    """The first items; where there are more than `most`, the last one says how many more, by `rest` with a {}."""
     every = list(items)
     if len(every) <= most:
         return every

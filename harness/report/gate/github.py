@@ -10,7 +10,7 @@ from harness.report.gate._content import findings, limited, told
 Level = Literal["error", "warning"]
 
 MOST = 10
-"""Of each level a step: GitHub drops the rest."""
+"""Annotations of a level in a step: GitHub drops the rest."""
 _LONGEST = 4000  # characters of a message; past some limit GitHub cuts or drops it
 
 

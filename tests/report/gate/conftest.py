@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.gate.records import CaseEvidence, Code, Decision, Finding, GateRun, Margin, Outcome, Pair, change
+from harness.gate.records import CaseEvidence, Decision, Finding, GateRun, Margin, Outcome, Pair, Revision, change
 from harness.model import Case, Machine, Measurement
 
 EvidenceOf = Callable[..., CaseEvidence]
@@ -43,8 +43,13 @@ def evidence() -> EvidenceOf:
 
 @pytest.fixture
 def case() -> Callable[..., Case]:
-    def make(op: str, variant: str = "tuned", shape: Sequence[tuple[str, int]] = (("N", 2**26),)) -> Case:
-        return Case(op, variant, "float16", tuple(shape))
+    def make(
+        op: str,
+        variant: str = "tuned",
+        shape: Sequence[tuple[str, int]] = (("N", 2**26),),
+        choices: Sequence[tuple[str, float]] = (),
+    ) -> Case:
+        return Case(op, variant, "float16", tuple(shape), tuple(choices))
 
     return make
 
@@ -54,8 +59,8 @@ def make_gate(gpu: Machine) -> Callable[..., GateRun]:
     def make(cases: Sequence[CaseEvidence], findings: Sequence[Finding] = (), **fields: Any) -> GateRun:
         known: dict[str, Any] = {
             "mode": "paired",
-            "base": Code("origin/main", "0123456789abcdef0123", False, "b" * 64),
-            "now": Code("working tree", "fedcba9876543210fedc", True, "a" * 64),
+            "base": Revision("origin/main", "0123456789abcdef0123", False, "b" * 64),
+            "now": Revision("working tree", "fedcba9876543210fedc", True, "a" * 64),
             "machine": gpu,
             "scenarios": (),
             "seed": 17,
@@ -74,7 +79,10 @@ def gate_run(evidence: EvidenceOf, case: Callable[..., Case], make_gate: Callabl
     """One of everything: slower, inconclusive, below a floor, missing, new, improved, a wide margin, odd texts."""
     rows, layer = (("M", 65536), ("N", 1024)), (("N", 2048), ("C", 512), ("H", 7), ("W", 7))
     slow, odd, low = case("layer_norm_grad", shape=rows), case("dropout", "a|b"), case("softmax", shape=rows)
-    gone, new = case("bias_dropout_residual", shape=(("R", 32768), ("C", 1024), ("P", 10))), case("relu_mask")
+    gone, new = (
+        case("bias_dropout_residual", shape=(("R", 32768), ("C", 1024)), choices=(("p", 0.1),)),
+        case("relu_mask"),
+    )
     undecided = replace(evidence(odd, "inconclusive", -0.011, confirm=20), margin=Margin(0.01, 0.0125))
     cases = [
         evidence(case("copy", "memcpy", (("N", 2**25),)), control=True),

@@ -11,7 +11,7 @@ from harness import store
 from harness.errors import MachineError
 from harness.gate.records import GateRun
 from harness.report import gate
-from harness.report.gate import markdown
+from harness.report.gate.formats import markdown
 
 
 def test_writes_every_format_into_a_folder_that_it_makes(gate_run: GateRun, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_run_without_pairs_has_no_figure(gate_run: GateRun, tmp_path: Path) ->
     refused = replace(gate_run, cases=(), findings=(), refused=("the machines differ",))
     assert {path.name for path in gate.write(refused, tmp_path)} == {"gate.json", "gate.md", "junit.xml"}
     page = (tmp_path / "gate.md").read_text(encoding="utf-8")
-    assert "**Can't be compared:** the machines differ" in page
+    assert "**Can't be compared**: the machines differ" in page
     assert "pairs.png" not in page
 
 
@@ -63,10 +63,10 @@ def test_a_summary_that_can_not_be_written_is_told_and_no_more(
     )
 
 
-def test_the_terminal_and_annotations_load_neither_matplotlib_nor_jinja() -> None:
+def test_the_terminal_and_annotations_load_neither_matplotlib_nor_pandas() -> None:
     code = (
         "import sys; from harness.report.gate import github, terminal; "
-        "print(sorted({'matplotlib', 'jinja2', 'pandas', 'torch'} & sys.modules.keys()))"
+        "print(sorted({'matplotlib', 'pandas', 'torch'} & sys.modules.keys()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

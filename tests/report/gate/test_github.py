@@ -15,7 +15,7 @@ def test_failures_are_errors_and_what_is_undecided_a_warning(gate_run: GateRun) 
     slower, missing, floor, undecided = github.lines(gate_run)
     assert slower.startswith("::error title=gate%2C slower::layer_norm_grad/tuned/float16/M65536-N1024: 3.20%25 slower")
     assert missing == (
-        "::error title=gate%2C missing::bias_dropout_residual/tuned/float16/R32768-C1024-P10: crashed: <k> [x](y) "
+        "::error title=gate%2C missing::bias_dropout_residual/tuned/float16/R32768-C1024/p=0.1: crashed: <k> [x](y) "
         "::error::| 100%25; use compute-sanitizer"
     )
     assert floor.startswith("::error title=gate%2C floor::softmax/tuned/float16/M65536-N1024: of_ceiling is 88.1%25,")

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from harness.gate.records import Finding, GateRun
-from harness.report.gate import junit
+from harness.report.gate.formats import junit
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.gate.records import Finding, GateRun
-from harness.report._page import text
-from harness.report.gate import markdown
+from harness.report.formats.markdown import prose
+from harness.report.gate.formats import markdown
 
 
 def test_page(gate_run: GateRun, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -44,12 +44,12 @@ def test_a_summary_that_is_full_stays_as_it_is(gate_run: GateRun, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("prose", "escaped"),
+    ("text", "escaped"),
     [
         ("layer_norm lost 3%", "layer_norm lost 3%"),
         ("_a_ *b* [c](d) `e` <f> | ~g~", "\\_a\\_ \\*b\\* \\[c\\](d) \\`e\\` &lt;f> \\| \\~g\\~"),
         ("two\nlines &amp;", "two lines &amp;amp;"),
     ],
 )
-def test_prose_is_not_taken_for_markdown(prose: str, escaped: str) -> None:
-    assert text(prose) == escaped
+def test_prose_is_not_taken_for_markdown(text: str, escaped: str) -> None:
+    assert prose(text) == escaped

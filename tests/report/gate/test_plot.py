@@ -10,7 +10,7 @@ import pytest
 from harness.gate.records import CaseEvidence, Finding, GateRun, Margin
 from harness.model import Case
 from harness.report import _canvas
-from harness.report.gate import plot
+from harness.report.gate.formats import plot
 
 Evidence = Callable[..., CaseEvidence]
 MakeCase = Callable[..., Case]

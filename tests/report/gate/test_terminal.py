@@ -48,7 +48,7 @@ def test_the_last_line_says_what_the_exit_code_means(
 
 def test_an_advisory_run_says_what_it_would_have_been(gate_run: GateRun) -> None:
     text = drawn(replace(gate_run, advisory=True), 140)
-    assert text.endswith("gate passed: exit 0, advisory, so it never fails; else it were exit 1, FAILED\n")
+    assert text.endswith("gate passed: exit 0, --advisory never fails; without it the exit code would be 1, FAILED\n")
 
 
 def test_runs_that_can_not_be_compared_say_why(make_gate: MakeGate) -> None:
@@ -66,4 +66,4 @@ def test_many_notes_are_counted_after_the_first(make_gate: MakeGate) -> None:
 
 
 def test_names_are_not_taken_for_markup(make_gate: MakeGate) -> None:
-    assert "failure (x) [red]a[/]" in drawn(make_gate([], [Finding("x", "failure", "[red]a[/]")]))
+    assert "failure (x): [red]a[/]" in drawn(make_gate([], [Finding("x", "failure", "[red]a[/]")]))

@@ -7,24 +7,25 @@ from pathlib import Path
 import pytest
 
 from harness import report
-from harness.model import Ceilings, Machine, StreamPoint
-from harness.report import _ceilings
+from harness.model import Limits, Machine, StreamPoint
+from harness.report import _limits
+from harness.report._text import as_text
 
 
 @pytest.mark.parametrize(
     ("share", "name"), [(1.0, "1:0"), (0.75, "3:1"), (0.67, "2:1"), (0.5, "1:1"), (0.33, "1:2"), (0.0, "0:1")]
 )
 def test_mixes_are_named_by_small_numbers(share: float, name: str) -> None:
-    assert _ceilings.mix(share) == name
+    assert _limits.mix(share) == name
 
 
-def test_page(gpu: Machine, ceilings: Ceilings, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
-    report.write_ceilings(gpu, ceilings, tmp_path)
+def test_page(gpu: Machine, limits: Limits, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
+    report.write_limits(gpu, limits, tmp_path)
     golden("peak.md", (tmp_path / "peak.md").read_text())
 
 
-def test_table_keeps_every_stream_that_was_tried(gpu: Machine, ceilings: Ceilings, tmp_path: Path) -> None:
-    report.write_ceilings(gpu, ceilings, tmp_path)
+def test_table_keeps_every_stream_that_was_tried(gpu: Machine, limits: Limits, tmp_path: Path) -> None:
+    report.write_limits(gpu, limits, tmp_path)
     with (tmp_path / "peak.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["when"] for row in rows] == ["start"] * 10 + ["end"]
@@ -40,5 +41,6 @@ def test_table_keeps_every_stream_that_was_tried(gpu: Machine, ceilings: Ceiling
 
 def test_mixes_that_move_nearly_the_same_bytes_share_a_row() -> None:
     points = (StreamPoint(999_936, 0, 1e-6, "a"), StreamPoint(500_000, 500_000, 1e-6, "a"), StreamPoint(9, 0, 1, "a"))
-    size, reads, copy = _ceilings.columns(Ceilings(points))
+    (table,) = _limits.tables(Limits(points))
+    size, reads, copy = as_text(table).columns
     assert (size.cells, reads.cells, copy.cells) == (("9 B", "1.00 MB"), ("0.00000000900", "999.9"), ("", "1000"))

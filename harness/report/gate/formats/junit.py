@@ -8,7 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from harness.gate.records import Finding, GateRun, Severity
-from harness.report.gate._content import Row, code, columns, findings, rows, told
+from harness.report._text import as_text
+from harness.report.gate._content import CaseRow, findings, revision, rows, table, told
 
 _ELEMENTS: dict[Severity, str] = {"failure": "failure", "environment": "error", "undecided": "skipped"}
 _COUNTS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
@@ -38,19 +39,20 @@ def _suite(run: GateRun) -> ET.Element:
     # UTC, and without saying so, which is all that the usual schema takes.
     suite.set("timestamp", run.started.partition("+")[0])
     properties = ET.SubElement(suite, "properties")
-    facts = {"base": code(run.base), "now": code(run.now), "machine": run.machine.name, "seed": str(run.seed)}
+    facts = {"base": revision(run.base), "now": revision(run.now), "machine": run.machine.name, "seed": str(run.seed)}
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=_clean(value))
     suite.extend(tests)
     return suite
 
 
-def _test(run: GateRun, row: Row) -> ET.Element:
+def _test(run: GateRun, row: CaseRow) -> ET.Element:
     evidence = row.evidence
     test = ET.Element("testcase", classname=_clean(f"gate.{evidence.scenario}"), name=_clean(row.case))
     spent = sum(seconds for m in (*evidence.base, *evidence.now) for _, seconds in m.phases)
     test.set("time", f"{spent:.3f}")
-    numbers = ", ".join(f"{column.head} {column.cells[0]}" for column in columns([row])[1:] if column.cells[0])
+    columns = as_text(table([row])).columns[1:]
+    numbers = ", ".join(f"{column.head} {column.cells[0]}" for column in columns if column.cells[0])
     _add(run, test, row.findings, numbers)
     return test
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
-from harness import units
 from harness.gate.records import GateRun
-from harness.model import Machine
-from harness.report.gate._content import code, columns, findings, method, outcome, rows, verdict
+from harness.report.formats.markdown import render
+from harness.report.gate import build
 
 FIGURE = "pairs.png"
 LIMIT = 1024 * 1024
@@ -32,41 +30,7 @@ def append(run: GateRun, summary: Path) -> None:
 
 def page(run: GateRun, figure: str = "") -> str:
     """The page as Markdown. figure: path of the plot, relative to the page."""
-    from harness.report._page import render
-
-    word, meaning = verdict(run)
-    return render(
-        "gate/gate.md.j2",
-        run=run,
-        word=word,
-        meaning=meaning,
-        outcome=outcome(run),
-        table=columns(rows(run)) if run.cases else [],
-        findings=findings(run),
-        figure=figure,
-        method=method(run),
-        facts=_facts(run),
-        command=shlex.join(run.command),
-    )
-
-
-def _facts(run: GateRun) -> list[tuple[str, str]]:
-    machine = run.machine
-    facts = {
-        "base": code(run.base),
-        "now": code(run.now),
-        "sources": f"{run.base.digest[:12]}, now {run.now.digest[:12]}",
-        "device": f"{machine.name} ({machine.fingerprint})",
-        "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
-        "started": run.started,
-        "took": units.seconds(run.seconds, 3),
-    }
-    return list(facts.items())
-
-
-def _software(machine: Machine) -> list[tuple[str, str]]:
-    """Names and versions; a CPU has no driver."""
-    return [*([("driver", machine.driver)] if machine.driver else []), *machine.versions]
+    return render(build.page(run, figure))
 
 
 def _within(text: str, most: int) -> str:

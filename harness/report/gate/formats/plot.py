@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.gate.records import GateRun, Stage, share
 from harness.report import _canvas
-from harness.report.gate._content import Row, rows
+from harness.report.gate._content import CaseRow, rows
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -31,7 +31,7 @@ def write(run: GateRun, folder: Path) -> list[Path]:
     table = [row for row in rows(run) if row.evidence.pairs]
     if not table:
         return []
-    title = f"Bandwidth of {_short(run.now.label)} over {_short(run.base.label)}, pair by pair"
+    title = f"Speed of {_short(run.now.label)} over {_short(run.base.label)}, pair by pair"
     with _canvas.canvas(_AROUND + _ROW * len(table), title, _canvas.WIDE) as (figure, axes):
         _rows(axes, table)
         _scale(axes, table)
@@ -39,7 +39,7 @@ def write(run: GateRun, folder: Path) -> list[Path]:
         return _canvas.save(figure, folder / "pairs.png")
 
 
-def _rows(axes: matplotlib.axes.Axes, table: Sequence[Row]) -> None:
+def _rows(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     """A row a case: band, margin, interval, then the pairs."""
     axes.axvline(0, color="#999999", linewidth=0.6, zorder=1)
     for place, row in enumerate(table):
@@ -63,7 +63,7 @@ def _rows(axes: matplotlib.axes.Axes, table: Sequence[Row]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _interval(axes: matplotlib.axes.Axes, place: int, row: Row) -> None:
+def _interval(axes: matplotlib.axes.Axes, place: int, row: CaseRow) -> None:
     """The interval that decided, as a bar behind the pairs of its stage."""
     if decision := row.evidence.decision:
         low, high = _percent(decision.low), _percent(decision.high)
@@ -72,7 +72,7 @@ def _interval(axes: matplotlib.axes.Axes, place: int, row: Row) -> None:
         axes.barh(height, high - low, 0.3, low, color=color, alpha=0.35, label="interval that decided", zorder=1.5)
 
 
-def _scale(axes: matplotlib.axes.Axes, table: Sequence[Row]) -> None:
+def _scale(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     """Linear around zero, where the decisions fall; logarithmic beyond, so that one huge loss hides no small one."""
     changes = [_percent(pair.change) for row in table for pair in row.evidence.pairs]
     ends = [_percent(end) for row in table if (d := row.evidence.decision) for end in (d.low, d.high)]
@@ -88,7 +88,7 @@ def _scale(axes: matplotlib.axes.Axes, table: Sequence[Row]) -> None:
     axes.xaxis.set_major_formatter(lambda value, _place: f"{value:+g}%" if value else "0")
     axes.grid(axis="x")
     beyond = f", logarithmic beyond {linear:.3g}%" if 1.2 * max(-low, high) > linear else ""
-    axes.set_xlabel(f"change in bandwidth{beyond}")
+    axes.set_xlabel(f"change in speed{beyond}")
 
 
 def _percent(change: float) -> float:

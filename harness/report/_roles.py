@@ -1,0 +1,27 @@
+"""The role of each variant of a scenario: baseline, peer, published, ours, control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from harness.model import Scenario
+
+_INFERRED = {"eager": "baseline", "compile": "baseline", "memcpy": "control", "tuned": "ours"}
+
+
+def roles(scenario: Scenario, variants: Iterable[str]) -> dict[str, str]:
+    """The role of each variant: as stored, in the op's order, then those of `variants` that aren't stored.
+
+    Runs of schema 1 have no roles stored; their variants' names tell.
+    """
+    known = dict(scenario.roles)
+    return known | {name: _inferred(name) for name in variants if name not in known}
+
+
+def _inferred(variant: str) -> str:
+    return "peer" if variant.startswith("peer:") else _INFERRED.get(variant, "published")
+
+
+def foremost(found: Mapping[str, str]) -> str:
+    """The variant that a figure emphasises: the last of ours, since an op declares its fastest last; '' for none."""
+    return next((name for name, role in reversed(list(found.items())) if role == "ours"), "")

@@ -1,0 +1,233 @@
+"""Trees of runs, limits and comparisons: one for a page, one for a console."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from harness import units
+from harness.compare import Verdict
+from harness.metrics import METRICS
+from harness.model import FAILED, Difference, Limits, Machine, Result, Run, Scenario
+from harness.report import _claims, _columns, _facts, _figures, _limits, _sweep
+from harness.report._frame import Line, by_scenario
+from harness.report._text import as_text, first_line, plural
+from harness.report.tree import (
+    Block,
+    Cell,
+    Column,
+    CommandLine,
+    Details,
+    Figure,
+    Items,
+    Kind,
+    Note,
+    Page,
+    Prose,
+    Range,
+    Section,
+    Table,
+    Terms,
+    tables,
+    text_column,
+)
+
+CEILINGS = "ceilings.png"
+"""The plot of the streams, among a run's plots."""
+_MOST_FAILURES = 10
+_VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
+
+
+# ---- The page of a run.
+
+
+def page(run: Run, notes: Sequence[str] = ()) -> Page:
+    """Everything that a run has to tell. notes: what else to say of it, such as that its code isn't today's."""
+    plots, left_out = _figures.plan(run)
+    sections = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
+    blocks: list[Block] = [*_ahead(run, notes), *sections]
+    if left_out:
+        blocks.append(
+            Note(
+                f"{plural(left_out, 'more figure')} {'was' if left_out == 1 else 'were'} left out to keep the report "
+                "short. Their numbers are in the tables and in results.csv; a run of fewer scenarios draws them."
+            )
+        )
+    if warnings := _facts.warnings(run):
+        blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
+    if run.limits:
+        blocks.append(
+            Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{_figures.FOLDER}/{CEILINGS}")))
+        )
+    if terms := _terms(blocks):
+        blocks.append(Section("How to read the tables", (terms,)))
+    origin = (_facts.machine(run.header.machine), CommandLine(_facts.command(run)), Note(_facts.provenance(run)))
+    blocks.append(Section("Machine and command", origin))
+    title = ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name
+    return Page(title, tuple(blocks))
+
+
+def _ahead(run: Run, notes: Sequence[str]) -> Iterator[Note]:
+    """What a reader must know before any number."""
+    yield Note(f"{run.header.machine.name}, {run.header.started}: {_facts.outcome(run)}.")
+    if processes := _facts.processes(run):
+        yield Note(processes)
+    if missing := _facts.unmeasured(run):
+        yield Note(
+            f"{plural(missing, 'planned case')} {'has' if missing == 1 else 'have'} no result. The run's command with "
+            "--resume and the same --output measures them.",
+            "warning",
+            "This run isn't complete",
+        )
+    for loss in run.losses:
+        yield Note(loss, "warning", "Lost")
+    for note in notes:
+        yield Note(note, "warning", "Code")
+
+
+def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plot], run: Run) -> Section:
+    sweep = _sweep.of(scenario.curve, lines)
+    # The reasons are told with the stops.
+    every = _columns.table(lines, errors=not sweep)
+    own = tuple(Figure(plot.png, plot.alt) for plot in plots if plot.scenario == scenario.name)
+    blocks: list[Block] = [Prose(scenario.shows.strip())] if scenario.shows.strip() else []
+    blocks.append(Note(_facts.origin(scenario)))
+    blocks += [*own, *sweep.tables] if sweep else [every, *own]
+    if sweep and sweep.stops:
+        blocks.append(Section("Where variants stop", (_sweep.stop_table(sweep.over, sweep.stops),)))
+    if claims := _claims.comparisons(scenario, lines):
+        told = f"What the texts say, of their hardware, beside what {run.header.machine.name} gave here."
+        blocks.append(Section("Claims", (Note(told), _claims.table(claims))))
+    if sweep:
+        blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
+    return Section(scenario.title or scenario.name, tuple(blocks))
+
+
+def _terms(blocks: Sequence[Block]) -> Terms | None:
+    """How to read the columns that are shown, each explanation once."""
+    heads: dict[str, dict[str, None]] = defaultdict(dict)
+    for table in tables(blocks):
+        for column in as_text(table).columns:
+            if column.of.hint:
+                # The scale of a column is nothing to explain.
+                heads[column.of.hint][column.head.partition(" (")[0]] = None
+    return Terms(tuple((", ".join(own), hint) for hint, own in heads.items())) if heads else None
+
+
+# ---- What a console shows of a run.
+
+
+def screen(run: Run) -> Page:
+    """The tables of a run, what failed, what the warnings mean, and how many cases ended in which way.
+
+    A scenario with a curve of variants has a table a dtype, and tells there what has no result.
+    """
+    told: set[str] = set()
+    blocks: list[Block] = []
+    for scenario, lines in by_scenario(run):
+        sweep = _sweep.of(scenario.curve, lines)
+        claims = _claims.notes(_claims.comparisons(scenario, lines))
+        if sweep:
+            told.update(line.case.id for line in lines if line.result.status not in FAILED)
+            stops = (Section("", tuple(_sweep.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
+            blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
+        else:
+            blocks.append(Section(scenario.title or scenario.name, (_columns.table(lines, errors=False), *claims)))
+    failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
+    blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
+    return Page("", tuple(blocks))
+
+
+def _failures(results: Sequence[Result]) -> Iterator[Note]:
+    """What each case that has no time says of it; the first few."""
+    for result in results[:_MOST_FAILURES]:
+        kind: Kind = "failure" if result.status in FAILED else "warning"
+        yield Note(first_line(result.error or ""), kind, result.status.replace("_", " "), result.case.id)
+    if len(results) > _MOST_FAILURES:
+        yield Note(f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")
+
+
+def _warnings(run: Run) -> Iterator[Note]:
+    for note in _facts.warnings(run):
+        yield replace(note, label=f"warning {note.label}")
+
+
+def _closing(run: Run) -> Iterator[Note]:
+    if processes := _facts.processes(run):
+        yield Note(processes)
+    if run.limits and run.limits.peak:
+        drift = _limits.drift(run.limits)
+        yield Note(f"peak: a copy at {units.rate(run.limits.peak)}" + (f", {drift} at the end" if drift else ""))
+    yield Note(f"{run.header.machine.name}: {_facts.outcome(run)}", "strong")
+
+
+# ---- Limits alone.
+
+
+def page_of_limits(machine: Machine, limits: Limits, figure: str) -> Page:
+    """What a machine can do, as a page. figure: path of the plot of the streams."""
+    blocks = _limits_blocks(limits, figure)
+    return Page("What the machine can do", (*blocks, Section("Machine", (_facts.machine(machine),))))
+
+
+def screen_of_limits(machine: Machine, limits: Limits) -> Page:
+    """What a machine can do, for a console."""
+    summary = _limits.summary(limits)
+    found: tuple[Block, ...] = (*_limits.tables(limits), Section("", (summary,)))
+    return Page("", (Section(f"What {machine.name} can do", found),))
+
+
+def _limits_blocks(limits: Limits, figure: str) -> Iterator[Block]:
+    summary = _limits.summary(limits)
+    if summary.pairs:
+        yield summary
+    yield from _limits.tables(limits)
+    if limits.points:
+        yield Figure(figure, "Bandwidth of plain streams by mix and size")
+
+
+# ---- Comparisons.
+
+
+def differences(found: Sequence[Difference]) -> Page:
+    """Both times of each case, their ratio (reference over run) with its 95% interval, and the verdict."""
+    unit = METRICS["time"].unit
+    table = Table(
+        (
+            text_column("case", (d.case.id for d in found), code=True),
+            Column("reference ({unit})", tuple(_or_nothing(d.reference) for d in found), unit),
+            Column("run ({unit})", tuple(_or_nothing(d.run) for d in found), unit),
+            Column("ratio", tuple(_or_nothing(d.ratio) for d in found), units.FINE_RATIO),
+            Column("95% interval", tuple(map(_interval, found)), units.FINE_RATIO, keep=3),
+            text_column("verdict", (d.verdict for d in found)),
+            Column("samples", tuple(str(d.samples or "") for d in found), keep=2),
+        ),
+        kinds=tuple(_VERDICTS[d.verdict] for d in found),
+    )
+    verdicts = Counter(d.verdict for d in found)
+    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
+    notes = [
+        Note(f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
+        for note, cases in _by_note(found).items()
+    ]
+    outcome = Note(", ".join(counts) or "no case in either run", "strong")
+    return Page("", (table, Section("", (*notes, outcome))))
+
+
+def _or_nothing(value: float | None) -> Cell:
+    return "" if value is None else value
+
+
+def _interval(difference: Difference) -> Cell:
+    if difference.low is None or difference.high is None:
+        return ""
+    return Range(difference.low, difference.high)
+
+
+def _by_note(found: Sequence[Difference]) -> dict[str, list[str]]:
+    cases: dict[str, list[str]] = defaultdict(list)
+    for difference in found:
+        if difference.note:
+            cases[difference.note].append(difference.case.id)
+    return cases

@@ -1,0 +1,97 @@
+"""Trees of a gate run: one for a page, one for a console."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+
+from harness import units
+from harness.gate.records import Finding, GateRun
+from harness.model import Machine
+from harness.report._text import plural
+from harness.report.gate._content import KINDS, ending, findings, limited, method, outcome, revision, rows, table, told
+from harness.report.tree import Block, CommandLine, Facts, Figure, Items, Note, Page, Section, Terms
+
+_DIGEST = 12
+_MOST_NOTES = 10
+_TERMS = {
+    "change": "mean over the pairs of the speed now over the speed of the base; a minus is a loss",
+    "interval": "bounds of the change, each one-sided and at the level that the decision takes",
+    "margin": "the loss that still passes, the larger of what was asked for and the noise that was calibrated for the "
+    "case on this machine",
+    "pairs": "to screen + to confirm; the last stage alone decides",
+    "verdict": "regressed only where the whole interval lies below the margin, ok only where it lies above. A control "
+    "is the library's copy, which never fails: if a control gets slower, the machine has changed, not the code",
+}
+
+
+def page(run: GateRun, figure: str = "") -> Page:
+    """Everything that a gate run has to tell. figure: path of the plot, relative to the page; '' for no plot."""
+    word, meaning = ending(run)
+    blocks: list[Block] = [Note(f"{outcome(run)}. Exit code {run.exit:d}: {meaning}.")]
+    blocks += [Note(difference, "environment", "Can't be compared") for difference in run.refused]
+    if run.cases:
+        blocks.append(table(rows(run)))
+    if about := findings(run):
+        blocks.append(Section("Findings", (Items(tuple(map(_note, about))),)))
+    if figure:
+        blocks.append(Figure(figure, "Every pair of every case, with the margin"))
+    blocks.append(Section("How it was measured", tuple(_method(run))))
+    return Page(f"Gate {word}", tuple(blocks))
+
+
+def _note(finding: Finding) -> Note:
+    label = f"{finding.severity} ({finding.rule})"
+    about = finding.case.id if finding.case else ""
+    return Note(finding.message, KINDS[finding.severity], label, about, finding.advice)
+
+
+def _method(run: GateRun) -> Iterator[Block]:
+    yield Note(method(run))
+    yield _facts(run)
+    yield Terms(tuple(_TERMS.items()))
+    if run.command:
+        yield CommandLine(shlex.join(run.command))
+
+
+def _facts(run: GateRun) -> Facts:
+    machine = run.machine
+    facts = {
+        "base": revision(run.base),
+        "now": revision(run.now),
+        "code": f"{run.base.digest[:_DIGEST]}, now {run.now.digest[:_DIGEST]}",
+        "device": f"{machine.name} ({machine.fingerprint})",
+        "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
+        "started": run.started,
+        "took": units.seconds(run.seconds, 3),
+    }
+    return Facts(tuple(facts.items()))
+
+
+def _software(machine: Machine) -> list[tuple[str, str]]:
+    """Names and versions; a CPU has no driver."""
+    return [*([("driver", machine.driver)] if machine.driver else []), *machine.versions]
+
+
+def screen(run: GateRun) -> Page:
+    """The table, worst first, then the findings, then one line that says how it ended."""
+    blocks: list[Block] = [table(rows(run))] if run.cases else []
+    blocks.append(Section("", tuple(_told(run))))
+    return Page(
+        "", (Section(f"{revision(run.base)} against {revision(run.now)}, on {run.machine.name}", tuple(blocks)),)
+    )
+
+
+def _told(run: GateRun) -> Iterator[Note]:
+    for difference in run.refused:
+        yield Note(f"can't be compared: {difference}", "environment")
+    for finding in findings(run):
+        if finding.severity != "note":
+            yield _note(finding)
+    notes = [f"note ({finding.rule}) {told(finding)}" for finding in findings(run) if finding.severity == "note"]
+    for note in limited(notes, _MOST_NOTES, "note: and {} more, see gate.md"):
+        yield Note(note)
+    word, meaning = ending(run)
+    pairs = max((len(evidence.pairs) for evidence in run.cases), default=0)
+    yield Note(f"{outcome(run)}; {plural(pairs, 'pair')} at most, {run.seconds:.0f} s")
+    yield Note(f"gate {word}: exit {run.exit:d}, {meaning}", "strong")

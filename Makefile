@@ -1,13 +1,14 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
 # make lint       ruff and mypy --strict
-# make gpu-test   the tests that need a GPU
+# make gpu-test   the tests that need a GPU, GPU_JOBS of them at a time
 # make clean      remove what make made
 #
 # PYTHON=python3.12 picks the interpreter that .venv is made with.
 
 PYTHON ?= python3
 ARGS ?=
+GPU_JOBS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 gpu-test: $(READY)
-	$(BIN)/pytest -m gpu $(ARGS)
+	$(BIN)/pytest -m gpu -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS)
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Protocol
 
 import harness
-from harness import devices, source, store, units
+from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
-from harness.model import Ceilings, Header, Job, Machine, Measurement, Run, Warning
+from harness.limits import Needs
+from harness.model import SCHEMA, Code, Header, Job, Limits, Machine, Measurement, Run, Warning
 from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer
 
 ABOVE_CEILING = 1.02
 _Task = tuple[int, Job]  # The index of the process that measures, and what.
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What is left to do, with which code for each op, and which limits the cases are held to."""
+
+    header: Header
+    todo: Sequence[_Task]
+    codes: Mapping[str, Code]
+    needs: Needs
+    fresh: bool
 
 
 class Observer(Protocol):
@@ -30,6 +42,9 @@ class Observer(Protocol):
 
     def note(self, text: str) -> None:
         """Something else than a case takes time."""
+
+    def limited(self, limits: Limits) -> None:
+        """What the machine can do is known now."""
 
     def started(self, job: Job, process: int) -> None:
         """A case is being measured."""
@@ -48,77 +63,95 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     command: tuple[str, ...] = (),
     repeat: int = 1,
     resume: bool = False,
+    fresh: bool = False,
     observer: Observer,
 ) -> Run:
     """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what is there already counts.
 
-    command: the command line, program first. Raises UsageError if the folder holds a run, or with `resume` another
-    run than this one; MachineError if workers don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever
-    it raises, the folder holds what was measured until then.
+    command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
+    Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
+    don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever it raises, the folder holds what was measured
+    until then.
     """
-    header = _header(plan=plan, name=name, device=device, plugins=plugins, command=command, repeat=repeat)
+    header = _header(plan=plan, name=name, device=device, command=command, repeat=repeat)
+    codes = {name: source.code(name, op.file) for name, op in plan.ops.items() if op.file}
     earlier, writer = store.reopen(folder) if resume else (None, store.create(folder, header))
     with writer:
         if earlier:
-            _refuse_another(folder, earlier.header, header)
+            _refuse_another(folder, earlier, header, codes)
             header = earlier.header
         todo = _todo(plan, repeat, earlier)
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
             with Workers(device, plugins) as workers:
-                _carry_out(header, todo, writer, workers, observer)
+                request = _Request(header, todo, codes, needs(plan), fresh)
+                _carry_out(request, writer, workers, observer)
     finished = store.load(folder)
     # A line that was cut is gone from the file by now, but not from what there is to say.
     losses = dict.fromkeys((*(earlier.losses if earlier else ()), *finished.losses))
     return replace(finished, losses=tuple(losses))
 
 
-def measure_ceilings(device: str, observer: Observer) -> tuple[Machine, Ceilings]:
-    """The machine and what its memory can do, without a run. Raises MachineError if that can't be measured."""
+def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machine, Limits]:
+    """The machine and what it can do, without a run. Raises MachineError if that can't be measured."""
     with Workers(device) as workers:
-        return devices.kinds()[device].machine(), _ceilings(workers, observer)
+        return devices.kinds()[device].machine(), _limits(workers, needs, observer, fresh=True)
 
 
-def _carry_out(header: Header, todo: Sequence[_Task], writer: Writer, workers: Workers, observer: Observer) -> None:
-    """Measure the ceilings, every task, and the ceilings again; store each as it comes."""
-    ceilings = header.ceilings
-    if not ceilings:
-        ceilings = _ceilings(workers, observer)
-        header = replace(header, ceilings=ceilings)
+def needs(plan: Plan) -> Needs:
+    """The limits that the plan's cases are held to: streams always; compute and links where the work has them."""
+    cases = [job.case for job in plan.jobs if job.case.op in plan.ops]
+    works = {case: plan.ops[case.op].work_of(case.values, case.dtype) for case in cases}
+    kinds = {kind for work in works.values() for kind, count in work.flops if count}
+    worlds = {case.world for case, work in works.items() if work.sent}
+    return Needs(kinds=tuple(sorted(kinds)), worlds=tuple(sorted(worlds)))
+
+
+def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Observer) -> None:
+    """Find out the limits, measure every task, and some of the limits again; store each as it comes."""
+    header, limits = request.header, request.header.limits
+    if not limits:
+        limits = _limits(workers, request.needs, observer, fresh=request.fresh)
+        header = replace(header, limits=limits)
         writer.update(header)
-    for process, tasks in groupby(todo, key=lambda task: task[0]):
-        # Fresh also after the ceilings: what a process allocated before decides where its next buffers lie, and that
+    observer.limited(limits)
+    for process, tasks in groupby(request.todo, key=lambda task: task[0]):
+        # Fresh also after the limits: what a process allocated before decides where its next buffers lie, and that
         # moves a median by some tenths of a percent. Passes that start alike agree (reports/h200/trust.md).
         workers.restart()
         for _, job in tasks:
             observer.started(job, process)
-            measurement = _checked(workers.measure(job, process), ceilings)
+            measured = replace(workers.measure(job, process), code=request.codes.get(job.case.op))
+            measurement = _checked(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
     workers.restart()
-    ceilings = _ceilings(workers, observer, ceilings)
-    writer.update(replace(header, ceilings=ceilings, finished=_now()))
+    observer.note("memory streams once more, to see whether they drifted")
+    limits = _limits(workers, request.needs, observer, start=limits)
+    writer.update(replace(header, limits=limits, finished=_now()))
 
 
-def _ceilings(workers: Workers, observer: Observer, start: Ceilings | None = None) -> Ceilings:
-    if start:
-        observer.note("memory ceilings once more, to see whether they drifted")
-    return workers.ceilings(lambda text, share: observer.note(f"{text} ({units.percent(share, 0)})"), start)
+def _limits(
+    workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
+) -> Limits:
+    """What the machine can do; given what was known at the start of the run, some of it again."""
+
+    def report(text: str, share: float) -> None:
+        observer.note(f"{text} ({units.percent(share, 0)})")
+
+    return workers.limits_again(start, report) if start else workers.limits(needs, report, fresh)
 
 
-def _checked(measurement: Measurement, ceilings: Ceilings) -> Measurement:
-    """The measurement, with a warning if it is faster than memory can be. A hot cache is meant to be."""
-    floor = ceilings.seconds(measurement.work) if measurement.work else None
-    if not floor or not measurement.time or measurement.case.cache == "hot":
-        return measurement
-    share = floor / measurement.time
-    if share <= ABOVE_CEILING:
+def _checked(measurement: Measurement, limits: Limits) -> Measurement:
+    """The measurement, with a warning if it is faster than the machine can be. A hot cache is meant to be."""
+    share = metrics.METRICS["of_ceiling"].value(metrics.Subject.of(measurement, limits))
+    if share is None or share <= ABOVE_CEILING or measurement.case.cache == "hot":
         return measurement
     warning = Warning(
         "above-ceiling",
-        f"{units.percent(share)} of the ceiling, which is more than the memory can do",
-        "the bytes are counted wrong, or the data is still in the cache: check the op's tensors and the traffic",
+        f"{units.percent(share)} of the ceiling, which is more than the machine can do",
+        "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work",
     )
     return replace(measurement, warnings=(*measurement.warnings, warning))
 
@@ -129,15 +162,18 @@ def _todo(plan: Plan, repeat: int, earlier: Run | None) -> list[_Task]:
     return [(process, job) for process in range(repeat) for job in plan.jobs if (job.case.id, process) not in done]
 
 
-def _refuse_another(folder: Path, stored: Header, asked: Header) -> None:
+def _refuse_another(folder: Path, stored: Run, asked: Header, codes: Mapping[str, Code]) -> None:
     """Raise UsageError naming everything in which the stored run isn't the one asked for."""
+    header = stored.header
+    changed = sorted({m.case.op for m in stored.measurements if m.code != codes.get(m.case.op)})
     different = {
-        f"the machine was {stored.machine.name}, this is {asked.machine.name}": (
-            stored.machine.fingerprint != asked.machine.fingerprint
+        f"the machine was {header.machine.name}, this is {asked.machine.name}": (
+            header.machine.fingerprint != asked.machine.fingerprint
         ),
-        "the cases or their timing are others": stored.plan != asked.plan,
-        "the harness, a kernel or a plug-in has changed": stored.source != asked.source,
-        f"--repeat was {stored.repeat}, now it is {asked.repeat}": stored.repeat != asked.repeat,
+        f"it was measured by an older harness (schema {header.schema}, now {SCHEMA})": header.schema != SCHEMA,
+        "the cases or their timing are others": header.plan != asked.plan,
+        f"the code has changed that measured {', '.join(changed)}": bool(changed) and header.schema == SCHEMA,
+        f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
     found = [text for text, differs in different.items() if differs]
     if found:
@@ -146,9 +182,7 @@ def _refuse_another(folder: Path, stored: Header, asked: Header) -> None:
         )
 
 
-def _header(  # noqa: PLR0913 - as above
-    *, plan: Plan, name: str, device: str, plugins: Sequence[Path], command: Sequence[str], repeat: int
-) -> Header:
+def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repeat: int) -> Header:
     revision, dirty = source.revision()
     records = (*plan.jobs, *plan.scenarios)
     return Header(
@@ -158,7 +192,6 @@ def _header(  # noqa: PLR0913 - as above
         # Where the program lies on somebody's disk is nobody's business.
         command=("harness", *command[1:]),
         started=_now(),
-        source=source.digest(plugins),
         plan=hashlib.sha256("\n".join(map(store.dump, records)).encode()).hexdigest(),
         jobs=len(plan.jobs),
         repeat=repeat,

@@ -1,17 +1,35 @@
-"""Which code makes the numbers: a hash over what a result depends on, and what git says of it."""
+"""Which code makes the numbers: a hash for each op, one over everything, and what git says of it."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from harness import paths
+from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
+_MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
+"""What every number depends on, besides its op: how inputs are made, how calls are timed, when sampling stops."""
 _GIT_TIMEOUT = 10
+
+
+def code(op: str, file: Path) -> Code:
+    """The code that makes the numbers of an op, which `file` defines.
+
+    It covers what measures every op, the op's file with the modules of ops that it imports, and the kernels that these
+    name, with what they include. Tables, reports and the command line aren't part of it, nor are other ops. Of an op
+    that isn't bundled it covers the file and all kernels beside it.
+    """
+    measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
+    own = _bundled(file) if file.is_relative_to(_PACKAGE) else [file, *_kernels_beside(file)]
+    return Code(op, _hash((path.name, path) for path in [*measuring, *own]))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
@@ -20,13 +38,7 @@ def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
     root: a checkout of another revision, in place of this installation.
     """
     package, kernels = (root / "harness", root / "kernels") if root else (_PACKAGE, paths.data("kernels"))
-    total = hashlib.sha256()
-    for name, path in sorted(_files(package, kernels, plugins)):
-        content = path.read_bytes()
-        # Names and lengths keep apart what would otherwise run together.
-        total.update(f"{name}\0{len(content)}\0".encode())
-        total.update(content)
-    return total.hexdigest()
+    return _hash(_everything(package, kernels, plugins))
 
 
 def revision() -> tuple[str, bool]:
@@ -42,17 +54,73 @@ def revision() -> tuple[str, bool]:
     return (_git("rev-parse", "HEAD") or "").strip(), bool(changes)
 
 
-def _files(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in package.rglob("*.py"):
+def _hash(files: Iterable[tuple[str, Path]]) -> str:
+    total = hashlib.sha256()
+    for name, path in sorted(set(files)):
+        content = path.read_bytes()
+        # Names and lengths keep apart what would otherwise run together.
+        total.update(f"{name}\0{len(content)}\0".encode())
+        total.update(content)
+    return total.hexdigest()
+
+
+def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    for path in _python(package):
         yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
         if path.suffix in _KERNEL_SUFFIXES:
             yield f"kernels/{path.relative_to(kernels).as_posix()}", path
     for plugin in plugins:
         yield f"plugin/{plugin.name}", plugin
-        for path in plugin.absolute().parent.iterdir():
-            if path.suffix in _KERNEL_SUFFIXES:
-                yield f"plugin/{plugin.name}/{path.name}", path
+        for path in _kernels_beside(plugin):
+            yield f"plugin/{plugin.name}/{path.name}", path
+
+
+def _python(place: Path) -> list[Path]:
+    return [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
+
+
+def _kernels_beside(file: Path) -> list[Path]:
+    return [path for path in file.absolute().parent.iterdir() if path.suffix in _KERNEL_SUFFIXES]
+
+
+def _bundled(file: Path) -> list[Path]:
+    """The op's file, the modules of ops that it imports, and the kernels that these name, each with what it needs."""
+    modules = _closure(file, _imported)
+    named = {f"{file.stem}.cu"}.union(*(re.findall(r'"(\w+\.cu)"', module.read_text("utf-8")) for module in modules))
+    sources = [path for path in paths.data("kernels").glob("*/*.cu") if path.name in named]
+    return [*modules, *(path for source in sources for path in _closure(source, _included))]
+
+
+def _closure(first: Path, following: Callable[[Path], Sequence[Path]]) -> list[Path]:
+    """`first` and everything that follows from it, each once."""
+    found = [first]
+    for path in found:
+        found += [other for other in following(path) if other not in found]
+    return found
+
+
+@cache
+def _imported(file: Path) -> tuple[Path, ...]:
+    """Modules of `harness.ops` that a file imports, at its top or inside functions."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    places = [_PACKAGE.parent.joinpath(*name.split(".")) for name in names if name.startswith("harness.ops")]
+    modules = [*(place.with_suffix(".py") for place in places), *(place / "__init__.py" for place in places)]
+    return tuple(module for module in modules if module.is_file())
+
+
+@cache
+def _included(file: Path) -> tuple[Path, ...]:
+    """Headers of ours that a kernel includes."""
+    names = re.findall(r'^#include "([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE)
+    folders = (file.parent, paths.data("kernels") / "include")
+    found = [next((folder / name for folder in folders if (folder / name).is_file()), None) for name in names]
+    return tuple(path for path in found if path)
 
 
 def _git(*arguments: str) -> str | None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from harness import devices, runner
-from harness.model import Case, Header, Job, Machine, Measurement, Run, Timing, Work
+from harness import devices
+from harness.model import Case, DeviceFacts, Header, Job, Limits, Machine, Measurement, Run, Timing, Work
 from harness.scenario import Plan
 
 PLUGINS = tuple(
@@ -22,6 +26,30 @@ PLUGINS = tuple(
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := devices.kinds()["cuda"].missing()):
         pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def turn_on_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of several processes share the GPU, but those marked `alone` have it for themselves.
+
+    A lock on a file says who uses the GPU: shared by most tests, exclusive for those. Tests come to it one by one, so
+    that a test which waits for the others to end isn't overtaken. Afterwards the memory that torch keeps for later goes
+    back to the device, for the tests of other processes.
+    """
+    if not request.node.get_closest_marker("gpu"):
+        yield
+        return
+    home, name = Path(tempfile.gettempdir()), f"harness-gpu-tests-{os.getuid()}"
+    with (home / f"{name}.queue").open("w") as queue, (home / f"{name}.gpu").open("w") as gpu:
+        fcntl.flock(queue, fcntl.LOCK_EX)
+        fcntl.flock(gpu, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(queue, fcntl.LOCK_UN)
+        yield
+        if "torch" in sys.modules:
+            import torch
+
+            gc.collect()
+            torch.cuda.empty_cache()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +68,7 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def machine() -> Machine:
-    return Machine(kind="cpu", name="A processor", fingerprint="f00d", memory_bytes=2**34, cache_bytes=2**25)
+    return Machine(kind="cpu", fingerprint="f00d", devices=(DeviceFacts("A processor", 2**34, 2**25),))
 
 
 @pytest.fixture
@@ -51,7 +79,6 @@ def header(machine: Machine) -> Header:
         scenarios=(),
         command=("harness", "run", "quick"),
         started="2026-01-01T00:00:00+00:00",
-        source="5" * 64,
         plan="9" * 64,
         jobs=2,
     )
@@ -79,8 +106,8 @@ def job() -> Callable[..., Job]:
 
     def make(variant: str, op: str = "fault", n: int = 4096, timeout: float = 60.0, device: str = "cpu") -> Job:
         timing = Timing(precision=0.5, max_time=0.02, timeout=timeout)
-        ranks = 2 if op == "all_reduce" else 1
-        return Job(Case(op, variant, "float32", (("N", n),), device=device), timing, ranks)
+        world = 2 if op == "all_reduce" else 1
+        return Job(Case(op, variant, "float32", (("N", n),), world=world, device=device), timing)
 
     return make
 
@@ -91,6 +118,7 @@ class Watcher:
 
     plan: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
+    limits: Limits | None = None
     begun: list[tuple[str, int]] = field(default_factory=list)
     ended: list[Measurement] = field(default_factory=list)
 
@@ -99,6 +127,9 @@ class Watcher:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def limited(self, limits: Limits) -> None:
+        self.limits = limits
 
     def started(self, job: Job, process: int) -> None:
         self.begun.append((job.case.id, process))
@@ -120,10 +151,11 @@ def make_watcher() -> type[Watcher]:
 @pytest.fixture(scope="session")
 def run_jobs() -> Callable[..., Run]:
     """Runs jobs into a folder as `harness run` does, on a CPU that looks small to the worker."""
+    from harness import runner
 
     def run(folder: Path, *jobs: Job, device: str = "cpu", watcher: Watcher | None = None, **options: Any) -> Run:
         return runner.run(
-            Plan(scenarios=(), jobs=jobs),
+            Plan(scenarios=(), jobs=jobs, ops=options.pop("ops", {})),
             name="test",
             folder=folder,
             device=device,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness import runner, store
-from harness.model import Ceilings, Job, Measurement, StreamPoint
+from harness.model import Job, Limits, Measurement, StreamPoint
 from harness.scenario import Plan
 
 
@@ -20,21 +20,23 @@ class Silent:
 
     def note(self, text: str) -> None: ...
 
+    def limited(self, limits: Limits) -> None: ...
+
     def started(self, job: Job, process: int) -> None: ...
 
     def finished(self, measurement: Measurement) -> None: ...
 
 
-def known_ceilings(*_: object) -> Ceilings:
+def known_limits(*_: object, **__: object) -> Limits:
     """In the place of the runner's, which would take two more processes and have tests of their own."""
-    return Ceilings((StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True),))
+    return Limits((StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True),))
 
 
 def main() -> None:
     folder, largest, *jobs = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(largest), resource.RLIM_INFINITY))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_ceilings", known_ceilings)
+        patch.setattr(runner, "_limits", known_limits)
         runner.run(
             Plan(scenarios=(), jobs=tuple(store.parse(Job, job) for job in jobs)),
             name="test",

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,31 +16,28 @@ import harness
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
-    {"errors", "units", "expressions", "paths", "ranks"},
-    {"discover"},
-    {"model"},
-    {"stats"},
-    {"store"},
-    {"source"},
-    {"scenario"},
+    {"errors", "units", "expressions", "paths", "ranks", "stats"},
+    {"discover", "model"},
+    {"metrics", "store", "source"},
     {"cuda"},
     {"ops"},
+    {"scenario"},
     {"devices"},
-    {"limits", "check"},
+    {"check", "limits"},
+    {"session"},
     {"measure"},
     {"processes"},
     {"runner"},
     {"compare"},
     {"gate"},
     {"report"},
-    {"profile"},
     {"environment"},
     {"cli"},
     {"__main__"},
 ]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions.
-WORKER = {"ops", "devices", "limits", "check", "measure", "processes", "ranks", "cuda"}
+WORKER = {"ops", "devices", "limits", "check", "session", "measure", "processes", "ranks", "cuda"}
 
 
 def room(file: Path) -> str:
@@ -61,8 +59,36 @@ def modules(file: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def test_every_room_has_a_row() -> None:
-    assert {room(file) for file in FILES} <= set(ROW_OF)
+def test_every_room_has_a_row_and_every_row_a_room() -> None:
+    assert {room(file) for file in FILES} == set(ROW_OF)
+
+
+def test_a_name_of_a_class_means_one_thing() -> None:
+    places = defaultdict(list)
+    for file in FILES:
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(file.relative_to(PACKAGE).as_posix())
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["harness", "kernels", "scripts", "tests"])
+def test_a_file_is_one_thing(folder: str) -> None:
+    files = [file for file in (PACKAGE.parent / folder).rglob("*") if file.suffix in (".py", ".cu", ".cuh")]
+    long = {file.name: lines for file in files if (lines := len(file.read_text(encoding="utf-8").splitlines())) > 400}
+    assert long == {}
+
+
+def test_a_docstring_begins_with_its_subject() -> None:
+    found = []
+    for file in FILES:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
+                first = text.split(maxsplit=1)[0]
+                if first in ("Of", "As") or first[0].islower():
+                    found.append(f"{file.relative_to(PACKAGE)}: {text.splitlines()[0]}")
+    assert found == []
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness import devices, runner, store
+from harness import devices, runner, source, store
 from harness.errors import MachineError, UsageError
-from harness.model import Ceilings, Header, Job, Measurement, Run, StreamPoint
+from harness.limits import Needs
+from harness.model import Code, Header, Job, Limits, Measurement, Run, StreamPoint, Work
+from harness.ops import Catalogue, Op
+from harness.scenario import Plan
 
 MakeJob = Callable[..., Job]
 RunJobs = Callable[..., Run]
 ROOT = Path(runner.__file__).parents[1]
+FAULTY = ROOT / "tests" / "plugins" / "faults.py"
 
 FAULTS = {
     "abort": ("crashed", ["killed by signal SIGABRT", "assertion 'pigs can fly' failed", "faults.py"]),
@@ -35,10 +41,10 @@ FAULTS = {
 
 
 @pytest.fixture
-def known_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
+def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the memory can do needs no processes; `wreck` has them measured."""
     point = StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True)
-    monkeypatch.setattr(runner, "_ceilings", lambda *_: Ceilings((point,)))
+    monkeypatch.setattr(runner, "_limits", lambda *_, **__: Limits((point,)))
 
 
 @pytest.fixture(scope="module")
@@ -77,26 +83,26 @@ def test_every_case_is_stored_in_order_and_reported_once(wreck: tuple[Run, list[
     assert run.measurements == tuple(ended)
 
 
-def test_the_header_tells_of_machine_ceilings_and_command(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_the_header_tells_of_machine_limits_and_command(wreck: tuple[Run, list[Measurement]]) -> None:
     header = wreck[0].header
     assert header.machine.kind == "cpu"
     assert header.finished
-    assert header.ceilings
-    assert header.ceilings.peak
-    assert header.ceilings.end
+    assert header.limits
+    assert header.limits.peak
+    assert header.limits.end
     assert header.command == ("harness", "run", "test")
-    assert len(header.source) == len(header.plan) == 64
+    assert len(header.plan) == 64
 
 
 def test_more_than_the_memory_can_do_is_warned_of(wreck: tuple[Run, list[Measurement]]) -> None:
     *_, slow, lie = wreck[0].measurements
     [warning] = [w for w in lie.warnings if w.code == "above-ceiling"]
     assert "of the ceiling" in warning.message
-    assert "bytes are counted wrong" in warning.advice
+    assert "work is counted wrong" in warning.advice
     assert "above-ceiling" not in [w.code for w in slow.warnings]
 
 
-@pytest.mark.usefixtures("known_ceilings")
+@pytest.mark.usefixtures("known_limits")
 def test_two_processes_measure_one_case_together(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +165,7 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-@pytest.mark.usefixtures("known_ceilings")
+@pytest.mark.usefixtures("known_limits")
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]], watcher: Any
 ) -> None:
@@ -198,7 +204,7 @@ def test_ctrl_c_leaves_a_valid_run_and_no_worker(
     run = store.load(tmp_path / "run")
     assert [m.status for m in run.measurements] == ["ok"]
     assert run.header.finished is None
-    assert run.header.ceilings
+    assert run.header.limits
     assert run.losses == ()
 
 
@@ -217,7 +223,7 @@ def test_a_second_run_into_the_same_folder_is_refused(
         run_jobs(tmp_path / "run", job("waits"))
 
 
-@pytest.mark.usefixtures("known_ceilings")
+@pytest.mark.usefixtures("known_limits")
 def test_a_disk_that_fills_up_keeps_what_was_measured(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -236,7 +242,7 @@ def test_a_disk_that_fills_up_keeps_what_was_measured(
     assert len(log(tmp_path)) == 13
 
 
-@pytest.mark.usefixtures("known_ceilings")
+@pytest.mark.usefixtures("known_limits")
 def test_repeating_takes_a_fresh_process_each_time(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,10 +265,45 @@ def test_resume_refuses_another_run_and_says_in_what_it_differs(
     assert caught.value.message.removeprefix(f"{folder}: can't be resumed: ").split("; ") == [
         f"the machine was A processor, this is {here}",
         "the cases or their timing are others",
-        "the harness, a kernel or a plug-in has changed",
         "--repeat was 1, now it is 3",
     ]
     assert store.load(folder).header == header
+
+
+@pytest.mark.usefixtures("known_limits")
+def test_resume_refuses_results_of_other_code_and_names_the_op(
+    tmp_path: Path, job: MakeJob, run_jobs: RunJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ops = tmp_path / "run", Catalogue([FAULTY])
+    run = run_jobs(folder, job("fine"), ops={"fault": ops["fault"]})
+    assert {m.code for m in run.measurements} == {source.code("fault", ops["fault"].file)}
+    # What makes no number, such as a table, changes nothing: the run goes on.
+    assert run_jobs(folder, job("fine"), ops={"fault": ops["fault"]}, resume=True) == run
+    monkeypatch.setattr(source, "code", lambda op, _file: Code(op, "other"))
+    with pytest.raises(UsageError, match="the code has changed that measured fault"):
+        run_jobs(folder, job("fine"), ops={"fault": ops["fault"]}, resume=True)
+
+
+def test_a_run_of_schema_1_is_not_gone_on_with(tmp_path: Path, job: MakeJob, run_jobs: RunJobs, header: Header) -> None:
+    folder = tmp_path / "run"
+    store.create(folder, replace(header, schema=1)).close()
+    text = json.loads((folder / store.HEADER).read_text())
+    machine = text["machine"]
+    text["machine"] = machine | machine.pop("devices")[0]
+    (folder / store.HEADER).write_text(json.dumps(text))
+    with pytest.raises(UsageError, match=r"measured by an older harness \(schema 1, now 2\)"):
+        run_jobs(folder, job("fine"), resume=True)
+
+
+def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:
+    product = Op("product", "", {"N": ""}, flops={"float16": "2 * N", "int8": "0 * N"})
+    ring = Op("ring", "", {"N": ""}, work=lambda s, _: Work(read=s["N"], sent=s["N"]))
+    jobs = [job("v", op=op) for op in ("product", "ring")]
+    jobs.append(replace(jobs[1], case=replace(jobs[1].case, world=4)))
+    assert runner.needs(Plan((), tuple(jobs), {"product": product, "ring": ring})) == Needs(
+        kinds=("float16",), worlds=(1, 4)
+    )
+    assert runner.needs(Plan((), tuple(jobs), {})) == Needs()
 
 
 def test_resuming_nothing_is_refused(tmp_path: Path, job: MakeJob, run_jobs: RunJobs) -> None:

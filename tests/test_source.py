@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness import paths, source
+from harness.ops import Catalogue
+
+ROOT = Path(harness.__file__).parents[1]
 
 
 @pytest.fixture
@@ -97,3 +101,52 @@ def test_git_tells_revision_and_changes_of_the_code(package: Path) -> None:
 def test_without_git_there_is_no_revision(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(package))
     assert source.revision() == ("", False)
+
+
+def ops_that_change(file: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Bundled ops whose code is another one after a change of the file, which lies in the checkout."""
+    source._imported.cache_clear()
+    source._included.cache_clear()
+    files = {op.name: op.file for op in Catalogue().values()}
+    before = {op: source.code(op, path) for op, path in files.items()}
+    changed, read = ROOT / file, Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
+    after = {op: source.code(op, path) for op, path in files.items()}
+    return {op for op in files if before[op] != after[op]}
+
+
+EVERY = {op.name for op in Catalogue().values()}
+
+
+@pytest.mark.parametrize(
+    ("file", "ops"),
+    [
+        ("kernels/activation/prelu.cu", {"prelu"}),
+        ("harness/ops/activation/prelu.py", {"prelu"}),
+        ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad"}),  # the backward's masks are the forward's
+        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm"}),
+        ("kernels/include/bias.cuh", {"bias_add", "bias_residual", "bias_dropout_residual"}),
+        ("harness/session.py", EVERY),
+        ("harness/ops/sheet.py", EVERY),
+        ("harness/devices/cuda.py", EVERY),
+        ("harness/report/tree.py", set()),
+        ("harness/metrics.py", set()),
+        ("harness/gate/records.py", set()),
+        ("kernels/README.md", set()),
+    ],
+)
+def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (ROOT / file).is_file()
+    assert ops_that_change(file, monkeypatch) == ops
+
+
+def test_the_code_of_a_plugin_is_its_file_and_the_kernels_beside_it(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("OP = 1\n")
+    alone = source.code("mine", plugin)
+    (tmp_path / "mine.cu").write_text("// kernel\n")
+    with_kernel = source.code("mine", plugin)
+    (tmp_path / "notes.md").write_text("a page\n")
+    assert alone != with_kernel == source.code("mine", plugin)
+    plugin.write_text("OP = 2\n")
+    assert source.code("mine", plugin) != with_kernel

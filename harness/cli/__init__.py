@@ -24,13 +24,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command("run", cls=run.Command, epilog=run.EXAMPLES)(run.command)
+app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.command)
 app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
-app.command("gate", cls=gate.Command, epilog=gate.EXAMPLES)(gate.command)
+app.command("gate", cls=gate.GateCommand, epilog=gate.EXAMPLES)(gate.command)
 
 
 def _show_version(wanted: bool) -> None:

@@ -1,4 +1,4 @@
-"""What `harness run --dry-run` shows: the cases, their bytes, and the time below which no kernel can get."""
+"""What `harness run --dry-run` shows: the cases, their bytes, and the time that this machine needs for them at best."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from rich.table import Table
 
 from harness import devices, limits, units
 from harness.cli.console import open_console
-from harness.measure import bytes_needed
-from harness.model import Ceilings, Job
+from harness.metrics import Subject
+from harness.model import Job, Limits, Measurement
 from harness.ops import Op
 from harness.scenario import Plan
+from harness.session import bytes_needed
 
 _BESIDE_SAMPLING = 1.0  # seconds a case, for compiling and checking
-_START = 15.0  # seconds a process, for loading torch and measuring the ceilings
+_START = 15.0  # seconds a process, for loading torch and measuring the machine
 
 
 def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
@@ -24,10 +25,10 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     known = limits.recall(machine)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
-    for title in ("read", "written", "floor", "memory"):
+    for title in ("read", "written", "at best", "memory"):
         table.add_column(title, justify="right", no_wrap=True)
     for job in plan.jobs:
-        table.add_row(*_row(job, ops[job.case.op], known, machine.memory_bytes))
+        table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes))
     console = open_console()
     console.print(table)
     total = len(plan.jobs) * repeat
@@ -35,18 +36,20 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     estimate = timedelta(seconds=round(longest))
     console.print(f"\n{total} measurements on {machine.name}, at most about {estimate}", markup=False)
     if known is None:
-        console.print("No floor times: run 'harness peak' once on this machine to measure its ceilings.", markup=False)
+        text = "No times at best: run 'harness peak' once on this machine to measure what it can do."
+        console.print(text, markup=False)
 
 
-def _row(job: Job, op: Op, known: Ceilings | None, memory: int) -> tuple[str, ...]:
+def _row(job: Job, op: Op, known: Limits | None, memory: int) -> tuple[str, ...]:
     case = job.case
-    work = op.essential(case.symbols, case.dtype)
-    floor = known.seconds(work) if known else None
+    work = op.work_of(case.values, case.dtype)
+    timer = op.variants[case.variant].timer or op.timer
+    best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).floor
     needed = bytes_needed(case, op)
     return (
         case.id,
         units.size(work.read),
         units.size(work.written),
-        units.seconds(floor) if floor else "-",
+        units.seconds(best) if best else "-",
         f"{units.size(needed)}{'' if needed <= memory else ', out of memory'}",
     )

@@ -83,7 +83,7 @@ def _scenarios() -> Iterator[Row]:
 def _formats() -> Iterator[Row]:
     from harness import report
 
-    for name, module in report.formats().items():
+    for name, module in report.every_format().items():
         yield name, module.SUMMARY
 
 

@@ -1,4 +1,4 @@
-"""`harness peak`: what this machine's memory can do."""
+"""`harness peak`: what this machine can do."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ def command(
         Path | None, typer.Option(metavar="DIR", help="Folder for table and plot; reports/peak-... unless told.")
     ] = None,
 ) -> None:
-    """Measure what the memory can do, and nothing else.
+    """Measure what the machine can do, and nothing else.
 
-    The ceilings are the library's copy, and plain streams by mix of reads and writes and by size. They are printed, and
+    Its limits are the library's copy, plain streams by mix of reads and writes and by size, matrix products by type,
+    and copies between devices where there are several. They are measured anew, printed, kept for later runs, and
     written with a plot into a folder.
     """
     from harness import devices, report, runner
     from harness.cli.console import open_console
     from harness.cli.progress import follow
+    from harness.limits import Needs
     from harness.report import terminal
 
     kind = devices.choose(device)
-    with follow(open_console(err=True), lambda: None) as observer:
-        machine, ceilings = runner.measure_ceilings(kind, observer)
-    terminal.render_ceilings(machine, ceilings, open_console())
+    needs = Needs.everything(devices.kinds()[kind].machine())
+    with follow(open_console(err=True)) as observer:
+        machine, limits = runner.measure_limits(kind, needs, observer)
+    terminal.render_limits(machine, limits, open_console())
     folder = output or Path("reports") / f"peak-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    for path in report.write_ceilings(machine, ceilings, folder):
+    for path in report.write_limits(machine, limits, folder):
         typer.echo(path)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Self
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness import units
-from harness.model import Ceilings, Job, Measurement
+from harness import metrics
+from harness.model import Job, Limits, Measurement
 
 _ESTIMATE_OVER = 600.0
 
@@ -18,9 +17,9 @@ _ESTIMATE_OVER = 600.0
 class Lines:
     """One line for each case that is done."""
 
-    def __init__(self, console: Console, ceilings: Callable[[], Ceilings | None]) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._ceilings = ceilings
+        self._limits: Limits | None = None
         self._total = 0
         self._done = 0
 
@@ -34,6 +33,10 @@ class Lines:
         """So many measurements in all; so many of them are there already."""
         self._total, self._done = total, done
 
+    def limited(self, limits: Limits) -> None:
+        """Keep what the machine can do: cases are told with their share of it."""
+        self._limits = limits
+
     def note(self, text: str) -> None:
         """Say something that isn't about a case."""
         self._console.print(text, markup=False, soft_wrap=True)
@@ -44,14 +47,14 @@ class Lines:
     def finished(self, measurement: Measurement) -> None:
         """Print the case and what came of it."""
         self._done += 1
-        self.note(f"[{self._done}/{self._total}] {outcome(measurement, self._ceilings())}")
+        self.note(f"[{self._done}/{self._total}] {outcome(measurement, self._limits)}")
 
 
 class Bar(Lines):
     """A bar with the current case. What went wrong stays above it."""
 
-    def __init__(self, console: Console, ceilings: Callable[[], Ceilings | None]) -> None:
-        super().__init__(console, ceilings)
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
         self._progress = Progress(
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
@@ -91,21 +94,22 @@ class Bar(Lines):
             super().note(outcome(measurement, None))
 
 
-def follow(console: Console, ceilings: Callable[[], Ceilings | None]) -> Lines:
-    """The observer that suits the console. `ceilings` gives those of the run once they are measured."""
-    return Bar(console, ceilings) if console.is_terminal else Lines(console, ceilings)
+def follow(console: Console) -> Lines:
+    """The observer that suits the console."""
+    return Bar(console) if console.is_terminal else Lines(console)
 
 
-def outcome(measurement: Measurement, ceilings: Ceilings | None) -> str:
+def outcome(measurement: Measurement, limits: Limits | None) -> str:
     """A case and what came of it, in one line."""
-    time, work = measurement.time, measurement.work
-    if time is None:
+    if measurement.time is None:
         reason = (measurement.error or "").strip().splitlines()
         return f"{measurement.case.id} {measurement.status.replace('_', ' ')}" + (f": {reason[0]}" if reason else "")
-    parts = [measurement.case.id, units.seconds(time)]
-    if work and work.moved:
-        parts.append(units.rate(work.moved / time))
-        if floor := ceilings.seconds(work) if ceilings else None:
-            parts.append(f"{units.percent(floor / time, 0)} of ceiling")
+    subject = metrics.Subject.of(measurement, limits)
+    parts = [measurement.case.id]
+    for metric in metrics.METRICS.values():
+        value = metric.value(subject)
+        if metric.keep == metrics.ALWAYS and value is not None:
+            # A head that names the unit says no more than the value does.
+            parts.append(metric.written(value) + ("" if "{unit}" in metric.head else f" {metric.head}"))
     parts += [f"[{warning.code}]" for warning in measurement.warnings]
     return "  ".join(parts)

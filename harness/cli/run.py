@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from harness.cli import values
+from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -28,14 +28,15 @@ EXAMPLES = (
     "  harness run prelu --only 'prelu/*/float16/*' --variants tuned,compile --repeat 5\n"
     "  harness run mine.yaml --ops mine.py --output reports/mine\n"
     "  harness run prelu --output reports/mine --resume\n"
-    "\n\b\nWhat --json writes:\n"
-    '  {"header": machine, ceilings, scenarios and command, as in run.json,\n'
-    '   "results": [one object a case, with the columns of results.csv]}'
+    "\n\b\nWhat --json writes, as results.json of the report has it:\n"
+    '  {"schema": 2, "header": machine, limits, scenarios and command, as in run.json,\n'
+    '   "results": [one object a case, with the columns of results.csv],\n'
+    '   "attachments": [what tools found of a case], "notes": [what else to know]}'
 )
 _STREAMS = ("stdout", "stderr")
 
 
-class Command(TyperCommand):
+class RunCommand(TyperCommand):
     """`run`, whose --json takes the name of a file or a stream, as nvbench's does, and stands for stdout alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -51,13 +52,8 @@ def command(
     scenarios: Annotated[
         list[str], typer.Argument(metavar="SCENARIO", help="Scenario files, folders of them, or bundled names.")
     ],
-    device: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Device to measure on; the first that works unless told.")
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="GLOB", help="Only cases whose id matches, e.g. '*/float16/*'; may be repeated."),
-    ] = None,
+    device: Device = None,
+    only: Only = None,
     tag: Annotated[
         list[str] | None, typer.Option(metavar="TAGS", help="Only scenarios that have one of these tags.")
     ] = None,
@@ -71,23 +67,15 @@ def command(
         bool, typer.Option("--resume", help="Go on with the run in --output; what it holds isn't measured again.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run; reports/... unless told.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the run. Default: a new one in reports/.")
     ] = None,
-    ops: Annotated[
-        list[Path] | None, typer.Option(metavar="FILE", help="Python file with more ops; may be repeated.")
-    ] = None,
-    precision: Annotated[
-        float | None,
-        typer.Option(
-            parser=values.share,
-            metavar="SHARE",
-            help="Sample until the median's 95% interval is so narrow, e.g. 0.2% (the scenario says unless told).",
-        ),
-    ] = None,
-    max_time: Annotated[
-        float | None,
-        typer.Option(parser=values.seconds, metavar="SECONDS", help="Sample each case for no longer than this."),
-    ] = None,
+    ops: Ops = None,
+    precision: Precision = None,
+    max_time: MaxTime = None,
+    fresh_ceilings: Annotated[
+        bool,
+        typer.Option("--fresh-ceilings", help="Measure what the machine can do anew, though it is known from before."),
+    ] = False,
     json: Annotated[
         str | None, typer.Option(metavar="[WHERE]", help="Write the results as JSON to WHERE: stdout, or a .json file.")
     ] = None,
@@ -125,9 +113,10 @@ def command(
         return
     name = plan.scenarios[0].name if len(plan.scenarios) == 1 else "run"
     folder = output or Path("reports") / f"{name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    run = _measure(plan, name=name, folder=folder, device=kind, plugins=plugins, repeat=repeat, resume=resume)
+    request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume}
+    run = _measure(plan, folder=folder, fresh=fresh_ceilings, **request)
     _print(run, json)
-    _write_report(folder)
+    _write_report(folder, plugins)
     typer.echo(f"report: {folder}{os.sep}", err=json == "stdout")
     if failed := sum(result.status in FAILED for result in run.results):
         typer.echo(f"{failed} of {len(run.results)} cases failed", err=True)
@@ -141,10 +130,8 @@ def _measure(plan: Plan, *, folder: Path, **request: Any) -> Run:
     from harness.cli.progress import follow
 
     arguments = ("harness", *sys.argv[1:])
-    # Asked for when the first case is done, by when they are stored.
-    ceilings = cache(lambda: store.load(folder).ceilings)
     try:
-        with follow(open_console(err=True), ceilings) as observer:
+        with follow(open_console(err=True)) as observer:
             return runner.run(plan, folder=folder, command=arguments, observer=observer, **request)
     except KeyboardInterrupt:
         if (folder / store.HEADER).exists():
@@ -159,34 +146,25 @@ def _print(run: Run, json: str | None) -> None:
     from harness.cli.console import open_console
     from harness.cli.messages import tell_losses
     from harness.report import terminal
+    from harness.report.formats.json import text
 
     tell_losses(run)
     terminal.render(run, open_console(err=json == "stdout"))
     if json in _STREAMS:
-        typer.echo(_as_json(run), err=json == "stderr")
+        typer.echo(text(run), err=json == "stderr")
     elif json:
-        Path(json).write_text(f"{_as_json(run)}\n", encoding="utf-8")
+        Path(json).write_text(f"{text(run)}\n", encoding="utf-8")
 
 
-def _write_report(folder: Path) -> None:
+def _write_report(folder: Path, plugins: Sequence[Path]) -> None:
     """Leave the report to `harness report`: matplotlib would double the memory of this process. Ends as that does."""
     import subprocess
 
-    command = [sys.executable, "-m", "harness", "report", str(folder)]
+    known = [argument for plugin in plugins for argument in ("--ops", str(plugin))]
+    command = [sys.executable, "-m", "harness", "report", str(folder), *known]
     written = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
     if written.returncode:
         raise typer.Exit(written.returncode)
-
-
-def _as_json(run: Run) -> str:
-    from json import dumps, loads
-
-    from harness import store
-    from harness.report._frame import frame
-
-    rows = frame(run).astype(object)
-    results = rows.where(rows.notna(), None).to_dict(orient="records")
-    return dumps({"header": loads(store.dump(run.header)), "results": results}, indent=2)
 
 
 def _tell_how_to_resume(run: Run, folder: Path, arguments: Sequence[str]) -> None:

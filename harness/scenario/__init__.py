@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.scenario.definition import Definition, Op
+from harness.ops import Op
+from harness.scenario.definition import Definition
 from harness.scenario.documents import Overview, find, overview
 from harness.scenario.planning import Plan, Selection, plan
 

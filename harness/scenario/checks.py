@@ -9,7 +9,8 @@ from pathlib import Path
 from harness.errors import InputError, Problem, nearest
 from harness.expressions import ExpressionError
 from harness.model import Case, Claim, Curve, Expectation, Timing
-from harness.scenario.definition import Definition, Op, Shape
+from harness.ops import Op
+from harness.scenario.definition import Definition, Setting
 from harness.scenario.documents import Document, KeyPath, read
 from harness.scenario.schema import Names, ScenarioKeys, validate
 from harness.scenario.shapes import expand, value
@@ -54,11 +55,14 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
     names = _names(document.data, catalogue)
     keys, wrong, structure = validate(document, names)
     problems = [*document.problems, *structure]
-    shapes: tuple[Shape, ...] = ()
-    if names.op and not wrong & {"op", "shapes"}:
-        shapes, unfit = expand(document, keys.shapes, names.op, names.dtypes, names.variants)
+    settings: tuple[Setting, ...] = ()
+    if names.op and not wrong & {"op", "shapes", "choices"}:
+        settings, unfit = expand(document, keys, names.op, names.dtypes, names.variants)
         # A claim about a shape that is wrong would only be a second complaint about it.
-        problems += unfit or [*_places(document, keys, names.dtypes, shapes), *_curve(document, keys, names.op, shapes)]
+        problems += unfit or [
+            *_places(document, keys, names.dtypes, settings),
+            *_curve(document, keys, names.op, settings),
+        ]
     if problems:
         raise InputError(_one_each(problems))
     return Definition(
@@ -66,9 +70,10 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         file=document.file,
         title=keys.title,
         op=keys.op,
-        shapes=shapes,
+        settings=settings,
         dtypes=names.dtypes,
         variants=names.variants,
+        worlds=tuple(dict.fromkeys(keys.world)),
         baseline=keys.baseline if keys.baseline in names.variants else names.variants[0],
         shows=keys.shows,
         source=keys.source,
@@ -104,10 +109,15 @@ def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:
 
 
 def _places(
-    document: Document, keys: ScenarioKeys, dtypes: Sequence[str], shapes: Sequence[Shape]
+    document: Document, keys: ScenarioKeys, dtypes: Sequence[str], settings: Sequence[Setting]
 ) -> Iterator[Problem]:
     """Claims and floors about cases that this scenario doesn't have."""
-    groups = {Case(keys.op, "", dtype, shape, cache=keys.cache).group for dtype in dtypes for shape in shapes}
+    groups = {
+        Case(keys.op, "", dtype, setting.shape, setting.choices, world, cache=keys.cache).group
+        for dtype in dtypes
+        for setting in settings
+        for world in keys.world
+    }
     globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
     for variant, entries in keys.expect.items():
         globs |= {("expect", variant, index): entry.where for index, entry in enumerate(entries)}
@@ -117,13 +127,13 @@ def _places(
             yield document.problem((*path, "where"), message, f"cases are such as {min(groups, default='')}")
 
 
-def _curve(document: Document, keys: ScenarioKeys, op: Op, shapes: Sequence[Shape]) -> Iterator[Problem]:
+def _curve(document: Document, keys: ScenarioKeys, op: Op, settings: Sequence[Setting]) -> Iterator[Problem]:
     """Why the curve's expression has no place on a logarithmic axis, said of the first shape where it hasn't."""
     if keys.curve is None:
         return
     try:
-        for shape in shapes:
-            value(keys.curve.over, dict(shape), what="what a curve is over")
+        for setting in settings:
+            value(keys.curve.over, dict(setting.shape), what="what a curve is over")
     except ExpressionError as error:
         advice = nearest(error.symbol, op.symbols) if error.symbol else ""
         yield document.problem(("curve", "over"), str(error), advice)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from harness.errors import InputError, Problem, UsageError, nearest
-from harness.expressions import evaluate
 from harness.model import Case, Job, Scenario, Timing
-from harness.scenario.definition import Definition, Op
+from harness.ops import Op
+from harness.scenario.definition import Definition
 
 _Candidate = tuple[Definition, Case]
 
@@ -33,10 +33,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, in order. A case that several scenarios ask for is one job."""
+    """What to run, in order. A case that several scenarios ask for is one job. ops: those of the jobs, by name."""
 
     scenarios: tuple[Scenario, ...]
     jobs: tuple[Job, ...]
+    ops: Mapping[str, Op] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +56,9 @@ class _Filter:
 def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Plan:
     """The jobs for one device: by scenario, dtype, shape, then variant with the baseline first.
 
-    Variants that don't run on the device are left out. Raises InputError for filters that name what isn't there and
-    for scenarios that time the same case differently, UsageError if nothing is left to run.
+    Variants that don't run on the device are left out. A case that several scenarios ask for is timed once, as the
+    strictest of them asks. Raises InputError for filters that name what isn't there, UsageError if nothing is left to
+    run.
     """
     if not definitions:
         raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
@@ -65,9 +67,10 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
     if problems:
         raise InputError(problems)
     chosen = _filtered(candidates, catalogue, selection)
-    jobs = _jobs(chosen, catalogue, selection)
+    jobs = _jobs(chosen, selection)
     cases = {d.name: tuple(case.id for owner, case in chosen if owner is d) for d in definitions}
-    return Plan(tuple(_scenario(d, cases[d.name]) for d in definitions if cases[d.name]), jobs)
+    scenarios = (_scenario(d, catalogue[d.op], cases[d.name]) for d in definitions if cases[d.name])
+    return Plan(tuple(scenarios), jobs, {job.case.op: catalogue[job.case.op] for job in jobs})
 
 
 def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]:
@@ -125,23 +128,24 @@ def _filtered(candidates: list[_Candidate], catalogue: Mapping[str, Op], selecti
     return candidates
 
 
-def _jobs(chosen: Iterable[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> tuple[Job, ...]:
-    """One job a case. Raises InputError if two scenarios time a case differently."""
-    jobs: dict[str, tuple[Job, Definition]] = {}
-    problems: dict[str, Problem] = {}
+def _jobs(chosen: Iterable[_Candidate], selection: Selection) -> tuple[Job, ...]:
+    """One job a case, with the strictest timing of the scenarios that ask for it."""
+    jobs: dict[str, Job] = {}
     for definition, case in chosen:
-        job = Job(case, _timing(definition, selection), evaluate(catalogue[case.op].ranks, case.symbols))
-        first, owner = jobs.setdefault(case.id, (job, definition))
-        if first.timing != job.timing:
-            problem = Problem(
-                str(definition.file),
-                f"times {case.id} otherwise than {owner.file}: {_shown(job.timing)} against {_shown(first.timing)}",
-                "give both the same timing, or run them apart",
-            )
-            problems.setdefault(problem.where, problem)
-    if problems:
-        raise InputError(list(problems.values()))
-    return tuple(job for job, _ in jobs.values())
+        timing = _timing(definition, selection)
+        if case.id in jobs:
+            timing = _stricter(jobs[case.id].timing, timing)
+        jobs[case.id] = Job(case, timing)
+    return tuple(jobs.values())
+
+
+def _stricter(one: Timing, other: Timing) -> Timing:
+    """The narrower precision, and the longer time to reach it: it serves both."""
+    return Timing(
+        precision=min(one.precision, other.precision),
+        max_time=max(one.max_time, other.max_time),
+        timeout=max(one.timeout, other.timeout),
+    )
 
 
 def _timing(definition: Definition, selection: Selection) -> Timing:
@@ -153,7 +157,7 @@ def _timing(definition: Definition, selection: Selection) -> Timing:
     return timing
 
 
-def _scenario(definition: Definition, cases: tuple[str, ...]) -> Scenario:
+def _scenario(definition: Definition, op: Op, cases: tuple[str, ...]) -> Scenario:
     return Scenario(
         name=definition.name,
         title=definition.title,
@@ -167,11 +171,8 @@ def _scenario(definition: Definition, cases: tuple[str, ...]) -> Scenario:
         expect=definition.expect,
         claims=definition.claims,
         curve=definition.curve,
+        roles=tuple((name, variant.role) for name, variant in op.variants.items() if name in definition.variants),
     )
-
-
-def _shown(timing: Timing) -> str:
-    return f"precision {timing.precision:g}, max_time {timing.max_time:g}, timeout {timing.timeout:g}"
 
 
 def _some(names: Sequence[str], most: int = 5) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -18,13 +19,15 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, nearest
-from harness.model import Cache, FloorMetric, Metric, Timing
-from harness.scenario.definition import Op
+from harness.metrics import METRICS, claimed, floors
+from harness.model import Cache, Timing
+from harness.ops import Op
 from harness.scenario.documents import Document, KeyPath
 
 if TYPE_CHECKING:
@@ -81,18 +84,26 @@ def _symbol(name: str, info: ValidationInfo[Names]) -> str:
     return _known(name, op.symbols, f"op '{op.name}' has no symbol") if op else name
 
 
+def _metric(name: str) -> str:
+    if name not in claimed():
+        raise _refused(f"'{name}' isn't known here", nearest(name, claimed()))
+    return name
+
+
 def _over(name: str, info: ValidationInfo[Names]) -> str:
     if name:
         return _variant(name, info)
-    if info.data.get("metric") == "speedup":
-        raise _refused("is missing", "a speed-up is over another variant")
+    metric = METRICS.get(info.data.get("metric", ""))
+    if metric and metric.relative == "variant":
+        raise _refused("is missing", f"a claim of {metric.name} compares with another variant: name it")
     return name
 
 
 def _value(value: float | None, info: ValidationInfo[Names]) -> float | None:
-    metric = info.data.get("metric", "speedup")
-    if value is None and metric not in ("speedup", "traffic"):
-        raise _refused("is missing", "only a speed-up or traffic may be without, where a text says faster, or less")
+    metric = METRICS.get(info.data.get("metric", ""))
+    if value is None and metric and not metric.said:
+        without = ", ".join(name for name, other in claimed().items() if other.said)
+        raise _refused("is missing", f"only a claim of {without} may be without, where a text gives no figure")
     return value
 
 
@@ -110,10 +121,23 @@ Text = Annotated[str, Field(min_length=1)]
 Row = Annotated[str, Field(pattern="^[A-Z][0-9]+$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 OpName = Annotated[str, AfterValidator(_op)]
-Dtype = Annotated[str, AfterValidator(_dtype)]
-Variant = Annotated[str, AfterValidator(_variant)]
-Measured = Annotated[str, AfterValidator(_measured)]
-Symbol = Annotated[str, AfterValidator(_symbol)]
+DtypeName = Annotated[str, AfterValidator(_dtype)]
+VariantName = Annotated[str, AfterValidator(_variant)]
+MeasuredName = Annotated[str, AfterValidator(_measured)]
+SymbolName = Annotated[str, AfterValidator(_symbol)]
+MetricName = Annotated[
+    str, AfterValidator(_metric), Field(json_schema_extra=lambda schema: schema.update(enum=[*claimed()]))
+]
+Chosen = Annotated[
+    list[bool | int | float | str],
+    BeforeValidator(_listed, json_schema_input_type=bool | int | float | str | list[bool | int | float | str]),
+    Field(min_length=1),
+]
+Worlds = Annotated[
+    list[Annotated[int, Field(ge=1)]],
+    BeforeValidator(_listed, json_schema_input_type=int | list[int]),
+    Field(min_length=1),
+]
 # Checked where sizes get their values, so that a wrong size hides no other.
 Size = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})]
 _Sizes = Annotated[list[Size], Field(min_length=1)]
@@ -151,15 +175,17 @@ class ClaimKeys(_Keys):
     """What a text says of a variant; printed beside what was measured."""
 
     row: Row = Field(description="The technique's row, e.g. R2.")
-    variant: Variant = Field(description="The variant that the text speaks of.")
-    metric: Metric = Field(description="What the value is.")
+    variant: VariantName = Field(description="The variant that the text speaks of.")
+    metric: MetricName = Field(description="What the value is.")
     over: Annotated[str, AfterValidator(_over)] = Field(
-        default="", validate_default=True, description="The variant that it is compared with; a speed-up needs one."
+        default="",
+        validate_default=True,
+        description="The variant that it is compared with; a speed-up and traffic need one.",
     )
     value: Annotated[Positive | None, AfterValidator(_value)] = Field(
         default=None,
         validate_default=True,
-        description="Ratio or share, bandwidth in B/s, or time in s. A speed-up without one reads: faster.",
+        description="In SI units: a ratio or share, B/s, s. A speed-up without one reads: faster.",
     )
     hardware: Text = Field(description="What the text measured on.")
     where: Text = Field(default="*", description="Glob on op/dtype/shape: the cases that the claim is about.")
@@ -167,12 +193,8 @@ class ClaimKeys(_Keys):
 
 
 class FloorKeys(_Keys):
-    """Floors of a variant: what each metric must reach, all over or in some of the cases."""
+    """Floors of a variant: what each metric must reach, in all cases or in some."""
 
-    speedup: Positive = Field(default=0.0, description="Times as fast as the baseline.")
-    bandwidth: Positive = Field(default=0.0, description="Effective bandwidth in B/s.")
-    of_peak: Positive = Field(default=0.0, description="Share of the library copy's bandwidth.")
-    of_ceiling: Positive = Field(default=0.0, description="Share of what a plain stream of the same bytes reaches.")
     where: Text = Field(
         default="*",
         description="Glob on op/dtype/shape: the cases that the floors are for. The first entry that matches a case "
@@ -180,15 +202,14 @@ class FloorKeys(_Keys):
     )
 
     @property
-    def floors(self) -> dict[FloorMetric, float]:
-        """Those that were written."""
-        written: dict[FloorMetric, float] = self.model_dump(include=self.model_fields_set - {"where"})  # type: ignore[assignment]
-        return written
+    def floors(self) -> dict[str, float]:
+        """The floors that were written, by metric."""
+        return self.model_dump(include=self.model_fields_set - {"where"})
 
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.floors:
-            raise _refused("has no floor", f"allowed: {', '.join(sorted(FloorKeys.model_fields.keys() - {'where'}))}")
+            raise _refused("has no floor", f"allowed: {', '.join(sorted(floors()))}")
         return self
 
 
@@ -197,7 +218,7 @@ class CurveKeys(_Keys):
 
     over: Text = Field(description="What the figure is over: an expression of the op's symbols, e.g. T * V * U.")
     label: Text = Field(description="What the expression is, with its unit: the label of the axis.")
-    by: Symbol = Field(
+    by: SymbolName = Field(
         default="",
         description="A symbol whose sizes are told apart. Default: variants are, and where each of them stops.",
     )
@@ -207,8 +228,6 @@ class CurveKeys(_Keys):
     )
 
 
-_Floors = Annotated[list[FloorKeys], Field(min_length=1)]
-Floors = Annotated[_Floors, BeforeValidator(_listed, json_schema_input_type=FloorKeys | _Floors)]
 Shapes = Annotated[
     Annotated[list[dict[str, Size]], Field(min_length=1), Tag("<list>")]
     | Annotated[Product, Tag("<product>")]
@@ -229,11 +248,19 @@ class ScenarioKeys(_Keys):
         description="A list of shapes, or {product: ...}, or {zip: ...}. A size is an integer or an expression of "
         "the other symbols, e.g. 2**27 // N. Symbols left out take the op's defaults."
     )
-    dtypes: list[Dtype] = Field(default_factory=list, min_length=1, description="Data types. Default: all of the op's.")
-    variants: list[Variant] = Field(
+    choices: dict[str, Chosen] = Field(
+        default_factory=dict,
+        description="Values of the op's choices, one or a list each, e.g. layout: [nchw, nhwc]. Every combination of "
+        "them is measured at every shape. A shape may name a choice itself. Choices left out take the op's defaults.",
+    )
+    world: Worlds = Field(default=[1], description="Numbers of devices that work on a case together: one, or a list.")
+    dtypes: list[DtypeName] = Field(
+        default_factory=list, min_length=1, description="Data types. Default: all of the op's."
+    )
+    variants: list[VariantName] = Field(
         default_factory=list, min_length=1, description="Variants of the op. Default: all that the device can run."
     )
-    baseline: Measured = Field(
+    baseline: MeasuredName = Field(
         default="eager",
         description="The variant that speed-ups are over. Without 'eager' the default is the first variant.",
     )
@@ -242,23 +269,42 @@ class ScenarioKeys(_Keys):
     timing: TimingKeys = Field(
         default_factory=TimingKeys, description="When to stop sampling, and when to give a case up."
     )
-    expect: dict[Measured, Floors] = Field(
-        default_factory=dict,
-        description="Floors for the gate, by variant: metrics, or a list of them with a condition each, "
-        "e.g. tuned: [{of_ceiling: 0.95, where: '*/N1024'}, {of_ceiling: 0.9}].",
-    )
+    expect: dict[MeasuredName, list[FloorKeys]] = Field(default_factory=dict)
     claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
     curve: CurveKeys | None = Field(default=None, description="A figure over an expression, in place of one by shape.")
 
 
+@cache
+def _models(names: tuple[str, ...]) -> tuple[type[ScenarioKeys], type[FloorKeys]]:
+    """The keys of a scenario and of a floor, with a floor for each of the metrics named."""
+    fields: dict[str, Any] = {
+        name: (Positive, Field(default=0.0, description=f"At least: {METRICS[name].hint}.")) for name in names
+    }
+    floor = create_model("FloorKeys", __base__=FloorKeys, __doc__=FloorKeys.__doc__, **fields)
+    several: Any = Annotated[list[floor], Field(min_length=1)]  # type: ignore[valid-type]
+    one_or_several: Any = Annotated[several, BeforeValidator(_listed, json_schema_input_type=floor | several)]
+    expect: Any = Field(
+        default_factory=dict,
+        description="Floors for the gate, by variant: metrics, or a list of them with a condition each, "
+        "e.g. tuned: [{of_ceiling: 0.95, where: '*/N1024'}, {of_ceiling: 0.9}].",
+    )
+    keys = create_model(
+        "ScenarioKeys",
+        __base__=ScenarioKeys,
+        __doc__=ScenarioKeys.__doc__,
+        expect=(dict[MeasuredName, one_or_several], expect),
+    )
+    return keys, floor
+
+
+def _current() -> tuple[type[ScenarioKeys], type[FloorKeys]]:
+    """The keys with the metrics that there are now: a plug-in may have added some."""
+    return _models(tuple(floors()))
+
+
 # Stand-ins for required keys that are missing or wrong, so that the rest can be checked all the same.
 _STAND_INS: dict[str, object] = {"title": "-", "op": "-", "shapes": [{}]}
-_NESTED: dict[object, type[_Keys]] = {
-    "timing": TimingKeys,
-    "expect": FloorKeys,
-    "claims": ClaimKeys,
-    "curve": CurveKeys,
-}
+_NESTED: dict[object, type[_Keys]] = {"timing": TimingKeys, "claims": ClaimKeys, "curve": CurveKeys}
 _NOT_IN_FILE = frozenset({"<list>", "<product>", "<zip>", "[key]"})
 _MUST = {
     "string_type": "must be text",
@@ -269,6 +315,8 @@ _MUST = {
     "bool_type": "must be true or false",
     "finite_number": "must be a finite number",
     "greater_than": "must be more than {gt:g}",
+    "greater_than_equal": "must be {ge:g} or more",
+    "int_type": "must be an integer",
     "less_than": "must be less than {lt:g}",
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",
@@ -279,18 +327,19 @@ _MUST = {
 
 def json_schema() -> dict[str, Any]:
     """JSON Schema of a scenario file."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **ScenarioKeys.model_json_schema()}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **_current()[0].model_json_schema()}
 
 
 def validate(document: Document, names: Names) -> tuple[ScenarioKeys, frozenset[str], list[Problem]]:
     """The document's keys, the top-level ones that are missing or wrong (given by stand-ins), and what is wrong."""
+    model, _ = _current()
     try:
-        return ScenarioKeys.model_validate(document.data, context=names), frozenset(), []
+        return model.model_validate(document.data, context=names), frozenset(), []
     except ValidationError as error:
         details = error.errors(include_url=False)
     wrong = frozenset(str(detail["loc"][0]) for detail in details)
     rest = {key: value for key, value in document.data.items() if key not in wrong}
-    keys = ScenarioKeys.model_validate(_STAND_INS | rest, context=Names(ops=["-", *names.ops]))
+    keys = model.model_validate(_STAND_INS | rest, context=Names(ops=["-", *names.ops]))
     return keys, wrong, [_problem(document, detail) for detail in details]
 
 
@@ -298,12 +347,15 @@ def _problem(document: Document, detail: ErrorDetails) -> Problem:
     """What pydantic found, in plain words."""
     path: KeyPath = tuple(part for part in detail["loc"] if part not in _NOT_IN_FILE)
     found, context = detail["input"], detail.get("ctx", {})
-    model = _NESTED[path[0]] if len(path) > 1 and path[0] in _NESTED else ScenarioKeys
+    nested = _NESTED | {"expect": _current()[1]}
+    model = nested[path[0]] if len(path) > 1 and path[0] in nested else ScenarioKeys
     match detail["type"]:
         case "refused":
             message, advice = context["message"], context["advice"]
         case "missing":
             message, advice = "is missing", model.model_fields[str(path[-1])].description or ""
+        case "extra_forbidden" if issubclass(model, FloorKeys) and path[-1] in METRICS:
+            message, advice = f"a floor can't be of {path[-1]}", f"allowed: {', '.join(sorted(floors()))}"
         case "extra_forbidden":
             message, advice = f"unknown key '{path[-1]}'", nearest(str(path[-1]), model.model_fields)
         case "literal_error":

@@ -1,4 +1,4 @@
-"""Shapes as a scenario writes them -> sizes: lists, products and zips; expressions in the order they need."""
+"""Shapes and choices as a scenario writes them -> settings: lists, products and zips; expressions as they need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 from harness.errors import Problem, nearest
 from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
-from harness.scenario.definition import Op, Shape, Tensor
+from harness.model import Value
+from harness.ops import Choice, Op, Tensor
+from harness.scenario.definition import Setting
 from harness.scenario.documents import Document, KeyPath
-from harness.scenario.schema import Product, Zip, shown
+from harness.scenario.schema import Product, ScenarioKeys, Zip, shown
 
 Written = list[dict[str, Any]] | Product | Zip
 
@@ -31,24 +33,67 @@ class _Row:
 
 
 def expand(
-    document: Document, written: Written, op: Op, dtypes: Sequence[str], variants: Sequence[str]
-) -> tuple[tuple[Shape, ...], list[Problem]]:
-    """Each shape once, in the order written, with the sizes of all of the op's symbols; and what is wrong.
+    document: Document, keys: ScenarioKeys, op: Op, dtypes: Sequence[str], variants: Sequence[str]
+) -> tuple[tuple[Setting, ...], list[Problem]]:
+    """Each setting once, in the order written, with all of the op's sizes and choices; and what is wrong.
 
     dtypes, variants: those to be measured, whose tensors must be countable in 64 bits.
     """
-    problems = list(_symbols(document, written, op))
-    rows, uneven = _rows(document, written)
+    problems = [*_symbols(document, keys.shapes, op), *_unknown_choices(document, keys, op)]
+    rows, uneven = _rows(document, keys.shapes)
     problems += uneven
     tensors = list(dict.fromkeys(t for name in variants for group in op.tensors(op.variants[name]) for t in group))
-    shapes: dict[Shape, None] = {}
+    settings: dict[Setting, None] = {}
     for row in rows:
         sizes, wrong = _resolve(document, row, op)
+        chosen, unfit = _choices(document, row, keys.choices, op)
+        wrong += unfit
         if not wrong and len(sizes) == len(op.symbols):
-            wrong = [document.problem(row.path, message) for message in _misfits(op, tensors, sizes, dtypes)]
-            shapes[tuple((symbol, sizes[symbol]) for symbol in op.symbols)] = None
+            shape = tuple((symbol, sizes[symbol]) for symbol in op.symbols)
+            made = [
+                Setting(shape, tuple(zip(op.choices, values, strict=True))) for values in itertools.product(*chosen)
+            ]
+            misfits = dict.fromkeys(text for setting in made for text in _misfits(op, tensors, setting, dtypes))
+            wrong = [document.problem(row.path, message) for message in misfits]
+            settings |= dict.fromkeys(made)
         problems += wrong
-    return tuple(shapes), problems
+    return tuple(settings), problems
+
+
+def _unknown_choices(document: Document, keys: ScenarioKeys, op: Op) -> Iterator[Problem]:
+    """Names in the key `choices` that the op doesn't have."""
+    for name in keys.choices.keys() - op.choices.keys():
+        advice = nearest(name, op.choices) if op.choices else "leave it out: this op has no choices"
+        yield document.problem(("choices", name), f"op '{op.name}' has no such choice", advice)
+
+
+def _choices(
+    document: Document, row: _Row, everywhere: Mapping[str, Sequence[object]], op: Op
+) -> tuple[list[list[Value]], list[Problem]]:
+    """The values of each of the op's choices in one shape: its own, else those of all shapes, else the usual one."""
+    found: list[list[Value]] = []
+    problems: list[Problem] = []
+    for name, choice in op.choices.items():
+        if name in row.sizes and name in everywhere:
+            problems.append(document.problem(row.at(name), "stands in 'choices' too", "leave one of the two out"))
+        if name in row.sizes:
+            places = [(row.at(name), row.sizes[name])]
+        else:
+            places = [(("choices", name, at), value) for at, value in enumerate(everywhere.get(name, [choice.usual]))]
+        values = [_spelled(choice, value) for _, value in places]
+        problems += [
+            document.problem(path, f"{shown(value)} can't be chosen", f"allowed: {choice.allowed}")
+            for path, value in places
+            if not choice.accepts(_spelled(choice, value))
+        ]
+        found.append(list(dict.fromkeys(values)))
+    return found, problems
+
+
+def _spelled(choice: Choice, value: Any) -> Any:
+    """The value as the op spells it: YAML reads a bare yes or no as true or false."""
+    word = {True: "yes", False: "no"}[value] if isinstance(value, bool) else None
+    return word if word in choice.values else value
 
 
 def _mappings(written: Written) -> list[tuple[KeyPath, Mapping[str, object]]]:
@@ -62,9 +107,10 @@ def _mappings(written: Written) -> list[tuple[KeyPath, Mapping[str, object]]]:
 
 def _symbols(document: Document, written: Written, op: Op) -> Iterator[Problem]:
     """Symbols that the op doesn't have, and those that it needs."""
+    known = [*op.symbols, *op.choices]
     for path, mapping in _mappings(written):
-        for symbol in mapping.keys() - op.symbols.keys():
-            yield document.problem((*path, symbol), f"op '{op.name}' has no such symbol", nearest(symbol, op.symbols))
+        for symbol in mapping.keys() - set(known):
+            yield document.problem((*path, symbol), f"op '{op.name}' has no such symbol", nearest(symbol, known))
         missing = [symbol for symbol in op.symbols if symbol not in mapping and symbol not in op.defaults]
         if missing:
             needed = ", ".join(op.symbols)
@@ -104,7 +150,7 @@ def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], lis
             row.at(symbol), f"a size is an integer or an expression such as 2**27 // N, found {shown(size)}"
         )
         for symbol, size in row.sizes.items()
-        if not _is_size(size)
+        if symbol not in op.choices and not _is_size(size)
     ]
     written: dict[str, Any] = {**op.defaults, **row.sizes}
     texts: dict[str, int | str] = {s: written[s] for s in op.symbols if s in written and _is_size(written[s])}
@@ -153,19 +199,16 @@ def value(text: int | str, sizes: Mapping[str, int], least: int = 1, what: str =
     return found
 
 
-def _misfits(op: Op, tensors: Sequence[Tensor], sizes: Mapping[str, int], dtypes: Sequence[str]) -> Iterator[str]:
+def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequence[str]) -> Iterator[str]:
     """What keeps the op from having this shape: tensors of negative size, numbers that 64 bits can't hold."""
     try:
-        ranks = evaluate(op.ranks, sizes)
-        bytes_ = [(tensor.name, tensor.bytes(sizes, dtype)) for tensor in tensors for dtype in dtypes]
+        bytes_ = [(tensor.name, tensor.bytes(setting.values, dtype)) for tensor in tensors for dtype in dtypes]
         for dtype in dtypes:
-            op.essential(sizes, dtype)
+            op.work_of(setting.values, dtype)
     except Exception as error:  # the op may be a plug-in, whose functions raise anything
         reason = str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
         yield f"op '{op.name}' can't have this shape: {reason}"
         return
-    if ranks < 1:
-        yield f"op '{op.name}' would take {ranks} processes"
     for name, count in bytes_:
         if count > LIMIT:
             yield f"tensor '{name}' overflows 64 bits: it has {count:.3g} bytes"

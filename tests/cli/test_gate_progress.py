@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
+import typer
 from rich.console import Console
 
-from harness.cli.gate_progress import Teller
-from harness.gate.records import Code, Decision, Outcome
+from harness.cli.gate_progress import Teller, follow
+from harness.gate.records import Decision, Outcome, Revision
 from harness.model import Job, Machine, Measurement
 
-BASE = Code("main", "0123456789abcdef", False, "b" * 64)
-NOW = Code("the working tree", "fedcba9876543210", True, "a" * 64)
+BASE = Revision("main", "0123456789abcdef", False, "b" * 64)
+NOW = Revision("the working tree", "fedcba9876543210", True, "a" * 64)
 
 
 @pytest.fixture
 def tell(machine: Machine) -> Callable[..., tuple[Teller, io.StringIO]]:
-    def make(terminal: bool = False, base: Code = BASE) -> tuple[Teller, io.StringIO]:
+    def make(terminal: bool = False, base: Revision = BASE) -> tuple[Teller, io.StringIO]:
         drawn = io.StringIO()
         teller = Teller(Console(file=drawn, force_terminal=terminal, width=200))
         teller.comparing(base, NOW, 12, machine)
@@ -40,9 +43,9 @@ def test_the_first_line_says_what_is_compared_with_what(tell: Callable[..., tupl
 def test_identical_code_and_a_commit_as_its_own_name_are_told(
     tell: Callable[..., tuple[Teller, io.StringIO]],
 ) -> None:
-    _, drawn = tell(base=Code("0123456", "0123456789abcdef", False, "a" * 64))
+    _, drawn = tell(base=Revision("0123456", "0123456789abcdef", False, "a" * 64))
     assert " with 0123456: " in drawn.getvalue()
-    assert drawn.getvalue().endswith("both have the same code, so whatever differs is noise\n")
+    assert drawn.getvalue().endswith("both have the same code, so every difference is noise\n")
 
 
 @pytest.mark.parametrize(
@@ -92,3 +95,17 @@ def test_a_terminal_shows_a_bar_with_the_case_and_the_pair(
         teller.started(job("fine"), "base")
     assert "0/8" in drawn.getvalue()
     assert "fault/fine/float32/N4096 (main, pair 1 of 4)" in drawn.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, "stopped; all is lost\n"), (signal.SIGTERM, 143, "")]
+)
+def test_a_signal_ends_the_command_with_its_code(
+    number: signal.Signals, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(typer.Exit) as caught, follow("stopped; all is lost"):
+        os.kill(os.getpid(), number)
+    assert caught.value.exit_code == code
+    assert capsys.readouterr().err == said
+    assert signal.getsignal(signal.SIGTERM) == before

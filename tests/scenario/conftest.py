@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import InputError, Problem
-from harness.ops import Context, Launch, Op, Tensor
+from harness.ops import Choice, Context, Launch, Op, Tensor
 from harness.scenario import Definition, load
 
 
@@ -18,14 +18,13 @@ def _launch(_: Context) -> Launch:
 
 @pytest.fixture
 def catalogue() -> dict[str, Op]:
-    """`add`: M x N, two ranks where M is 2. `shrink`: one symbol, a default, CUDA only."""
+    """`add`: M x N. `shrink`: one symbol, a default, CUDA only. `scale`: two choices."""
     add = Op(
         "add",
         "y = a + b",
         symbols={"M": "rows", "N": "columns"},
         inputs=(Tensor("a", ("M", "N")), Tensor("b", ("M", "N"))),
         outputs=(Tensor("y", ("M", "N")),),
-        ranks="min(M, 2)",
     )
     add.variant("fast", "a kernel")(_launch)
     add.variant("eager", "torch", devices=("cuda", "cpu"))(_launch)
@@ -38,11 +37,24 @@ def catalogue() -> dict[str, Op]:
         inputs=(Tensor("x", ("N",)),),
         outputs=(Tensor("y", ("K - 2",)),),
         dtypes=("float32",),
-        flops="K * K",
+        flops={"float32": "K * K"},
     )
     shrink.variant("first", "a kernel")(_launch)
     shrink.variant("second", "another kernel")(_launch)
-    return {"add": add, "shrink": shrink}
+    scale = Op(
+        "scale",
+        "y = x in another layout, times a factor",
+        symbols={"N": "elements"},
+        choices={
+            "layout": Choice("order of the elements", values=("forward", "backward")),
+            "keep": Choice("whether x is kept", values=("yes", "no")),
+            "factor": Choice("what x is multiplied by", low=0.0, high=2.0, default=0.5),
+        },
+        inputs=(Tensor("x", lambda values: (values["N"] if values["keep"] == "no" else 2 * values["N"],)),),
+        dtypes=("float32",),
+    )
+    scale.variant("eager", "torch", role="baseline", devices=("cuda", "cpu"))(_launch)
+    return {"add": add, "shrink": shrink, "scale": scale}
 
 
 @pytest.fixture

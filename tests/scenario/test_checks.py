@@ -11,6 +11,7 @@ from harness.errors import InputError
 from harness.model import Claim, Curve, Expectation, Timing
 from harness.ops import Op
 from harness.scenario import Definition, Selection, load, plan
+from harness.scenario.definition import Setting
 
 Write = Callable[..., Path]
 Refused = Callable[[str], list[tuple[str, str]]]
@@ -26,9 +27,10 @@ def test_defaults(loaded: Loaded) -> None:
         file=Path("s.yaml"),
         title="t",
         op="add",
-        shapes=((("M", 3), ("N", 4)),),
+        settings=(Setting((("M", 3), ("N", 4))),),
         dtypes=("float32", "float16", "bfloat16"),
         variants=("fast", "eager", "slow"),
+        worlds=(1,),
         baseline="eager",
         shows="",
         source="",
@@ -75,8 +77,8 @@ curve: {over: M * N, label: elements, by: M, littles_law: true}
         Expectation("eager", "bandwidth", 1.35e12),
         Expectation("eager", "of_ceiling", 0.95),
         Expectation("slow", "of_ceiling", 0.9, where="*/M3-*"),
-        Expectation("slow", "speedup", 2.0),
         Expectation("slow", "of_ceiling", 0.8),
+        Expectation("slow", "speedup", 2.0),
     )
     assert definition.claims == (
         Claim("R2", "fast", "speedup", 2.0, "A100", over="slow", where="*/M3-*", text="twice"),
@@ -136,13 +138,13 @@ claims:
         ("17: claims[0].metric", "'speedupp' isn't known here; did you mean 'speedup'?"),
         ("17: claims[0].value", "must be more than 0, found 0"),
         ("17: claims[0].variant", "op 'add' has no variant 'fsat'; did you mean 'fast'?"),
-        ("18: claims[1].over", "is missing; a speed-up is over another variant"),
+        ("18: claims[1].over", "is missing; a claim of speedup compares with another variant: name it"),
         ("19: claims[2].hardware", "is missing; What the text measured on."),
         ("19: claims[2].over", "op 'add' has no variant 'eagr'; did you mean 'eager'?"),
         ("20: claims[3]", "must be a mapping, found 'nothing'"),
         (
             "21: claims[4].value",
-            "is missing; only a speed-up or traffic may be without, where a text says faster, or less",
+            "is missing; only a claim of speedup, traffic may be without, where a text gives no figure",
         ),
     ]
 
@@ -212,13 +214,13 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
         (
             "{where: '*'}",
             "expect.fast",
-            "has no floor; allowed: bandwidth, of_ceiling, of_peak, speedup",
+            "has no floor; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, speedup",
         ),
         ("{of_ceiling: }", "expect.fast.of_ceiling", "must be a number, found nothing"),
         (
             "{time: 1e-6}",
             "expect.fast.time",
-            "unknown key 'time'; allowed: bandwidth, of_ceiling, of_peak, speedup, where",
+            "a floor can't be of time; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, speedup",
         ),
         ("[{speedup: 1}, {speedup: 0}]", "expect.fast[1].speedup", "must be more than 0, found 0"),
         (

@@ -22,7 +22,7 @@ def test_its_cases_are_few_tuned_and_of_a_size_that_memory_sets_the_pace_of(ci: 
     assert 12 <= len(ci.jobs) <= 16
     for case in (job.case for job in ci.jobs):
         assert case.variant == "tuned" or case.op == "copy", case.id
-        assert 200e6 <= catalogue[case.op].essential(case.symbols, case.dtype).moved <= 320e6, case.id
+        assert 200e6 <= catalogue[case.op].work_of(case.values, case.dtype).moved <= 320e6, case.id
 
 
 def test_the_library_s_copy_is_its_control(ci: Plan) -> None:

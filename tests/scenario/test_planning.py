@@ -51,7 +51,6 @@ def test_order_is_dtype_then_shape_then_variant_with_the_baseline_first(
         ("a", "add", 12, "eager"),
         ("b", "shrink", 2, "first"),
     ]
-    assert [job.ranks for job in planned.jobs[:6]] == [1, 1, 1, 2, 2, 2]
     assert {job.case.device for job in planned.jobs} == {"cuda"}
 
 
@@ -165,21 +164,36 @@ def test_a_case_of_two_scenarios_is_one_job_of_both(loaded: Loaded, catalogue: d
     assert "add/eager/float32/M1-N8" in planned.scenarios[1].cases
 
 
-def test_a_case_timed_in_two_ways_is_refused_with_both_files(loaded: Loaded, catalogue: dict[str, Op]) -> None:
-    first = loaded(TWO, "a.yaml")
-    second = loaded(TWO + "timing: {max_time: 9}\n", "b.yaml")
-    with pytest.raises(InputError) as caught:
-        plan([first, second], catalogue, Selection("cpu"))
-    assert caught.value.problems == (
-        Problem(
-            "b.yaml",
-            "times add/eager/float16/M1-N8 otherwise than a.yaml: precision 0.002, max_time 9, timeout 300 against "
-            "precision 0.002, max_time 2, timeout 300",
-            "give both the same timing, or run them apart",
-        ),
-    )
-    # The same by hand for both: no quarrel.
-    assert len(plan([first, second], catalogue, Selection("cpu", max_time=1)).jobs) == 4
+def test_a_case_of_two_scenarios_is_timed_once_as_the_stricter_one_asks(
+    loaded: Loaded, catalogue: dict[str, Op]
+) -> None:
+    first = loaded(TWO + "timing: {precision: 0.001, timeout: 20}\n", "a.yaml")
+    second = loaded(TWO + "timing: {max_time: 9, timeout: 10}\n", "b.yaml")
+    planned = plan([first, second], catalogue, Selection("cpu"))
+    assert [len(scenario.cases) for scenario in planned.scenarios] == [4, 4]
+    assert {job.timing for job in planned.jobs} == {Timing(precision=0.001, max_time=9, timeout=20)}
+    assert len(planned.jobs) == 4
+    by_hand = plan([first, second], catalogue, Selection("cpu", max_time=1)).jobs
+    assert {job.timing.max_time for job in by_hand} == {1}
+
+
+def test_choices_and_worlds_are_cases_of_their_own(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    text = "shapes: [{N: 8}]\nchoices: {layout: [backward, forward]}\nworld: [1, 2]\n"
+    planned = plan([loaded(text, op="scale")], catalogue, Selection("cpu"))
+    assert ids(planned) == [
+        "scale/eager/float32/N8/layout=backward,keep=yes,factor=0.5",
+        "scale/eager/float32/N8/layout=backward,keep=yes,factor=0.5/world=2",
+        "scale/eager/float32/N8/layout=forward,keep=yes,factor=0.5",
+        "scale/eager/float32/N8/layout=forward,keep=yes,factor=0.5/world=2",
+    ]
+    assert [job.case.world for job in planned.jobs] == [1, 2, 1, 2]
+    only = Selection("cpu", only=("*/layout=forward,*/world=2",))
+    assert ids(plan([loaded(text, op="scale")], catalogue, only)) == ids(planned)[-1:]
+
+
+def test_a_plan_knows_the_role_of_each_variant(loaded: Loaded, catalogue: dict[str, Op]) -> None:
+    [scenario] = plan([loaded("shapes: [{N: 8}]\n", op="scale")], catalogue, Selection("cpu")).scenarios
+    assert scenario.roles == (("eager", "baseline"),)
 
 
 def test_hot_and_cold_are_two_cases(loaded: Loaded, catalogue: dict[str, Op]) -> None:

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import jsonschema
 import pytest
 
 from harness.paths import data
 from harness.scenario import json_schema
 from harness.scenario.documents import read
 
+jsonschema = pytest.importorskip("jsonschema")
 FOLDER = data("scenarios")
 FILES = sorted(FOLDER.glob("*.yaml"))
 

@@ -13,8 +13,12 @@ Refused = Callable[[str], list[tuple[str, str]]]
 Loaded = Callable[..., Definition]
 
 
+def shapes_of(definition: Definition) -> list[tuple[tuple[str, int], ...]]:
+    return [setting.shape for setting in definition.settings]
+
+
 def sizes(definition: Definition) -> list[tuple[int, ...]]:
-    return [tuple(size for _, size in shape) for shape in definition.shapes]
+    return [tuple(size for _, size in shape) for shape in shapes_of(definition)]
 
 
 @pytest.mark.parametrize(
@@ -34,7 +38,7 @@ def sizes(definition: Definition) -> list[tuple[int, ...]]:
 def test_forms(loaded: Loaded, shapes: str, expected: list[tuple[int, ...]]) -> None:
     definition = loaded(f"shapes: {shapes}\n")
     assert sizes(definition) == expected
-    assert all([symbol for symbol, _ in shape] == ["M", "N"] for shape in definition.shapes)
+    assert all([symbol for symbol, _ in shape] == ["M", "N"] for shape in shapes_of(definition))
 
 
 def test_symbols_left_out_take_the_op_s_default(loaded: Loaded) -> None:
@@ -42,7 +46,7 @@ def test_symbols_left_out_take_the_op_s_default(loaded: Loaded) -> None:
 
 
 def test_a_size_whose_default_is_0_may_be_0(loaded: Loaded, refused: Refused, catalogue: dict[str, Op]) -> None:
-    catalogue["add"].defaults, catalogue["add"].ranks = {"M": "0"}, "1"
+    catalogue["add"].defaults = {"M": "0"}
     assert sizes(loaded("shapes: [{N: 8}, {M: 0, N: 4}, {M: 1, N: 4}]\n")) == [(0, 8), (0, 4), (1, 4)]
     assert refused("title: t\nop: add\nshapes: [{M: 2 - N, N: 3}, {M: 0, N: 0}]\n") == [
         ("3: shapes[0].M", "a size must be 0 or more; '2 - N' (with N = 3) is -1"),
@@ -125,10 +129,67 @@ def test_sizes_that_the_op_makes_of_them_count_too(refused: Refused, shape: str,
 
 def test_a_plug_in_that_raises_is_named(refused: Refused, catalogue: dict[str, Op]) -> None:
     catalogue["add"].inputs = (Tensor("a", lambda symbols: [(1 // (symbols["M"] - 3),)]),)
-    catalogue["shrink"].ranks = "N - 8"
     assert refused("title: t\nop: add\nshapes: [{M: 3, N: 4}]\n") == [
         ("3: shapes[0]", "op 'add' can't have this shape: ZeroDivisionError: integer division or modulo by zero")
     ]
-    assert refused("title: t\nop: shrink\nshapes: [{N: 8}]\n") == [
-        ("3: shapes[0]", "op 'shrink' would take 0 processes")
+
+
+CHOSEN = {"layout": "forward", "keep": "yes", "factor": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("shapes: [{N: 4}]", [{}]),
+        ("shapes: [{N: 4}]\nchoices: {layout: backward}", [{"layout": "backward"}]),
+        ("shapes: [{N: 4, layout: backward}, {N: 4}]", [{"layout": "backward"}, {}]),
+        ("shapes: {product: {N: 4, factor: [1, 0.25]}}", [{"factor": 1}, {"factor": 0.25}]),
+        ("shapes: {zip: {N: 4, layout: [backward, forward], factor: [1, 2]}}",
+         [{"layout": "backward", "factor": 1}, {"factor": 2}]),
+        # YAML reads a bare no as false.
+        ("shapes: [{N: 4}]\nchoices: {keep: [no, yes, 'no']}", [{"keep": "no"}, {}]),
+        ("shapes: [{N: 4, layout: backward}]\nchoices: {factor: [0, 2]}",
+         [{"layout": "backward", "factor": 0}, {"layout": "backward", "factor": 2}]),
+    ],
+)  # fmt: skip
+def test_choices(loaded: Loaded, text: str, expected: list[dict[str, object]]) -> None:
+    settings = loaded(f"{text}\n", op="scale").settings
+    assert [dict(setting.choices) for setting in settings] == [CHOSEN | chosen for chosen in expected]
+    assert all([name for name, _ in setting.choices] == list(CHOSEN) for setting in settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "said"),
+    [
+        ("choices: {layuot: forward}", "4: choices.layuot", "op 'scale' has no such choice; did you mean 'layout'?"),
+        (
+            "choices: {layout: [forward, up]}",
+            "4: choices.layout[1]",
+            "'up' can't be chosen; allowed: forward, backward",
+        ),
+        ("choices: {factor: 3}", "4: choices.factor", "3 can't be chosen; allowed: a number from 0 to 2"),
+        ("choices: {factor: half}", "4: choices.factor", "'half' can't be chosen; allowed: a number from 0 to 2"),
+        ("choices: {keep: 1}", "4: choices.keep", "1 can't be chosen; allowed: yes, no"),
+        ("choices: {keep: []}", "4: choices.keep", "must not be empty, found an empty list"),
+        ("world: 0", "4: world", "must be 1 or more, found 0"),
+        ("world: [1, two]", "4: world[1]", "must be an integer, found 'two'"),
+    ],
+)
+def test_a_choice_that_is_not_there_is_refused(refused: Refused, text: str, place: str, said: str) -> None:
+    assert refused(f"title: t\nop: scale\nshapes: [{{N: 4}}]\n{text}\n") == [(place, said)]
+
+
+def test_a_choice_stands_in_one_place(refused: Refused) -> None:
+    text = "title: t\nop: scale\nshapes: [{N: 4, layout: forward}, {N: 4, layout: side}]\nchoices: {layout: forward}\n"
+    assert refused(text)[0] == ("3: shapes[0].layout", "stands in 'choices' too; leave one of the two out")
+
+
+def test_an_op_without_choices_says_so(refused: Refused) -> None:
+    assert refused("title: t\nop: add\nshapes: [{M: 1, N: 4}]\nchoices: {p: 1}\n") == [
+        ("4: choices.p", "op 'add' has no such choice; leave it out: this op has no choices")
     ]
+
+
+def test_tensors_may_depend_on_choices(refused: Refused) -> None:
+    text = "title: t\nop: scale\nshapes: [{N: 2**61 - 1}]\nchoices: {keep: [no, yes]}\n"
+    assert refused(text) == [("3: shapes[0]", "tensor 'x' overflows 64 bits: it has 1.84e+19 bytes")]

@@ -1,0 +1,39 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Annotated, get_origin, get_type_hints
+
+import pytest
+
+import harness.cli
+from harness.cli import gate, gate_calibrate, options
+
+FOLDER = Path(harness.cli.__file__).parent
+
+
+def test_the_commands_of_the_gate_declare_their_options_once() -> None:
+    shared = {name: made for name, made in vars(options).items() if get_origin(made) is Annotated}
+    hints = [get_type_hints(module.command, include_extras=True) for module in (gate, gate_calibrate)]
+    for name, made in shared.items():
+        assert all(made in known.values() for known in hints), name
+    common = hints[0].keys() & hints[1].keys() - {"base", "output", "return"}
+    assert {hints[0][name] for name in common} == {hints[1][name] for name in common} == set(shared.values())
+
+
+def test_everything_that_a_request_takes_has_an_option() -> None:
+    taken = set(inspect.signature(options.gate_request).parameters) - {"base", "scenarios"}
+    assert taken <= set(inspect.signature(gate.command).parameters)
+
+
+@pytest.mark.parametrize("name", ["gate_calibrate", "gate_progress", "options"])
+def test_nothing_that_the_command_gate_imports_imports_it(name: str) -> None:
+    """Not even inside a function: that would be a circle."""
+    imported: set[str] = set()
+    for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
+    assert "harness.cli.gate" not in imported

@@ -1,4 +1,7 @@
-"""Inputs, poison and the comparison with the reference: a wrong kernel has no time."""
+"""Inputs, poison and the comparison with the reference: a wrong kernel has no time.
+
+Poison is a value that no kernel should leave in its outputs. It shows where a kernel wrote nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def make_outputs(ctx: Context, variant: Variant) -> SimpleNamespace:
 
 
 def leave_poison(ctx: Context, variant: Variant) -> None:
-    """Poison the memory that the allocator will hand to a variant that makes its own outputs."""
+    """Fill the memory that the allocator will give to a variant that makes its own outputs with wrong values."""
     if variant.returns:
         make_outputs(ctx, variant)
 
@@ -61,10 +64,10 @@ def collect(op: Op, variant: Variant, tensors: SimpleNamespace, returned: Any) -
 
 
 def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> str | None:
-    """What is wrong with the outputs in `after`, given the op's inputs as they were; None if nothing is.
+    """What is wrong with the outputs in `after`; None if nothing is. before: the op's inputs before the call.
 
-    The op's own check says what is wanted if it has one. Otherwise every output, and every input updated in place, that
-    the reference names is compared with it.
+    If the op has its own check, that says what the outputs must be. Otherwise every tensor that the reference returns
+    (outputs, and inputs updated in place) is compared with the variant's.
     """
     op = ctx.op
     decoded = merged(after, SimpleNamespace(**variant.decode(ctx, after))) if variant.decode else after
@@ -90,7 +93,7 @@ def _expected(ctx: Context, decoded: SimpleNamespace, wanted: dict[str, Any]) ->
 
 
 def _parts(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> Iterator[Expected]:
-    """A tensor in parts, so that what is allowed of it needs little memory of its own."""
+    """A tensor in parts, so that the allowed errors of its elements need little memory at a time."""
     if got.shape != want.shape or not want.dtype.is_floating_point:
         yield Expected(name, got, want)
         return

@@ -52,12 +52,12 @@ def _samples(result: Result) -> int:
 
 
 def mismatches(reference: Run, run: Run) -> list[str]:
-    """What else differs between the two runs and could explain a change; one sentence each, none if alike."""
+    """What differs between the two runs besides times, and could explain a change; one sentence for each difference."""
     return [*other_setup(reference, run), *_works(reference, run)]
 
 
 def other_setup(reference: Run, run: Run) -> list[str]:
-    """What differs in how the two runs measured: machine, software, timers; one sentence each, none if alike."""
+    """What differs in how the two runs measured: machine, software, timers; one sentence for each difference."""
     return [*_machines(reference.header.machine, run.header.machine), *_timers(reference, run)]
 
 

@@ -1,7 +1,7 @@
-"""Plug-in places: folders whose files each offer one thing, found by their names.
+"""Plug-in folders: each of their files offers one thing, such as an op or a format, and is found by its name.
 
-A file whose name starts with `_` is a helper. Every other file must offer what its place asks for: one that doesn't is
-an error that names the file, so that nothing is left out silently.
+A file whose name starts with `_` is a helper. Every other file must define certain names. A file that lacks one is an
+error that names the file, so that nothing is left out silently.
 """
 
 from __future__ import annotations

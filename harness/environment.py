@@ -24,7 +24,7 @@ _PROFILERS = {
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing looked at. `advice` says what to do where it is missing; empty where all is well."""
+    """One thing looked at. `advice` says what to do if it is missing; empty if it isn't."""
 
     name: str
     value: str

@@ -20,11 +20,11 @@ class Exit(IntEnum):
     UNDECIDED = 3
     ENVIRONMENT = 4
     CASES_FAILED = 5
-    BUG = 70  # of the harness itself, after a traceback; never to be taken for a gate that failed
+    BUG = 70  # a bug of the harness itself, after a traceback; 1 would look like a gate that failed
 
 
 class HarnessError(Exception):
-    """Anything that the harness itself reports. `advice` says what to do next."""
+    """An error that the harness itself reports. `advice` says what to do next."""
 
     exit_code = Exit.USAGE
 
@@ -39,7 +39,7 @@ class UsageError(HarnessError):
 
 
 class MachineError(HarnessError):
-    """The machine can't give valid numbers (no device, no room on the disk, a library that is missing)."""
+    """The machine can't give valid numbers (no device, a full disk, a library that is missing)."""
 
     exit_code = Exit.ENVIRONMENT
 
@@ -80,7 +80,7 @@ def described(error: BaseException) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Advice naming the allowed spelling nearest to `word`, or all of them where none is near."""
+    """Advice that names the allowed spelling nearest to `word`, or all allowed ones if none is near."""
     choices = sorted(allowed)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     if close:

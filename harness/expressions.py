@@ -1,4 +1,4 @@
-"""Integer expressions of symbols, evaluated over a syntax tree: no `eval`, no names but the symbols."""
+"""Integer expressions of symbols. They are evaluated over a syntax tree, without `eval`; the only names are symbols."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING
 
 from harness import paths, stats
 from harness.devices import CACHES, FEWEST_SETS, Device, MatrixProduct, Ring, Stream, covering_sets
-from harness.model import ComputePoint, Limits, LinkPoint, Machine, StreamPoint
+from harness.model import ComputePoint, Limits, LinkPoint, Machine, StreamPoint, Work
 
 if TYPE_CHECKING:
     import torch
 
 KINDS = ("float32", "tf32", "float16", "bfloat16", "float8", "int8")
 """Types whose peaks of compute can be measured: float32 without tensor cores, int8 with sums in int32."""
-_SCHEMA = 1  # of the file that limits are kept in, and of how they are measured
-_ALIGN = 512  # bytes; what the allocators give, and whole 16-byte packs
-_ELEMENT = 4  # bytes; torch streams float32, and bytes are bytes to the others
+_SCHEMA = 1  # version of the file that limits are kept in, and of how they are measured
+_ALIGN = 512  # bytes: the alignment that the allocators give, a whole number of 16-byte packs
+_ELEMENT = 4  # bytes: torch streams float32; for the other ways of streaming the type makes no difference
 _BATCH_SECONDS = 2e-3
 _FEWEST, _MOST = 6, 30
 _PRECISION = 0.005
@@ -51,6 +51,14 @@ class Needs:
     worlds: tuple[int, ...] = ()
 
     @classmethod
+    def of(cls, works: Iterable[tuple[Work, int]]) -> Needs:
+        """What these works, each with its number of devices, are compared with: streams always, the rest if needed."""
+        found = tuple(works)
+        kinds = {kind for work, _ in found for kind, count in work.flops if count}
+        worlds = {world for work, world in found if work.sent and world > 1}
+        return cls(kinds=tuple(sorted(kinds)), worlds=tuple(sorted(worlds)))
+
+    @classmethod
     def everything(cls, machine: Machine) -> Needs:
         """All limits that can be measured on the machine; links for 2, 4, 8 ... devices, and for all of them."""
         count = len(machine.devices)
@@ -59,7 +67,7 @@ class Needs:
 
 
 def _silent(_text: str, _share: float) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 def ready(device: Device, needs: Needs, fresh: bool = False, progress: Progress = _silent) -> Limits:
@@ -128,7 +136,7 @@ def again(device: Device, limits: Limits) -> Limits:
     """The same limits, with the best way of each mix measured once more at some of the larger sizes, as their `end`."""
     largest = max((point.moved for point in limits.best), default=0)
     repeated = [point for point in limits.best if largest // 20 <= point.moved <= largest // 2]
-    return replace(limits, end=_repeated(device, repeated))
+    return replace(limits, end=_repeated(device, repeated, largest))
 
 
 def remember(machine: Machine, limits: Limits) -> None:
@@ -169,7 +177,7 @@ _NOTHING = Needs(streams=False)
 
 
 def _made_with(machine: Machine) -> tuple[tuple[str, str], ...]:
-    """What decides beside the machine how fast its library is: another torch or driver measures anew."""
+    """Names and versions of the software that the limits depend on. With others, kept limits aren't used."""
     return (("torch", dict(machine.versions).get("torch", "")), ("driver", machine.driver))
 
 
@@ -192,17 +200,23 @@ def _holds(device: Device, known: Limits, progress: Progress) -> bool:
     largest = max(point.moved for point in known.points)
     large = [point for point in known.best if 4 * point.moved <= largest] or known.best
     by_mix = {point.read_share: point for point in large}  # the last of each mix, which is its largest
-    drift = Limits(known.points, _repeated(device, list(by_mix.values()), device.probe_rounds)).drift
+    repeated = _repeated(device, list(by_mix.values()), largest, device.probe_rounds)
+    drift = Limits(known.points, repeated).drift
     return drift is not None and abs(drift) <= device.probe_tolerance
 
 
-def _repeated(device: Device, points: Sequence[StreamPoint], rounds: int = 1) -> tuple[StreamPoint, ...]:
-    """The streams of these points measured once more, the best of several rounds; without ways that are gone."""
+def _repeated(device: Device, points: Sequence[StreamPoint], largest: int, rounds: int = 1) -> tuple[StreamPoint, ...]:
+    """The streams of these points measured once more, the best of several rounds; without ways that are gone.
+
+    largest: bytes of the largest stream that was measured then. The memory is as large as then, if that is free: in
+    less, fewer sets of buffers have room, which the cache holds a larger part of.
+    """
     if not points:
         return ()
     streams = {(stream.way, stream.read_share): stream for stream in device.streams()}
     repeated = [(streams[key], p.moved) for p in points if (key := (p.way, p.read_share)) in streams]
-    arena = _Arena(device, max(point.moved for point in points))
+    needed = max(point.moved for point in points)
+    arena = _Arena(device, max(needed, min(largest, device.free_bytes() // 2)))
     found = [[_point(device, arena, stream, moved) for stream, moved in repeated] for _ in range(rounds)]
     return tuple(min(tries, key=lambda point: point.seconds) for tries in zip(*found, strict=True))
 

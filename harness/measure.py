@@ -28,9 +28,9 @@ _Samples = list[float]
 def measure(job: Job, op: Op, device: Device, group: Group | None = None, process: int = 0) -> Measurement:
     """Check and time one case on `device`.
 
-    What a variant can't do, memory that doesn't suffice and a wrong result become the measurement's status, on every
-    rank of a group. So does an error of another rank, as 'crashed'. An error of this process is the caller's: after it
-    the device may be unusable.
+    A case that the variant can't run, too little memory and a wrong result become the measurement's status, on every
+    rank of a group. So does an error of another rank, as 'crashed'. An error of this process is raised: after it the
+    device may be unusable.
     """
     session = Session(job.case, op, device, group or ALONE)
     status: Status = "ok"
@@ -56,7 +56,7 @@ def measure(job: Job, op: Op, device: Device, group: Group | None = None, proces
 
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:
-    """What a measurement holds of a case that was timed. Raises EndedError for one that is wrong."""
+    """The fields of a measurement that say how the case was timed. Raises EndedError for a case that is wrong."""
     session.prepare()
     if wrong := session.check():
         raise EndedError("wrong", wrong)
@@ -97,7 +97,7 @@ def _warm_batch(session: Session, calls: list[Callable[[], object]]) -> Batch:
 
 
 def _sample(group: Group, batch: Batch, timing: Timing) -> tuple[_Samples, str]:
-    """Samples until the median is known to the precision asked for, or the time is up; says which.
+    """(samples, stopped): samples until the median has the precision asked for ('interval') or time is up ('time').
 
     Steady samples are taken all at once, since between two rounds the device would become idle.
     """
@@ -139,7 +139,7 @@ def _call_samples(session: Session, calls: list[Callable[[], object]], max_time:
 
 
 def _judge_samples(session: Session, samples: _Samples, stopped: str, timing: Timing) -> None:
-    """Warn of a median that isn't known as exactly as was asked for."""
+    """Warn of a median that isn't as precise as was asked for."""
     if stopped == "time":
         session.warn(
             "noisy",
@@ -150,18 +150,18 @@ def _judge_samples(session: Session, samples: _Samples, stopped: str, timing: Ti
 
 
 def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:
-    """Warn of calls that were timed alone though they shouldn't be."""
+    """Warn of short calls that were timed alone."""
     if batch.not_captured:
         session.warn(
             "not-captured",
             f"the calls can't be captured into a CUDA graph, so each was timed alone: {batch.not_captured}",
-            "let the launch issue work only, without waiting for the device; or declare timer='launch' for the variant",
+            "let the launch only issue work, without waiting for the device; or declare timer='launch' for the variant",
         )
     if batch.timer == "launch" and statistics.median(samples) < _SHORT:
         session.warn(
             "launch-timed",
             "each call was timed alone, between two events and with the L2 flushed, not in a CUDA graph",
-            "take about 3 us off for the launch, or compare only with times taken alike",
+            "subtract about 3 us for the launch, or compare only with times that were taken in the same way",
         )
 
 

@@ -1,7 +1,7 @@
-"""The only list of figures: what each is called, its unit, which way is better, how it is computed and explained.
+"""The only list of metrics: the name of each, its unit, which way is better, how it is computed and explained.
 
 Tables, CSV, JSON, plots, claims, floors, the gate, the scenario's schema and "how to read the tables" iterate over it.
-A new figure is one more entry: `add(Metric(...))`. A figure that a variant reports of itself is `fact(...)`.
+A new metric is one more entry: `add(Metric(...))`. A metric whose value only the variant knows is `fact(...)`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from harness.units import Unit
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
 ALWAYS = 9
-"""The rank of columns that every table shows, however narrow it is."""
+"""The rank of columns that every table shows, however narrow the console is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What the metrics of a case are computed from: one process of it, or all.
+    """What the metrics of a case are computed from: one process of the case, or all.
 
-    time, call_time: seconds a call. interval: bounds of `time` at 95%. medians: of each process, seconds.
-    bound: the limit of the machine that binds, with the seconds below which the work can't be done.
-    facts: what the variant reported of itself. settled: whether the machine was under load for seconds, so that the
-    work is held to the peaks of compute that the machine keeps up. over: the case that it is compared with. alone: the
-    same case on one device.
+    time, call_time: seconds a call. interval: bounds of `time` at 95%. medians: the time of each process, in seconds.
+    bound: of the machine's limits the one by which the work takes longest, with the seconds that it then takes at best.
+    facts: figures that the variant reported. settled: whether the machine was under load for seconds, so that the work
+    is compared with the settled peaks of compute, not with the burst peaks. over: the case that speed-ups compare with.
+    alone: the same case on one device.
     """
 
     time: float | None
@@ -76,22 +76,22 @@ class Subject:
 
     @property
     def state(self) -> State:
-        """Which peaks of compute the subject is held to."""
+        """Which peaks of compute the subject is compared with."""
         return "settled" if self.settled else "burst"
 
     @property
     def floor(self) -> float | None:
-        """Seconds below which its work can't be done on this machine."""
+        """Seconds that the work of the case takes on this machine at best."""
         return self.bound.seconds if self.bound else None
 
     @property
     def bound_by_compute(self) -> bool:
-        """Whether operations are the limit that binds."""
+        """Whether the machine's rate of operations decides how long the work takes at best."""
         return self.bound is not None and self.bound.limit not in ("memory", "link")
 
     @property
     def beyond_memory(self) -> bool:
-        """Whether the work is held to a measured peak of compute, or to a measured link, and not to memory alone."""
+        """Whether the work is compared with a measured peak of compute or a measured link, not with memory alone."""
         if self.limits is None or self.work is None:
             return False
         rates = [self.limits.rate(kind, self.state) for kind, count in self.work.flops if count]
@@ -99,9 +99,9 @@ class Subject:
 
 
 def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subject]:
-    """The subject of each case by its id, each beside the same case on one device, where that was measured too."""
+    """The subject of each case by its id. `alone` is the same case on one device, where that was measured too."""
 
-    # Variants of one case do the same work, and its bound takes a search through all streams.
+    # Variants of one case do the same work, and finding its bound takes a search through all streams.
     @cache
     def bound(work: Work | None, state: State, world: int) -> Bound | None:
         return limits.bound(work, state, world) if limits and work else None
@@ -119,12 +119,12 @@ def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subj
 
 
 def interval(measurements: Iterable[Measurement]) -> tuple[float, float] | None:
-    """95% interval of the time of a case in seconds, from the measurements of its processes; None if it can't be told.
+    """95% interval of the time of a case in seconds, from the measurements of its processes; None for too few samples.
 
     One process: the distribution-free interval of the median of its samples. Several processes: the smallest range
-    that holds every process's median and every process's own interval. Processes differ in ways that samples within
-    one of them can't show (addresses, clocks), and a handful of processes is too few for a rank interval of their
-    medians, which at 95% takes six. The range errs on the wide side: it calls noise a change less often than 1 in 20.
+    that holds every process's median and every process's own interval. Processes differ in ways that the samples of
+    one process can't show (addresses, clocks). A rank interval of their medians at 95% would take six processes. The
+    range is rather too wide: less than 1 time in 20 it takes noise for a change.
     """
     timed = [m for m in measurements if m.time is not None]
     bounds = [bound for m in timed if (own := median_interval(m.samples)) for bound in own]
@@ -135,19 +135,24 @@ def interval(measurements: Iterable[Measurement]) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A figure.
+    """A metric: a figure that every case may have.
 
     name: its key in YAML, CSV and JSON. title: what it is called in a sentence and on an axis. unit: how it is written.
     value: computes it in SI units; None where it isn't known. hint: how to read it, one or two sentences.
-    better: which way is better; '' if neither is. Floors may be of those where higher is better, claims of all that
-    have a better way. relative: 'variant' if it compares with another variant (the baseline unless told), 'world' if it
-    compares with one device. said: what a claim without a value says, such as 'faster'; '' if a claim needs a value.
-    head: the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is too wide,
-    ALWAYS for a column that stays. shown: whether a table shows it for a subject. figure, sweep: its rank for figures
-    and for tables of sizes against variants, which show the known metric with the highest one; 0 for never. drawn:
-    whether a figure with this subject may show it. limit: the metric that a figure draws as the limit of this one.
-    of_limits: it compares with what the machine can do, which has
-    to be measured. reported: variants give the value, by `ctx.report`.
+    better: which way is better; '' if neither is. A floor needs a metric that is better when higher; a claim needs one
+    where either way is better. relative: 'variant' if it compares with another variant (the baseline unless a scenario
+    names another), 'world' if it compares with one device. said: the text of a claim without a value, such as 'faster';
+    '' if a claim needs a value.
+
+    Tables: `head` is the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is
+    too wide, ALWAYS for a column that stays. shown: whether a table shows it for a subject.
+
+    Plots and tables of sizes against variants show one metric: of those that are known, the one with the highest rank.
+    figure, sweep: its ranks for the two; 0 for never. drawn: whether a plot with this subject may show it. limit: the
+    metric that a plot draws as the limit of this one.
+
+    of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
+    `ctx.report`.
     """
 
     name: str
@@ -186,7 +191,7 @@ def add(metric: Metric) -> Metric:
 
 
 def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
-    """Add a metric that variants report of themselves, by `ctx.report(name, value)`.
+    """Add a metric whose value variants report, by `ctx.report(name, value)`.
 
     Several ops may add the same one. Raises UsageError if the name has another meaning already.
     """
@@ -203,7 +208,7 @@ def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> M
 
 
 def named(name: str) -> Metric:
-    """The metric of that name; a plain one for a reported figure whose op isn't loaded."""
+    """The metric of that name. If the op that added it isn't loaded, one without a unit stands for it."""
     return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
 
 
@@ -212,7 +217,7 @@ def _fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> 
 
 
 def floors() -> dict[str, Metric]:
-    """Metrics that `expect` may ask a least value of."""
+    """Metrics for which `expect` may give a least value."""
     return {name: metric for name, metric in METRICS.items() if metric.better == "higher"}
 
 
@@ -222,7 +227,7 @@ def claimed() -> dict[str, Metric]:
 
 
 def values(subject: Subject) -> dict[str, float | None]:
-    """Every metric of a subject by name, in SI units. Of the figures that variants report, those that it reports."""
+    """Every metric of a subject by name, in SI units; metrics that variants report only if this one reported them."""
     own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
     return own | dict(subject.facts)
 
@@ -304,10 +309,10 @@ for _metric in (
     Metric("call_time", "time a call, as a host loop sees it", units.SECONDS, lambda s: s.call_time,
            "median time of a call that a loop on the host issues, without a graph", "lower"),
     Metric("bandwidth", "effective bandwidth", units.BANDWIDTH, _bandwidth,
-           "effective bandwidth, the bytes that the op has to move over the time", "higher",
+           "effective bandwidth: the bytes that the op has to move, over the time", "higher",
            head="{unit}", keep=ALWAYS, figure=3, sweep=3, limit="ceiling_bandwidth"),
     Metric("moved_bandwidth", "moved bandwidth", units.BANDWIDTH, _moved_bandwidth,
-           "the bytes that the variant itself moves over the time, where it moves more than the op has to",
+           "the bytes that the variant itself moves, over the time; shown where it moves more than the op has to",
            head="moved {unit}", keep=3, shown=_moves_more),
     Metric("flops", "operations a second", units.OPERATIONS, _flops,
            "the operations that the op has to do, over the time", "higher",
@@ -319,9 +324,9 @@ for _metric in (
            "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
     Metric("of_ceiling", "share of the ceiling", units.SHARE, _of_ceiling,
-           "time that this machine needs for the same work at best, over the time; 100% is the speed of light. The "
-           "time at best is the longest of: a plain stream of the same bytes, mix and size; the operations at the peak "
-           "of compute; the bytes sent over the link", "higher",
+           "time that this machine needs for the same work at best, over the time; at 100% nothing is left to gain. "
+           "The time at best is the longest of: a plain stream of the same bytes, mix and size; the operations at the "
+           "peak of compute; the bytes sent over the link", "higher",
            head="of ceiling", keep=ALWAYS, sweep=4, of_limits=True),
     Metric("speedup", "speed-up", units.RATIO, _speedup,
            "time of the variant named, over the time of this one; above 1 is faster", "higher",
@@ -343,7 +348,7 @@ for _metric in (
     Metric("moved_bytes", "bytes that the variant moves", units.BYTES,
            lambda s: s.traffic.moved if s.traffic else None),
     Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
-           "registers of a thread of our kernel; where a variant has several kernels, of the one with most",
+           "registers of a thread of our kernel; where a variant has several kernels, the largest number counts",
            head="registers", keep=2),
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",

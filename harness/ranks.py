@@ -1,6 +1,6 @@
-"""Processes that measure one case together: what they exchange, and how they end a case together.
+"""Ranks: the processes that measure one case together. What they exchange, and how they end a case together.
 
-A single process is a group of one and needs nothing.
+A single process is a group of one, which exchanges nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
-_LONGEST = 1800.0  # seconds to wait for another rank, which may compile meanwhile; the job's own limit is shorter
+_LONGEST = 1800.0  # seconds to wait for another rank, which may compile at that time; a job's own limit is shorter
 _PATIENCE = 15.0  # seconds that a rank with an error waits for the others before it gives up on them
 
 Gather = Callable[[Any, float], list[Any]]
@@ -33,11 +33,11 @@ class PeerError(Exception):
 class Group:
     """The ranks of one case. Every rank must make the same calls in the same order.
 
-    gather(value, seconds): every rank's value on every rank, in the order of ranks; raises TimeoutError where a rank
-    doesn't come within so many seconds.
+    gather(value, seconds): every rank's value on every rank, in the order of ranks; raises TimeoutError if a rank sends
+    none within so many seconds.
 
-    A rank that fails says so in the place of its next value. So whatever the others exchange next, they learn of it
-    there: every method but `failed` raises PeerError once another rank has failed.
+    A rank that fails sends its failure in place of its next value. So the others learn of the failure at their next
+    exchange: every method but `failed` raises PeerError once another rank has failed.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, gather: Gather = lambda value, _seconds: [value]) -> None:
@@ -61,19 +61,19 @@ class Group:
         return [max(column) for column in zip(*self.exchange(values), strict=True)]
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has made this call."""
         self.exchange(None)
 
     def verdict(self, mine: str | None) -> str | None:
-        """What the first rank with a complaint says, with its number; None if no rank has one."""
+        """The complaint of the first rank that has one, with the rank's number; None if no rank has one."""
         found = self.exchange(self._signed(mine) if mine is not None else None)
         return next((text for text in found if text is not None), None)
 
     def failed(self, status: str, text: str) -> PeerError:
         """End the case on every rank, since this one can't go on. Gives the failure that all ranks report.
 
-        It is that of the first rank, where several failed in the same step. Raises TimeoutError where the others don't
-        come: they may wait for this rank in a collective of the op.
+        If several ranks failed in the same step, all report the failure of the first of them. Raises TimeoutError if
+        the others make no exchange: they may wait for this rank in a collective of the op.
         """
         own = (status, self._signed(text))
         failure = _first_failure(self._gather((own, None), _PATIENCE))
@@ -88,9 +88,9 @@ ALONE = Group()
 
 
 def from_environment() -> Group:
-    """The group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe. Joins torch's default group, gloo's, too.
+    """The group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    An op that needs NCCL makes a group of its own.
+    It also joins torch's default group, with the backend gloo. An op that needs NCCL makes a group of its own.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -100,16 +100,16 @@ def from_environment() -> Group:
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    # A connection of its own: another thread of torch, such as NCCL's, must not wait while this process does.
+    # A connection of its own: while this process waits for a value, another thread of torch, such as NCCL's, must not.
     store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_LONGEST))
     return Group(rank, size, _Exchange(distributed.PrefixStore("harness", store), rank, size))
 
 
 class _Exchange:
-    """Objects exchanged through the key-value store that torch's ranks meet at.
+    """Objects exchanged through torch's key-value store, which all ranks reach.
 
-    A collective wouldn't do: a rank that fails inside a collective of the op would meet the others in another one than
-    they are in, and no collective can stop waiting and leave its process usable.
+    A collective can't be used. If a rank fails inside a collective of the op, its next collective would be another one
+    than that of the others. And a collective can't stop waiting and leave its process usable.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -126,9 +126,9 @@ class _Exchange:
         try:
             self._store.wait(keys, timedelta(seconds=seconds))
         except DistStoreError as error:
-            raise TimeoutError(f"another rank didn't come within {seconds:g} s") from error
+            raise TimeoutError(f"another rank sent nothing within {seconds:g} s") from error
         found = [pickle.loads(text) for text in self._store.multi_get(keys)]
-        # Whoever has come to this turn has read the last one.
+        # A rank that sends in this turn has read the values of the last turn.
         self._store.delete_key(f"{self._turn - 1}/{self._rank}")
         self._turn += 1
         return found

@@ -20,12 +20,12 @@ from harness.scenario import Plan
 from harness.store import Writer
 
 ABOVE_CEILING = 1.02
-_Task = tuple[int, Job]  # The index of the process that measures, and what.
+_Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What is left to do, with which code for each op, and which limits the cases are held to."""
+    """What is left to do, the code of each op, and the limits that cases are compared with."""
 
     header: Header
     todo: Sequence[_Task]
@@ -35,13 +35,13 @@ class _Request:
 
 
 class Observer(Protocol):
-    """Told what happens, from the thread that called."""
+    """Receives reports of what happens, in the thread that called `run`."""
 
     def planned(self, total: int, done: int) -> None:
-        """So many measurements make up the run, of which so many exist already."""
+        """The run has `total` measurements, of which `done` exist already."""
 
     def note(self, text: str) -> None:
-        """Something else than a case takes time."""
+        """Something other than a case takes time."""
 
     def limited(self, limits: Limits) -> None:
         """What the machine can do is known now."""
@@ -66,7 +66,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     fresh: bool = False,
     observer: Observer,
 ) -> Run:
-    """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what is there already counts.
+    """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what it holds isn't measured again.
 
     command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
     Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
@@ -88,7 +88,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
                 request = _Request(header, todo, codes, needs(plan), fresh)
                 _carry_out(request, writer, workers, observer)
     finished = store.load(folder)
-    # A line that was cut is gone from the file by now, but not from what there is to say.
+    # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
     losses = dict.fromkeys((*(earlier.losses if earlier else ()), *finished.losses))
     return replace(finished, losses=tuple(losses))
 
@@ -100,16 +100,13 @@ def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machi
 
 
 def needs(plan: Plan) -> Needs:
-    """The limits that the plan's cases are held to: streams always; compute and links where the work has them."""
-    cases = [job.case for job in plan.jobs if job.case.op in plan.ops]
-    works = {case: plan.ops[case.op].work_of(case.values, case.dtype) for case in cases}
-    kinds = {kind for work in works.values() for kind, count in work.flops if count}
-    worlds = {case.world for case, work in works.items() if work.sent}
-    return Needs(kinds=tuple(sorted(kinds)), worlds=tuple(sorted(worlds)))
+    """The limits that the plan's cases are compared with: streams always; compute and links if the work needs them."""
+    cases = (job.case for job in plan.jobs if job.case.op in plan.ops)
+    return Needs.of((plan.ops[case.op].work_of(case.values, case.dtype), case.world) for case in cases)
 
 
 def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Observer) -> None:
-    """Find out the limits, measure every task, and some of the limits again; store each as it comes."""
+    """Measure the limits, every task, and some of the limits again; store each result as it comes."""
     header, limits = request.header, request.header.limits
     if not limits:
         limits = _limits(workers, request.needs, observer, fresh=request.fresh)
@@ -135,7 +132,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
 def _limits(
     workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
 ) -> Limits:
-    """What the machine can do; given what was known at the start of the run, some of it again."""
+    """The machine's limits; given those of the start of the run, some of them measured again."""
 
     def report(text: str, share: float) -> None:
         observer.note(f"{text} ({units.percent(share, 0)})")
@@ -144,7 +141,7 @@ def _limits(
 
 
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:
-    """The measurement, with a warning if it is faster than the machine can be. A hot cache is meant to be."""
+    """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache."""
     share = metrics.METRICS["of_ceiling"].value(metrics.Subject.of(measurement, limits))
     if share is None or share <= ABOVE_CEILING or measurement.case.cache == "hot":
         return measurement
@@ -171,8 +168,8 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, codes: Mapping[str
             header.machine.fingerprint != asked.machine.fingerprint
         ),
         f"it was measured by an older harness (schema {header.schema}, now {SCHEMA})": header.schema != SCHEMA,
-        "the cases or their timing are others": header.plan != asked.plan,
-        f"the code has changed that measured {', '.join(changed)}": bool(changed) and header.schema == SCHEMA,
+        "the cases or their timing differ": header.plan != asked.plan,
+        f"the code that measured {', '.join(changed)} has changed": bool(changed) and header.schema == SCHEMA,
         f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
     found = [text for text, differs in different.items() if differs]
@@ -189,7 +186,7 @@ def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repea
         name=name,
         machine=devices.kinds()[device].machine(),
         scenarios=plan.scenarios,
-        # Where the program lies on somebody's disk is nobody's business.
+        # Only the program's name: its path would tell readers of the report about the user's disk.
         command=("harness", *command[1:]),
         started=_now(),
         plan=hashlib.sha256("\n".join(map(store.dump, records)).encode()).hexdigest(),

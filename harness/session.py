@@ -1,4 +1,4 @@
-"""One case made ready: prepare it, check it, rotate its buffers, call it. What times, profiles and audits all use.
+"""One case made ready: prepare it, check it, rotate its buffers, call it. Timing, profilers and audits all use it.
 
     with Session(case, op, device) as session:
         session.prepare()
@@ -57,13 +57,13 @@ class _Prepared:
 
 
 class Session:
-    """One case on its way through the steps: `obstacle`, `prepare`, `check`, `calls`, in this order. A context manager.
+    """A context manager that makes one case ready in steps: `obstacle`, `prepare`, `check`, `calls`, in this order.
 
-    At its end, however that comes, what the variant deferred is closed, and the memory is given back. Keep no call of
-    a session beyond it: it holds buffers.
+    When it ends, also by an error, what the variant deferred is closed, and the memory is given back. Keep no call of a
+    session after its end: calls hold buffers.
 
-    warnings: what a reader of the result must know; what a closer raised is among them at the end. phases: wall-clock
-    seconds of each step that was taken, by name.
+    warnings: what a reader of the result must know, at the end also errors of closing. phases: wall-clock seconds of
+    each step that was taken, by name.
     """
 
     def __init__(self, case: Case, op: Op, device: Device, group: Group = ALONE) -> None:
@@ -91,12 +91,12 @@ class Session:
 
     @property
     def seed(self) -> int:
-        """The same for all variants of a group, so that they get the same data; different between groups and ranks."""
+        """The seed of the inputs: the same for all variants of a group of cases, different between groups and ranks."""
         return zlib.crc32(self.case.group.encode()) + self.group.rank
 
     @property
     def facts(self) -> tuple[tuple[str, float], ...]:
-        """What the variant has reported of itself until now."""
+        """The figures that the variant has reported until now."""
         return tuple(self._ctx.facts.items()) if self._ctx else ()
 
     @property
@@ -105,7 +105,7 @@ class Session:
         return tuple(dict.fromkeys(self._ctx.kernels)) if self._ctx else ()
 
     def obstacle(self) -> EndedError | None:
-        """Why the case can't run here, as far as that can be told beforehand; None if nothing stands against it."""
+        """Why the case can't run here, as far as that is known before it starts; None if it can."""
         if self.variant.unsupported and (reason := self.variant.unsupported(self.case)):
             return EndedError("unsupported", reason)
         if too_few := self._too_few_devices():
@@ -140,9 +140,10 @@ class Session:
             return self.group.verdict(check.complaint(ctx, self.variant, ready.canonical, after))
 
     def calls(self) -> list[Callable[[], object]]:
-        """The variant's launch bound to sets of buffers, one call a set.
+        """The variant's launch bound to sets of buffers: one call for each set.
 
-        To be called in rotation: the sets outgrow the cache together. A single one if the case asks for a hot cache.
+        Rotate over the calls: together the sets are larger than the cache. There is a single call if the case asks for
+        a hot cache.
         """
         ctx, ready = self._ready()
         with self.phase("setup"):
@@ -171,7 +172,7 @@ class Session:
                 self.phases.append((name, time.perf_counter() - start))
 
     def __enter__(self) -> Self:
-        # Before anything touches a device. Where there is no such device, `obstacle` says so.
+        # Done before anything touches a device. If there is no such device, `obstacle` says so.
         if self.case.world > 1 and not self._too_few_devices():
             self.device.use(self.group.rank)
         return self
@@ -208,7 +209,7 @@ class Session:
         """Call what the variant deferred, the last first. What that raises becomes a warning, and a note on `error`."""
         if errors := self._closers.close_all():
             texts = "; ".join(f"{type(raised).__name__}: {raised}" for raised in errors)
-            self.warn("not-closed", f"closing what the variant opened failed: {texts}", "mend what it defers")
+            self.warn("not-closed", f"closing what the variant opened failed: {texts}", "correct what it defers")
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
@@ -247,13 +248,13 @@ class Session:
         if fitting < needed:
             self.warn(
                 "few-sets",
-                f"only {fitting} of the {needed} sets of buffers that would outgrow the cache are used",
+                f"only {fitting} of the {needed} sets of buffers that would be larger than the cache are used",
                 "free memory on the device" if fitting < _MOST_SETS else "take a larger shape, or say 'cache: hot'",
             )
         return min(self.group.exchange(min(max(needed, FEWEST_SETS), fitting)))
 
     def _too_few_devices(self) -> str | None:
-        """Why the ranks can't have a device each; None if they can, or if one device serves all."""
+        """Why the ranks can't have a device each; None if they can, or if all ranks share one device."""
         count = self.device.count
         if count is None or self.case.world <= count:
             return None
@@ -261,9 +262,9 @@ class Session:
 
 
 def bytes_needed(case: Case, op: Op) -> int:
-    """Bytes without which a case can't run.
+    """The fewest bytes with which a case can run.
 
-    They are the op's inputs to compare with, and beside them two sets of buffers, or one and the reference's outputs.
+    They are the op's inputs, and besides two sets of buffers, or one set and the reference's outputs.
     """
     values = case.values
     canonical = sum(tensor.bytes(values, case.dtype) for tensor in op.inputs)
@@ -316,7 +317,7 @@ class _Closers(ExitStack):
         return callback
 
     def close_all(self) -> list[Exception]:
-        """Call them, the last one first. Gives what was raised, in that order."""
+        """Call the callbacks, the last one first. Gives the errors that they raised, in that order."""
         try:
             self.close()
         except Exception as error:  # of a context manager that was entered

@@ -16,20 +16,20 @@ from harness.model import Code
 _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
 _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
-"""What every number depends on, besides its op: how inputs are made, how calls are timed, when sampling stops."""
+"""The files that every number depends on besides its op's: how inputs are made, how calls are timed."""
 _GIT_TIMEOUT = 10
 
 
 def code(op: str, file: Path) -> Code:
     """The code that makes the numbers of an op, which `file` defines.
 
-    It covers what measures every op, the op's file with the modules of ops that it imports, and the kernels that these
-    name, with what they include. Tables, reports and the command line aren't part of it, nor are other ops. Of an op
-    that isn't bundled it covers the file and all kernels beside it.
+    It covers the code that measures every op, the op's file with the modules of ops that it imports, and the kernels
+    that these files name, with the headers that the kernels include. It covers neither tables, reports and the command
+    line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's file.
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
-    own = _bundled(file) if file.is_relative_to(_PACKAGE) else [file, *_kernels_beside(file)]
-    return Code(op, _hash((path.name, path) for path in [*measuring, *own]))
+    beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
+    return Code(op, _hash((path.name, path) for path in [*measuring, *_needed(file), *beside]))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
@@ -42,9 +42,9 @@ def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
 
 
 def revision() -> tuple[str, bool]:
-    """The git commit that the package lies in and whether its code differs from that.
+    """The git commit that the package belongs to, and whether the package's code differs from that commit.
 
-    ('', False) where there is no git, no checkout, or the package isn't part of the one around it.
+    ('', False) if there is no git or no checkout, or if the package isn't part of the checkout that it lies in.
     """
     # A package installed below somebody's project must not be given that project's revision.
     if _git("ls-files", "--error-unmatch", "__init__.py") is None:
@@ -58,7 +58,7 @@ def _hash(files: Iterable[tuple[str, Path]]) -> str:
     total = hashlib.sha256()
     for name, path in sorted(set(files)):
         content = path.read_bytes()
-        # Names and lengths keep apart what would otherwise run together.
+        # Without names and lengths, two files and one file with the contents of both could give the same hash.
         total.update(f"{name}\0{len(content)}\0".encode())
         total.update(content)
     return total.hexdigest()
@@ -84,7 +84,7 @@ def _kernels_beside(file: Path) -> list[Path]:
     return [path for path in file.absolute().parent.iterdir() if path.suffix in _KERNEL_SUFFIXES]
 
 
-def _bundled(file: Path) -> list[Path]:
+def _needed(file: Path) -> list[Path]:
     """The op's file, the modules of ops that it imports, and the kernels that these name, each with what it needs."""
     modules = _closure(file, _imported)
     named = {f"{file.stem}.cu"}.union(*(re.findall(r'"(\w+\.cu)"', module.read_text("utf-8")) for module in modules))

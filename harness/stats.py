@@ -38,7 +38,7 @@ def range_over_median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Mean:
-    """Mean of `count` independent values, its standard error, and what Student's t says about it.
+    """Mean of `count` independent values, its standard error, and its bounds by Student's t.
 
     Where all values are equal (error 0), the mean is known exactly, and its bounds are the mean itself.
     """
@@ -81,7 +81,7 @@ class Mean:
 
 
 def t_tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with `freedom` degrees of freedom; precise to the digit even where it is tiny."""
+    """P(T > t) of Student's t with `freedom` degrees of freedom; its relative error is small even where it is tiny."""
     if freedom < 1:
         raise ValueError(f"Student's t has at least 1 degree of freedom, found {freedom}")
     # P(|T| > t) is the regularised incomplete beta function at this x.
@@ -98,7 +98,7 @@ def t_quantile(tail: float, freedom: int) -> float:
         raise ValueError(f"a tail's probability lies between 1e-100 and 1, found {tail}")
     if tail > 0.5:
         return -t_quantile(1 - tail, freedom)
-    # The tail is convex from 0 on, so Newton's method comes from the left and never oversteps.
+    # The tail is convex from 0 on, so Newton's method approaches from the left and never goes past the solution.
     t, step = 0.0, math.inf
     while step > 1e-14 * t:
         step = (t_tail(t, freedom) - tail) / _t_density(t, freedom)
@@ -108,18 +108,18 @@ def t_quantile(tail: float, freedom: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """What Holm's method says of one hypothesis: whether it is rejected, and the level that its p was held against."""
+    """What Holm's method says of one hypothesis: whether it is rejected, and the level that its p was compared with."""
 
     rejected: bool
     level: float
 
 
 def holm(ps: Sequence[float], level: float, family: int) -> list[Tested]:
-    """Holm's step-down method over a family of hypotheses, of which `ps` are at hand, in their order.
+    """Holm's step-down method over a family of hypotheses, for those of them whose p is in `ps`, in their order.
 
-    The chance to reject any true one of the family is at most `level`, however they depend on each other. The smallest
-    p is held against level / family, the next against level / (family - 1), and so on up to the first that isn't
-    rejected; those behind it were held against its level, so that rejected means p <= level for all of them.
+    The chance to reject any true hypothesis of the family is at most `level`, however the hypotheses depend on each
+    other. The smallest p is compared with level / family, the next with level / (family - 1), and so on up to the first
+    that isn't rejected. All after that one are compared with its level, so that rejected means p <= level for each.
     """
     if family < len(ps):
         raise ValueError(f"a family of {family} can't have {len(ps)} members")

@@ -52,7 +52,7 @@ def percent(value: float, decimals: int = 1) -> str:
 
 
 def change(value: float, decimals: int = 2) -> str:
-    """A relative change with its sign: -0.0312 -> '-3.12%'. What rounds to nothing has none: '0.00%'."""
+    """A relative change with its sign: -0.0312 -> '-3.12%'. A change that rounds to zero has no sign: '0.00%'."""
     rounded = round(100 * value, decimals)
     return f"{rounded:+.{decimals}f}%" if rounded else f"{0:.{decimals}f}%"
 
@@ -141,7 +141,7 @@ def _a_second(prefix: str, noun: str) -> str:
 
 SECONDS = Unit(seconds, _seconds_column, _seconds_axis)
 ITEMS = Unit(lambda value: f"{significant(value)}/s", _counted_column, _counted_axis)
-"""What users count, a second."""
+"""Items a second: how many of the things that users count, such as images, are done in a second."""
 BANDWIDTH = _fixed("GB/s", 1e9, rate, gigabytes)
 OPERATIONS = _fixed("TFLOP/s", 1e12, operations, teraflops)
 BYTES = _fixed("B", 1.0, size)

@@ -1,4 +1,4 @@
-"""What the harness itself costs, against its bars. Prints a table; ends with 1 where a bar is missed.
+"""What the harness itself costs, and the most that it may cost (a bar). Prints a table; ends with 1 if a bar is missed.
 
 python scripts/bench_self.py
 """
@@ -37,7 +37,7 @@ OP = Op("tiny", "y = x", {"N": "elements"}, (Tensor("x", ("N",)),), (Tensor("y",
 def copy(ctx):
     return lambda t: t.y.copy_(t.x)
 '''
-# A cold cache would take buffers of four times its size, and the memory's time to fill them.
+# With a cold cache, buffers of four times the cache's size would have to be filled.
 TINY_SCENARIO = f"""
 title: Tiny cases
 op: tiny
@@ -81,7 +81,7 @@ def quick_commands() -> Iterator[Bar]:
         "harness --help": [sys.executable, "-m", "harness", "--help"],
         "harness list": [sys.executable, "-m", "harness", "list"],
     }
-    # In turns, so that whatever else the machine does falls on all of them alike.
+    # In turns, so that other work of the machine slows all of them alike.
     times: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(1 + QUICK_RUNS):
         for name, command in commands.items():
@@ -95,7 +95,7 @@ def quick_commands() -> Iterator[Bar]:
 
 def wall_time(command: list[str]) -> float:
     """Seconds that a command takes, its output thrown away."""
-    # Installed packages have their bytecode beside them; so must ours, whatever this shell says.
+    # Installed packages have bytecode, so ours must have it too, even if this shell switches bytecode off.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
     subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment)

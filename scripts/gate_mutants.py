@@ -66,7 +66,7 @@ class Mutant:
 
     @classmethod
     def read(cls, file: Path) -> Mutant:
-        """Its first line says what it does, `Case:` lines which cases it concerns; then the diff follows."""
+        """The mutant in a patch: the first line says what it does, lines with `Case:` which cases it concerns."""
         text, *lines = file.read_text(encoding="utf-8").partition("\ndiff --git")[0].splitlines()
         return cls(file, text, tuple(line.removeprefix("Case: ") for line in lines if line.startswith("Case: ")))
 
@@ -122,11 +122,11 @@ def jobs(group: Sequence[Mutant]) -> list[Job]:
 
 
 def gated(group: Sequence[Mutant], root: Path, noise: Path, folder: Path) -> GateRun:
-    """The gate's word on the worktree at `root`."""
+    """What the gate finds in the worktree at `root`."""
     only = [word for glob in cases(group) for word in ("--only", glob)]
     options = ["--base", "HEAD", "--seed", "1", "--noise", str(noise), "--output", str(folder)]
     command = [sys.executable, "-m", "harness", "gate", "ci", *options, *only]
-    # First the worktree's own package; then what this process finds its libraries in.
+    # First the worktree's own package, then the folders in which this process finds its libraries.
     path = os.pathsep.join([str(root), *filter(None, sys.path)])
     # The caches of this process, which may be named from its own folder.
     environment = os.environ | {"PYTHONPATH": path, "HARNESS_CACHE": str(paths.cache().resolve())}

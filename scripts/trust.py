@@ -1,4 +1,4 @@
-"""Hold the harness's times against two independent ones: Nsight Compute's counter, and triton.testing.do_bench.
+"""Compare the harness's times with two independent ones: Nsight Compute's counter, and triton.testing.do_bench.
 
     harness run prelu copy --repeat 5 --output reports/mine/trust
     python scripts/trust.py reports/mine/trust > reports/mine/trust.md

@@ -1,4 +1,4 @@
-"""The rooms of the house: who may import whom, and what the parent process never loads."""
+"""The rooms of the package: which room may import which, and what the parent process never loads."""
 
 from __future__ import annotations
 

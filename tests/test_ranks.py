@@ -190,7 +190,7 @@ def test_a_wrong_rank_ends_the_case_on_every_rank(rank):
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("calls", [0, 1, 2, 50])
 def test_memory_that_runs_out_on_a_rank_ends_the_case_on_every_rank(rank, calls):
-    """In the first call, in the check, in the estimate, or while it is sampled."""
+    """Memory runs out in the first call, in the check, in the estimate, or while the case is sampled."""
 
     def prepare(ctx: Context) -> Launch:
         made = 0
@@ -314,5 +314,5 @@ def test_two_processes():
     printed, errors = zip(*(process.communicate(timeout=60) for process in processes), strict=True)
     assert printed[0].splitlines() == ["wrong rank 1: y", "rank 1: no", "3.0"], errors[0]
     assert printed[1].splitlines() == ["rank 1: y", "rank 1: no", "3.0"], errors[1]
-    assert "another rank didn't come within 0.5 s" in errors[1]
+    assert "another rank sent nothing within 0.5 s" in errors[1]
     assert all(process.returncode == 1 for process in processes)

@@ -140,6 +140,28 @@ def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], m
     assert ops_that_change(file, monkeypatch) == ops
 
 
+@pytest.mark.parametrize(
+    ("file", "counts"),
+    [
+        ("harness/ops/sheet.py", True),
+        ("harness/ops/_baselines.py", True),
+        ("kernels/access/copy.cu", True),
+        ("harness/ops/activation/prelu.py", False),
+        ("kernels/activation/prelu.cu", False),
+    ],
+)
+def test_the_code_of_a_plugin_has_what_it_takes_of_the_harness(
+    file: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text('from harness.ops import Op\nfrom harness.ops._baselines import compiled\nFILE = "copy.cu"\n')
+    before = source.code("mine", plugin)
+    changed, read = ROOT / file, Path.read_bytes
+    assert changed.is_file()
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
+    assert (source.code("mine", plugin) != before) == counts
+
+
 def test_the_code_of_a_plugin_is_its_file_and_the_kernels_beside_it(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text("OP = 1\n")

@@ -1,4 +1,4 @@
-"""The command line: wiring and printing, nothing else. One file a command; nothing heavy is imported until one runs."""
+"""The command line: options and printing. Each command has a file; slow imports wait until a command needs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
     add_completion=False,
-    # Rich help takes as long to draw as everything else together.
+    # Help that Rich draws would take as long as everything else together.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -52,7 +52,7 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     try:
         app(prog_name="harness")
-    except Exception:  # a mistake of ours: whatever can go wrong elsewhere has a message of its own
+    except Exception:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
-        typer.echo("error: this is a bug in harness; the command and the lines above are what a report needs", err=True)
+        typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)

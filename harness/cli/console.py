@@ -1,4 +1,4 @@
-"""Where tables and progress are drawn."""
+"""Consoles, on which tables and progress are drawn."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Console(Console):
 
 
 def open_console(*, err: bool = False) -> Console:
-    """A console on standard output or standard error. Rich sees to NO_COLOR, TERM and COLUMNS itself."""
+    """A console on standard output or standard error. Rich handles NO_COLOR, TERM and COLUMNS itself."""
     stream = sys.stderr if err else sys.stdout
     # Rich takes a pipe to be 80 columns wide, which no table of results fits into.
     fixed = None if stream.isatty() or "COLUMNS" in os.environ else _PIPE_WIDTH

@@ -1,4 +1,4 @@
-"""What `harness run --dry-run` shows: the cases, their bytes, and the time that this machine needs for them at best."""
+"""`harness run --dry-run`: the cases, their bytes, and the time that this machine needs for them at best."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
     estimate = timedelta(seconds=round(longest))
     console.print(f"\n{total} measurements on {machine.name}, at most about {estimate}", markup=False)
     if known is None:
-        text = "No times at best: run 'harness peak' once on this machine to measure what it can do."
+        text = "There are no times at best: run 'harness peak' once on this machine, which measures its limits."
         console.print(text, markup=False)
 
 

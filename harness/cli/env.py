@@ -10,7 +10,7 @@ EXAMPLES = "\b\nExample:\n  harness env"
 def command() -> None:
     """Show the machine and what is missing on it.
 
-    Ends with 4 where no device works.
+    The exit code is 4 if no device works.
     """
     from harness import environment
     from harness.errors import Exit

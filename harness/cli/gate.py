@@ -27,7 +27,7 @@ EXAMPLES = (
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower; 1 something is slower, below its floor or missing; 2 wrong usage;\n"
-    "  3 more pairs are needed to decide; 4 the machine, or the runs, can't give valid numbers"
+    "  3 more pairs are needed to decide; 4 the machine can't give valid numbers, or the runs can't be compared"
 )
 
 
@@ -64,7 +64,7 @@ def command(
         Path | None, typer.Option(metavar="DIR", help="Folder of the result. Default: reports/gate-...")
     ] = None,
 ) -> None:
-    """Say whether anything has become slower, and fail if so.
+    """Tell whether anything has become slower, and fail if so.
 
     With --base, the working tree and that revision are measured now, in pairs of fresh processes in random order: three
     pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
@@ -101,7 +101,7 @@ def _paired(asked: Request) -> GateRun:
 
 
 def _refuse(measuring: Mapping[str, object]) -> None:
-    """Raise UsageError if options of measuring were given where nothing is measured."""
+    """Raise UsageError if options for measuring were given though nothing is measured."""
     if given := [name for name, value in measuring.items() if value not in (None, [])]:
         raise UsageError(
             f"without --base nothing is measured, so {', '.join(given)} can't be used",

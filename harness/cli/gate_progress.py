@@ -1,4 +1,4 @@
-"""Progress of a gate on standard error: what is compared, what is decided after how many pairs, what goes on."""
+"""Progress of a gate on standard error: what is compared, what was decided after how many pairs, what is still open."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Teller:
 
 
 def _named(side: Revision) -> str:
-    """A side as a user knows it: its label, and the commit unless that is the label."""
+    """A side as a user knows it: its label, and its commit unless the label is the commit."""
     commit = side.revision[:10]
     known = [] if not commit or side.revision.startswith(side.label) else [commit]
     marks = ", ".join([*known, *(["changed"] if side.dirty else [])])

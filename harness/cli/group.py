@@ -35,7 +35,7 @@ class Commands(QuickGroup):
             typer.echo(explain(error), err=True)
             raise typer.Exit(error.exit_code) from None
         except BrokenPipeError:
-            # Whoever read has gone, as in `harness list | head`. Python would complain again when it flushes at exit.
+            # The reader of the pipe is gone, as in `harness list | head`. Python's flush at exit would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except OSError as error:

@@ -1,4 +1,4 @@
-"""`harness list`: what there is to measure, and in which forms it can be reported."""
+"""`harness list`: ops, scenarios, report formats and devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.cli.group import QuickGroup
 
 Row = Sequence[str]
 
-# Subcommands rather than an argument, which typer would load pydantic to convert.
+# Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
     cls=QuickGroup,
     invoke_without_command=True,
@@ -23,7 +23,7 @@ app = typer.Typer(
 @app.callback()
 def everything(ctx: typer.Context) -> None:
     """List everything, unless one kind is named."""
-    # Modules that are being loaded are no garbage; looking for it would take a twentieth of the time.
+    # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
         for name, rows in {"ops": _ops, "scenarios": _scenarios, "formats": _formats, "devices": _devices}.items():
@@ -60,7 +60,7 @@ def _print(rows: Iterator[Row]) -> None:
     table = list(rows)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
-    # At once, since every echo flushes.
+    # All lines in one call, since every call of echo flushes.
     typer.echo("\n".join(f"  {line}" for line in lines))
 
 

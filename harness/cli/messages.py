@@ -8,7 +8,7 @@ from harness.model import Run
 
 
 def tell_losses(*runs: Run) -> None:
-    """Say on standard error what of the stored runs couldn't be read."""
+    """Print on standard error which parts of the stored runs couldn't be read."""
     for run in runs:
         for loss in run.losses:
             typer.echo(f"warning: {loss}", err=True)

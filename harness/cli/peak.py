@@ -13,17 +13,17 @@ EXAMPLES = "\b\nExamples:\n  harness peak\n  harness peak --device cpu --output 
 
 def command(
     device: Annotated[
-        str | None, typer.Option(metavar="KIND", help="Device to measure; the first that works unless told.")
+        str | None, typer.Option(metavar="KIND", help="Device to measure. Default: the first one that works.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for table and plot; reports/peak-... unless told.")
+        Path | None, typer.Option(metavar="DIR", help="Folder for tables and plot. Default: reports/peak-...")
     ] = None,
 ) -> None:
     """Measure what the machine can do, and nothing else.
 
-    Its limits are the library's copy, plain streams by mix of reads and writes and by size, matrix products by type,
-    and copies between devices where there are several. They are measured anew, printed, kept for later runs, and
-    written with a plot into a folder.
+    The limits of a machine are the times of the library's copy, of plain streams by mix of reads and writes and by
+    size, of matrix products by type, and of copies between devices if there are several. They are measured anew,
+    printed, kept for later runs, and written with a plot into a folder.
     """
     from harness import devices, report, runner
     from harness.cli.console import open_console

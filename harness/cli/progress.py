@@ -1,4 +1,4 @@
-"""Following a run on standard error: a bar with an estimate of what is left on a terminal, a line a case elsewhere."""
+"""Progress of a run on standard error: on a terminal a bar with the time left, elsewhere a line for each case."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ class Lines:
         pass
 
     def planned(self, total: int, done: int) -> None:
-        """So many measurements in all; so many of them are there already."""
+        """The run has `total` measurements, of which `done` exist already."""
         self._total, self._done = total, done
 
     def limited(self, limits: Limits) -> None:
-        """Keep what the machine can do: cases are told with their share of it."""
+        """Keep the machine's limits: each case is printed with its share of them."""
         self._limits = limits
 
     def note(self, text: str) -> None:
-        """Say something that isn't about a case."""
+        """Print something that isn't about a case."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def started(self, job: Job, process: int) -> None:
-        """Nothing: a line is printed once a case is done."""
+        """Print nothing: the line of a case is printed when the case is done."""
 
     def finished(self, measurement: Measurement) -> None:
-        """Print the case and what came of it."""
+        """Print the case and its result."""
         self._done += 1
         self.note(f"[{self._done}/{self._total}] {outcome(measurement, self._limits)}")
 
 
 class Bar(Lines):
-    """A bar with the current case. What went wrong stays above it."""
+    """A bar with the current case. Cases that failed are printed above it and stay."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -62,7 +62,7 @@ class Bar(Lines):
             TextColumn("left  {task.description}"),
             console=console,
             transient=True,
-            # Cases differ a lot; the estimate should look further back than half a minute.
+            # Cases take very different times, so the estimate of the time left needs more than the last half minute.
             speed_estimate_period=_ESTIMATE_OVER,
         )
         self._task = self._progress.add_task("starting", total=None)
@@ -85,7 +85,7 @@ class Bar(Lines):
         self._progress.update(self._task, description=escape(job.case.id + again))
 
     def advance(self) -> None:
-        """One more is done."""
+        """Count one more measurement as done."""
         self._progress.advance(self._task)
 
     def finished(self, measurement: Measurement) -> None:
@@ -100,7 +100,7 @@ def follow(console: Console) -> Lines:
 
 
 def outcome(measurement: Measurement, limits: Limits | None) -> str:
-    """A case and what came of it, in one line."""
+    """A case and its result, in one line."""
     if measurement.time is None:
         reason = (measurement.error or "").strip().splitlines()
         return f"{measurement.case.id} {measurement.status.replace('_', ' ')}" + (f": {reason[0]}" if reason else "")
@@ -109,7 +109,7 @@ def outcome(measurement: Measurement, limits: Limits | None) -> str:
     for metric in metrics.METRICS.values():
         value = metric.value(subject)
         if metric.keep == metrics.ALWAYS and value is not None:
-            # A head that names the unit says no more than the value does.
+            # A value has its unit, so a head that is only the unit says nothing new.
             parts.append(metric.written(value) + ("" if "{unit}" in metric.head else f" {metric.head}"))
     parts += [f"[{warning.code}]" for warning in measurement.warnings]
     return "  ".join(parts)

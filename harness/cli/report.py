@@ -22,10 +22,10 @@ def command(
     ] = None,
     ops: Ops = None,
 ) -> None:
-    """Write the reports of stored runs again; needs no GPU.
+    """Write the reports of stored runs again. This needs no GPU.
 
-    The files go into the folder of each run. A report says which of its results were measured with older code; with
-    --ops it knows the code of plug-in ops too.
+    The files go into the folder of each run. A report says which of its results were measured with older code. Give
+    --ops to check the results of plug-in ops too.
     """
     from harness import report, store
     from harness.cli.messages import tell_losses
@@ -39,7 +39,7 @@ def command(
 
 
 def _digests(ops: Collection[str], plugins: Sequence[Path]) -> dict[str, str]:
-    """The hash over the code of each op named that is there."""
+    """The hash over the code of each of these ops that exists here, by name."""
     from harness import source
     from harness.ops import Catalogue
 

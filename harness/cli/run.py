@@ -31,16 +31,16 @@ EXAMPLES = (
     "\n\b\nWhat --json writes, as results.json of the report has it:\n"
     '  {"schema": 2, "header": machine, limits, scenarios and command, as in run.json,\n'
     '   "results": [one object a case, with the columns of results.csv],\n'
-    '   "attachments": [what tools found of a case], "notes": [what else to know]}'
+    '   "attachments": [what tools found about a case], "notes": [sentences to know]}'
 )
 _STREAMS = ("stdout", "stderr")
 
 
 class RunCommand(TyperCommand):
-    """`run`, whose --json takes the name of a file or a stream, as nvbench's does, and stands for stdout alone."""
+    """`run`, whose --json takes a file or a stream as nvbench's does; without one it means stdout."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Spell out a lone --json."""
+        """The arguments parsed, after `stdout` was added to a --json without a value."""
         spelled = []
         for word, following in pairwise([*args, ""]):
             lone = word == "--json" and following not in _STREAMS and not following.endswith(".json")
@@ -60,11 +60,11 @@ def command(
     variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these variants.")] = None,
     dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the cases, their bytes and predicted floor times; measure nothing.")
+        bool, typer.Option("--dry-run", help="Show the cases, their bytes and their times at best; measure nothing.")
     ] = False,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Measure everything in N fresh processes.")] = 1,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --output; what it holds isn't measured again.")
+        bool, typer.Option("--resume", help="Continue the run in --output; what it holds isn't measured again.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run. Default: a new one in reports/.")
@@ -74,7 +74,7 @@ def command(
     max_time: MaxTime = None,
     fresh_ceilings: Annotated[
         bool,
-        typer.Option("--fresh-ceilings", help="Measure what the machine can do anew, though it is known from before."),
+        typer.Option("--fresh-ceilings", help="Measure the machine's limits anew, even if earlier ones are kept."),
     ] = False,
     json: Annotated[
         str | None, typer.Option(metavar="[WHERE]", help="Write the results as JSON to WHERE: stdout, or a .json file.")
@@ -89,7 +89,7 @@ def command(
     from harness.ops import Catalogue
 
     if resume and output is None:
-        raise UsageError("--resume needs --output", "name the folder of the run to go on with")
+        raise UsageError("--resume needs --output", "name the folder of the run to continue")
     if json and json not in _STREAMS and not Path(json).parent.is_dir():
         raise UsageError(f"--json {json}: there is no folder {Path(json).parent}", "make it, or name another file")
     plugins = tuple(ops or ())
@@ -124,7 +124,7 @@ def command(
 
 
 def _measure(plan: Plan, *, folder: Path, **request: Any) -> Run:
-    """Carry out the plan. On Ctrl-C print what there is, say how to go on, and end with 130."""
+    """Carry out the plan. On Ctrl-C print the results so far and how to continue, and end with 130."""
     from harness import runner, store
     from harness.cli.console import open_console
     from harness.cli.progress import follow
@@ -157,7 +157,10 @@ def _print(run: Run, json: str | None) -> None:
 
 
 def _write_report(folder: Path, plugins: Sequence[Path]) -> None:
-    """Leave the report to `harness report`: matplotlib would double the memory of this process. Ends as that does."""
+    """Write the report by `harness report` in another process: matplotlib would double the memory of this one.
+
+    Raises typer.Exit with the exit code of that process if it fails.
+    """
     import subprocess
 
     known = [argument for plugin in plugins for argument in ("--ops", str(plugin))]
@@ -173,5 +176,5 @@ def _tell_how_to_resume(run: Run, folder: Path, arguments: Sequence[str]) -> Non
     done, total = len(run.measurements), run.header.jobs * run.header.repeat
     given = {argument.partition("=")[0] for argument in arguments}
     missing = [option for option in (f"--output={folder}", "--resume") if option.partition("=")[0] not in given]
-    typer.echo(f"stopped after {done} of {total} measurements; go on with", err=True)
+    typer.echo(f"stopped after {done} of {total} measurements; to continue:", err=True)
     typer.echo(f"  {shlex.join([*arguments, *missing])}", err=True)

@@ -9,7 +9,7 @@ import typer
 
 
 def names(values: Sequence[str] | None) -> tuple[str, ...]:
-    """Names given one by one or with commas: ['eager,naive', 'tuned'] -> ('eager', 'naive', 'tuned')."""
+    """Names, each by itself or several with commas: ['eager,naive', 'tuned'] -> ('eager', 'naive', 'tuned')."""
     return tuple(name for value in values or () for name in (part.strip() for part in value.split(",")) if name)
 
 

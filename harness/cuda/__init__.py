@@ -1,6 +1,6 @@
 """Compile kernels with NVRTC, keep them on disk, launch them. The only place that imports cuda.core.
 
-Importing this package costs nothing: cuda.core comes with the first kernel.
+Importing this package takes no time: cuda.core is imported with the first kernel.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _include_folders(own: Path) -> list[Path]:
 
 
 def need_cccl() -> None:
-    """For kernels that include CUB or libcu++: raises MachineError where their headers are missing."""
+    """Check that the headers of CUB and libcu++ are there, which some kernels include. Raises MachineError if not."""
     if len(_cuda_headers()) < 2:
         raise MachineError("the headers of CUB (cub/cub.cuh) aren't installed", "pip install nvidia-cuda-cccl")
 
@@ -105,7 +105,7 @@ def _headers_digest(own: Path) -> bytes:
         for header in sorted(path for path in folder.glob("*") if path.suffix in _HEADERS):
             digest.update(header.name.encode() + header.read_bytes())
     for folder in _cuda_headers():
-        # The versions stand in these headers; where CUDA's headers lie doesn't tell them.
+        # These headers hold the versions; the paths of CUDA's headers don't.
         for header in (*folder.glob("cuda_runtime_api.h"), *folder.glob("cuda/std/__cccl/version.h")):
             digest.update(header.read_bytes())
     return digest.digest()

@@ -45,7 +45,7 @@ class Kernel:
         """Launch asynchronously.
 
         grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
-        along the first dimension of a grid, which must be a multiple of it there: raises ValueError where it isn't.
+        along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`.
         """
         from cuda.core import launch
 

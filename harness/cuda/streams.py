@@ -25,7 +25,7 @@ class StreamKernel:
     """Streams `reads` arrays (0 to 3) into `writes` (0 or 1), `unroll` packs of 16 bytes a thread.
 
     evict_first: mark every access so that the cache gives its line up first.
-    It is called with arrays of one size, aligned to 16 bytes. Whole packs are streamed; what is left over isn't.
+    It is called with arrays of one size, aligned to 16 bytes. Only whole packs are streamed, not the bytes after them.
     """
 
     def __init__(self, reads: int, writes: int, unroll: int, evict_first: bool = False) -> None:

@@ -1,6 +1,6 @@
 """Kinds of device, one file each, found by name: `cuda.py`, `cpu.py`.
 
-A file defines `KIND` (a Device class) that can be made without torch. Only methods that need a live device import it.
+A file defines `KIND`, a Device class. Its objects are made without torch; only methods that use a device import torch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 CACHES = 4
-"""A rotation's sets of buffers cover together at least this many times the last-level cache."""
+"""The sets of buffers that calls rotate over are together at least this many times as large as the last-level cache."""
 FEWEST_SETS = 4
-"""Where buffers lie in memory moves a time by some tenths of a percent; a few places average that."""
+"""The fewest sets of buffers: their addresses change a time by some tenths of a percent, which a few sets average."""
 
 
 def covering_sets(cache_bytes: int, set_bytes: int) -> int:
@@ -33,8 +33,8 @@ def covering_sets(cache_bytes: int, set_bytes: int) -> int:
 class Batch:
     """Calls made ready to be timed together.
 
-    run(n) gives n samples, each in device seconds per call. calls: how many a sample is the mean of. seconds: what one
-    sample takes, roughly. not_captured: why there is no CUDA graph, though one was asked for.
+    run(n) gives n samples, each in device seconds per call. calls: a sample is the mean of so many calls. seconds: what
+    one sample takes, roughly. not_captured: why there is no CUDA graph, if one was asked for.
     """
 
     run: Callable[[int], list[float]]
@@ -110,7 +110,7 @@ class Ring:
 
 
 class Device(Protocol):
-    """What the harness needs of a kind of device. Where there are several, the methods speak of the one in use."""
+    """What the harness needs of a kind of device. If there are several devices, methods are about the one in use."""
 
     kind: str
     stream_sizes: tuple[int, ...]
@@ -124,11 +124,11 @@ class Device(Protocol):
     probe_tolerance: float
     """Median relative change of a probe's streams up to which the machine counts as unchanged."""
     on_host: bool
-    """Whether what else the host does, such as starting a process, disturbs a measurement."""
+    """Whether other work of the host, such as starting a process, disturbs a measurement."""
 
     @property
     def count(self) -> int | None:
-        """How many devices there are, one for a rank; None where ranks share the one there is. Without torch."""
+        """How many devices there are, one for each rank; None if all ranks share one. Without torch."""
 
     @property
     def clock(self) -> Clock: ...
@@ -172,10 +172,11 @@ class Device(Protocol):
         seconds: float,
         group: Group = ALONE,
     ) -> Batch:
-        """Make a batch out of `calls` (one a set of buffers, rotated), about `seconds` long.
+        """Make a batch, about `seconds` long, that rotates over `calls`: one call for each set of buffers.
 
-        timer: how to time them; the batch says how it does. keep: how many of the latest results stay alive, so that
-        outputs made by the calls rotate too. group: the ranks of the case, which must all make the same calls.
+        timer: how to time them; the batch may take another timer, which it names. keep: how many of the latest results
+        stay alive, so that outputs made by the calls rotate too. group: the ranks of the case, which must all make the
+        same calls.
         """
 
     def streams(self) -> Iterator[Stream]:
@@ -194,7 +195,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    # Neither the CPU's allocator nor a CUDA call, such as the one that makes a graph, has a class of its own for it.
+    # Neither the CPU's allocator nor a CUDA call, such as the one that makes a graph, has an error class for it.
     text = str(error)
     return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "CUDA error: out of memory" in text)
 
@@ -211,7 +212,7 @@ def kinds() -> dict[str, Device]:
 def choose(requested: str | None) -> str:
     """The kind to use: the requested one, else the first that works here.
 
-    Raises UsageError for a kind that is unknown or isn't here.
+    Raises UsageError for a kind that is unknown or can't be used here.
     """
     available = kinds()
     if requested is None:
@@ -219,5 +220,5 @@ def choose(requested: str | None) -> str:
     if requested not in available:
         raise UsageError(f"no device named '{requested}'", nearest(requested, available))
     if reason := available[requested].missing():
-        raise UsageError(f"device '{requested}' can't be used: {reason}", "run 'harness env' for the whole picture")
+        raise UsageError(f"device '{requested}' can't be used: {reason}", "'harness env' says what is missing")
     return requested

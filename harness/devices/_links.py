@@ -1,4 +1,4 @@
-"""Copies between NVIDIA GPUs of one process: what the bandwidth of their links is measured with."""
+"""Copies between NVIDIA GPUs of one process. The bandwidth of the GPUs' links is measured with them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def rings(world: int) -> Iterator[Ring]:
 def _prepare(world: int, sent: int) -> Callable[[int], float]:
     import torch
 
-    # Each direction has a stream of its own on each device: torch makes a copy wait for both devices' current streams,
-    # which would put all copies of the ring in a row.
+    # Each direction has a stream of its own on each device. torch makes a copy wait for the current streams of both
+    # devices, so on shared streams the copies of the ring would run one after the other.
     out = [torch.cuda.Stream(device) for device in range(world)]
     into = [torch.cuda.Stream(device) for device in range(world)]
     sources = [torch.randint(0, 255, (sent,), dtype=torch.uint8, device=f"cuda:{d}") for d in range(world)]
@@ -43,5 +43,5 @@ def _prepare(world: int, sent: int) -> Callable[[int], float]:
         wait()
         return time.perf_counter() - start
 
-    run(1)  # The first copy opens the way between two devices.
+    run(1)  # The first copy between two devices sets up their access to each other.
     return run

@@ -1,4 +1,4 @@
-"""Matrix products of torch on an NVIDIA GPU, by type: what its peaks of compute are measured with."""
+"""Matrix products of torch on an NVIDIA GPU, by type. The GPU's peaks of compute are measured with them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def products(kind: str, capability: tuple[int, int]) -> Iterator[MatrixProduct]:
     """
     if kind not in _LEAST_CAPABILITY or capability < _LEAST_CAPABILITY[kind] or not _torch_has(kind):
         return
-    # Which order of B is the faster one differs by type; types of a byte have only this one everywhere.
+    # Which order of B is faster depends on the type. For types of one byte, only 'columns' works on every GPU.
     orders = ("columns",) if kind in ("float8", "int8") else ("rows", "columns")
     for m, n, k in SHAPES:
         for order in orders:
@@ -67,7 +67,7 @@ def _prepare(kind: str, order: str, m: int, n: int, k: int) -> Callable[[], obje
 
 
 def _float32(precision: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    """Multiply in exactly this precision, whatever the process has chosen."""
+    """Multiply in this precision, whatever precision the process has set."""
     import torch
 
     settings = torch.backends.cuda.matmul

@@ -1,4 +1,4 @@
-"""How calls are timed: alone, in blocks, by replays. What is the same for every kind of device, given its clock."""
+"""How calls are timed on every kind of device, given its clock: alone, in blocks, by replays of a graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from harness.devices import Batch, Clock, is_out_of_memory
 from harness.ranks import Group
 
-LONG = 20e-3  # seconds of a call that is timed by itself, since there is nothing to gain from more
+LONG = 20e-3  # seconds of a call from which on it is timed alone, since timing several together would gain nothing
 _FEW = 8  # calls that an estimate is the mean of, and that warm up calls timed alone
 _SHORTEST = 1e-3  # seconds of a batch below which the cost of reading the host's clock would show
 _ALIKE = 0.02  # relative difference of two blocks in a row up to which the calls count as settled
@@ -38,8 +38,8 @@ class HostClock:
 def estimate(clock: Clock, calls: Calls, group: Group) -> float:
     """Rough seconds of one call, warm unless it takes long; at least 1 us.
 
-    The first call isn't believed: it may load a kernel, which takes longer than many a call. So a call counts as long
-    only if it is so again.
+    The first call may load a kernel, which takes longer than most calls. So a call counts as long only if a second call
+    is long, too.
     """
     turns = itertools.cycle(calls)
     _mean(clock, [next(turns)])
@@ -50,9 +50,9 @@ def estimate(clock: Clock, calls: Calls, group: Group) -> float:
 
 
 def on_all_ranks(attempt: Callable[[], _Made], group: Group) -> tuple[_Made | None, str]:
-    """What `attempt` makes, if it succeeds on every rank; otherwise None, and the first rank's reason in one line.
+    """(what `attempt` makes, '') if it succeeds on every rank; otherwise (None, the first rank's reason in one line).
 
-    Out of memory is no such reason: it is raised.
+    Out of memory is raised.
     """
     made, reason = None, None
     try:
@@ -70,7 +70,7 @@ def replay_batch(clock: Clock, replay: Callable[[], object], count: int) -> Batc
 
     def run(n: int) -> list[float]:
         marks = []
-        # Replays queue up behind each other, so only the first could wait for the host: it isn't timed.
+        # Replays queue up behind each other, so only the first one may wait for the host. It isn't timed.
         replay()
         for _ in range(n):
             marks.append(clock.mark())
@@ -101,17 +101,17 @@ def launch_batch(clock: Clock, calls: Calls, flush: Callable[[], object], *, kee
 
 
 def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group: Group) -> Batch:
-    """Each sample is the mean of a block of calls. Blocks follow each other without a wait: only the last one has one.
+    """Each sample is the mean of a block of calls. The host waits for the device only after the last block.
 
-    A block is about `seconds` long: whole passes over the calls, or a single call that is long. The calls are repeated
-    until two blocks in a row take as long.
+    A block is about `seconds` long: whole passes over the calls, or a single long call. Before the batch is made, the
+    calls are repeated until two blocks in a row take the same time.
     """
     kept: deque[Any] = deque(maxlen=max(1, keep))
     turns = itertools.cycle(calls)
 
     def blocks(count: int, n: int) -> list[float]:
         marks = []
-        # One block more than is timed: the wait at the end of the last run left the device idle.
+        # One block more than is timed, since the device was idle before the first one.
         for _ in range(n + 1):
             for call in itertools.islice(turns, count):
                 kept.append(call())
@@ -123,7 +123,7 @@ def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group
         passes = max(1, math.ceil(seconds / (each * len(calls))))
         count = passes * len(calls) if each < LONG else 1
         settled = max(1e-6, _settled(partial(blocks, count), group))
-        # What was loaded and filled at first made the estimate too long: blocks that came out short are made longer.
+        # The estimate may be too long, since first calls load kernels and fill caches. Then blocks come out too short.
         if count * settled >= seconds / 2 or settled >= each:
             return Batch(partial(blocks, count), count, "steady", count * settled)
         each = settled
@@ -146,7 +146,7 @@ def host_batch(
         wait()
         return time.perf_counter() - start
 
-    kept.append(calls[0]())  # As in `estimate`, the first call isn't believed.
+    kept.append(calls[0]())  # As in `estimate`, the first call may load a kernel and isn't timed.
     wait()
     rounds = 1
     while (elapsed := group.agree(timed(rounds))) < min(seconds, _SHORTEST):
@@ -166,7 +166,7 @@ def _mean(clock: Clock, calls: Calls) -> float:
 
 
 def _settled(run: Callable[[int], list[float]], group: Group) -> float:
-    """Repeat blocks until two in a row agree, or have had their time. Gives the seconds of a call then, as rank 0's."""
+    """Repeat blocks until two in a row agree or the time is up. Gives rank 0's seconds of a call in the last block."""
     deadline = time.monotonic() + _MOST_SETTLING
     while True:
         earlier, later = run(2)

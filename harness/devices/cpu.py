@@ -29,9 +29,9 @@ class Cpu:
     """Sides of the square matrices that are multiplied: small, so that all of them take less than a second."""
     load_seconds = 0.1
     idle_seconds = 0.0
-    # Whatever else the host does takes processors, caches and memory away, so that the median of one stream comes out
-    # 10% and more off another time. Only the best of several comes near to what the machine can do; within 1% it comes
-    # on a machine with nothing else to do, which a desktop or a rented machine isn't.
+    # Other work of the host takes processors, caches and memory away: the median of one stream may differ by 10% and
+    # more from one time to the next. The best of several times is nearer to what the machine can do. It repeats within
+    # 1% only on a machine with no other work, which a desktop or a rented machine isn't.
     probe_rounds = 3
     probe_tolerance = 0.1
     on_host = True
@@ -52,7 +52,7 @@ class Cpu:
         return None
 
     def shared(self) -> str | None:
-        """None: other users can't be told from what the system always does."""
+        """None: processes of other users can't be told from those that the system always runs."""
         return None
 
     def machine(self) -> Machine:
@@ -101,7 +101,7 @@ class Cpu:
         seconds: float,
         group: Group = ALONE,
     ) -> Batch:
-        """Calls in rotation: in blocks for the timer 'steady', otherwise timed together by the clock as 'host'."""
+        """Calls in rotation: in blocks for the timer 'steady'; for any other timer as 'host', by a monotonic clock."""
         if timer == "steady":
             return steady_batch(self.clock, calls, keep=keep, seconds=seconds, group=group)
         return host_batch(calls, keep=keep, seconds=seconds, group=group)

@@ -30,7 +30,7 @@ from harness.ranks import ALONE, Group
 if TYPE_CHECKING:
     import torch
 
-# Reasons for a lowered clock that make a time invalid or explain it; idleness and settings made on purpose don't.
+# Reasons for lowered clocks that make a time invalid or explain it. An idle device and settings of users don't.
 _REASONS = {
     "nvmlClocksEventReasonSwPowerCap": "power cap",
     "nvmlClocksEventReasonHwSlowdown": "hardware slowdown",
@@ -223,7 +223,7 @@ class Cuda:
         yield Stream("memcpy", 1, 1, copying, is_copy=True, timer="launch")
         yield Stream("memcpy in a graph", 1, 1, copying, is_copy=True)
         for reads, writes in ((1, 0), (3, 1), (2, 1), (1, 1), (0, 1)):
-            # One access a thread wins on large arrays; on small ones hints do, and a grid that fits at once.
+            # On large arrays one access a thread is fastest; on small ones several, with cache hints.
             for unroll, evict_first in ((1, False), (1, True), (2, True), (4, True)):
                 kernel = StreamKernel(reads, writes, unroll, evict_first)
                 way = f"kernel, {unroll} x 16 B a thread{', evict-first' if evict_first else ''}"
@@ -247,20 +247,20 @@ class Cuda:
         import torch
 
         graph = torch.cuda.CUDAGraph()
-        # Outputs that the calls make themselves: while the last `keep` live, the allocator can't give their memory to
-        # the next call, so outputs rotate like the sets that were made beforehand.
+        # Calls may make their outputs themselves. While the last `keep` outputs are alive, the allocator can't give
+        # their memory to the next call, so outputs rotate as the sets of buffers do.
         kept: deque[Any] = deque(maxlen=max(1, keep))
-        # torch.cuda.graph() would also empty the allocator's cache, which costs more than many a measurement.
+        # torch.cuda.graph() would also empty the allocator's cache, which takes longer than many measurements.
         torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
-            # Where ranks talk, a thread of NCCL looks after its own events meanwhile, which the strict mode forbids.
+            # With several ranks, a thread of NCCL queries its own events during the capture, which 'global' forbids.
             graph.capture_begin(capture_error_mode="thread_local" if group.size > 1 else "global")
             try:
                 for _ in range(rounds):
                     for call in calls:
                         kept.append(call())
             except BaseException:
-                # The end of a capture that failed complains too, and would hide the reason.
+                # Ending a capture that failed raises an error too, which would hide the reason.
                 with suppress(RuntimeError):
                     graph.capture_end()
                 raise

@@ -21,8 +21,8 @@ from harness.model import Case
 class CaseNoise:
     """How far identical code has differed in one case. noise: the loss, as a share, that passes from now on.
 
-    typical: the median difference of its blocks, also as a loss. outcomes: how the gate decided this calibration's
-    blocks.
+    typical: the median difference of the case's blocks, also as a loss. outcomes: how the gate decided the case in the
+    blocks of this calibration.
     """
 
     case: Case

@@ -1,4 +1,4 @@
-"""Which cases a gate measures: those of the working tree's scenarios, as either code understands them."""
+"""The cases that a gate measures: those of the working tree's scenarios, as either code understands them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.scenario import Definition, Selection
 
 SIDES: tuple[Side, Side] = ("now", "base")
 PRECISION, MAX_TIME = 0.003, 0.5
-"""How a case is timed: less narrowly than in a run, since many short processes tell more than a few long ones."""
+"""How a case is timed: less precisely than in a run, since many short processes tell more than a few long ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Cases:
 
 
 def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Selection) -> Wanted:
-    """The cases of the scenario files, without those of libraries that nobody asked for.
+    """The cases of the scenario files, without variants of libraries that neither a scenario nor --only names.
 
     Raises what `scenario.plan` raises. For a file that can't be loaded its problems are kept instead, since the base
     may be able to load it.

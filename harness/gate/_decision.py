@@ -10,7 +10,7 @@ margin that passes costs little. So OK takes a level of 5% at each step: at 1% f
 undecided where some processes are slow.
 
 The second look gets nearly all of the 1%. Ten pairs show the spread of rare slow processes badly, and a large loss is
-found at a strict level too. Change the constants, and the script's number of blocks, to see what either choice does.
+found at a strict level too. To see what another choice does, change the constants, and the script's number of blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LEAST_PAIRS = 3
 """A case with fewer pairs gets no decision."""
 ALPHA = 0.01
 LOOK_ALPHAS = (0.001, 0.009)
-"""ALPHA, split over the looks. By Bonferroni their errors add up to ALPHA at most, however the looks depend."""
+"""ALPHA, split over the looks. By Bonferroni their errors add up to ALPHA at most, even if looks aren't independent."""
 LOOKS = len(LOOK_ALPHAS)
 PASS_LEVEL = 0.05
 TELL_POWER = 0.9
@@ -35,9 +35,10 @@ TELL_POWER = 0.9
 
 
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
-    """The decisions of the screen: the loss is clearly below the margin. None stands for a suspect, to be confirmed.
+    """The screen's decision of each case. None stands for a suspect: its loss isn't clearly below the margin.
 
-    changes: those of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect too.
+    Suspects are measured again. changes: those of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect
+    too.
     """
     means = _means(changes)
     return {key: _passed(means[key], margins[key]) if key in means else None for key in changes}
@@ -71,7 +72,7 @@ def stored(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]
 def decided(
     screen: Mapping[str, Sequence[float]], confirm: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]
 ) -> dict[str, Decision]:
-    """The whole procedure on pairs that exist already: what a gate that measured just these would have decided.
+    """The whole procedure on pairs that exist already: the decisions of a gate that measured these pairs.
 
     confirm: enough pairs for all looks, for each case; only those of suspects are used. A case with too few pairs is
     left out.
@@ -130,7 +131,7 @@ def _passing(mean: Mean, margin: Margin) -> Outcome | None:
 
 
 def _bounds(mean: Mean, level: float) -> tuple[float, float]:
-    """Lower bound at the level for passing, upper bound at `level`: the one decides OK, the other REGRESSED."""
+    """(lower bound at the level for passing, upper bound at `level`). The first decides OK, the second REGRESSED."""
     return mean.low(PASS_LEVEL), mean.high(level)
 
 

@@ -12,11 +12,11 @@ from harness.model import Limits, Scenario
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Everything that was measured, and around it.
+    """Everything that was measured, and its circumstances.
 
-    base: what the user called the base. limits: what the machine can do; None where no floor needs it. broken:
-    scenario files that only the base can load. shared: who else used the device before the first measurement; empty if
-    nobody did.
+    base: what the user called the base. limits: what the machine can do; None if no floor needs it. broken: scenario
+    files that only the base can load. shared: who else used the device before the first measurement; empty if nobody
+    did.
     """
 
     base: str

@@ -15,7 +15,7 @@ from harness.model import Machine, Measurement
 from harness.store import version1
 
 KEPT = 20
-"""How many blocks of a case are kept, the newest: the noise floor is their largest, and has to forget one bad day."""
+"""How many blocks of a case are kept: the newest. The noise floor is their largest, so old blocks must be dropped."""
 _SCHEMA = 2
 Key = tuple[str, str]
 """A case's id, and how it was timed."""
@@ -54,7 +54,7 @@ class Noise:
             draft.write_text(json.dumps({"schema": _SCHEMA, "blocks": rows}, indent=1) + "\n")
             draft.replace(self.file)
         except OSError as error:
-            advice = "make room, or name another file with --noise"
+            advice = "free some space, or name another file with --noise"
             raise MachineError(f"{self.file}: can't be written: {error.strerror}", advice) from error
 
 

@@ -13,13 +13,13 @@ class GateObserver(Protocol):
     """Receives reports of what happens, in the thread that called the gate."""
 
     def note(self, text: str) -> None:
-        """Something takes time in which nothing is measured."""
+        """Something takes time, and meanwhile nothing is measured."""
 
     def comparing(self, base: Revision, now: Revision, cases: int, machine: Machine) -> None:
         """What is compared with what, before anything is measured."""
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
-        """So many pairs of processes begin, with so many measurements in all."""
+        """A stage begins, of `pairs` pairs of processes with `measurements` measurements in all."""
 
     def started(self, job: Job, side: Side) -> None:
         """A case is being measured."""
@@ -31,4 +31,4 @@ class GateObserver(Protocol):
         """A pair of processes is complete."""
 
     def settled(self, pairs: int, decisions: Mapping[str, Decision], going: Sequence[str]) -> None:
-        """What the pairs have decided, by case id, and which cases go on."""
+        """The pairs have decided these cases, by id; the cases in `going` need more pairs."""

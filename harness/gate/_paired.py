@@ -96,7 +96,7 @@ def prepare(request: Request, codes: Mapping[Side, Checkout], observer: GateObse
     asked = wanted(request.files, catalogue, request.selection)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
     base = codes["base"]
-    # In a process of its own, so that all processes that measure have done the same before.
+    # In a process of its own, so that all processes that measure have done the same before they measure.
     with Workers(device.kind, base.plugins, base.root) as workers:
         surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
     cases = common(asked, surveyed, catalogue, request.selection)
@@ -140,9 +140,7 @@ def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
     held = [found for _, found, floor in expected(evidence) if METRICS[floor.metric].of_limits]
     if not held:
         return None
-    works = [(found.case.world, m.work) for found in held for m in found.now if m.work]
-    kinds = {kind for _, work in works for kind, count in work.flops if count}
-    needs = Needs(kinds=tuple(sorted(kinds)), worlds=tuple(sorted({world for world, work in works if work.sent})))
+    needs = Needs.of((m.work, found.case.world) for found in held for m in found.now if m.work)
     now = sides.codes["now"]
     with Workers(sides.machine.kind, now.plugins, now.root) as workers:
         return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -18,7 +18,7 @@ class Rule(Protocol):
 
 
 class Reviewer(Protocol):
-    """What the file of a rule offers that judges the findings of all rules."""
+    """What the file of a rule has that judges the findings of all rules."""
 
     def review(self, evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]:
         """More findings, given those that every rule's `judge` made."""

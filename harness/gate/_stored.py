@@ -28,7 +28,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
 ) -> GateRun:
     """Compare two runs, each given with its folder. Processes of the same index make pairs.
 
-    Where the runs differ in more than code, the gate run is refused; with `advisory` the differences are notes.
+    If the runs differ in more than code, they aren't compared; with `advisory` they are, and the differences are notes.
     """
     start = Start.now()
     (before_at, before), (after_at, after) = reference, run
@@ -67,7 +67,7 @@ def _differences(before: Run, after: Run) -> Iterator[str]:
         if run.losses:
             yield f"{name} has results that can't be read: {run.losses[0]}"
     if before.header.plan != after.header.plan:
-        yield f"the scenarios, cases or timing differ: {_plans(before, after)}"
+        yield f"the scenarios, cases or their timing differ: {_plans(before, after)}"
 
 
 def _plans(before: Run, after: Run) -> str:
@@ -112,7 +112,7 @@ def _pairs(before: Result, after: Result) -> Iterator[Pair]:
 
 
 def _revision(folder: Path, run: Run) -> Revision:
-    """The code that measured a run. Its digest is over those of the cases; empty where none is stored."""
+    """The code that measured a run. Its hash is over the hashes of the cases' code; empty if the run has none."""
     codes = sorted({f"{m.code.op} {m.code.digest}" for m in run.measurements if m.code})
     digest = hashlib.sha256("\n".join(codes).encode()).hexdigest() if codes else ""
     return Revision(str(folder), run.header.git_revision, run.header.git_dirty, digest)

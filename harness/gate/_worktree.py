@@ -104,7 +104,7 @@ class Repository:
         root = None if self.package is None else folder / self.package
         if root and not any((root / "harness" / file).is_file() for file in _MEASURES):
             raise UsageError(f"revision '{rev}' has no harness that can measure", "name a later revision as the base")
-        # A plug-in outside the repository is the same on both sides. One that the revision lacks brings new cases.
+        # A plug-in outside the repository is the same on both sides. Cases of one that the revision lacks are new.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
         return Checkout(Revision(rev, commit, False, source.digest(plugins, root)), root, plugins)
@@ -116,7 +116,7 @@ class Repository:
 
     def _remove(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
-        # Not `prune`, which would also drop worktrees whose folders are away for a while. Fails if there was none.
+        # Not `prune`, which also drops worktrees whose folders can't be reached for a while. Fails if there was none.
         with suppress(UsageError):
             _git(self.top, "worktree", "remove", "--force", str(folder))
 
@@ -142,7 +142,7 @@ def _open(file: Path) -> IO[str]:
         file.parent.mkdir(parents=True, exist_ok=True)
         return file.open("w")
     except OSError as error:
-        advice = "make room, or name another folder in HARNESS_CACHE"
+        advice = "free some space, or name another folder in HARNESS_CACHE"
         raise MachineError(f"{file}: can't be written: {error.strerror}", advice) from error
 
 

@@ -1,7 +1,7 @@
 """Records of the gate: pairs of measurements, what was decided about each case, and how a gate run ended.
 
 Records are frozen and hold SI units, as those of harness/model do. A change is ln(time of the base / time now), so a
-negative one is slower. `share` turns a change into the share of speed (calls a second) that people read.
+negative change is slower. `share` turns a change into a share of the base's speed (calls a second), which people read.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Decision:
     """What the pairs of one case say. estimate, low, high: mean of the pairs and its one-sided bounds, as changes.
 
     The three are from the stage that decided. low has the level for passing (5%): the outcome is 'ok' or 'improved'
-    where low lies above the margin's limit. high has the level that Holm's method held `p` against (5% in the screen,
+    where low lies above the margin's limit. high has the level that Holm's method compared `p` with (5% in the screen,
     where nothing can fail): the outcome is 'regressed' where high lies below the limit. So low and high are not an
     interval of one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if
     the screen was enough. pairs_to_tell: how many pairs would most likely decide an inconclusive case; TELL_MOST means
@@ -102,7 +102,7 @@ class Decision:
 class CaseEvidence:
     """Everything that was measured about one case. base, now: one measurement a process, in the order of the pairs.
 
-    A side has none where it doesn't know the case. control: whether the case is a library's copy, which no change of
+    A side has none if it doesn't know the case. control: whether the case is a library's copy, which no change of
     ours can slow down. decision: None where there are too few pairs.
     """
 

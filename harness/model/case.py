@@ -1,4 +1,4 @@
-"""What a single number is about: a case, and the request to measure it."""
+"""A case, which a single time belongs to, and a job, which is a case and how to time it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def group(self) -> str:
-        """The id without the variant: cases of one group do the same job and are compared with each other."""
+        """The id without the variant: cases of one group do the same work and are compared with each other."""
         return "/".join((self.op, *self._rest))
 
     @property
@@ -56,8 +56,8 @@ class Case:
 
     @property
     def values(self) -> dict[str, int | Value]:
-        """The sizes and the choices by name."""
-        return {**dict(self.shape), **dict(self.choices)}
+        """The sizes, the choices and `world` by name: what an op's expressions and functions are given."""
+        return {**dict(self.shape), **dict(self.choices), "world": self.world}
 
     @property
     def _rest(self) -> tuple[str, ...]:

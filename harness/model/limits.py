@@ -72,7 +72,7 @@ class LinkPoint:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Seconds below which a part of some work can't be done, and which limit says so: 'memory', 'float16', 'link'."""
+    """Seconds that a part of some work takes at best, and the limit that gives them: 'memory', 'float16', 'link'."""
 
     limit: str
     seconds: float
@@ -121,12 +121,12 @@ class Limits:
         return max((p.bandwidth for p in self.links if p.world == world), default=None)
 
     def seconds(self, work: Work, state: State = "burst", world: int = 1) -> float | None:
-        """Seconds below which `work` can't be done: the largest of its bounds. None where nothing is known of it."""
+        """Seconds that `work` takes at best: the largest of its bounds. None if no limit for it was measured."""
         bound = self.bound(work, state, world)
         return bound.seconds if bound else None
 
     def bound(self, work: Work, state: State = "burst", world: int = 1) -> Bound | None:
-        """The limit that binds: the bound with the most seconds."""
+        """The bound with the most seconds: it decides how long the work takes at best."""
         return max(self.bounds(work, state, world), key=lambda bound: bound.seconds, default=None)
 
     def bounds(self, work: Work, state: State = "burst", world: int = 1) -> Iterator[Bound]:
@@ -171,6 +171,6 @@ def _at(points: Sequence[StreamPoint], moved: int) -> float:
     a, b = points[max(0, right - 1)], points[max(1, right)]
     slope = math.log(b.seconds / a.seconds) / math.log(b.moved / a.moved)
     if not points[0].moved <= moved <= points[-1].moved:
-        # Past the ends noise must not make more bytes cheaper, nor cost more than in proportion.
+        # Past the ends, more bytes must not take less time because of noise, nor more than in proportion.
         slope = min(1.0, max(0.0, slope))
     return a.seconds * float((moved / a.moved) ** slope)

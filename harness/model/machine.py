@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What is known of one device. Zero, None or an empty text stands for what it doesn't tell."""
+    """What is known of one device. Zero, None or an empty text stands for what the device doesn't tell."""
 
     name: str
     memory_bytes: int
@@ -21,7 +21,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The devices of one kind that a run may use, and the host they are in. `fingerprint` tells two machines apart."""
+    """The devices of one kind that a run may use, and their host. `fingerprint` differs between two machines."""
 
     kind: str
     fingerprint: str
@@ -46,7 +46,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """State of the device at one moment; None where the device doesn't tell. `reasons` limit the clocks."""
+    """State of the device at one moment; None for what the device doesn't tell. reasons: why clocks were lowered."""
 
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None

@@ -56,7 +56,7 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Warning:
-    """Something a reader of the number must know. `code` is stable, `advice` says what to do next."""
+    """Something that a reader of the time must know. code: its short name, which doesn't change. advice: what to do."""
 
     code: str
     message: str
@@ -75,7 +75,7 @@ class KernelFacts:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The code that made a number: hash over the op's files, its kernels, and what measures it."""
+    """The code that made a number: a hash over the op's files, its kernels, and the code that measures."""
 
     op: str
     digest: str
@@ -198,7 +198,7 @@ class Attachment:
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
-    """Results that do the same job, keyed by the id without the variant, in order."""
+    """The results of each group of cases (the id without the variant), in order."""
     groups: dict[str, list[Result]] = defaultdict(list)
     for outcome in results:
         groups[outcome.case.group].append(outcome)

@@ -19,7 +19,7 @@ SCHEMA = 2
 class Header:
     """Everything about a run but its results: what `run.json` holds.
 
-    plan: hash over cases and timing, which guards `--resume`. Which code measured a case stands with its measurement.
+    plan: hash over cases and timing; `--resume` needs the same. Each measurement says which code made it.
     """
 
     name: str

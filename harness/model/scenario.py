@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
-"""Roles of variants that are somebody else's code, which stays the same whatever changes in ours."""
+"""Roles of variants that are a library's code: no change of ours changes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a text says of a variant, to print beside what was measured; never a result of ours.
+    """What a public text says of a variant, to print beside what was measured here.
 
-    metric: a name in `metrics.py`. value: in SI units of the metric; None where the text says only that the variant is
-    better in it (faster, less traffic). where: a glob on case groups (op/dtype/shape) that the claim speaks of.
+    metric: a name in `metrics.py`. value: in SI units of the metric; None if the text says only that the variant is
+    better in it (faster, less traffic). where: a glob on the case groups (op/dtype/shape) that the claim is about.
     """
 
     row: str
@@ -28,9 +28,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """A floor that the gate holds a variant to: `metric` of at least `value`.
+    """A floor: the gate fails a variant whose `metric` is below `value`.
 
-    `where` is a glob on case groups (op/dtype/shape). Of several floors of a metric, the first that matches counts.
+    where: a glob on case groups (op/dtype/shape). Of several floors of a metric, the first that matches a case counts.
     """
 
     variant: str
@@ -41,10 +41,10 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A figure over an expression of the op's symbols, in the place of the usual ones.
+    """A plot over an expression of the op's symbols, in place of the usual plots.
 
-    label: text of its axis. by: a symbol whose sizes are told apart; without one, variants are. littles_law: the
-    expression is bytes being read on a multiprocessor at a time, so Little's law is drawn.
+    label: text of its axis. by: a symbol, each of whose sizes has a line; without one, each variant has a line.
+    littles_law: the expression is bytes being read on a multiprocessor at a time, so Little's law is drawn.
     """
 
     over: str
@@ -54,7 +54,7 @@ class Curve:
 
     @property
     def of_variants(self) -> bool:
-        """Whether nothing but variants is told apart: each has a line, and may stop somewhere on it."""
+        """Whether each variant has a line, which may stop before the ends of the axis."""
         return not self.by and not self.littles_law
 
 
@@ -80,7 +80,7 @@ class Scenario:
     roles: tuple[tuple[str, str], ...] = ()
 
     def role(self, variant: str) -> str:
-        """The role of a variant of the op: the stored one, or else the one that its name had in runs of schema 1."""
+        """The role of a variant of the op: the stored one, else the one that its name meant in runs of schema 1."""
         return dict(self.roles).get(variant) or usual_role(self.op, variant)
 
 

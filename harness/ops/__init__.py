@@ -1,11 +1,12 @@
-"""What an op is: a data sheet of symbols, choices, tensors, a reference and variants, found by its file's name.
+"""Ops. An op is a data sheet of symbols, choices, tensors, a reference and variants, and is found by its file's name.
 
 `harness/ops/activation/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`. A folder is
-a family; what its ops share lies beside them, in files that start with `_`.
+a family of ops; the code that they share lies beside them, in files that start with `_`. The twin of an op's file is
+the file with its kernels, here `kernels/activation/prelu.cu`.
 
-A variant is a function `prepare(ctx: Context) -> launch`. It does what need not be timed (compile a kernel, compute
-its grid) and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list
-where the declaration gives several shapes). Our kernels write into the declared outputs; a variant with
+A variant is a function `prepare(ctx: Context) -> launch`. It does what isn't timed (compile a kernel, compute its grid)
+and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list where the
+declaration gives several shapes). Our kernels write into the declared outputs; a variant with
 `returns=True` makes its own outputs, as torch does, and returns them as a tuple in the declared order.
 """
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled by torch.compile for exactly the shapes it will see.
+    """`function`, compiled by torch.compile for exactly the shapes that it is called with.
 
     Compiled functions share a budget of recompilations for one code object, after which torch silently runs them
     eagerly; a reset gives each case the whole budget.

@@ -1,4 +1,4 @@
-"""Bit masks in torch: the twin of kernels/include/bitmask.cuh, which says in which order the bits stand."""
+"""Bit masks in torch: the twin of kernels/include/bitmask.cuh, which says which bit belongs to which element."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plans of kernels need to know of a GPU."""
+"""Facts about a GPU that the plans of kernels need."""
 
 from __future__ import annotations
 
@@ -32,4 +32,4 @@ class Chip:
 
 
 H200 = Chip(132, clusters=True, shared=227 * 1024)
-"""The GPU that plans are made for where there is none."""
+"""The GPU that plans are made for if this machine has none."""

@@ -42,7 +42,7 @@ def split(elements: int, size: int, x_offset: int, y_offset: int) -> tuple[int, 
     """(head, packs, misaligned): elements before the first pack, full packs, and bytes by which x's packs are off.
 
     Packs begin on a 16-byte boundary of y. x is read from the two aligned words around each pack, which must both lie
-    inside the tensor: so the head grows by a pack, and the packs shrink by one, where they wouldn't.
+    inside the tensor. If they don't, the head has one more pack, or there is one pack less.
     size: bytes an element; offsets: addresses modulo 16.
     """
     pack = PACK_BYTES // size

@@ -1,4 +1,4 @@
-"""The one comparison of what a variant computed with what is wanted: an op says what, and how far off is allowed."""
+"""The comparison of outputs with what they must be. An op says what that is, and what errors are allowed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CHUNK = 2**26
 class Expected:
     """What an output, or a part of it, must be.
 
-    name: of the output. got: what a variant computed. want: the same shape, in any precision. allowed: how far off each
-    element may be, of a shape that broadcasts to want's; None: `got` must be `want` rounded to its type.
-    start: place of the part's first element in the whole output. loose: where `want` isn't finite, any value that isn't
-    finite will do; otherwise infinities must be equal and NaN must meet NaN.
+    name: the output's name. got: what a variant computed. want: what it must be, of the same shape, in any precision.
+    allowed: how far off each element may be, of a shape that broadcasts to that of `want`; None: `got` must be `want`
+    rounded to its type. start: place of the part's first element in the whole output. loose: where `want` isn't finite,
+    every value that isn't finite is right; otherwise the same infinity or NaN must be there.
     """
 
     name: str
@@ -32,12 +32,12 @@ class Expected:
 
 
 def complaint(found: Iterable[Expected | str]) -> str | None:
-    """What is wrong with the first output that isn't as it must be; None if all are. A text is a complaint as it is.
+    """What is wrong with the first output that isn't right; None if all are. A text in `found` is such a complaint.
 
     Parts of one output that follow each other are counted together.
     """
     if isinstance(found, str):
-        # A text is a sequence of texts: without this, a check that returns one would complain of its first letter.
+        # A text is a sequence of letters: without this, a check that returns a text would give its first letter.
         return found
     output = _Output("")
     for part in found:
@@ -106,10 +106,10 @@ def _outside(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | None
     if not want.dtype.is_floating_point:
         right = got == want
         return ~right if allowed is None else ~(right | ((got.double() - want.double()).abs() <= allowed))
-    # What rounds to the same number, or to an infinity of the type, is right; and NaN meets NaN.
+    # Right is what rounds to the same number, or to the same infinity of the type, and NaN where NaN is wanted.
     right = (got == want.to(got.dtype)) | (got.isnan() & want.isnan())
     if allowed is not None:
-        # The distance to an infinity says nothing.
+        # A distance to an infinity can't be compared.
         right |= ((got.to(want.dtype) - want).abs() <= allowed) & want.isfinite()
     if loose:
         right |= ~got.isfinite() & ~want.isfinite()

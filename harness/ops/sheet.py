@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Tensors = SimpleNamespace
 Launch = Callable[[Tensors], Any]
 Symbols = Mapping[str, Any]
-"""Sizes (integers) and choices (names or numbers) of a case, by name."""
+"""Sizes (integers) and choices (names or numbers) of a case by name, and `world`, its number of devices."""
 Shape = tuple[int, ...]
 Shapes = tuple[str | int, ...] | Callable[[Symbols], Shape | list[Shape]]
 Role = Literal["baseline", "peer", "published", "ours", "control"]
@@ -130,7 +130,8 @@ class Context:
     """What a variant is prepared with.
 
     case, s: the case, and its sizes and choices as attributes (`ctx.s.N`, `ctx.s.layout`). dtype, device: torch's.
-    generator: seeded per group of cases, so every variant sees the same data. group: the ranks of the case.
+    generator: seeded by the group of cases, so that every variant gets the same data. group: the ranks of the case;
+    where it has several, torch.distributed has a default group of them, gloo's.
     """
 
     case: Case
@@ -252,6 +253,9 @@ class Op:
     def __post_init__(self) -> None:
         if both := ", ".join(self.symbols.keys() & self.choices.keys()):
             raise UsageError(f"op '{self.name}' has a symbol and a choice named {both}", "rename one of them")
+        if "world" in {*self.symbols, *self.choices}:
+            advice = "rename it: 'world' is the number of devices of a case"
+            raise UsageError(f"op '{self.name}' has a symbol or a choice named world", advice)
 
     def variant(self, name: str, summary: str, **options: Any) -> Callable[[Callable[[Context], Launch]], Any]:
         """Decorator that adds a variant; `options` are Variant's fields. Raises UsageError if the name is taken."""

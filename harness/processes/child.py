@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Worker:
-    """What a measuring process needs to answer: its device, the ops, and the other ranks."""
+    """Answers questions in a measuring process, with its device, the ops, and the other ranks."""
 
     def __init__(self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None]) -> None:
         self._device = devices.kinds()[devices.choose(device)]
@@ -61,7 +61,7 @@ class Worker:
         self._group = ranks.from_environment()
 
     def answer(self, question: Question) -> Reply:
-        """The answer to one question. Raises what may have broken the device's context."""
+        """The answer to one question. Raises errors after which the device's context may be unusable."""
         match question:
             case Measure(job, process):
                 try:
@@ -86,7 +86,7 @@ class Worker:
             return None
 
     def _knows(self, case: Case) -> bool:
-        """Whether this code can be asked for the case: it may have another op of that name, or none."""
+        """Whether this code can measure the case: it may have another op of that name, or none."""
         op = self._ops.get(case.op)
         variant = op.variants.get(case.variant) if op else None
         if op is None or variant is None:
@@ -111,9 +111,13 @@ class _Pipe:
         # A child of this process that held the pipe open would hide the death of this process from the parent.
         os.set_inheritable(descriptor, False)
         self._file = os.fdopen(descriptor, "wb", buffering=0)
+        self._owner = os.getpid()
         self.number = 0
 
     def send(self, reply: Reply) -> None:
+        """Write a reply. A forked copy of this process, which a variant made and let go on, ends here instead."""
+        if os.getpid() != self._owner:
+            os._exit(1)
         self._file.write(encode(replace(reply, number=self.number)))
 
 

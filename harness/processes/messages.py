@@ -25,7 +25,7 @@ ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbered:
-    """A question with its number, or a reply with the number of the question. 0 is the start, which nobody asks for."""
+    """A question with its number, or a reply with the number of its question. `Ready`, which has no question, has 0."""
 
     number: int = 0
 
@@ -58,7 +58,7 @@ class MeasureLimitsAgain(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class SurveyCode(_Numbered):
-    """Asks for `Surveyed`. files: scenarios to read. jobs: cases that another code knows."""
+    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know."""
 
     files: tuple[str, ...]
     jobs: tuple[Job, ...] = ()
@@ -79,7 +79,7 @@ class Ready(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class Progress(_Numbered):
-    """How far a long request is. share: from 0 to 1."""
+    """How much of a long request is done. share: from 0 to 1."""
 
     text: str
     share: float

@@ -79,7 +79,7 @@ class Rank:
         """Pass a question on. What the process prints from here on belongs to this question."""
         assert self._process.stdin
         self._mark = os.fstat(self._log.fileno()).st_size
-        # If it is dead, no answer will come, and whoever waits for the answer finds that out.
+        # If the process is dead, no answer will come. The code that waits for the answer finds that out.
         with suppress(BrokenPipeError):
             self._process.stdin.write(line)
 
@@ -123,7 +123,7 @@ class Rank:
 
     def tail(self) -> str:
         """The last lines of standard error and output since the latest question."""
-        # Not by seeking: the process writes at the position that it shares with us.
+        # Read without seeking: the process writes at the file's position, which it shares with this process.
         size = os.fstat(self._log.fileno()).st_size
         start = max(self._mark, size - _TAIL_BYTES)
         text = os.pread(self._log.fileno(), size - start, start).decode(errors="replace")
@@ -146,7 +146,7 @@ def _module(root: Path | None) -> str:
 
 
 def _python_path(root: Path | None) -> str:
-    """Where the process finds modules: where the parent would, whatever the current folder; in `root` first."""
+    """Folders where the process looks for modules: `root`, if there is one, then those of the parent as full paths."""
     entries = [entry or str(Path.cwd()) for entry in sys.path]
     if root is None:
         return os.pathsep.join(entries)

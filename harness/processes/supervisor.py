@@ -1,4 +1,4 @@
-"""Measuring in processes that may die: who measures the next case, and when new processes take over."""
+"""Measuring in processes that may die: which processes measure the next case, and when new ones are started."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SURVEY_LIMIT = 60.0
 
 
 class Workers:
-    """Measures case by case, in new processes wherever the last ones can't be trusted. A context manager.
+    """Measures case by case, in new processes if the last case didn't end as 'ok'. A context manager.
 
     root: a folder with another revision of the harness, whose ops and kernels are to be measured.
     """
@@ -111,14 +111,14 @@ class Workers:
             raise MachineError(f"the limits can't be measured: {lost.text}", "run 'harness env'") from lost
 
     def _ready(self, size: int) -> Team:
-        """Living processes, that many."""
+        """A team of `size` living processes."""
         if not self._team or self._team.size != size or not self._team.alive:
             self.restart()
             self._team = self._spawn(size)
         try:
             self._check(self._team)
         except LostError:
-            # Once may be bad luck, such as a port that somebody else took first.
+            # A single failure may have passed by now, such as a port that another program took first.
             self._team = self._spawn(size)
             try:
                 self._check(self._team)
@@ -131,7 +131,7 @@ class Workers:
         return Team(self._device, self._plugins, size, self._root)
 
     def _check(self, team: Team) -> None:
-        """Wait until the team is ready. Raises MachineError if it runs other code than it should, or code too old."""
+        """Wait until the team is ready. Raises MachineError if its code is from another folder or too old."""
         try:
             ready = team.wait_until_ready()
         except HarnessError:
@@ -147,16 +147,16 @@ class Workers:
         if self._root and Path(ready.root).resolve() != self._root.resolve():
             raise MachineError(
                 f"the measuring process imported the harness in {ready.root}, not that in {self._root}",
-                "look for what sets sys.path first: sitecustomize, usercustomize or a .pth file",
+                "find what changes sys.path when Python starts: sitecustomize, usercustomize or a .pth file",
             )
 
 
 def _joined(answers: dict[int, Measured], size: int) -> Measurement:
-    """One measurement of all ranks' answers: rank 0's if all are 'ok', else a bad one, with the rank to blame."""
+    """One measurement of all ranks' answers: rank 0's if all are 'ok', else a bad one, with its rank in the error."""
     bad = {rank: answer.measurement for rank, answer in answers.items() if answer.measurement.status != "ok"}
     if not bad:
         return answers[0].measurement
-    # A rank that leaves has raised the error itself. Otherwise the first answer tells as much as the others.
+    # A rank that leaves has raised the error itself. If none leaves, the first answer says as much as the others.
     blamed = next((rank for rank in bad if answers[rank].leaving), next(iter(bad)))
     found = bad[blamed]
     # What the ranks exchange about an error names the rank already.

@@ -26,7 +26,8 @@ from harness.processes.messages import (
 from harness.processes.rank import GRACE, Rank
 
 _START_LIMIT = 300.0
-# A closed pipe tells of most deaths at once. The rest (a process whose child holds the pipe open) wait for a look.
+# Seconds between two looks at the processes. A death closes the pipe, which is noticed at once, unless a child of the
+# dead process holds the pipe open.
 _LOOK_EVERY = 0.5
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
@@ -100,7 +101,7 @@ class Team:
             raise
 
     def close(self) -> None:
-        """End them gently: a process leaves when nobody can ask it any more."""
+        """End the processes by closing their inputs: a process ends when it can get no more questions."""
         for rank in self._ranks:
             rank.close_input()
         self._wait()
@@ -166,7 +167,7 @@ class Team:
 
     @property
     def _speaks_version_1(self) -> bool:
-        """Whether the processes are of harness 0.1.0. What they say first is the same in both versions."""
+        """Whether the processes are of harness 0.1.0. Their first message is the same in both versions."""
         return self.ready is not None and self.ready.protocol == version1.VERSION
 
     def _fates(self) -> str:
@@ -196,7 +197,7 @@ class Team:
 
 
 def _is_bad(answer: Reply) -> bool:
-    """Whether the other ranks may wait in vain for the one that answers."""
+    """Whether the answer isn't 'ok': then the other ranks may wait for this one in vain."""
     return isinstance(answer, Measured) and answer.measurement.status != "ok"
 
 

@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 
 def encode(question: Question) -> bytes:
-    """The question as a line of protocol 1. Raises MachineError for a case that protocol 1 has no words for."""
+    """The question as a line of protocol 1. Raises MachineError for a case that protocol 1 can't express."""
     return f"{json.dumps(_question(question))}\n".encode()
 
 
@@ -64,7 +64,7 @@ def _question(question: Question) -> Json:
 
 
 def _old_job(job: Job) -> Json | None:
-    """The job in version 1; None if it can't be said."""
+    """The job in version 1; None if version 1 can't express it."""
     if job.case.world > 1 and job.case.device != "cpu":
         return None  # Version 1 put all ranks on the first device, so its times are those of another case.
     new = json.loads(store.dump(job))
@@ -88,7 +88,7 @@ def _reply(message: Json, question: Question | None) -> Json:
 
 
 def _known(known: list[str], question: SurveyCode) -> Iterator[str]:
-    """Ids of the cases asked about that are known. Ids of version 1 don't tell the number of devices."""
+    """Ids of those cases of the question that are known. Ids of version 1 don't have the number of devices."""
     upgraded = {upgrade_id(case) for case in known}
     for job in question.jobs:
         if _old_job(job) and replace(job.case, world=1).id in upgraded:

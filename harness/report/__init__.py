@@ -35,8 +35,8 @@ def every_format() -> dict[str, Format]:
 def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: Sequence[str] = ()) -> list[Path]:
     """Write the named formats of a run, or all, into its folder. Gives the paths written.
 
-    notes: what else to say of the run, such as `stale` gives. Raises UsageError for an unknown format, and MachineError
-    where the folder can't be written.
+    notes: sentences that the report begins with, such as those of `stale`. Raises UsageError for an unknown format, and
+    MachineError if the folder can't be written.
     """
     found = every_format()
     unknown = [name for name in formats or () if name not in found]
@@ -63,9 +63,9 @@ def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
 
 
 def stale(run: Run, current: Mapping[str, str]) -> list[str]:
-    """Sentences about results that other code has measured than there is now; none if all is of the same code.
+    """Sentences about results that were measured with other code than the present; none if all have the same code.
 
-    current: the hash over the code of each op there is, by the op's name.
+    current: the hash over the present code of each op, by the op's name.
     """
     from harness.report import _facts
 
@@ -74,10 +74,10 @@ def stale(run: Run, current: Mapping[str, str]) -> list[str]:
 
 @contextmanager
 def into(folder: Path) -> Iterator[None]:
-    """Make the folder; turn a full disk or a lack of permission into one sentence."""
+    """Make the folder, and turn errors of writing inside the context into a MachineError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
         message = f"can't write the report: {error.filename or folder}: {error.strerror or error}"
-        raise MachineError(message, "make room or choose a folder that can be written") from error
+        raise MachineError(message, "free some space, or choose a folder that can be written") from error

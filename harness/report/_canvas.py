@@ -1,4 +1,4 @@
-"""The house style of figures: half a page wide or all of it, readable in black and white and for the colour-blind."""
+"""The style of figures: half a page wide or a whole one, readable in black and white and for the colour-blind."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _STYLE = {
     "legend.frameon": False,
     "legend.handlelength": 2.6,
     "legend.columnspacing": 1.4,
-    # The same run must give the same file.
+    # Makes ids in SVG files repeat: the same run must give the same file.
     "svg.hashsalt": "harness",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one variant looks: by colour, and without it."""
+    """How one variant looks: its colour, and what tells it from others without colour."""
 
     color: str
     hatch: str
@@ -63,7 +63,7 @@ class Look:
         return {"color": self.color, "hatch": self.hatch, "edgecolor": "black", "linewidth": 0.4}
 
 
-# The colours of Okabe and Ito, in an order that alternates light and dark; every other one plain.
+# The colours of Okabe and Ito, in an order that alternates light and dark; every second look has no hatch.
 LOOKS = (
     Look("#BBBBBB", "", "o", "-"),
     Look("#56B4E9", "////", "s", "--"),
@@ -83,7 +83,7 @@ _MARKERS = ("^", "v", "P", "X", "*", "<", ">", "h")
 
 
 def variant_lines(names: Sequence[str], roles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Keywords of a line with markers for each variant: ours stands out, below those that coincide with it.
+    """Keywords of a line with markers for each variant. Ours stands out; lines that coincide with it lie above it.
 
     roles: the role of every variant of the op, so that a variant looks the same wherever it is shown.
     """
@@ -131,7 +131,7 @@ def save(figure: matplotlib.figure.Figure, path: Path) -> list[Path]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     svg, png = path.with_suffix(".svg"), path.with_suffix(".png")
-    # Not figure.savefig, which draws everything twice; and the second canvas needs no layout of its own.
+    # Not figure.savefig, which draws everything twice. The second canvas uses the layout of the first.
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     figure.set_layout_engine("none")
     FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None, "Creator": None})

@@ -1,4 +1,4 @@
-"""What the texts claim, beside what was measured here."""
+"""The claims of public texts, beside what was measured here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from harness.metrics import named
+from harness.metrics import METRICS, Metric, named
 from harness.model import Claim, Scenario
 from harness.report._frame import Line
 from harness.report._text import cell
@@ -18,7 +18,7 @@ By = dict[str, Line]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A claim and what stands against it: values, or a sentence that says why there are none."""
+    """A claim and what was measured here: values, or a sentence that says why there are none."""
 
     claim: Claim
     what: str
@@ -27,7 +27,7 @@ class Comparison:
 
 
 def comparisons(scenario: Scenario, lines: Sequence[Line]) -> list[Comparison]:
-    """Each claim of the scenario with the values of all groups that it speaks of."""
+    """Each claim of the scenario with the values of all groups of cases that it is about."""
     groups: dict[str, By] = {}
     for line in lines:
         groups.setdefault(line.case.group, {})[line.case.variant] = line
@@ -45,7 +45,7 @@ def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
         if value is not None:
             values.append(value)
         else:
-            reasons.extend(_reasons(group, (claim.variant, over) if relative else (claim.variant,)))
+            reasons.extend(_reasons(group, (claim.variant, over) if relative else (claim.variant,), metric))
     return Comparison(
         claim,
         f"{claim.variant}: {metric.title}" + (f" over {over}" if relative else ""),
@@ -55,20 +55,25 @@ def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
 
 
 def _value(claim: Claim, group: By, over: str) -> float | None:
-    """The metric of the claim's variant; None where it, or what it is compared with, has none."""
+    """The metric of the claim's variant; None if that variant, or the one it is compared with, has no value."""
     line, other = group.get(claim.variant), group.get(over)
     if line is None:
         return None
     return named(claim.metric).value(line.subject.against(other.subject if other else None))
 
 
-def _reasons(group: By, needed: tuple[str, ...]) -> Iterator[str]:
+def _reasons(group: By, needed: tuple[str, ...], metric: Metric) -> Iterator[str]:
     for name in needed:
         if name not in group:
             yield f"'{name}' wasn't run"
         elif group[name].result.status != "ok":
             yield f"'{name}' ended as {group[name].result.status}"
-    yield "what it is compared with wasn't measured"
+    if metric.name not in METRICS:
+        yield f"there is no metric named '{metric.name}'; name the file of the op that adds it, with --ops"
+    elif metric.relative or metric.of_limits:
+        yield "what it is compared with wasn't measured"
+    else:
+        yield f"'{needed[0]}' has no {metric.title}"
 
 
 def table(found: Sequence[Comparison]) -> Table:

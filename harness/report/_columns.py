@@ -12,8 +12,8 @@ from harness.report.tree import Cell, Column, Kind, Table, text_column
 from harness.units import PLAIN
 
 _BOUND = (
-    "the limit of the machine that the ceiling is taken from: memory, a type that operations are done in, or the link. "
-    "Operations are held to the burst peak, or to the settled one where the case keeps the machine under load"
+    "the limit of the machine that the ceiling comes from: memory, a type that operations are done in, or the link. "
+    "Operations are compared with the burst peak, or with the settled one if the case keeps the machine under load"
 )
 
 
@@ -62,7 +62,7 @@ def _cell(metric: Metric, line: Line) -> Cell:
 
 
 def _attached(lines: Sequence[Line]) -> Iterator[Column]:
-    """What tools found; a figure that is named like a metric is written like it."""
+    """A column for each figure that tools found. One that has the name of a metric is written as that metric is."""
     for key in dict.fromkeys(key for line in lines for key in line.attached):
         tool, _, name = key.partition(".")
         metric = METRICS.get(name)
@@ -81,7 +81,7 @@ def _findings(lines: Sequence[Line], errors: bool) -> Iterator[Column]:
 
 
 def _bound(line: Line) -> str:
-    """The limit that binds, and for compute which peak of it was taken."""
+    """The limit that the ceiling comes from; for operations also whether the burst or the settled peak was taken."""
     bound = line.subject.bound
     if bound is None:
         return ""

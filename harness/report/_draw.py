@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BAND = 0.82
-"""Width of a group of bars; the rest of 1 is the gap to the next."""
+"""Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _MOST_TICKS = 8
 _FEWEST_POWERS = 4
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
@@ -44,7 +44,7 @@ def _axis(plot: Plot) -> tuple[str, float]:
 
 
 def _height(plot: Plot) -> float:
-    """Inches."""
+    """Height of the plot in inches."""
     if plot.layout == "ranking":
         return 0.85 + 0.13 * len(plot.rows)
     if plot.layout == "variants":
@@ -53,7 +53,7 @@ def _height(plot: Plot) -> float:
 
 
 def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """Groups of bars, a setting each, with its ceiling across the group."""
+    """A group of bars for each setting, with the setting's ceiling as a line across the group."""
     text, unit = _axis(plot)
     places = {name: place for place, name in enumerate(dict.fromkeys(plot.rows["setting"]))}
     present = set(plot.rows["series"])
@@ -77,13 +77,13 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _lines(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """A line a variant over the symbol that varies; the ceiling is one too."""
+    """A line for each variant, and one for the ceiling, over the symbol that varies."""
     _over_sizes(axes, plot)
     _from_zero(axes)
 
 
 def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """The same over an expression; with Little's law on two logarithmic axes, where it is a straight line."""
+    """Lines over an expression. With Little's law both axes are logarithmic, so that the law is a straight line."""
     _over_sizes(axes, plot)
     timed = _by_size(plot).dropna(subset=["bandwidth"])
     if plot.curve and plot.curve.littles_law and plot.metric.name == "bandwidth" and plot.multiprocessors:
@@ -93,7 +93,7 @@ def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _from_zero(axes: matplotlib.axes.Axes) -> None:
-    """The whole of the bandwidth, with room for the markers at the top."""
+    """Start the axis at zero, and leave space for the markers at the top."""
     axes.set_ylim(0, 1.04 * axes.get_ylim()[1])
 
 
@@ -103,7 +103,7 @@ def _over_sizes(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     rows = _by_size(plot)
     for index, series in enumerate(plot.series):
         own = rows[rows["series"] == series]
-        # Points that coincide are seen around each other.
+        # Points have different sizes, so that those that coincide stay visible.
         points = {"linestyle": "none", "markersize": 7.5 - 5 * index / len(plot.series)}
         look = _look(plot, series).line | (points if own["size"].duplicated().any() else {})
         axes.plot(own["size"], own[plot.metric.name] / unit, label=series, **look)
@@ -116,7 +116,7 @@ def _over_sizes(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _variants(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """A line a variant over the curve's expression; it breaks where there is no result, and a bar is where it ends."""
+    """A line for each variant over the curve's expression. It breaks where there is no result; a bar marks its end."""
     _, unit = _axis(plot)
     rows = _by_size(plot)
     for series, look in variant_lines(plot.series, plot.roles).items():
@@ -131,7 +131,7 @@ def _variants(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _ends(tried: pd.DataFrame, timed: pd.DataFrame) -> set[int]:
-    """The first and the last size with a result, each where others were tried beyond it."""
+    """The first and the last size with a result, each only if sizes beyond it were tried."""
     reached = {timed["size"].min(), timed["size"].max()}
     return reached - {tried["size"].min(), tried["size"].max()}
 
@@ -180,7 +180,10 @@ def _size_axis(axes: matplotlib.axes.Axes, sizes: Sequence[int], most: int) -> N
 
 
 def _littles_law(axes: matplotlib.axes.Axes, timed: pd.DataFrame, multiprocessors: int) -> None:
-    """Bandwidth at the latency of the fewest bytes in flight, up to that of the fastest result."""
+    """Draw bandwidth = bytes in flight / latency. The latency is that at the fewest bytes in flight.
+
+    The line ends at the bandwidth of the fastest result.
+    """
     fewest = timed[timed["size"] == timed["size"].min()]
     first = fewest.loc[fewest["time"].idxmin()]
     latency = first["size"] * multiprocessors * first["time"] / first["read_bytes"]
@@ -193,7 +196,7 @@ def _littles_law(axes: matplotlib.axes.Axes, timed: pd.DataFrame, multiprocessor
 
 
 def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """One bar a row, named at its side and valued at its end: for more variants than there are looks."""
+    """A row for each bar, with its name beside it and its value at the end: for more variants than looks."""
     text, unit = _axis(plot)
     values = plot.rows[plot.metric.name] / unit
     axes.barh(range(len(values)), values, 0.75, **LOOKS[1].bar | {"hatch": ""})
@@ -226,7 +229,7 @@ def _ceiling_look(plot: Plot) -> dict[str, Any]:
 
 
 def _statuses(axes: matplotlib.axes.Axes, bars: Iterable[tuple[float, str]]) -> None:
-    """Write the status of a case in the place of a bar that isn't there."""
+    """Write the status of each case without a time in the place of its bar."""
     for middle, status in bars:
         if status != "ok":
             axes.text(middle, 0, f" {_words(status)}", rotation=90, ha="center", va="bottom", fontsize=5.5)

@@ -1,4 +1,4 @@
-"""What a reader must know besides the numbers: the machine, what is missing, whose code, what the warnings mean."""
+"""What a reader must know besides the numbers: the machine, missing cases, the code's age, what the warnings mean."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def command(run: Run) -> str:
 
 
 def provenance(run: Run) -> str:
-    """When it was measured and with which state of the sources, as a sentence."""
+    """When the run was measured and with which state of the sources, as a sentence."""
     header = run.header
     span = f"{header.started} to {header.finished}" if header.finished else f"{header.started}, not finished"
     git = f"git revision {header.git_revision}" if header.git_revision else "no git checkout"
@@ -68,7 +68,7 @@ def provenance(run: Run) -> str:
 
 
 def origin(scenario: Scenario) -> str:
-    """Where a scenario comes from, as a sentence."""
+    """The name of a scenario, its op and its source, as a sentence."""
     rows = f"rows {', '.join(scenario.rows)}" if scenario.rows else ""
     source = "; ".join(filter(None, [scenario.source, rows]))
     return f"Scenario {scenario.name}, op {scenario.op}" + (f". Source: {source}." if source else ".")
@@ -123,12 +123,12 @@ def _how_often(code: str, cases: int) -> str:
 
 
 def stale(run: Run, current: Mapping[str, str]) -> list[str]:
-    """Sentences about results that other code has measured than there is now; none if all is of the same code.
+    """Sentences about results that were measured with other code than the present; none if all have the same code.
 
-    current: the hash over the code of each op there is. A result of an op that isn't there can't be compared.
+    current: the hash over the present code of each op. A result of an op that isn't among them can't be checked.
     """
     if run.header.schema < 2:
-        return ["This run is of schema 1, it doesn't say which code measured each result. A new run would."]
+        return ["This run is of schema 1, which doesn't say which code measured each result. A new run says it."]
     older: dict[tuple[str, str], set[str]] = defaultdict(set)
     unknown: dict[str, set[str]] = defaultdict(set)
     for m in run.measurements:
@@ -142,10 +142,10 @@ def stale(run: Run, current: Mapping[str, str]) -> list[str]:
 def _older(older: Mapping[tuple[str, str], set[str]], current: Mapping[str, str]) -> list[str]:
     if not older:
         return []
-    ops = [f"{op} (measured with code {digest[:_DIGEST]}, now {current[op][:_DIGEST]})" for op, digest in sorted(older)]
+    ops = [f"{op} (code {digest[:_DIGEST]}, now {current[op][:_DIGEST]})" for op, digest in sorted(older)]
     count = len(set().union(*older.values()))
-    verb = "is" if count == 1 else "are"
-    return [f"{plural(count, 'result')} {verb} of older code than there is now: {', '.join(ops)}."]
+    verb = "was" if count == 1 else "were"
+    return [f"{plural(count, 'result')} {verb} measured with older code: {', '.join(ops)}."]
 
 
 def _unknown(unknown: Mapping[str, set[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which plots a run gets, and what each shows. Nothing is drawn here: the report links what `plots` draws."""
+"""The plots of a run, and what each shows. Nothing is drawn here: `plots` draws them, and the report links them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Layout = Literal["bars", "lines", "curve", "variants", "ranking"]
 FOLDER = "plots"
 MOST_FIGURES = 10
 MOST_SERIES = 8
-"""The most series with a colour, a hatch and a marker of their own; beyond that each bar carries its name."""
+"""The most series with a colour, a hatch and a marker of their own; with more, each bar has its name beside it."""
 _MOST_VARIANTS = 9
 """The most variants in a figure as wide as the page."""
 _MOST_BARS = 40
@@ -40,11 +40,12 @@ _LABEL_CHARACTERS = 52
 class Plot:
     """One picture of one scenario and dtype.
 
-    rows: of the frame, with a column `series`, the variant or what else is told apart, and a column `setting`, the
-    sizes and choices of a case. series: all of the scenario's, so that each looks the same in every plot; roles: of its
-    variants. metric: what is shown. labels: what to write for each setting; `swept`: where it stands on the axis of
-    lines and curves. axis: what varies there, or what all settings share. curve: the scenario's. turn: the plot's place
-    among the scenario's. multiprocessors: the machine's.
+    rows: the plot's part of the table of `frame`, with two more columns: `series`, what a line or a colour stands for
+    (usually the variant), and `setting`, the sizes and choices of a case. series: all series of the scenario, so that
+    each looks the same in every plot. roles: the role of each variant. metric: what is shown. labels: the text for each
+    setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along that axis, or
+    what all settings have in common. curve: the scenario's curve. turn: the plot's number among those of the scenario.
+    multiprocessors: those of the machine.
     """
 
     scenario: str
@@ -64,7 +65,7 @@ class Plot:
 
     @property
     def alt(self) -> str:
-        """What the figure shows, for those who can't see it; without matplotlib's formulas."""
+        """The text for readers who can't see the figure, without matplotlib's notation for formulas."""
         by = f"over {self.axis}" if self.layout in ("curve", "variants") else "by variant and shape"
         title = re.sub(r"[${}]", "", self.title)  # 2^27 as one types it
         return f"{title}: {self.metric.title} {by}"
@@ -98,7 +99,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     table = table.assign(series=_series(scenario.curve, table, settings))
     series = tuple(dict.fromkeys(table["series"]))
     role = roles(scenario, table["variant"])
-    # A curve has lines, which can't tell choices apart as labels under bars do.
+    # Choices of a curve become series, since its lines have no labels for settings as bars have.
     apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
     for (dtype, cache, *chosen), rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
@@ -117,7 +118,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
 
 
 def _metric(lines: Sequence[Line]) -> Metric | None:
-    """The metric with the highest rank for figures that some line has and may be drawn of."""
+    """The metric with the highest rank for figures, of those that some line has and that may be drawn."""
     ranked = sorted((m for m in METRICS.values() if m.figure), key=lambda metric: -metric.figure)
     known = (
         metric
@@ -128,7 +129,7 @@ def _metric(lines: Sequence[Line]) -> Metric | None:
 
 
 def _series(curve: Curve | None, table: pd.DataFrame, settings: Settings) -> pd.Series[str]:
-    """The variant, or the size or choice that a curve tells apart, or both."""
+    """The series of each row: its variant, or the size or choice for which the curve has a line, or both."""
     if curve is None or not curve.by:
         return table["variant"]
     values = table["setting"].map(lambda name: f"{curve.by}={label(settings[name][curve.by])}")
@@ -205,12 +206,12 @@ def _varying(settings: Settings) -> list[str]:
 
 
 def _labels(settings: Settings, varying: Sequence[str]) -> dict[str, str]:
-    """What tells a setting from the others, a size or choice a line; nothing where there is only one."""
+    """The sizes and choices in which a setting differs from others, one on each line; empty for a single setting."""
     return {key: "\n".join(_line(name, values[name]) for name in varying) for key, values in settings.items()}
 
 
 def _line(name: str, value: int | Value) -> str:
-    """A word says what it stands for, as 'nhwc' does; a number doesn't."""
+    """A size or choice as a label: 'C=64' for a number, 'nhwc' alone for a word, which says what it stands for."""
     return value if isinstance(value, str) else f"{name}={label(value)}"
 
 

@@ -152,4 +152,7 @@ Settings = dict[str, dict[str, int | Value]]
 def settings_of(own: list[Line]) -> Settings:
     """The sizes and choices behind each setting, by name; the world too where it isn't 1 throughout."""
     several = any(line.case.world > 1 for line in own)
-    return {setting(line.case): line.case.values | ({"world": line.case.world} if several else {}) for line in own}
+    return {
+        setting(line.case): {name: value for name, value in line.case.values.items() if name != "world" or several}
+        for line in own
+    }

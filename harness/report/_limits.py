@@ -132,7 +132,7 @@ def draw(machine: Machine, limits: Limits, path: Path) -> list[Path]:
 
 
 def write_points(limits: Limits, folder: Path) -> list[Path]:
-    """Everything that was tried, not only the best: peak.csv (streams), peak_compute.csv, peak_links.csv."""
+    """Write everything that was tried, not only the best: peak.csv (streams), peak_compute.csv, peak_links.csv."""
     best = set(limits.best)
     streams = [
         {**asdict(point), "moved": point.moved, "mix": mix(point.read_share), "bandwidth": point.bandwidth,

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from harness.model import Scenario
 
-_INFERRED = {"eager": "baseline", "compile": "baseline", "memcpy": "control", "tuned": "ours"}
-
 
 def roles(scenario: Scenario, variants: Iterable[str]) -> dict[str, str]:
     """The role of each variant: as stored, in the op's order, then those of `variants` that aren't stored.
@@ -15,11 +13,7 @@ def roles(scenario: Scenario, variants: Iterable[str]) -> dict[str, str]:
     Runs of schema 1 have no roles stored; their variants' names tell.
     """
     known = dict(scenario.roles)
-    return known | {name: _inferred(name) for name in variants if name not in known}
-
-
-def _inferred(variant: str) -> str:
-    return "peer" if variant.startswith("peer:") else _INFERRED.get(variant, "published")
+    return known | {name: scenario.role(name) for name in variants if name not in known}
 
 
 def foremost(found: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Scenarios with a curve of variants, as tables: sizes against variants, and where variants stop."""
+"""Scenarios whose curve has a line for each variant, as tables: sizes against variants, and where variants stop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Note, Table, text_column
 
 _KEEP = {"baseline": ALWAYS, "ours": ALWAYS - 1}
-"""Which variants a narrow console shows longest, by their role."""
+"""The rank of a variant's column by its role: a narrow console leaves out columns with a low rank."""
 _MOST_SPANS = 3
 _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 @dataclass(slots=True)
 class Stop:
-    """Where a variant has results and where it has none, for one reason; the kinds of cases for which that is so."""
+    """The sizes at which a variant has results, those at which it has none for one reason, and the kinds of cases."""
 
     variant: str
     ran: str
@@ -51,7 +51,7 @@ def of(curve: Curve | None, lines: list[Line]) -> Sweep | None:
 
 
 def places(curve: Curve, settings: Settings) -> dict[str, int]:
-    """Where each setting stands on the curve's axis, which is an expression of sizes."""
+    """The place of each setting on the curve's axis: the value of the curve's expression."""
     sizes = {name: {key: n for key, n in values.items() if isinstance(n, int)} for name, values in settings.items()}
     return {name: evaluate(curve.over, own) for name, own in sizes.items()}
 
@@ -69,7 +69,7 @@ def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:
 
 
 def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, int]) -> Table:
-    """The foremost metric that is known: a row a setting, a column a variant, the best of each row marked."""
+    """A table of the metric that `foremost` gives: a row for each setting, a column for each variant."""
     metric = foremost(lines)
     at = {(setting(line.case), line.case.variant): line for line in lines}
     rows = sorted(dict.fromkeys(name for name, _ in at), key=lambda name: place[name])
@@ -104,7 +104,7 @@ def _best(metric: Metric, lines: Sequence[Line]) -> dict[str, float]:
 
 
 def _cell(metric: Metric, line: Line | None) -> Cell:
-    """The value; in its place nothing if the case wasn't reached, a word if it failed, '-' if it can't run."""
+    """The value of the case; if there is none, nothing (not measured), a word (failed), or '-' (can't run)."""
     if line is None:
         return ""
     value, status = line.values[metric.name], line.result.status
@@ -114,14 +114,14 @@ def _cell(metric: Metric, line: Line | None) -> Cell:
 
 
 def _names(curve: Curve, rows: Sequence[str], place: Mapping[str, int]) -> Column:
-    """What each row is: its place on the curve's axis, or its shape and choices where several share a place."""
+    """The column that names the rows: places on the curve's axis, or shapes and choices if some share a place."""
     if len({place[row] for row in rows}) == len(rows):
         return Column(curve.over, tuple(str(place[row]) for row in rows))
     return text_column("shape", rows)
 
 
 def stops(kinds: Mapping[str, Sequence[Line]], place: Mapping[str, int]) -> list[Stop]:
-    """Every variant that has no result somewhere, once for each reason; reasons that differ in numbers are one."""
+    """A stop for each variant and reason. Reasons that differ only in their numbers count as one."""
     found: dict[tuple[str, ...], Stop] = {}
     for kind, lines in kinds.items():
         for variant in dict.fromkeys(line.case.variant for line in lines):
@@ -137,7 +137,7 @@ def stops(kinds: Mapping[str, Sequence[Line]], place: Mapping[str, int]) -> list
 
 
 def _by_reason(lines: Iterable[Line], place: Mapping[str, int]) -> dict[str, list[tuple[int, str]]]:
-    """Where there is no result, and why, by the reason without its numbers."""
+    """Each place without a result and its reason, by the reason without its numbers."""
     found: dict[str, list[tuple[int, str]]] = defaultdict(list)
     for line in lines:
         if line.result.status != "ok":
@@ -148,7 +148,7 @@ def _by_reason(lines: Iterable[Line], place: Mapping[str, int]) -> dict[str, lis
 
 
 def spans(chosen: Iterable[int], sizes: Sequence[int]) -> str:
-    """The chosen of all `sizes` in a few words: '1, 4 to 1024'; or how many, where they are scattered."""
+    """The chosen ones of all `sizes` in a few words: '1, 4 to 1024'; if they are scattered, how many they are."""
     taken = set(chosen)
     found: list[list[int]] = []
     for before, size in zip([None, *sizes], sizes, strict=False):

@@ -70,7 +70,7 @@ def _summary(found: Quantities) -> str:
 
 
 def first_line(error: str) -> str:
-    """What an error says first, cut to a length that a table bears."""
+    """The first line of an error, cut to the length of a table's cell."""
     line = next((line.strip() for line in error.splitlines() if line.strip()), "")
     return line if len(line) <= _ERROR_LENGTH else line[: _ERROR_LENGTH - 1] + "…"
 

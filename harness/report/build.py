@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness import units
 from harness.compare import Verdict
 from harness.metrics import METRICS
-from harness.model import FAILED, Difference, Limits, Machine, Result, Run, Scenario
+from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
 from harness.report import _claims, _columns, _facts, _figures, _limits, _sweep
 from harness.report._frame import Line, by_scenario
 from harness.report._text import as_text, first_line, plural
@@ -43,7 +43,7 @@ _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": ""
 
 
 def page(run: Run, notes: Sequence[str] = ()) -> Page:
-    """Everything that a run has to tell. notes: what else to say of it, such as that its code isn't today's."""
+    """The page of a run. notes: sentences that it begins with, such as that results were measured with older code."""
     plots, left_out = _figures.plan(run)
     sections = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
     blocks: list[Block] = [*_ahead(run, notes), *sections]
@@ -56,6 +56,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         )
     if warnings := _facts.warnings(run):
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
+    if attached := [attachment for attachment in run.attachments if attachment.files]:
+        blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:
         blocks.append(
             Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{_figures.FOLDER}/{CEILINGS}")))
@@ -86,6 +88,17 @@ def _ahead(run: Run, notes: Sequence[str]) -> Iterator[Note]:
         yield Note(note, "warning", "Code")
 
 
+def _files(attached: Sequence[Attachment]) -> Table:
+    """The files of each attachment, as paths in the folder of the run."""
+    return Table(
+        (
+            text_column("case", (attachment.case for attachment in attached), code=True),
+            text_column("tool", (attachment.tool for attachment in attached)),
+            text_column("files", (", ".join(attachment.files) for attachment in attached), code=True),
+        )
+    )
+
+
 def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plot], run: Run) -> Section:
     sweep = _sweep.of(scenario.curve, lines)
     # The reasons are told with the stops.
@@ -97,7 +110,7 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plo
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (_sweep.stop_table(sweep.over, sweep.stops),)))
     if claims := _claims.comparisons(scenario, lines):
-        told = f"What the texts say, of their hardware, beside what {run.header.machine.name} gave here."
+        told = f"What the texts say about their hardware, beside what was measured here on {run.header.machine.name}."
         blocks.append(Section("Claims", (Note(told), _claims.table(claims))))
     if sweep:
         blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
@@ -121,7 +134,7 @@ def _terms(blocks: Sequence[Block]) -> Terms | None:
 def screen(run: Run) -> Page:
     """The tables of a run, what failed, what the warnings mean, and how many cases ended in which way.
 
-    A scenario with a curve of variants has a table a dtype, and tells there what has no result.
+    If a scenario's curve has a line for each variant, it has a table for each dtype, which also shows failed cases.
     """
     told: set[str] = set()
     blocks: list[Block] = []
@@ -140,7 +153,7 @@ def screen(run: Run) -> Page:
 
 
 def _failures(results: Sequence[Result]) -> Iterator[Note]:
-    """What each case that has no time says of it; the first few."""
+    """Why cases have no time, for the first few of them."""
     for result in results[:_MOST_FAILURES]:
         kind: Kind = "failure" if result.status in FAILED else "warning"
         yield Note(first_line(result.error or ""), kind, result.status.replace("_", " "), result.case.id)

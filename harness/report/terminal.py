@@ -1,8 +1,9 @@
-"""Trees on a terminal, as wide as it is. Colour only underlines what the text says."""
+"""Trees on a terminal, in its width. Colour adds nothing that the text doesn't say."""
 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _NARROWEST = 18
+_HEAD_LINES = 3  # about as many as a head may take
 _STYLES: dict[Kind, str] = {
     "": "",
     "strong": "bold",
@@ -156,8 +158,10 @@ def _fitting(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:
 
 
 def _head(column: TextColumn) -> str:
-    """The head, over two lines where it is wider than what stands below."""
-    return column.head.replace(" ", "\n") if len(column.head) > max(map(len, column.cells)) else column.head
+    """The head, over a few lines where it is wider than what stands below."""
+    words = map(len, column.head.split())
+    widest = max(*words, *map(len, column.cells), len(column.head) // _HEAD_LINES)
+    return "\n".join(textwrap.wrap(column.head, widest, break_long_words=False, break_on_hyphens=False))
 
 
 def _width(column: TextColumn) -> int:

@@ -1,6 +1,6 @@
-"""The neutral tree that every page and every screen is made of. Builders make it, renderers draw it.
+"""The tree of tables, notes and figures that pages and screens are made of. Builders make it, renderers draw it.
 
-Nothing in it is formatted: a figure is a number in SI units with the unit that says how to write it.
+Nothing in it is formatted: a quantity is a number in SI units, with the unit that says how to write it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["", "strong", "good", "warning", "undecided", "failure", "environ
 
 @dataclass(frozen=True, slots=True)
 class Quantities:
-    """Values in SI units of one unit, in a column of other units: one as it is, several by their median and range."""
+    """Values of one unit, in SI units, in a column of mixed units. Several are shown by their median and range."""
 
     values: tuple[float, ...]
     unit: Unit
@@ -85,7 +85,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something to be told, as prose.
+    """A sentence or two for the reader.
 
     label: a word or two ahead of the text. about: the id of the case that it speaks of. advice: what to do.
     """
@@ -153,7 +153,7 @@ Block = Table | Figure | Note | Prose | Items | Facts | Terms | CommandLine | Se
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A whole page, or all that a console shows. A console shows no title where it is empty."""
+    """A whole page, or all that a console shows. title: a console shows none if it is empty."""
 
     title: str
     blocks: tuple[Block, ...]

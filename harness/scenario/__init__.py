@@ -1,4 +1,4 @@
-"""Scenarios: YAML files that say what to measure, and the list of cases that comes of them.
+"""Scenarios: YAML files that say what to measure, and the list of cases that is made from them.
 
 find() turns names into files, load() checks the files against the ops, plan() selects and orders the cases.
 """
@@ -16,7 +16,7 @@ from harness.scenario.planning import Plan, Selection, plan
 
 __all__ = ["Definition", "Overview", "Plan", "Selection", "find", "json_schema", "load", "overview", "plan"]
 
-# pydantic is imported where it is needed only: it would double the time that `harness list` takes.
+# pydantic is imported only where it is needed: it would double the time that `harness list` takes.
 
 
 def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition, ...]:

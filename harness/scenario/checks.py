@@ -58,7 +58,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
     settings: tuple[Setting, ...] = ()
     if names.op and not wrong & {"op", "shapes", "choices"}:
         settings, unfit = expand(document, keys, names.op, names.dtypes, names.variants)
-        # A claim about a shape that is wrong would only be a second complaint about it.
+        # A claim about a shape that is wrong would only report the same mistake again.
         problems += unfit or [
             *_places(document, keys, names.dtypes, settings),
             *_curve(document, keys, names.op, settings),
@@ -73,7 +73,6 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         settings=settings,
         dtypes=names.dtypes,
         variants=names.variants,
-        worlds=tuple(dict.fromkeys(keys.world)),
         baseline=keys.baseline if keys.baseline in names.variants else names.variants[0],
         shows=keys.shows,
         source=keys.source,
@@ -94,7 +93,7 @@ def _floors(keys: ScenarioKeys) -> Iterator[Expectation]:
 
 
 def _names(data: Mapping[str, object], catalogue: Mapping[str, Op]) -> Names:
-    """The names that a file may use. Taken from the data as it is, so that one wrong name hides no other."""
+    """The names that a file may use, by the data before it is checked, so that one wrong name hides no other."""
     name = data.get("op")
     if not isinstance(name, str) or name not in catalogue:
         return Names(catalogue)
@@ -113,10 +112,9 @@ def _places(
 ) -> Iterator[Problem]:
     """Claims and floors about cases that this scenario doesn't have."""
     groups = {
-        Case(keys.op, "", dtype, setting.shape, setting.choices, world, cache=keys.cache).group
+        Case(keys.op, "", dtype, setting.shape, setting.choices, setting.world, cache=keys.cache).group
         for dtype in dtypes
         for setting in settings
-        for world in keys.world
     }
     globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
     for variant, entries in keys.expect.items():
@@ -128,7 +126,7 @@ def _places(
 
 
 def _curve(document: Document, keys: ScenarioKeys, op: Op, settings: Sequence[Setting]) -> Iterator[Problem]:
-    """Why the curve's expression has no place on a logarithmic axis, said of the first shape where it hasn't."""
+    """A problem if the curve's expression has no place on a logarithmic axis, for the first shape where that is so."""
     if keys.curve is None:
         return
     try:

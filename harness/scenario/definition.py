@@ -14,15 +14,16 @@ Chosen = tuple[tuple[str, Value], ...]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Sizes of all of an op's symbols and values of all of its choices, each in the op's order."""
+    """Sizes of all of an op's symbols, values of all of its choices, each in the op's order; a number of devices."""
 
     shape: Shape
     choices: Chosen = ()
+    world: int = 1
 
     @property
     def values(self) -> dict[str, int | Value]:
-        """Sizes and choices by name."""
-        return {**dict(self.shape), **dict(self.choices)}
+        """Sizes, choices and `world` by name, as cases have them."""
+        return {**dict(self.shape), **dict(self.choices), "world": self.world}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,6 @@ class Definition:
     settings: tuple[Setting, ...]
     dtypes: tuple[str, ...]
     variants: tuple[str, ...]
-    worlds: tuple[int, ...]
     baseline: str
     shows: str
     source: str
@@ -49,10 +49,10 @@ class Definition:
     curve: Curve | None
 
     def cases(self, device: str) -> Iterator[Case]:
-        """Every case, by dtype, setting, world, then variant, the baseline first so that its number comes first."""
+        """Every case, by dtype, setting, then variant, the baseline first so that its number comes first."""
         variants = sorted(self.variants, key=lambda variant: variant != self.baseline)
         for dtype in self.dtypes:
             for setting in self.settings:
-                for world in self.worlds:
-                    for variant in variants:
-                        yield Case(self.op, variant, dtype, setting.shape, setting.choices, world, device, self.cache)
+                for variant in variants:
+                    shape, choices, world = setting.shape, setting.choices, setting.world
+                    yield Case(self.op, variant, dtype, shape, choices, world, device, self.cache)

@@ -1,6 +1,6 @@
 """Scenario files on disk: finding them, and reading their YAML so that every key keeps its line.
 
-A file holds one scenario, or several as YAML documents, which `---` parts from each other.
+A file holds one scenario, or several as YAML documents, which `---` separates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KeyPath = tuple[str | int, ...]
 
 _EXAMPLE = "see scenarios/quick.yaml for an example"
 _MOST_NESTED = 20
-# What YAML's own words leave unsaid, by a part of its message.
+# What the user can do about an error of the YAML parser, by a part of the parser's message.
 _EXPLANATIONS = (
     ("cannot start any token", "a tab or a special character starts a word; indent with spaces, quote the text"),
     ("mapping values are not allowed", "a second ': ' in one line, or wrong indentation; quote text that holds ': '"),
@@ -56,9 +56,10 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A YAML mapping with the nodes it was made of. `problems` are those that leave the rest readable.
+    """A YAML mapping with the nodes it was made of. problems: mistakes that leave the rest readable.
 
-    name: of the scenario, '<stem>' of a file's only one, '<stem>.<op>' of several, '<stem>.<op>.2' of an op's second.
+    name: the scenario's. It is '<stem>' for the only scenario of a file, '<stem>.<op>' for one of several, and
+    '<stem>.<op>.2' for the second one with that op.
     """
 
     name: str
@@ -72,7 +73,7 @@ class Document:
         node, mark, key = self.root, self.root.start_mark, ""
         for part in path:
             if isinstance(part, int) and isinstance(node, yaml.MappingNode):
-                continue  # keys are text: a single item stands here in the place of a list
+                continue  # keys are text, so this is an index of a list, in whose place the file has a single item
             found = _child(node, part)
             if found is None:
                 key = _joined(key, part) if isinstance(node, yaml.MappingNode) else key
@@ -116,7 +117,7 @@ def _overview(name: str, scenarios: Sequence[dict[str, Any]]) -> Overview:
 
 
 def read(file: Path) -> tuple[Document, ...]:
-    """The mappings in a YAML file, one a document. Raises InputError if there is none to be had."""
+    """The mappings in a YAML file, one for each document. Raises InputError if it has none or can't be read."""
     text = _text(file)
     try:
         _check_depth(file, text)
@@ -157,7 +158,9 @@ def _documents(file: Path, loader: _Loader) -> tuple[Document, ...]:
 def _no_scenario(file: Path, root: yaml.Node | None) -> Problem:
     assert root is not None  # check_node() had said that there is one
     if isinstance(root, yaml.ScalarNode) and not root.value:
-        return _problem(file, root.start_mark, "", "nothing stands between one '---' and the next", "take one away")
+        return _problem(
+            file, root.start_mark, "", "nothing stands between one '---' and the next", "remove one of them"
+        )
     message = f"holds a {_kind(root)}; a scenario is a mapping of keys such as title, op and shapes"
     return _problem(file, root.start_mark, "", message, _EXAMPLE)
 
@@ -180,7 +183,7 @@ class _Builder:
         self._containers: dict[int, Any] = {}
 
     def build(self, node: yaml.Node, key: str = "") -> Any:
-        # An alias is the node it names: built once, and one that holds itself comes to an end.
+        # An alias is the node that it names. Each node is built once, so an alias inside its own node makes no loop.
         if id(node) in self._containers:
             return self._containers[id(node)]
         if isinstance(node, yaml.MappingNode):
@@ -249,7 +252,7 @@ def _text(file: Path) -> str:
 
 
 def _check_depth(file: Path, text: str) -> None:
-    """Refuse what is nested so deeply that libyaml, which recurses, would crash. No scenario needs six levels."""
+    """Refuse a text nested so deeply that libyaml, which recurses, would crash. No scenario needs six levels."""
     depth = 0
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.CollectionStartEvent):

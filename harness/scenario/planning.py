@@ -17,9 +17,9 @@ _Candidate = tuple[Definition, Case]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the command line asks for: a device, filters (empty: everything), timing in place of the scenarios'.
+    """What the command line asks for: a device, filters (an empty one keeps everything), timing if it sets any.
 
-    only: globs on case ids. A case is kept if any glob matches, and its scenario has any of the tags.
+    only: globs on case ids. A case is kept if any glob matches, and if its scenario has any of the tags.
     """
 
     device: str
@@ -57,8 +57,7 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
     """The jobs for one device: by scenario, dtype, shape, then variant with the baseline first.
 
     Variants that don't run on the device are left out. A case that several scenarios ask for is timed once, as the
-    strictest of them asks. Raises InputError for filters that name what isn't there, UsageError if nothing is left to
-    run.
+    strictest of them asks. Raises InputError for filters with unknown names, UsageError if nothing is left to run.
     """
     if not definitions:
         raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
@@ -84,7 +83,7 @@ def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]
 
 
 def _unknown(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Iterator[Problem]:
-    """Values of flags that are no variant, dtype or tag of any scenario, or no time."""
+    """A problem for each value of a flag that is wrong: an unknown variant, dtype or tag, or a time out of range."""
     ops = [catalogue[definition.op] for definition in definitions]
     known: list[tuple[str, str, tuple[str, ...], set[str]]] = [
         ("--tag", "tag", selection.tags, {tag for d in definitions for tag in d.tags}),
@@ -110,7 +109,7 @@ def _unmatched(
     for pattern in selection.only:
         if ids and not any(fnmatchcase(id_, pattern) for id_ in ids):
             near = ", ".join(difflib.get_close_matches(pattern, ids, n=3, cutoff=0))
-            yield Problem("--only", f"'{pattern}' matches no case on {selection.device}", f"near it are {near}")
+            yield Problem("--only", f"'{pattern}' matches no case on {selection.device}", f"cases near it: {near}")
 
 
 def _filtered(candidates: list[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> list[_Candidate]:
@@ -122,7 +121,7 @@ def _filtered(candidates: list[_Candidate], catalogue: Mapping[str, Op], selecti
             left = sorted({value for candidate in candidates for value in filter_.values(*candidate)})
             raise UsageError(
                 f"nothing to run: {asked} keeps none of the {len(candidates)} cases that are left",
-                f"they have {_some(left)}" if left else "they have none",
+                f"these cases have {_some(left)}" if left else "these cases have none",
             )
         candidates = kept
     return candidates
@@ -140,7 +139,7 @@ def _jobs(chosen: Iterable[_Candidate], selection: Selection) -> tuple[Job, ...]
 
 
 def _stricter(one: Timing, other: Timing) -> Timing:
-    """The narrower precision, and the longer time to reach it: it serves both."""
+    """The narrower precision, and the longer time to reach it, so that both scenarios get what they ask for."""
     return Timing(
         precision=min(one.precision, other.precision),
         max_time=max(one.max_time, other.max_time),

@@ -38,7 +38,7 @@ _DEFAULT = Timing()
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What names in a file may be: ops, the op that it names (None: unknown), dtypes and variants that it measures."""
+    """The names that a file may use: all ops, its own op (None if unknown), and the dtypes and variants it measures."""
 
     ops: Collection[str]
     op: Op | None = None
@@ -95,7 +95,7 @@ def _over(name: str, info: ValidationInfo[Names]) -> str:
         return _variant(name, info)
     metric = METRICS.get(info.data.get("metric", ""))
     if metric and metric.relative == "variant":
-        raise _refused("is missing", f"a claim of {metric.name} compares with another variant: name it")
+        raise _refused("is missing", f"a claim of {metric.name} compares with another variant: name that variant")
     return name
 
 
@@ -103,7 +103,13 @@ def _value(value: float | None, info: ValidationInfo[Names]) -> float | None:
     metric = METRICS.get(info.data.get("metric", ""))
     if value is None and metric and not metric.said:
         without = ", ".join(name for name, other in claimed().items() if other.said)
-        raise _refused("is missing", f"only a claim of {without} may be without, where a text gives no figure")
+        raise _refused("is missing", f"only a claim of {without} may have no value, where a text gives no figure")
+    return value
+
+
+def _choice(value: object) -> object:
+    if not isinstance(value, bool | int | float | str):
+        raise _refused(f"must be a name or a number, found {shown(value)}", "")
     return value
 
 
@@ -128,8 +134,13 @@ SymbolName = Annotated[str, AfterValidator(_symbol)]
 MetricName = Annotated[
     str, AfterValidator(_metric), Field(json_schema_extra=lambda schema: schema.update(enum=[*claimed()]))
 ]
+_Choice = Annotated[
+    Any,
+    AfterValidator(_choice),
+    WithJsonSchema({"anyOf": [{"type": kind} for kind in ("boolean", "integer", "number", "string")]}),
+]
 Chosen = Annotated[
-    list[bool | int | float | str],
+    list[_Choice],
     BeforeValidator(_listed, json_schema_input_type=bool | int | float | str | list[bool | int | float | str]),
     Field(min_length=1),
 ]
@@ -138,7 +149,7 @@ Worlds = Annotated[
     BeforeValidator(_listed, json_schema_input_type=int | list[int]),
     Field(min_length=1),
 ]
-# Checked where sizes get their values, so that a wrong size hides no other.
+# Sizes are checked where they get their values, so that a wrong size hides no other.
 Size = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})]
 _Sizes = Annotated[list[Size], Field(min_length=1)]
 Sizes = Annotated[_Sizes, BeforeValidator(_listed, json_schema_input_type=Size | _Sizes)]
@@ -155,7 +166,7 @@ class Product(_Keys):
 
 
 class Zip(_Keys):
-    """The first sizes of all lists, then the second ones, and so on. A single size stands for all."""
+    """The first sizes of all lists, then the second ones, and so on. A single size is used in every shape."""
 
     zip: dict[str, Sizes] = Field(min_length=1, description="Sizes of each symbol: one, or lists of one length.")
 
@@ -185,7 +196,7 @@ class ClaimKeys(_Keys):
     value: Annotated[Positive | None, AfterValidator(_value)] = Field(
         default=None,
         validate_default=True,
-        description="In SI units: a ratio or share, B/s, s. A speed-up without one reads: faster.",
+        description="In SI units: a ratio or share, B/s, s. Without a value, a claim of a speed-up says: faster.",
     )
     hardware: Text = Field(description="What the text measured on.")
     where: Text = Field(default="*", description="Glob on op/dtype/shape: the cases that the claim is about.")
@@ -197,7 +208,7 @@ class FloorKeys(_Keys):
 
     where: Text = Field(
         default="*",
-        description="Glob on op/dtype/shape: the cases that the floors are for. The first entry that matches a case "
+        description="Glob on op/dtype/shape: the cases with these floors. The first entry that matches a case "
         "and has the metric counts.",
     )
 
@@ -214,13 +225,13 @@ class FloorKeys(_Keys):
 
 
 class CurveKeys(_Keys):
-    """A figure over an expression, in place of one by shape. A curve of variants has tables over it, too."""
+    """A plot over an expression, in place of plots by shape. If variants have a line each, tables are over it, too."""
 
-    over: Text = Field(description="What the figure is over: an expression of the op's symbols, e.g. T * V * U.")
+    over: Text = Field(description="What the plot is over: an expression of the op's symbols, e.g. T * V * U.")
     label: Text = Field(description="What the expression is, with its unit: the label of the axis.")
     by: SymbolName = Field(
         default="",
-        description="A symbol whose sizes are told apart. Default: variants are, and where each of them stops.",
+        description="A symbol: each of its sizes gets a line. Default: a line for each variant, and where it stops.",
     )
     littles_law: bool = Field(
         default=False,
@@ -271,7 +282,7 @@ class ScenarioKeys(_Keys):
     )
     expect: dict[MeasuredName, list[FloorKeys]] = Field(default_factory=dict)
     claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
-    curve: CurveKeys | None = Field(default=None, description="A figure over an expression, in place of one by shape.")
+    curve: CurveKeys | None = Field(default=None, description="A plot over an expression, in place of plots by shape.")
 
 
 @cache
@@ -331,7 +342,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def validate(document: Document, names: Names) -> tuple[ScenarioKeys, frozenset[str], list[Problem]]:
-    """The document's keys, the top-level ones that are missing or wrong (given by stand-ins), and what is wrong."""
+    """(keys, wrong, problems). wrong: top-level keys that are missing or wrong, which have stand-ins in `keys`."""
     model, _ = _current()
     try:
         return model.model_validate(document.data, context=names), frozenset(), []

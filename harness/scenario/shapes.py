@@ -1,4 +1,4 @@
-"""Shapes and choices as a scenario writes them -> settings: lists, products and zips; expressions as they need."""
+"""Shapes and choices as a scenario writes them (lists, products, zips, expressions) -> settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Row:
     paths: Mapping[str, KeyPath]
 
     def at(self, symbol: str) -> KeyPath:
-        """Where `symbol` is written; where it would be, if its size is the op's default."""
+        """Path of the key where `symbol` is written; where it would be, if its size is the op's default."""
         return self.paths.get(symbol, (*self.path, symbol))
 
 
@@ -51,7 +51,9 @@ def expand(
         if not wrong and len(sizes) == len(op.symbols):
             shape = tuple((symbol, sizes[symbol]) for symbol in op.symbols)
             made = [
-                Setting(shape, tuple(zip(op.choices, values, strict=True))) for values in itertools.product(*chosen)
+                Setting(shape, tuple(zip(op.choices, values, strict=True)), world)
+                for values in itertools.product(*chosen)
+                for world in keys.world
             ]
             misfits = dict.fromkeys(text for setting in made for text in _misfits(op, tensors, setting, dtypes))
             wrong = [document.problem(row.path, message) for message in misfits]
@@ -70,19 +72,19 @@ def _unknown_choices(document: Document, keys: ScenarioKeys, op: Op) -> Iterator
 def _choices(
     document: Document, row: _Row, everywhere: Mapping[str, Sequence[object]], op: Op
 ) -> tuple[list[list[Value]], list[Problem]]:
-    """The values of each of the op's choices in one shape: its own, else those of all shapes, else the usual one."""
+    """The values of each choice of the op in one shape: the shape's own, else the scenario's, else the default."""
     found: list[list[Value]] = []
     problems: list[Problem] = []
     for name, choice in op.choices.items():
         if name in row.sizes and name in everywhere:
-            problems.append(document.problem(row.at(name), "stands in 'choices' too", "leave one of the two out"))
+            problems.append(document.problem(row.at(name), "is set in 'choices' too", "remove one of the two"))
         if name in row.sizes:
             places = [(row.at(name), row.sizes[name])]
         else:
             places = [(("choices", name, at), value) for at, value in enumerate(everywhere.get(name, [choice.usual]))]
         values = [_spelled(choice, value) for _, value in places]
         problems += [
-            document.problem(path, f"{shown(value)} can't be chosen", f"allowed: {choice.allowed}")
+            document.problem(path, f"{shown(value)} isn't a value of this choice", f"allowed: {choice.allowed}")
             for path, value in places
             if not choice.accepts(_spelled(choice, value))
         ]
@@ -163,7 +165,7 @@ def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], lis
     sizes: dict[str, int] = {}
     for symbol in order:
         if symbol not in texts or uses[symbol] - sizes.keys():
-            continue  # missing, or made of what is missing or wrong: said already
+            continue  # missing, or made of sizes that are missing or wrong: reported already
         try:
             sizes[symbol] = value(texts[symbol], sizes, least=0 if op.defaults.get(symbol) == "0" else 1)
         except ExpressionError as error:
@@ -173,7 +175,7 @@ def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], lis
 
 
 def _advice(text: int | str) -> str:
-    """YAML cuts {N: max(M, 2)} at the comma: then a parenthesis is left open."""
+    """What to do about an expression that YAML cut: {N: max(M, 2)} is cut at the comma, inside of the parentheses."""
     cut = isinstance(text, str) and text.count("(") > text.count(")")
     return "inside {} and [], quote an expression that holds a comma" if cut else ""
 
@@ -183,9 +185,9 @@ def _is_size(value: object) -> bool:
 
 
 def value(text: int | str, sizes: Mapping[str, int], least: int = 1, what: str = "a size") -> int:
-    """The value of a size, or of `what` is made of sizes.
+    """The value of an expression of sizes. what: what it is, for the message.
 
-    Raises ExpressionError, with the values of the symbols that it uses.
+    Raises ExpressionError, with the values of the symbols that the expression uses.
     """
     given = ", ".join(f"{name} = {sizes[name]}" for name in sorted(symbols_in(text) & sizes.keys()))
     expression = f"'{text}'" + (f" (with {given})" if given else "")
@@ -200,7 +202,7 @@ def value(text: int | str, sizes: Mapping[str, int], least: int = 1, what: str =
 
 
 def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequence[str]) -> Iterator[str]:
-    """What keeps the op from having this shape: tensors of negative size, numbers that 64 bits can't hold."""
+    """Why the op can't have this shape: tensors of negative size, numbers that 64 bits can't hold."""
     try:
         bytes_ = [(tensor.name, tensor.bytes(setting.values, dtype)) for tensor in tensors for dtype in dtypes]
         for dtype in dtypes:

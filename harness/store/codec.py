@@ -26,12 +26,12 @@ def parse(cls: type[Record], text: str | bytes) -> Record:
 
 def build(cls: type[Record], content: Any) -> Record:
     """The record of class `cls` in what `json.loads` gave. Raises pydantic.ValidationError."""
-    # Not validate_python, to which a list of JSON is no tuple.
+    # Not validate_python, which takes a list of JSON for no tuple.
     return parse(cls, json.dumps(content))
 
 
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """Making one takes milliseconds, so each is made once."""
+    """The adapter of a class. Making one takes milliseconds, so each is made once."""
     if cls not in _ADAPTERS:
         _ADAPTERS[cls] = TypeAdapter(cls)
     return _ADAPTERS[cls]

@@ -1,8 +1,8 @@
 """A run folder on disk: the header, the results, and what tools found about them.
 
 `run.json` holds the header, `results.jsonl` one measurement a line, `attachments.jsonl` one attachment a line. Lines
-are only ever appended. A writer holds a lock on `results.jsonl`, which the kernel drops with the process, however that
-ends. Runs of schema 1 are read too.
+are only ever appended. A writer holds a lock on `results.jsonl`, which the operating system releases when the process
+ends, however it ends. Runs of schema 1 are read too.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Writer:
         self._results = results
 
     def append(self, measurement: Measurement) -> None:
-        """Add one result; it is with the kernel when this returns. Raises MachineError if it can't be written."""
+        """Add one result. It survives a crash of this process. Raises MachineError if it can't be written."""
         try:
             _write(self._results, f"{dump(measurement)}\n".encode())
         except OSError as error:
@@ -98,13 +98,15 @@ def create(folder: Path, header: Header) -> Writer:
 def reopen(folder: Path) -> tuple[Run, Writer]:
     """The run so far and a writer that goes on with it.
 
-    A last line that was cut is taken off the file; `Run.losses` says so. Raises as `load` and `create` do.
+    A last line that was cut short is removed from the file; `Run.losses` says so. Raises as `load` and `create` do.
     """
     _header(folder)  # Opening the results below would make the file, so look for the run first.
     writer = Writer(folder, _lock(folder))
     try:
         run = load(folder)
-        _mend(folder / RESULTS)
+        # Lines of another schema would count as cut, and such a run can't be gone on with anyway.
+        if run.header.schema == SCHEMA:
+            _mend(folder / RESULTS)
     except BaseException:
         writer.close()
         raise
@@ -136,7 +138,9 @@ def attach(folder: Path, attachments: Iterable[Attachment]) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            _write(descriptor, "".join(f"{dump(attachment)}\n" for attachment in attachments).encode())
+            # After a line that was cut: it is lost, but it must not take the next one along.
+            start = b"" if _read(path).endswith(b"\n") or not os.fstat(descriptor).st_size else b"\n"
+            _write(descriptor, start + "".join(f"{dump(attachment)}\n" for attachment in attachments).encode())
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -146,10 +150,11 @@ def attach(folder: Path, attachments: Iterable[Attachment]) -> None:
 def _lines(
     path: Path, kind: type[Record], upgrade: Callable[[Any], Any] | None = None
 ) -> tuple[list[Record], list[str]]:
-    """The records in a file of one a line, and what is wrong with lines that hold none."""
+    """The records in a file with one on each line, and what is wrong with lines that hold none."""
     *lines, tail = _read(path).split(b"\n") if path.exists() else [b""]
     records: list[Record] = []
     losses: list[str] = []
+    noun = "attachment" if kind is Attachment else "result"
     for number, line in enumerate([*lines, tail], 1):
         if not line.strip():
             continue
@@ -157,7 +162,7 @@ def _lines(
             records.append(build(kind, upgrade(json.loads(line))) if upgrade else parse(kind, line))
         except ValueError as error:
             why = "the line is cut short" if number > len(lines) else _reason(error)
-            losses.append(f"{path}:{number}: one result is lost: {why}")
+            losses.append(f"{path}:{number}: one {noun} is lost: {why}")
     return records, losses
 
 

@@ -1,6 +1,6 @@
 """Records of version 1 (harness 0.1.0) as records of version 2, before they are validated: JSON objects in and out.
 
-Stored runs of schema 1 and workers of a revision that speaks protocol 1 hold such records. What differs:
+Stored runs of schema 1, and measuring processes of a revision with protocol 1, have such records. What differs:
 
 - A case had sizes only, and options that aren't sizes were sizes too: `L` of batch norm (0 or 1) is now the choice
   `layout`, `P` of dropout (percent) is now the choice `p` (a share).
@@ -29,7 +29,7 @@ _DEVICE = (
 
 @dataclass(frozen=True, slots=True)
 class _Renamed:
-    """A symbol of version 1 and the choice that took its place. `to_size` gives None for what no size stood for."""
+    """A symbol of version 1 and the choice that took its place. `to_size` gives None for a value that had no size."""
 
     symbol: str
     choice: str
@@ -55,7 +55,7 @@ _RENAMED = {
     **dict.fromkeys(("bn_add_relu", "bn_add_relu_grad"), _LAYOUT),
     **dict.fromkeys(("dropout", "dropout_add", "dropout_grad", "bias_dropout_residual", "random_mask"), _SHARE),
 }
-"""By op. The symbol was the last of each op's shape."""
+"""The renamed symbol of each op. It was the last symbol of the op's shape."""
 
 
 def upgrade_header(header: Json) -> Json:
@@ -69,13 +69,8 @@ def upgrade_measurement(measurement: Json) -> Json:
 
 
 def upgrade_job(job: Json) -> Json:
-    """A job of a worker. Raises ValueError if it isn't a job of version 1."""
+    """A job that a measuring process gets. Raises ValueError if it isn't a job of version 1."""
     return _checked(lambda old: {"case": {**_case(old["case"]), "world": old["ranks"]}, "timing": old["timing"]}, job)
-
-
-def upgrade_case(case: Json) -> Json:
-    """A case, of one device: a job of version 1 knew the number of devices. Raises ValueError if it isn't a case."""
-    return _checked(_case, case)
 
 
 def upgrade_id(text: str) -> str:
@@ -84,7 +79,7 @@ def upgrade_id(text: str) -> str:
 
 
 def downgrade_case(case: Json) -> Json | None:
-    """A case of version 2 as one of version 1, less the number of devices; None if version 1 has no words for it."""
+    """A case of version 2 as one of version 1, without the number of devices; None if version 1 can't express it."""
     old = {key: value for key, value in case.items() if key not in ("choices", "world")}
     renamed = _RENAMED.get(case["op"])
     choices = dict(case["choices"])
@@ -122,7 +117,7 @@ def _machine(old: Json) -> Json:
 
 
 def _scenario(old: Json) -> Json:
-    """Claims and floors name cases by patterns, which are upgraded like the ids that they have to match."""
+    """A scenario. The patterns of its claims and floors are upgraded like the ids that they have to match."""
     patterns = {
         key: [{**entry, "where": _pattern(old["op"], entry.get("where", "*"))} for entry in old.get(key, ())]
         for key in ("expect", "claims")
@@ -141,7 +136,7 @@ def _measurement(old: Json) -> Json:
 
 
 def _work(old: Json) -> Json:
-    """Version 1 counted operations of every type in one number. The ops that had any computed in float32."""
+    """The work of a call. Version 1 had one number of operations for all types; all ops that had any used float32."""
     return {**old, "flops": [["float32", old["flops"]]] if old.get("flops") else []}
 
 

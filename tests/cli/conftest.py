@@ -22,7 +22,7 @@ def environment() -> Callable[..., dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run."""
+    """The folder in which the commands run."""
     return tmp_path_factory.mktemp("cli")
 
 

@@ -136,7 +136,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_resumed(
     assert json.loads((folder / "results.json").read_text())["results"] == json.loads(finished.stdout)["results"]
     another = harness(*arguments, "--resume", "--only=*/N4096")
     assert another.returncode == 2
-    assert "the cases or their timing are others" in another.stderr
+    assert "the cases or their timing differ" in another.stderr
 
 
 def test_a_dry_run_predicts_what_does_not_fit(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Har
     assert "N4096" in printed
     assert "fine" in printed
     *_, stopped, again = told.splitlines()
-    assert stopped == "stopped after 1 of 4 measurements; go on with"
+    assert stopped == "stopped after 1 of 4 measurements; to continue:"
     assert again.split() == ["harness", *command, "--resume"]
     assert "Traceback" not in told
     gate.touch()

@@ -281,7 +281,7 @@ def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, kept, o
 
 @pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])
 def test_only_what_changed_is_compiled_again(monkeypatch, tmp_path, changed):
-    """Where it lies makes no difference."""
+    """A kernel that was moved to another folder isn't compiled again."""
     calls, compile_verbose = [], compiler.compile_verbose
     monkeypatch.setattr(compiler, "compile_verbose", lambda *asked: calls.append(asked) or compile_verbose(*asked))
     texts = {"k.cu": '#include "k.cuh"\nextern "C" __global__ void k(int* p) { *p = A + B; }', "k.cuh": "#define B 1\n"}

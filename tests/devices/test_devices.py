@@ -292,7 +292,7 @@ def test_calls_that_take_long_are_timed_one_by_one_and_made_seldom():
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", KINDS)
 def test_products_are_right(kind):
-    """In type, shape and spread: elements are sums of k products of two random numbers."""
+    """The product has the right type, shape and spread: elements are sums of k products of two random numbers."""
     import torch
 
     if not (found := list(Cuda().products(kind))):

@@ -1,4 +1,4 @@
-"""Which cases are measured, and by whom."""
+"""The cases that a gate measures, and the side that measures each."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_processes_of_the_same_index_are_pairs(make_run: MakeRun, slower: float,
 def test_single_processes_decide_nothing(make_run: MakeRun) -> None:
     made = judge(make_run(1), make_run(1))
     assert made.exit == Exit.UNDECIDED
-    assert {finding.message for finding in made.findings} == {"too few processes to decide, of which 1 make pairs"}
+    assert {finding.message for finding in made.findings} == {"too few processes to decide (pairs: 1)"}
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_choices_and_the_world_are_part_of_an_id() -> None:
     case = Case("dropout", "tuned", "float16", (("N", 8),), choices=(("layout", "nhwc"), ("p", 0.1)), world=2)
     assert case.id == "dropout/tuned/float16/N8/layout=nhwc,p=0.1/world=2"
     assert case.group == "dropout/float16/N8/layout=nhwc,p=0.1/world=2"
-    assert case.values == {"N": 8, "layout": "nhwc", "p": 0.1}
+    assert case.values == {"N": 8, "layout": "nhwc", "p": 0.1, "world": 2}
     assert case.symbols == {"N": 8}
     whole = Case("a", "v", "float32", (), choices=(("p", 1.0), ("q", 1 / 3)))
     assert whole.id == "a/v/float32/scalar/p=1,q=0.333333333333"

@@ -81,7 +81,7 @@ class Placed:
     offset: int
 
     def assert_untouched_around(self) -> None:
-        """Nothing was written outside of the tensor."""
+        """Assert that nothing was written outside of the tensor."""
         import torch
 
         size = self.tensor.element_size()

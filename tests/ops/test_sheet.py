@@ -165,3 +165,20 @@ def test_what_is_deferred_is_called_last_first_also_after_an_error(ctx):
     with pytest.raises(ZeroDivisionError), ctx.closing:
         _ = 1 / 0
     assert called == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    "names", [{"symbols": {"world": "devices"}}, {"symbols": {}, "choices": {"world": Choice("w", (1,))}}]
+)
+def test_the_world_is_no_name_of_an_op(names):
+    with pytest.raises(UsageError, match="op 'o' has a symbol or a choice named world"):
+        Op("o", "", **names)
+
+
+def test_the_work_may_depend_on_the_world():
+    op = Op("o", "", {"N": ""}, work=lambda s, size: Work(sent=2 * (s["world"] - 1) * s["N"] * size // s["world"]))
+    sent = {
+        world: op.work_of(Case("o", "v", "float32", (("N", 8),), world=world).values, "float32").sent
+        for world in (1, 2, 4)
+    }
+    assert sent == {1: 0, 2: 32, 4: 48}

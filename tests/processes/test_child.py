@@ -18,7 +18,7 @@ from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Case, Job, Limits, StreamPoint
-from harness.processes import messages
+from harness.processes import child, messages
 
 ROOT = Path(store.__file__).parents[2]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
@@ -69,7 +69,7 @@ def start() -> Iterator[Callable[..., Bare]]:
 
 @pytest.fixture(scope="module")
 def worker(start: Callable[..., Bare]) -> Iterator[Bare]:
-    """One that is ready, and ends in order when nobody can ask it any more."""
+    """A measuring process that is ready. It ends when its standard input is closed."""
     made = start("--device", "cpu", "--ops", *map(str, PLUGINS))
     assert made.hear() == READY
     yield made
@@ -117,6 +117,20 @@ def test_a_process_leaves_after_an_exception(start: Callable[..., Bare], job: Ca
     assert (answer.measurement.status, answer.leaving) == ("crashed", True)
     assert worker.silence()
     assert worker.process.wait(10) == 1
+
+
+def test_a_forked_copy_of_a_process_answers_nothing() -> None:
+    """A variant may fork and let the copy go on. Its answer would be taken for that of the next question."""
+    replies, sink = os.pipe()
+    pipe = child._Pipe(sink)
+    if (copy := os.fork()) == 0:
+        pipe.send(messages.Ready(messages.VERSION, "the copy"))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 1
+    pipe.send(messages.Ready(messages.VERSION, "the process"))
+    assert messages.decode_reply(os.read(replies, 4096)) == messages.Ready(messages.VERSION, "the process")
+    os.close(replies)
+    pipe._file.close()
 
 
 def test_a_process_tells_what_its_code_knows(worker: Bare, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.model import Case, Job, Measurement, Timing
+from harness import metrics
+from harness.model import Case, Job, Measurement, Result, Timing
 from harness.processes.supervisor import Workers
 
 PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("ranks.py", "small.py")]
@@ -19,8 +20,8 @@ Measure = Callable[..., Measurement]
 @pytest.fixture(scope="module")
 def measure() -> Iterator[Measure]:
     with Workers("cpu", PLUGINS) as workers:
-        yield lambda variant, op="apart": workers.measure(
-            Job(Case(op, variant, "float32", (("N", 4096),), world=2, device="cpu"), TIMING)
+        yield lambda variant, op="apart", world=2: workers.measure(
+            Job(Case(op, variant, "float32", (("N", 4096),), world=world, device="cpu"), TIMING)
         )
 
 
@@ -43,6 +44,15 @@ def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measu
     wrong = measure("wrong_1")
     assert wrong.status == "wrong"
     assert str(wrong.error).startswith("rank 1: y")
+
+
+def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure) -> None:
+    alone, together = (measure("gloo", op="all_reduce", world=world) for world in (1, 2))
+    assert (alone.status, together.status) == ("ok", "ok"), (alone.error, together.error)
+    found = metrics.subjects([Result(m.case, (m,)) for m in (alone, together)], None)
+    efficiency = metrics.METRICS["efficiency"].value
+    assert efficiency(found[alone.case.id]) is None
+    assert efficiency(found[together.case.id]) == pytest.approx(alone.time / together.time)
 
 
 def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Measure) -> None:

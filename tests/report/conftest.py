@@ -203,7 +203,7 @@ def apart() -> Callable[[Any, Path], list[Path]]:
 
 
 def _assert_apart(drawing: Any, _path: Path) -> list[Path]:
-    """In place of `save`: texts of the laid-out figure must neither overlap nor leave it."""
+    """Check, in place of `save`, that the texts of a figure neither overlap nor lie outside of it."""
     drawing.draw_without_rendering()
     boxes = list(_visible_boxes(drawing))
     assert len(boxes) > 4

@@ -65,6 +65,12 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
         (Claim("R1", "fast", "speedup", 2, "V100"), "'fast' wasn't run"),
         (Claim("R1", "tuned", "speedup", 2, "V100", over="peer:x"), "'peer:x' wasn't run"),
         (Claim("R1", "slow", "time", 2, "V100", where="*/N4194304"), "'slow' ended as timeout"),
+        (Claim("R1", "tuned", "efficiency", 2, "V100"), "what it is compared with wasn't measured"),
+        (Claim("R1", "tuned", "items", 2, "V100"), "'tuned' has no items a second"),
+        (
+            Claim("R1", "tuned", "per_joule", 2, "V100"),
+            "there is no metric named 'per_joule'; name the file of the op that adds it, with --ops",
+        ),
         (Claim("R1", "tuned", "time", 2, "V100", where="*/float16/*"), "no case here is like '*/float16/*'"),
     ],
 )

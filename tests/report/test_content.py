@@ -146,10 +146,11 @@ def test_roles_are_those_stored_with_the_scenario() -> None:
 
 
 def test_runs_of_schema_1_have_roles_by_their_variants_names() -> None:
-    names = ("eager", "compile", "tuned", "memcpy", "peer:apex", "naive")
-    assert list(roles(Scenario("a", "", "op", ()), names).values()) == [
-        "baseline", "baseline", "ours", "control", "peer", "published",
-    ]  # fmt: skip
+    names = ("eager", "compile", "tuned", "peer:apex", "naive")
+    scenario = Scenario("a", "", "prelu", ())
+    assert list(roles(scenario, names).values()) == ["baseline", "baseline", "ours", "peer", "published"]
+    # The gate says the same of these: the report and the gate ask one function.
+    assert roles(Scenario("a", "", "copy", ()), ["eager", "memcpy"]) == {"eager": "control", "memcpy": "control"}
     assert foremost({"eager": "baseline"}) == ""
 
 
@@ -170,6 +171,11 @@ def profiled(measured: Build, make_run: MakeRun) -> Run:
 def test_what_tools_found_is_in_the_table(profiled: Run, tables: Tables) -> None:
     found = columns(tables(profiled)[0])
     assert (found["ncu.bandwidth (GB/s)"], found["ncu.stalls"]) == (["", "3100"], ["", "0.2500"])
+
+
+def test_the_page_names_the_files_that_tools_left(profiled: Run, tables: Tables) -> None:
+    (files,) = [found for table in tables(profiled) if "tool" in (found := columns(table))]
+    assert files == {"case": ["`prelu/tuned/float32/N64`"], "tool": ["ncu"], "files": ["`ncu/tuned.ncu-rep`"]}
 
 
 def test_what_tools_found_is_there_for_other_programs(profiled: Run, tmp_path: Path) -> None:
@@ -303,10 +309,10 @@ def test_results_of_older_code_are_counted_with_their_op(measured: Build, make_r
     run = make_run(cases)
     assert report.stale(run, {"a": "1" * 64, "b": "2" * 64}) == []
     assert report.stale(run, {"a": "3" * 64, "b": "2" * 64}) == [
-        "2 results are of older code than there is now: a (measured with code 111111111111, now 333333333333)."
+        "2 results were measured with older code: a (code 111111111111, now 333333333333)."
     ]
     assert report.stale(run, {"a": "1" * 64, "b": "3" * 64}) == [
-        "1 result is of older code than there is now: b (measured with code 222222222222, now 333333333333)."
+        "1 result was measured with older code: b (code 222222222222, now 333333333333)."
     ]
 
 
@@ -318,7 +324,7 @@ def test_an_op_that_is_not_there_cannot_be_compared(measured: Build, make_run: M
 def test_a_run_of_schema_1_says_that_it_does_not_know(run: Run) -> None:
     old = replace(run, header=replace(run.header, schema=1))
     assert report.stale(old, {"prelu": "1" * 64}) == [
-        "This run is of schema 1, it doesn't say which code measured each result. A new run would."
+        "This run is of schema 1, which doesn't say which code measured each result. A new run says it."
     ]
 
 
@@ -352,7 +358,7 @@ def test_the_command_compares_with_the_code_that_is_there(measured: Build, make_
         subprocess.run(command, check=True, capture_output=True)
         return (folder / "report.md").read_text()
 
-    older = "1 result is of older code than there is now: copy (measured with code 111111111111, now "
+    older = "1 result was measured with older code: copy (code 111111111111, now "
     without, with_plugin = page(), page(f"--ops={plugin}")
     assert [older in text for text in (without, with_plugin)] == [True, True]
     unknown = "1 result can't be checked for older code: the code of mine isn't here."
@@ -360,4 +366,4 @@ def test_the_command_compares_with_the_code_that_is_there(measured: Build, make_
     # What the op says of its fact is known where the op is.
     assert ["**depth**: how deep the queue was" in text for text in (without, with_plugin)] == [False, True]
     plugin.write_text(f"{PLUGIN}# changed\n")
-    assert "mine (measured with code" in page(f"--ops={plugin}")
+    assert "mine (code " in page(f"--ops={plugin}")

@@ -67,6 +67,13 @@ def test_eighty_columns_tell_of_local_memory_before_registers(
     assert "too wide to show: noise, registers" in text
 
 
+def test_a_long_head_takes_a_few_lines(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> None:
+    case = measured("eager", "float32", SHAPE, facts=(("share of the queue that is filled", 0.25),))
+    lines = [line.strip() for line in drawn(terminal.render, make_run([case]), width=120).splitlines()]
+    (last,) = [number for number, line in enumerate(lines) if line.endswith("filled")]
+    assert [line.rpartition("  ")[2] for line in lines[last - 3 : last]] == ["share of", "the queue", "that is"]
+
+
 def test_forty_columns_fold_instead_of_losing_letters(
     measured: Callable[..., Measurement], make_run: Callable[..., Run]
 ) -> None:

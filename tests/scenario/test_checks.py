@@ -30,7 +30,6 @@ def test_defaults(loaded: Loaded) -> None:
         settings=(Setting((("M", 3), ("N", 4))),),
         dtypes=("float32", "float16", "bfloat16"),
         variants=("fast", "eager", "slow"),
-        worlds=(1,),
         baseline="eager",
         shows="",
         source="",
@@ -138,13 +137,13 @@ claims:
         ("17: claims[0].metric", "'speedupp' isn't known here; did you mean 'speedup'?"),
         ("17: claims[0].value", "must be more than 0, found 0"),
         ("17: claims[0].variant", "op 'add' has no variant 'fsat'; did you mean 'fast'?"),
-        ("18: claims[1].over", "is missing; a claim of speedup compares with another variant: name it"),
+        ("18: claims[1].over", "is missing; a claim of speedup compares with another variant: name that variant"),
         ("19: claims[2].hardware", "is missing; What the text measured on."),
         ("19: claims[2].over", "op 'add' has no variant 'eagr'; did you mean 'eager'?"),
         ("20: claims[3]", "must be a mapping, found 'nothing'"),
         (
             "21: claims[4].value",
-            "is missing; only a claim of speedup, traffic may be without, where a text gives no figure",
+            "is missing; only a claim of speedup, traffic may have no value, where a text gives no figure",
         ),
     ]
 

@@ -53,7 +53,7 @@ def test_names_that_are_nowhere_are_told_together(write: Write) -> None:
         ("title: t\nshapes: [{M: 1}\nop: add\n", "3", "a bracket is left open"),
         ("title: t\nop\nshapes: 1\n", "3", "a key without ': ' after it"),
         ("title: t\n---\n- a\n", "3", "holds a list; a scenario is a mapping of keys"),
-        ("title: t\n---\n", "3", "nothing stands between one '---' and the next; take one away"),
+        ("title: t\n---\n", "3", "nothing stands between one '---' and the next; remove one of them"),
         ("title: t\n---\ntitle: u: v\n", "3", "quote text that holds ': '"),
         ("title: *bold*\n", "1", "quote the text"),
         ("title: \0\n", "s.yaml", "holds control characters"),

@@ -101,7 +101,7 @@ def test_filters_that_name_what_is_not_there_are_told_together(
         Problem("--max-time", "must be more than 0 seconds, found 0"),
     ]
     assert upper.message == "'ADD/*' matches no case on cuda"
-    assert typo.advice.startswith("near it are add/fast/float32/M2-N4, ")
+    assert typo.advice.startswith("cases near it: add/fast/float32/M2-N4, ")
 
 
 @pytest.mark.parametrize(
@@ -110,17 +110,17 @@ def test_filters_that_name_what_is_not_there_are_told_together(
         (
             Selection("cpu", variants=("fast",)),
             "nothing to run: --variants fast keeps none of the 4 cases that are left",
-            "they have eager",
+            "these cases have eager",
         ),
         (
             Selection("cuda", dtypes=("bfloat16",)),
             "nothing to run: --dtype bfloat16 keeps none of the 14 cases that are left",
-            "they have float16, float32",
+            "these cases have float16, float32",
         ),
         (
             Selection("cuda", tags=("odd",), only=("add/*", "*/float16/*")),
             "nothing to run: --only add/* */float16/* keeps none of the 2 cases that are left",
-            "they have shrink/first/float32/N8-K4, shrink/second/float32/N8-K4",
+            "these cases have shrink/first/float32/N8-K4, shrink/second/float32/N8-K4",
         ),
     ],
 )
@@ -135,7 +135,7 @@ def test_an_empty_selection_names_the_filter_that_emptied_it(
 def test_nothing_that_the_device_runs(both: list[Definition], catalogue: dict[str, Op]) -> None:
     with pytest.raises(UsageError, match=r"--device cpu keeps none of the 2 cases") as caught:
         plan(both[1:], catalogue, Selection("cpu"))
-    assert caught.value.advice == "they have cuda"
+    assert caught.value.advice == "these cases have cuda"
     with pytest.raises(UsageError, match="no scenario was given"):
         plan([], catalogue, Selection("cpu"))
 

@@ -165,12 +165,18 @@ def test_choices(loaded: Loaded, text: str, expected: list[dict[str, object]]) -
         (
             "choices: {layout: [forward, up]}",
             "4: choices.layout[1]",
-            "'up' can't be chosen; allowed: forward, backward",
+            "'up' isn't a value of this choice; allowed: forward, backward",
         ),
-        ("choices: {factor: 3}", "4: choices.factor", "3 can't be chosen; allowed: a number from 0 to 2"),
-        ("choices: {factor: half}", "4: choices.factor", "'half' can't be chosen; allowed: a number from 0 to 2"),
-        ("choices: {keep: 1}", "4: choices.keep", "1 can't be chosen; allowed: yes, no"),
+        ("choices: {factor: 3}", "4: choices.factor", "3 isn't a value of this choice; allowed: a number from 0 to 2"),
+        (
+            "choices: {factor: big}",
+            "4: choices.factor",
+            "'big' isn't a value of this choice; allowed: a number from 0 to 2",
+        ),
+        ("choices: {keep: 1}", "4: choices.keep", "1 isn't a value of this choice; allowed: yes, no"),
         ("choices: {keep: []}", "4: choices.keep", "must not be empty, found an empty list"),
+        ("choices: {keep: }", "4: choices.keep", "must be a name or a number, found nothing"),
+        ("choices: {keep: [[yes]]}", "4: choices.keep[0]", "must be a name or a number, found a list"),
         ("world: 0", "4: world", "must be 1 or more, found 0"),
         ("world: [1, two]", "4: world[1]", "must be an integer, found 'two'"),
     ],
@@ -181,7 +187,7 @@ def test_a_choice_that_is_not_there_is_refused(refused: Refused, text: str, plac
 
 def test_a_choice_stands_in_one_place(refused: Refused) -> None:
     text = "title: t\nop: scale\nshapes: [{N: 4, layout: forward}, {N: 4, layout: side}]\nchoices: {layout: forward}\n"
-    assert refused(text)[0] == ("3: shapes[0].layout", "stands in 'choices' too; leave one of the two out")
+    assert refused(text)[0] == ("3: shapes[0].layout", "is set in 'choices' too; remove one of the two")
 
 
 def test_an_op_without_choices_says_so(refused: Refused) -> None:

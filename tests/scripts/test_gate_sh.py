@@ -1,4 +1,4 @@
-"""The shell around the gate, with something else in the place of `harness`."""
+"""The shell script around the gate, with a fake in place of `harness`."""
 
 from __future__ import annotations
 

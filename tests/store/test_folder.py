@@ -348,7 +348,10 @@ def test_an_attachment_that_was_cut_is_named_and_costs_only_itself(folder: Path,
         file.write('{"case": "copy/b", "to')
     run = store.load(folder)
     assert run.attachments == (whole,)
-    assert "attachments.jsonl:2: one result is lost: the line is cut short" in run.losses[0]
+    assert "attachments.jsonl:2: one attachment is lost: the line is cut short" in run.losses[0]
+    following = Attachment("copy/c", "ncu")
+    store.attach(folder, [following])
+    assert store.load(folder).attachments == (whole, following)
 
 
 def test_nothing_is_attached_where_there_is_no_run(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from harness import store
 from harness.model import Case, Header, Job, Measurement, Traffic
 from harness.store import parse, version1
 
@@ -112,7 +113,19 @@ def test_ids_and_groups(old: str, new: str) -> None:
 @pytest.mark.parametrize("run", ["bn", "dropout_fused", "prelu"])
 def test_a_case_survives_the_way_there_and_back(run: str) -> None:
     for line in lines(run):
-        assert version1.downgrade_case(version1.upgrade_case(line["case"])) == line["case"]
+        assert version1.downgrade_case(version1.upgrade_measurement(line)["case"]) == line["case"]
+
+
+def test_a_run_that_can_not_be_gone_on_with_is_left_as_it_is(tmp_path: Path) -> None:
+    """Its last line lacks the line end. As a line of version 2 it would count as cut."""
+    for name, cut in (("run.json", 0), ("results.jsonl", 1)):
+        content = (REPORTS / "prelu" / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) - cut])
+    before = (tmp_path / "results.jsonl").read_bytes()
+    run, writer = store.reopen(tmp_path)
+    writer.close()
+    assert run.losses == ()
+    assert (tmp_path / "results.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rule: which cases have no noise floor, and where a noise floor lets more pass than the margin asked for."""
+"""Rule: notes about cases without a noise floor, and about noise floors that are larger than the margin asked for."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         noise, asked = (units.percent(share, 2) for share in (most.margin.value, most.margin.asked))
         message = (
             f"the noise of {len(raised)} of {len(decided)} cases lets losses pass that are larger than the {asked} "
-            f"asked for: up to {noise} of {most.case.id}"
+            f"asked for: up to {noise} in {most.case.id}"
         )
         yield Finding("calibration", "note", message, _AGAIN)

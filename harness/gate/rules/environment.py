@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def review(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Findings of severity 'environment' where the others' findings rest on times of a bad machine, otherwise notes."""
+    """A finding about each bad state of the machine: 'environment' if other findings rest on its times, else 'note'."""
     resting = [found for found in findings if found.rests_on and found.severity in ("failure", "undecided")]
     if evidence.shared:
         severity: Severity = "environment" if resting else "note"
@@ -30,7 +30,7 @@ def review(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]
 
 
 def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
-    """No case has a time with either code: a gate that passes then would never fail."""
+    """A finding if no case has a time with either code: otherwise such a gate would pass."""
     known = [found for found in evidence.cases if found.base and found.now]
     if known and not any(m.time is not None for found in known for m in (*found.base, *found.now)):
         message = "no case that both sides have could be measured, on either side"
@@ -38,7 +38,7 @@ def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _moved(evidence: Evidence) -> Iterator[Finding]:
-    """The library's copy got slower. If at least half of the other cases did too, the machine is the reason."""
+    """A finding if the library's copy got slower. If at least half of the other cases did too, the machine is why."""
     decided = [found for found in evidence.cases if found.decision]
     slow = [found for found in decided if found.decision and found.decision.outcome == "regressed"]
     controls = [found for found in slow if found.control]
@@ -58,7 +58,7 @@ def _moved(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Lowered clocks, and whether what other rules found of the case rests on them."""
+    """A finding if clocks were lowered; it is graver if what other rules found about the case rests on them."""
     before, after = _times_throttled(found.base), _times_throttled(found.now)
     if not before and not after:
         return

@@ -45,7 +45,7 @@ def _on_both(found: CaseEvidence, base: str, before: str, after: str) -> Finding
         return Finding("missing", "failure", f"{after}; in {base} it {before or 'was ok'}", advice, found.case)
     if found.decision is None and not never_before and not never_now:
         why = "".join(f"; {where} it {text}" for where, text in ((f"in {base}", before), ("now", after)) if text)
-        message = f"too few processes to decide, of which {len(found.pairs)} make pairs{why}"
+        message = f"too few processes to decide (pairs: {len(found.pairs)}){why}"
         return Finding("missing", "undecided", message, _ENOUGH, found.case)
     if after:
         text = f"not measured: {after}, as in {base}" if never_now else f"{after}; in {base} it {before}"
@@ -68,5 +68,5 @@ def _complaint(measurements: Sequence[Measurement]) -> str:
 
 
 def _is_wrong(measurements: Sequence[Measurement]) -> bool:
-    """Whether a new case fails. One that is unsupported here, or has too little memory, doesn't."""
+    """Whether a new case fails. A case that is unsupported here, or has too little memory, doesn't."""
     return any(m.status in FAILED for m in measurements)

@@ -1,4 +1,4 @@
-"""Rule: a case slower than the base by more than its margin fails; one that the pairs don't decide is undecided."""
+"""Rule: a case that is slower than the base by more than its margin fails, unless the pairs don't decide it."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def _more(decision: Decision) -> str:
     """What the user can do to get a decision."""
     count = decision.pairs_to_tell or TELL_MOST
     pairs = f"{count} or more" if count >= TELL_MOST else f"about {count}"
-    return f"{pairs} pairs would tell (stored runs: --repeat); end other work on the machine, or raise --margin"
+    return f"{pairs} pairs would decide (stored runs: --repeat); end other work on the machine, or raise --margin"

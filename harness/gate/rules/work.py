@@ -1,4 +1,4 @@
-"""Rule: where the work of a case differs between base and now, only its times can be compared."""
+"""Rule: if the work of a case differs between base and now, only its times can be compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_NAMED = 3
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """One note for all cases whose work differs, with what differs of the first few. The verdicts are about times."""
+    """One note for all cases whose work differs. It says for the first few what differs. It changes no verdict."""
     differing: list[str] = []
     for found in evidence.cases:
         before, after = _work(found.base), _work(found.now)

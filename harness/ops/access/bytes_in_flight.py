@@ -1,6 +1,6 @@
 """A copy with a known number of bytes in flight: row O17. Twin of bytes_in_flight.cu.
 
-T * V * U bytes are being read on each multiprocessor at a time.
+At any time T * V * U bytes are being read on each multiprocessor: these are in flight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copy: the plainest kernel there is, and the yardstick of the others. Twin of copy.cu."""
+"""Copy: the simplest kernel, which the others are compared with. Twin of copy.cu."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _SECTOR = 8  # floats
 
 # What prelu_grad_tuned cuts the tensor by.
 _PLACES_A_BLOCK = 2  # with two rounds under way in each, a block for every second place keeps the memory busy
-_MOST_ROUNDS = 8  # beyond, there is next to nothing left to share
+_MOST_ROUNDS = 8  # with more rounds hardly any time is saved
 _MOST_PERIOD = 2**30  # elements that are aimed at, so that places in a period have 31 bits
 _GRID = 2**31 - 1
 

@@ -41,7 +41,7 @@ from harness.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPieces, Statist
 if TYPE_CHECKING:
     import torch
 
-_PARTIAL = 4  # floats of a partial sum: count, shift, sum, squares
+_PARTIAL = 4  # floats of a partial sum: count, shift, sum, sum of squares
 _SLICE = 64  # elements of a thread of the simple statistics
 _SLOTS_OF_WARP = 256  # slots of a channel that a warp adds; where a channel has more, a block does
 

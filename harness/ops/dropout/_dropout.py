@@ -66,12 +66,12 @@ def split(count: int, bits: int) -> tuple[int, int]:
 
 
 def expected_share(ctx: Context, mask: torch.Tensor) -> Iterator[str]:
-    """A complaint if the share of elements that `mask` (bool) keeps is 5 sigma or more off."""
+    """A complaint if the share of elements that `mask` (bool) keeps is off by 5 standard deviations or more."""
     count, kept, wanted = mask.numel(), int(mask.sum()), 1 - ctx.s.p
     # A narrow number's probability may be 2**-17 off.
     allowed = _SIGMAS * math.sqrt(count * wanted * (1 - wanted)) + count * 2.0**-17
     if abs(kept - count * wanted) > allowed:
-        yield f"{kept} of {count} elements are kept; {count * wanted:.0f} within {allowed:.0f} would be random"
+        yield f"{kept} of {count} elements are kept; expected are {count * wanted:.0f} within {allowed:.0f}"
 
 
 def expected_sum(ctx: Context, t: Tensors, x: torch.Tensor, addend: torch.Tensor) -> Iterator[Expected | str]:
@@ -92,7 +92,7 @@ def expected_values(
 ) -> Expected:
     """Values (any precision) must be those that the mask asks for, which `want` has in float32 or wider.
 
-    The scale may be off by the rounding of the probability, 2**-17 of 1, hence a tolerance beside the dtype's own.
+    The scale may be off by the rounding of the probability, 2**-17. So there is a tolerance besides the dtype's own.
     magnitude: what the tolerance is relative to where that isn't `want`: a sum's terms may be far larger than the sum.
     """
     rounding = 2.0**-16 / max(1 - ctx.s.p, 2.0**-16)

@@ -72,7 +72,7 @@ OP = Op(
 
 @OP.variant("eager", "torch.native_dropout, byte mask", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
 def eager(ctx: Context) -> Launch:
-    """In training torch.nn.functional.dropout calls the same."""
+    """The function is the one that torch.nn.functional.dropout calls in training."""
     import torch
 
     probability = ctx.s.p

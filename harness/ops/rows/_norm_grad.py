@@ -59,8 +59,8 @@ def traffic(dy: int, x: int) -> Callable[[Symbols, int], Traffic]:
 def tuned_traffic(sums: int) -> Callable[[Symbols, int], Traffic]:
     """The traffic of `tuned`: it reads dy and x once where it works on tiles, twice where it spreads rows.
 
-    Which of these it does is asked of the plan for the current device, or for an H200 where there is none. All of the
-    plan's clusters are assumed to find room, and tensors to be aligned.
+    The plan for the current device decides which of these it does; without a device, the plan for an H200. All of the
+    plan's clusters are assumed to run at a time, and tensors to be aligned.
     """
 
     def moved(symbols: Symbols, itemsize: int) -> Traffic:
@@ -160,7 +160,7 @@ def _inputs(t: Tensors) -> tuple[Any, ...]:
 
 
 def _groups(case: _GradCase, column_blocks: int, most_blocks: int) -> int:
-    """Groups of rows that sum columns side by side: as many as keep the chip busy, if rows suffice."""
+    """Groups of rows that sum columns at the same time: as many as keep the GPU busy, if there are enough rows."""
     wanted = most_blocks * cuda.multiprocessors() // max(1, column_blocks)
     return max(1, min(wanted, blocks(case.rows, _GROUP_ROWS), _GRID_Y))
 

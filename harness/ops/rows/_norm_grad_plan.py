@@ -138,7 +138,7 @@ class NormGradPlan:
         return cls(team, row.singles, stages, teams, most_teams, tile_rows, piece, tile_bytes, row_bytes, shared)
 
     def worth(self, teams: int) -> bool:
-        """Whether the kernel on tiles pays if so many teams run at a time. A shared device may have room for none."""
+        """Whether the kernel on tiles is faster if so many teams run at a time. On a shared device none may run."""
         return 0 < teams <= self.most_teams
 
     @property

@@ -29,9 +29,9 @@ _TILE_ELEMENTS = 8  # of a row in a tile that a thread has at most
 _TILE_ELEMENTS_WITH_VECTORS = 16  # the same where rows share vectors: their statistics take longer
 _TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memory busy
 
-# Packs a thread, as measured on an H200. Two loads under way in each of many threads are best as long as a row leaves
-# room for others on its SM. Longer rows are cut among the blocks of a cluster, so that there is room again; a thread
-# takes more packs of them, and of halves all that its registers hold.
+# Packs a thread, as measured on an H200. Two loads in flight in each of many threads are best as long as several rows
+# fit on a multiprocessor. Longer rows are cut among the blocks of a cluster, so that several fit again. There a thread
+# takes more packs, and of halves as many as its registers hold.
 _WARP_PACKS = 2
 # (packs a thread, most packs of a row, or of a block's part of it), by the number of matrices that a thread keeps.
 _FEW_PACKS = {1: ((2, 1024), (3, 2112)), 2: ((2, 256), (1, 1024), (3, 2112))}
@@ -244,6 +244,6 @@ def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1,
 def has_plan(symbols: Symbols, itemsize: int, kept: int = 1) -> bool:
     """Whether rows fit into registers, for the traffic of a case. kept: as in `planned`.
 
-    The answer is that of an H200, whatever the device. Devices without clusters fall back at shorter rows already.
+    The answer is that for an H200, whatever the device. Devices without clusters use the fallback for shorter rows too.
     """
     return RowPlan.of(symbols["M"], symbols["N"], itemsize, H200, kept) is not None

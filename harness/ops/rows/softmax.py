@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 # As in softmax.cu.
-_ANY_BLOCK = 512  # threads of the kernels that no macro gives them to
+_ANY_BLOCK = 512  # threads of a block in kernels that have no macro for it
 _STATIC_SHARED = 1024  # bytes of shared memory beside the row
 
 _WARP_COLUMNS = 1024  # columns up to which `unfused` and `online` give a row a warp; longer rows get a block

@@ -1,4 +1,4 @@
-"""Everything for other programs: the header, a result a case with every metric by name, what tools have found."""
+"""Everything for other programs: the header, a result for each case with every metric by name, what tools found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
 
 
 def text(run: Run, notes: Sequence[str] = ()) -> str:
-    """The run as JSON: schema, header (as in run.json), results, attachments, and what else there is to say.
+    """The run as JSON: schema, header (as in run.json), results, attachments, and notes.
 
     A result has the keys of results.csv; null stands for what isn't known. A case of several scenarios has one result,
     that of the first.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from harness.model import Run
 
-SUMMARY = "plots/*.svg and *.png: the foremost metric by variant and shape, and the ceilings"
+SUMMARY = "plots/*.svg and *.png: bandwidth or another metric by variant and shape, and the ceilings"
 
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes

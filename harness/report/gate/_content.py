@@ -1,4 +1,4 @@
-"""What every format tells of a gate run: a row a case, worst first; findings, gravest first; how it ended."""
+"""What every format shows of a gate run: a row for each case, worst first; findings, gravest first; how it ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {
     Exit.OK: ("passed", "no case of ours lost more than its margin"),
     Exit.GATE_FAILED: ("FAILED", "a case is slower, below its floor, or missing"),
-    Exit.UNDECIDED: ("undecided", "the pairs don't tell whether a case lost more than its margin"),
+    Exit.UNDECIDED: ("undecided", "the pairs don't decide whether a case lost more than its margin"),
     Exit.ENVIRONMENT: ("not valid", "the machine can't give valid numbers, or the runs can't be compared"),
 }
 KINDS: dict[Severity, Kind] = {
@@ -63,9 +63,9 @@ def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
 
 def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:
     decision = evidence.decision
-    # What the rule `slower` says stands there already, as the outcome.
+    # The outcome already says what the rule `slower` found.
     rules = [f.rule for f in about if f.severity != "note" and (f.rule != "slower" or decision is None)]
-    # An 'ok' beside the name of a rule that fails the case would only mislead.
+    # An 'ok' beside the name of a rule that fails the case would mislead.
     outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
     words = " + ".join([*outcomes, *dict.fromkeys(rules)]) or "not compared"
     return CaseRow(evidence, about, f"{words} (control)" if evidence.control else words)
@@ -117,12 +117,12 @@ def ending(run: GateRun) -> tuple[str, str]:
     word, meaning = MEANINGS[run.exit]
     if run.advisory:
         strict = replace(run, advisory=False).exit
-        meaning = f"--advisory never fails; without it the exit code would be {strict:d}, {MEANINGS[strict][0]}"
+        meaning = f"with --advisory it never fails; without, the exit code would be {strict:d}, {MEANINGS[strict][0]}"
     return word, meaning
 
 
 def revision(side: Revision) -> str:
-    """A side in words: what it was called, its revision, and whether that is all of it."""
+    """A side in words: what it was called, its revision, and whether it has changes that aren't in that revision."""
     known = side.revision[:_REVISION]
     shown = f" ({known})" if known and known != side.label else ""
     return f"{side.label}{shown}" + (" with uncommitted changes" if side.dirty else "")

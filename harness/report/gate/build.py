@@ -26,7 +26,7 @@ _TERMS = {
 
 
 def page(run: GateRun, figure: str = "") -> Page:
-    """Everything that a gate run has to tell. figure: path of the plot, relative to the page; '' for no plot."""
+    """The page of a gate run. figure: path of the plot, relative to the page; '' for no plot."""
     word, meaning = ending(run)
     blocks: list[Block] = [Note(f"{outcome(run)}. Exit code {run.exit:d}: {meaning}.")]
     blocks += [Note(difference, "environment", "Can't be compared") for difference in run.refused]

@@ -1,4 +1,4 @@
-"""How a gate run ended, on a terminal: the table, worst first, then the findings, then one line that says it all."""
+"""A gate run on a terminal: the table, worst first, then the findings, then one line that says how it ended."""
 
 from __future__ import annotations
 

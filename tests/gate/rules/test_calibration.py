@@ -29,5 +29,5 @@ def test_margins_that_noise_has_raised_are_told_with_the_largest(
     [finding] = calibration.judge(Evidence("main", (), cases))
     assert finding.severity == "note"
     assert finding.message.startswith("the noise of 2 of 3 cases lets losses pass that are larger than the 1.00% asked")
-    assert finding.message.endswith(f"up to 7.00% of {cases[2].case.id}")
+    assert finding.message.endswith(f"up to 7.00% in {cases[2].case.id}")
     assert not list(calibration.judge(Evidence("main", (), cases[:1])))

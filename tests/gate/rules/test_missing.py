@@ -36,7 +36,7 @@ OK, WRONG, UNSUPPORTED = ({"status": status} for status in ("ok", "wrong", "unsu
             "failure",
             "ended as wrong: off by 3; in main it ended as wrong in 1 of 2 processes",
         ),
-        ([OK, WRONG], [WRONG, OK], "undecided", "too few processes to decide, of which 0 make pairs; in main it ended"),
+        ([OK, WRONG], [WRONG, OK], "undecided", "too few processes to decide (pairs: 0); in main it ended"),
     ],
 )
 def test_what_is_gone_or_wrong_fails_unless_it_was_so_before(

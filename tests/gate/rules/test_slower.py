@@ -24,10 +24,10 @@ def test_what_cannot_be_told_is_undecided_and_says_how_many_pairs_would_tell(
     decision = Decision("inconclusive", "confirm", -0.01, -0.02, 0.0, 20, p=0.4, pairs_to_tell=70)
     [finding] = slower.judge(Evidence("main", (), (evidence(decision=decision),)))
     assert finding.severity == "undecided"
-    assert finding.advice.startswith("about 70 pairs would tell")
+    assert finding.advice.startswith("about 70 pairs would decide")
     capped = evidence(decision=replace(decision, pairs_to_tell=200))
     [finding] = slower.judge(Evidence("main", (), (capped,)))
-    assert finding.advice.startswith("200 or more pairs would tell")
+    assert finding.advice.startswith("200 or more pairs would decide")
 
 
 def test_a_gain_is_a_note_and_ok_is_nothing(evidence: Callable[..., CaseEvidence]) -> None:

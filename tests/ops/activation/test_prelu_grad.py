@@ -98,7 +98,7 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("variant", OURS)
 def test_random_values(launch, placed, variant, dtype):
-    """As a case is checked, on one that has several rounds; and twice, with the same result."""
+    """Check a case with several rounds as the harness does, and compare two results, which must be the same."""
     import torch
 
     ctx = context(variant, dtype, (400, 64, 28, 28), "cuda")
@@ -186,7 +186,7 @@ def test_eager_is_what_autograd_does(channels):
 
 @pytest.mark.parametrize(("dtype", "elements"), [("float32", 2**22), ("float16", 2**19), ("bfloat16", 2**16)])
 def test_a_sum_without_one_block_is_noticed(dtype, elements):
-    """Of a channel as long as the type's own rounding lets one see it."""
+    """A part of a channel is left out, as small as the rounding of the type lets the check see."""
     import torch
 
     ctx = context("fused", dtype, (elements, 1, 1, 1))

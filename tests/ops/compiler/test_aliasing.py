@@ -14,7 +14,7 @@ NAMES = ("x", "w", "sum", "difference")
 
 
 def expected(x, w):
-    """In float64, whose rounding doesn't show once it's rounded again."""
+    """The results in float64, whose rounding doesn't show after they are rounded to the dtype."""
     x, w = x.double(), w.double()
     return {"sum": x + w, "difference": x - w}
 

@@ -12,7 +12,7 @@ OURS = ["branch", "select", "tuned"]
 
 
 def expected(x, w):
-    """In float64, which holds the product of two floats exactly."""
+    """The result in float64, which holds the product of two floats exactly."""
     wide = x.double()
     return wide.where(x > 0, w.double() * wide).to(x.dtype)
 

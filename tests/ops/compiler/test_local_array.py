@@ -15,7 +15,7 @@ OURS = ["runtime_index", "constant_index", "tuned"]
 
 
 def rotated(x, places):
-    """By the definition, as bits."""
+    """The result by the definition, as bits."""
     import torch
 
     raw = x.view(torch.int32 if x.element_size() == 4 else torch.int16)

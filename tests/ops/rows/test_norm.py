@@ -321,7 +321,7 @@ def test_rows_of_equal_values_give_exactly_beta(run, variant):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_a_first_element_far_from_the_mean(run, normal, variant):
-    """The sums are made about the first element. They tell that it is too far from the mean, and are made again."""
+    """The sums are made about the first element. If they show that it is too far from the mean, they are made again."""
     for dtype, columns in itertools.product(("float16", "float32"), (30, 1000, 16_384)):
         if variant == "half2" and dtype == "float32":
             continue

@@ -35,7 +35,7 @@ def test_one_of_everything(gate_run: GateRun, width: int, golden: Callable[[str,
     [
         ("note", "gate passed: exit 0, no case of ours lost more than its margin"),
         ("failure", "gate FAILED: exit 1, a case is slower, below its floor, or missing"),
-        ("undecided", "gate undecided: exit 3, the pairs don't tell whether a case lost more than its margin"),
+        ("undecided", "gate undecided: exit 3, the pairs don't decide whether a case lost more than its margin"),
         ("environment", "gate not valid: exit 4, the machine can't give valid numbers, or the runs can't be compared"),
     ],
 )
@@ -48,7 +48,9 @@ def test_the_last_line_says_what_the_exit_code_means(
 
 def test_an_advisory_run_says_what_it_would_have_been(gate_run: GateRun) -> None:
     text = drawn(replace(gate_run, advisory=True), 140)
-    assert text.endswith("gate passed: exit 0, --advisory never fails; without it the exit code would be 1, FAILED\n")
+    assert text.endswith(
+        "gate passed: exit 0, with --advisory it never fails; without, the exit code would be 1, FAILED\n"
+    )
 
 
 def test_runs_that_can_not_be_compared_say_why(make_gate: MakeGate) -> None:

@@ -99,7 +99,7 @@ BOTH = Limits(
         (Work(500, 500, (("float16", 200),)), Bound("float16", 2.0)),
         # Operations of two types take turns.
         (Work(500, 500, (("float16", 200), ("int8", 10))), Bound("float16 + int8", 3.0)),
-        # Of a type without a measured peak nothing is known, nor of what is done beside it.
+        # No peak was measured of float8, so no bound by compute is known, whatever else is computed.
         (Work(500, 500, (("float16", 200), ("float8", 10))), Bound("memory", 1.0)),
         (Work(flops=(("float16", 200),)), Bound("float16", 2.0)),
         (Work(500, 500, sent=1000), Bound("link", 5.0)),

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING
 
 from harness import paths, stats
 from harness.devices import CACHES, FEWEST_SETS, Device, MatrixProduct, Ring, Stream, covering_sets
-from harness.model import ComputePoint, Limits, LinkPoint, Machine, StreamPoint, Work
+from harness.model import COMPUTE_KINDS, ComputePoint, Limits, LinkPoint, Machine, StreamPoint, Work
 
 if TYPE_CHECKING:
     import torch
 
-KINDS = ("float32", "tf32", "float16", "bfloat16", "float8", "int8")
-"""Types whose peaks of compute can be measured: float32 without tensor cores, int8 with sums in int32."""
 _SCHEMA = 1  # version of the file that limits are kept in, and of how they are measured
 _ALIGN = 512  # bytes: the alignment that the allocators give, a whole number of 16-byte packs
 _ELEMENT = 4  # bytes: torch streams float32; for the other ways of streaming the type makes no difference
@@ -42,8 +40,8 @@ Progress = Callable[[str, float], None]
 class Needs:
     """Which limits a run needs.
 
-    streams: those of the memory. kinds: peaks of compute, each by a name in KINDS. worlds: bandwidths of the links, by
-    the number of devices that send at the same time.
+    streams: those of the memory. kinds: peaks of compute, each by a name in COMPUTE_KINDS. worlds: bandwidths of the
+    links, by the number of devices that send at the same time.
     """
 
     streams: bool = True
@@ -63,7 +61,7 @@ class Needs:
         """All limits that can be measured on the machine; links for 2, 4, 8 ... devices, and for all of them."""
         count = len(machine.devices)
         doubled = {2**exponent for exponent in range(1, count.bit_length())}
-        return cls(kinds=KINDS, worlds=tuple(sorted(doubled | ({count} if count > 1 else set()))))
+        return cls(kinds=COMPUTE_KINDS, worlds=tuple(sorted(doubled | ({count} if count > 1 else set()))))
 
 
 def _silent(_text: str, _share: float) -> None:

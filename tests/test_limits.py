@@ -14,7 +14,7 @@ from harness import limits
 from harness.devices import Batch, MatrixProduct, Ring, Stream
 from harness.devices.cpu import Cpu
 from harness.limits import Needs
-from harness.model import DeviceFacts, Limits, Machine, StreamPoint, Timer, Work
+from harness.model import COMPUTE_KINDS, DeviceFacts, Limits, Machine, StreamPoint, Timer, Work
 from harness.ranks import ALONE, Group
 
 EVERYTHING = Needs(kinds=("float32", "float16", "float8"), worlds=(2,))
@@ -232,7 +232,7 @@ def test_what_is_missing():
 @pytest.mark.parametrize(("count", "worlds"), [(1, ()), (2, (2,)), (6, (2, 4, 6)), (8, (2, 4, 8))])
 def test_everything(machine, count, worlds):
     needs = Needs.everything(replace(machine, devices=machine.devices * count))
-    assert needs == Needs(True, limits.KINDS, worlds)
+    assert needs == Needs(True, COMPUTE_KINDS, worlds)
 
 
 def test_a_second_run_measures_a_probe_and_no_more():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.model.case import FAILED, Cache, Case, Job, Status, Timing, Value
-from harness.model.limits import Bound, ComputePoint, Limits, LinkPoint, StreamPoint
+from harness.model.limits import COMPUTE_KINDS, Bound, ComputePoint, Limits, LinkPoint, StreamPoint
 from harness.model.machine import Conditions, DeviceFacts, Machine
 from harness.model.measurement import (
     Attachment,
@@ -21,6 +21,7 @@ from harness.model.run import SCHEMA, Difference, Header, Run
 from harness.model.scenario import LIBRARY_ROLES, Claim, Curve, Expectation, Scenario, usual_role
 
 __all__ = [
+    "COMPUTE_KINDS",
     "FAILED",
     "LIBRARY_ROLES",
     "SCHEMA",

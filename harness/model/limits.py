@@ -12,6 +12,8 @@ from typing import Literal
 from harness.model.measurement import Work
 
 State = Literal["burst", "settled"]
+COMPUTE_KINDS = ("float32", "tf32", "float16", "bfloat16", "float8", "int8")
+"""Types of operations whose peaks can be measured: float32 without tensor cores, int8 with sums in int32."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.errors import Problem, nearest
 from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
-from harness.model import Value
+from harness.model import COMPUTE_KINDS, Value
 from harness.ops import Choice, Op, Tensor
 from harness.scenario.definition import Setting
 from harness.scenario.documents import Document, KeyPath
@@ -205,12 +205,14 @@ def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequen
     """Why the op can't have this shape: tensors of negative size, numbers that 64 bits can't hold."""
     try:
         bytes_ = [(tensor.name, tensor.bytes(setting.values, dtype)) for tensor in tensors for dtype in dtypes]
-        for dtype in dtypes:
-            op.work_of(setting.values, dtype)
+        works = [op.work_of(setting.values, dtype) for dtype in dtypes]
     except Exception as error:  # the op may be a plug-in, whose functions raise anything
         reason = str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
         yield f"op '{op.name}' can't have this shape: {reason}"
         return
+    for kind in {kind for work in works for kind, _ in work.flops} - set(COMPUTE_KINDS):
+        allowed = ", ".join(COMPUTE_KINDS)
+        yield f"op '{op.name}' counts operations in '{kind}', whose peak can't be measured (allowed: {allowed})"
     for name, count in bytes_:
         if count > LIMIT:
             yield f"tensor '{name}' overflows 64 bits: it has {count:.3g} bytes"

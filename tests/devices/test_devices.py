@@ -16,7 +16,7 @@ from harness.devices._matrices import products
 from harness.devices.cpu import Cpu, _parse_size
 from harness.devices.cuda import Cuda
 from harness.errors import UsageError
-from harness.limits import KINDS
+from harness.model import COMPUTE_KINDS
 
 
 def test_cuda_is_preferred_and_the_cpu_always_there():
@@ -184,7 +184,7 @@ def test_rings_need_as_many_gpus(gpus):
     ],
 )
 def test_products_of_kinds_that_the_gpu_multiplies(capability, kinds):
-    assert {kind for kind in (*KINDS, "float64") if list(products(kind, capability))} == kinds
+    assert {kind for kind in (*COMPUTE_KINDS, "float64") if list(products(kind, capability))} == kinds
 
 
 def test_kinds_that_this_torch_lacks_are_left_out(monkeypatch):
@@ -195,7 +195,7 @@ def test_kinds_that_this_torch_lacks_are_left_out(monkeypatch):
 def test_products_of_the_cpu():
     small = Cpu()
     small.product_sizes = (32, 64)
-    found = [product for kind in KINDS for product in small.products(kind)]
+    found = [product for kind in COMPUTE_KINDS for product in small.products(kind)]
     assert [(product.kind, product.operations) for product in found] == [
         ("float32", 2 * 32**3), ("float32", 2 * 64**3), ("bfloat16", 2 * 32**3), ("bfloat16", 2 * 64**3),
     ]  # fmt: skip
@@ -290,7 +290,7 @@ def test_calls_that_take_long_are_timed_one_by_one_and_made_seldom():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", COMPUTE_KINDS)
 def test_products_are_right(kind):
     """The product has the right type, shape and spread: elements are sums of k products of two random numbers."""
     import torch

@@ -9,6 +9,7 @@ import pytest
 from harness import limits
 from harness.devices.cpu import Cpu
 from harness.limits import Needs
+from harness.model import COMPUTE_KINDS
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def test_the_real_processor():
         product_sizes = (128,)
         load_seconds = 0.0
 
-    found = limits.measure(Small(), Needs(kinds=limits.KINDS, worlds=(2,)))
+    found = limits.measure(Small(), Needs(kinds=COMPUTE_KINDS, worlds=(2,)))
     assert {p.read_share for p in found.best} == {0, 0.5, 0.67, 0.75, 1}
     assert all(1e7 < p.bandwidth < 1e13 for p in found.points)
     assert {p.kind for p in found.compute} == {"float32", "bfloat16"}
@@ -66,8 +67,8 @@ def test_the_peaks_of_the_real_gpu():
     """Tensor cores multiply several times as fast as CUDA cores, and faster the narrower the type."""
     from harness.devices.cuda import Cuda
 
-    found = limits.measure(Cuda(), Needs(streams=False, kinds=limits.KINDS))
-    rates = {kind: found.rate(kind) for kind in limits.KINDS if found.rate(kind)}
+    found = limits.measure(Cuda(), Needs(streams=False, kinds=COMPUTE_KINDS))
+    rates = {kind: found.rate(kind) for kind in COMPUTE_KINDS if found.rate(kind)}
     assert rates
     assert all(1e12 < rate < 1e16 for rate in rates.values())
     assert all(0.3 < found.rate(kind, "settled") / rate < 1.1 for kind, rate in rates.items())

@@ -199,3 +199,11 @@ def test_an_op_without_choices_says_so(refused: Refused) -> None:
 def test_tensors_may_depend_on_choices(refused: Refused) -> None:
     text = "title: t\nop: scale\nshapes: [{N: 2**61 - 1}]\nchoices: {keep: [no, yes]}\n"
     assert refused(text) == [("3: shapes[0]", "tensor 'x' overflows 64 bits: it has 1.84e+19 bytes")]
+
+
+def test_operations_of_an_unknown_type_are_refused(refused: Refused, catalogue: dict[str, Op]) -> None:
+    """Their peak isn't measured, so that the share of the ceiling would be one of the memory alone."""
+    catalogue["shrink"].flops = {"fp16": "N"}
+    [(place, said)] = refused("title: t\nop: shrink\nshapes: [{N: 8}]\n")
+    assert place == "3: shapes[0]"
+    assert said.startswith("op 'shrink' counts operations in 'fp16', whose peak can't be measured (allowed: float32,")

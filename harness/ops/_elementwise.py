@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from harness.model import Case
 
 if TYPE_CHECKING:
     import torch
@@ -14,6 +17,15 @@ WORD_TYPE = {2: "unsigned short", 4: "unsigned"}
 """The type of an element by its bytes, for kernels that only move elements."""
 BOTH = ("cuda", "cpu")
 """Devices of a variant that is plain torch."""
+LIMIT_32 = 2**31
+"""Elements that indexes of 32 bits can't count: one bit is left to the fast division, which adds."""
+
+
+def needs_32_bits(case: Case) -> str | None:
+    """Why a kernel whose indexes have 32 bits can't run the case; None if it can. Elements are the product of sizes."""
+    if math.prod(case.symbols.values()) < LIMIT_32:
+        return None
+    return "counts elements in 32 bits: for fewer than 2^31 of them"
 
 
 def blocks(threads: int, block: int = BLOCK) -> int:

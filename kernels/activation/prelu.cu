@@ -11,6 +11,7 @@
 #include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"
+#include "warp.cuh"
 
 using T = SCALAR;
 
@@ -20,30 +21,51 @@ __device__ __forceinline__ T prelu(T x, T alpha) {
   return value > 0.0f ? x : T(to_float(alpha) * value);
 }
 
-// 1. One element a thread. The channel costs a 64-bit division and a 64-bit modulo, 100 instructions and more, and a
-//    warp of halves moves 64 bytes at a time.
-extern "C" __global__ void prelu_naive(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y, long long n,
-                                       long long inner, long long channels) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+// 1. One element a thread. The channel costs a division and a modulo, by different numbers: with the text's 32-bit
+//    indexes about twenty instructions each, with 64-bit ones, for tensors from 2^31 elements on, a hundred and more. And
+//    a warp of halves moves 64 bytes at a time.
+template <typename Index>
+__device__ __forceinline__ void naive(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y, Index n,
+                                      Index inner, Index channels) {
+  const Index i = thread_index<Index>();
   if (i < n) {
-    const long long channel = (i / inner) % channels;
+    const Index channel = (i / inner) % channels;
     y[i] = prelu(x[i], alpha[channel]);
   }
 }
+extern "C" __global__ void prelu_naive(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y, unsigned n,
+                                       unsigned inner, unsigned channels) {
+  naive(x, alpha, y, n, inner, channels);
+}
+extern "C" __global__ void prelu_naive64(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
+                                         unsigned long long n, unsigned long long inner, unsigned long long channels) {
+  naive(x, alpha, y, n, inner, channels);
+}
 
 // 2. One pack of 16 bytes a thread. Where inner is a multiple of the pack, a pack lies in one channel: one alpha, one
-//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes.
-extern "C" __global__ void prelu_packed(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y, long long packs,
-                                        long long packs_per_channel, long long channels) {
-  const long long i = static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
+//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes. Its indexes count packs, but are
+//    as wide as those of step 1, so that the two differ in the packs alone.
+template <typename Index>
+__device__ __forceinline__ void packed(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
+                                       Index packs, Index packs_per_channel, Index channels) {
+  const Index i = thread_index<Index>();
   if (i < packs) {
-    const long long channel = (i / packs_per_channel) % channels;
+    const Index channel = (i / packs_per_channel) % channels;
     const T a = alpha[channel];
     Pack<T> pack = load_pack(x + i * Pack<T>::SIZE);
 #pragma unroll
     for (unsigned j = 0; j < Pack<T>::SIZE; ++j) pack.at[j] = prelu(pack.at[j], a);
     store_pack(y + i * Pack<T>::SIZE, pack);
   }
+}
+extern "C" __global__ void prelu_packed(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
+                                        unsigned packs, unsigned packs_per_channel, unsigned channels) {
+  packed(x, alpha, y, packs, packs_per_channel, channels);
+}
+extern "C" __global__ void prelu_packed64(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
+                                          unsigned long long packs, unsigned long long packs_per_channel,
+                                          unsigned long long channels) {
+  packed(x, alpha, y, packs, packs_per_channel, channels);
 }
 
 // 3. Packs at any inner size and any alignment, and no division: a multiplication finds the row, another the channel.

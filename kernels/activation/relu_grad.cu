@@ -1,23 +1,40 @@
-// The backward of ReLU from the bits that relu_mask.cu keeps: dx = bit ? dy : 0. Where the bit is 0, dx is zero for any
-// dy, NaN included.
+// The backward of ReLU: dx = y > 0 ? dy : 0, from y itself, or from the bits that relu_mask.cu keeps: dx = bit ? dy : 0.
+// Where y isn't above 0, dx is zero for any dy, NaN included.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
 // PyTorch's backward reads y to find the sign: three tensors of D bytes move. The bits take D / 32 in floats, D / 16 in
-// halves, so two tensors and little more move. What differs here is how much a thread has in flight.
+// halves, so two tensors and little more move. Steps 1 and 2 are one kernel with either, and so are steps 4 and 5: what
+// the bits save is their difference. What differs otherwise is how much a thread has in flight.
 
 #include "bitmask.cuh"
+#include "relu.cuh"
 
 using T = SCALAR;
 
-// 1. One element a thread, bits in the natural order. A warp's elements are those of one word, which it loads once.
+// 1. The text before: one element a thread, which reads dy and y. dy is read before its fate is known, so that the two
+//    reads don't wait for each other.
+extern "C" __global__ void relu_grad_from_y(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx,
+                                            long long n) {
+  const long long i = thread_index();
+  if (i < n) {
+    const T value = dy[i];
+    dx[i] = positive(y[i]) ? value : T(0.0f);
+  }
+}
+
+// 2. The text after, in its plainest form: step 1 with bits, in the natural order. A warp's elements are those of one
+//    word, which it loads once.
 extern "C" __global__ void relu_grad_bitset(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                             T* __restrict__ dx, long long n) {
   const long long i = thread_index();
-  if (i < n) dx[i] = mask[i / WARP] >> (i % WARP) & 1u ? dy[i] : T(0.0f);
+  if (i < n) {
+    const T value = dy[i];
+    dx[i] = mask[i / WARP] >> (i % WARP) & 1u ? value : T(0.0f);
+  }
 }
 
-// 2. The order of relu_mask_strided: bit k of byte i is element i + k * mask_bytes. A thread takes a byte and its eight
+// 3. The order of relu_mask_strided: bit k of byte i is element i + k * mask_bytes. A thread takes a byte and its eight
 //    elements, so that the lanes of a warp are neighbours in each access and eight loads a thread are in flight.
 extern "C" __global__ void relu_grad_bitset_strided(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
                                                     T* __restrict__ dx, long long n, long long mask_bytes) {
@@ -37,9 +54,30 @@ extern "C" __global__ void relu_grad_bitset_strided(const T* __restrict__ dy, co
   }
 }
 
-// 3. One pack of 16 bytes a thread, in the natural order: with halves its bits are a byte, with floats half of one.
-//    Both loads are under way before either is used. A register's elements are kept by an AND, a pair of halves at once.
 constexpr unsigned WORDS = PACK_BYTES / 4;  // registers of a pack
+
+// 4. One pack of 16 bytes of dy and one of y a thread. Both loads are under way before either is used. A register's
+//    elements are kept by an AND, a pair of halves at once.
+// aligned: all tensors begin on 16 bytes; otherwise, and in the tensor's last pack, elements move one by one.
+extern "C" __global__ void relu_grad_from_y_packed(const T* __restrict__ dy, const T* __restrict__ y,
+                                                   T* __restrict__ dx, long long n, int aligned) {
+  const long long i = thread_index(), first = i * Pack<T>::SIZE;
+  if (aligned && first + Pack<T>::SIZE <= n) {
+    using Word = decltype(lanes_of(T{}));
+    Pack<T> pack = load_pack(dy + first);
+    const Pack<T> signs = load_pack(y + first);
+    unsigned(&word)[WORDS] = reinterpret_cast<unsigned(&)[WORDS]>(pack);
+    const Word(&sign)[WORDS] = reinterpret_cast<const Word(&)[WORDS]>(signs);
+#pragma unroll
+    for (unsigned w = 0; w < WORDS; ++w) word[w] &= positive_lanes(sign[w]);
+    store_pack(dx + first, pack);
+  } else {
+#pragma unroll 1
+    for (long long e = first; e < n && e < first + Pack<T>::SIZE; ++e) dx[e] = positive(y[e]) ? dy[e] : T(0.0f);
+  }
+}
+
+// 5. Step 4 with bits, in the natural order: those of a pack of halves are a byte, those of a pack of floats half of one.
 
 // All ones in the elements of register w that the pack's bits keep.
 __device__ __forceinline__ unsigned kept(unsigned bits, unsigned w) {

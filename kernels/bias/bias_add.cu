@@ -3,8 +3,8 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16); for bias_add_any and bias_add_rows also INDEX (unsigned, or unsigned
 // long long from 2^31 elements on).
 //
-// One addition an element: what costs is to find the channel. Steps 1 to 6 take one element a thread and differ in
-// nothing but that index arithmetic; steps 7 and 8 make one piece of it serve 16 bytes.
+// One addition an element: what costs is to find the channel. Steps 1 to 5 take one element a thread and differ in
+// nothing but that index arithmetic; steps 6 and 7 make one piece of it serve 16 bytes.
 
 #include "bias.cuh"
 
@@ -27,23 +27,14 @@ extern "C" __global__ void bias_add_index64(const T* __restrict__ x, const T* __
 }
 
 // 2. The same in 32 bits: twenty instructions each, and nothing to find out (on an H200 that gains in halves only). For
-//    fewer than 2^31 elements, as all up to step 6.
+//    fewer than 2^31 elements, as all up to step 5. The modulo is by another number than the division, so it takes a
+//    division of its own; two_biases.cu is about a pair by the same number.
 extern "C" __global__ void bias_add_index32(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                             unsigned n, unsigned channels, unsigned inner) {
   add_one(x, bias, y, n, [=](unsigned i) { return i / inner % channels; });
 }
 
-// 3. No modulo: a quotient, a multiplication and a subtraction give the remainder. Compilers make the same of a modulo
-//    now, so this and step 2 become the same instructions.
-extern "C" __global__ void bias_add_divmul(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
-                                           unsigned n, unsigned channels, unsigned inner) {
-  add_one(x, bias, y, n, [=](unsigned i) {
-    const unsigned row = i / inner;
-    return row - row / channels * channels;
-  });
-}
-
-// 4. Both divisors are known at launch: each division becomes a multiplication, an addition and a shift.
+// 3. Both divisors are known at launch: each division becomes a multiplication, an addition and a shift.
 extern "C" __global__ void bias_add_fastdiv(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                             unsigned n, unsigned channels, unsigned channels_multiplier,
                                             unsigned channels_shift, unsigned inner_multiplier, unsigned inner_shift) {
@@ -51,19 +42,19 @@ extern "C" __global__ void bias_add_fastdiv(const T* __restrict__ x, const T* __
   add_one(x, bias, y, n, [=](unsigned i) { return columns.of(fast_divide(i, inner_multiplier, inner_shift)); });
 }
 
-// 5. inner == 1, a matrix with a bias for each column: nothing to divide by, only the modulo of step 2 is left.
+// 4. inner == 1, a matrix with a bias for each column: nothing to divide by, only the modulo of step 2 is left.
 extern "C" __global__ void bias_add_inner1(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                            unsigned n, unsigned channels) {
   add_one(x, bias, y, n, [=](unsigned i) { return i % channels; });
 }
 
-// 6. outer == 1, a matrix with a bias for each row: no remainder to take, only the division of step 2 is left.
+// 5. outer == 1, a matrix with a bias for each row: no remainder to take, only the division of step 2 is left.
 extern "C" __global__ void bias_add_outer1(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                            unsigned n, unsigned inner) {
   add_one(x, bias, y, n, [=](unsigned i) { return i / inner; });
 }
 
-// 7. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 4, and the others'
+// 6. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 3, and the others'
 //    follow from it. How they do depends on the sizes: all threads take the same branch, but for a few at rows' ends.
 #ifdef INDEX
 
@@ -148,7 +139,7 @@ extern "C" __global__ void bias_add_any(const T* __restrict__ x, const T* __rest
   }
 }
 
-// 8. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its own:
+// 7. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its own:
 //    as a first branch of the other one it became predicated instructions, at which every thread, whichever way it went,
 //    waited for x before it asked for its bias.
 extern "C" __global__ void bias_add_rows(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, INDEX n,

@@ -5,7 +5,9 @@
 //
 // As two kernels, x + bias is written and read again: five passes over a tensor where one kernel needs three. What
 // differs below is how many elements a thread moves at a time: an access takes the same address arithmetic whether it
-// fetches 2 bytes or 16.
+// fetches 2 bytes or 16. Steps 1 to 3 are the text's kinds of element-wise kernels, and step 6 puts the widest into rows
+// of any length; they add in float. Steps 4 and 5 are the text's packed halves, which add in halves, one and two at a
+// time. Step 7 is what fusing saves.
 
 #include "bias.cuh"
 #include "number.cuh"
@@ -35,21 +37,28 @@ extern "C" __global__ void bias_residual_scalar(const T* __restrict__ x, const T
   if (i < n) y[i] = sum(x[i], bias[Columns<INDEX>{columns, multiplier, shift}.of(i)], residual[i]);
 }
 
-// 2. Two halves an access, added by one instruction: half the memory instructions and half the threads. Each addition
-//    rounds to half precision, as it does in two kernels. Rows must have whole pairs, whose number is `columns`.
-#ifdef PAIR
-extern "C" __global__ void bias_residual_half2(const PAIR* __restrict__ x, const PAIR* __restrict__ bias,
-                                               const PAIR* __restrict__ residual, PAIR* __restrict__ y, INDEX pairs,
-                                               INDEX columns, INDEX multiplier, unsigned shift) {
-  const INDEX i = thread();
-  if (i < pairs) {
-    y[i] = __hadd2(__hadd2(x[i], bias[Columns<INDEX>{columns, multiplier, shift}.of(i)]), residual[i]);
+// 2. Unrolled: four elements a thread, a block apart, so that the lanes of a warp are neighbours in each access. All
+//    loads come before the first store, so four times as much is in flight; there are as many accesses as in step 1.
+constexpr unsigned UNROLL = 4;
+extern "C" __global__ void bias_residual_unrolled(const T* __restrict__ x, const T* __restrict__ bias,
+                                                  const T* __restrict__ residual, T* __restrict__ y, INDEX n,
+                                                  INDEX columns, INDEX multiplier, unsigned shift) {
+  const Columns<INDEX> row{columns, multiplier, shift};
+  const INDEX first = static_cast<INDEX>(blockIdx.x) * (blockDim.x * UNROLL) + threadIdx.x;
+  T a[UNROLL], b[UNROLL], c[UNROLL];
+#pragma unroll
+  for (unsigned k = 0; k < UNROLL; ++k) {
+    const INDEX i = first + k * blockDim.x;
+    if (i < n) a[k] = x[i], b[k] = bias[row.of(i)], c[k] = residual[i];
+  }
+#pragma unroll
+  for (unsigned k = 0; k < UNROLL; ++k) {
+    const INDEX i = first + k * blockDim.x;
+    if (i < n) y[i] = sum(a[k], b[k], c[k]);
   }
 }
-#endif
 
-// 3. 16 bytes an access, the most that a thread can ask for at once: eight halves, or four floats. Added in float, so
-//    that the sum is rounded once. Rows must have whole packs, whose number is `columns`.
+// 3. Vectorised: 16 bytes an access, the most that a thread can ask for at once: eight halves, or four floats. Rows must have whole packs, whose number is `columns`.
 extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T* __restrict__ bias,
                                                 const T* __restrict__ residual, T* __restrict__ y, INDEX packs,
                                                 INDEX columns, INDEX multiplier, unsigned shift) {
@@ -61,7 +70,27 @@ extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T
   }
 }
 
-// 4. The same for rows of any length, and at any address. aligned: x, residual and y begin on 16 bytes; if they don't,
+// 4. and 5. One half an access, and two, added by one instruction: half the memory instructions and half the threads.
+//    Both add in halves: each addition rounds, as it does in two kernels. Of pairs, rows must have a whole number, which
+//    is `columns`.
+#ifdef PAIR
+extern "C" __global__ void bias_residual_half1(const T* __restrict__ x, const T* __restrict__ bias,
+                                               const T* __restrict__ residual, T* __restrict__ y, INDEX n,
+                                               INDEX columns, INDEX multiplier, unsigned shift) {
+  const INDEX i = thread();
+  if (i < n) y[i] = __hadd(__hadd(x[i], bias[Columns<INDEX>{columns, multiplier, shift}.of(i)]), residual[i]);
+}
+extern "C" __global__ void bias_residual_half2(const PAIR* __restrict__ x, const PAIR* __restrict__ bias,
+                                               const PAIR* __restrict__ residual, PAIR* __restrict__ y, INDEX pairs,
+                                               INDEX columns, INDEX multiplier, unsigned shift) {
+  const INDEX i = thread();
+  if (i < pairs) {
+    y[i] = __hadd2(__hadd2(x[i], bias[Columns<INDEX>{columns, multiplier, shift}.of(i)]), residual[i]);
+  }
+}
+#endif
+
+// 6. Step 3 for rows of any length, and at any address. aligned: x, residual and y begin on 16 bytes; if they don't,
 //    and in the tensor's last pack, elements go one by one. Biases are loaded one by one, but they are in L1.
 extern "C" __global__ void bias_residual_any(const T* __restrict__ x, const T* __restrict__ bias,
                                              const T* __restrict__ residual, T* __restrict__ y, INDEX n, int aligned,
@@ -75,4 +104,29 @@ extern "C" __global__ void bias_residual_any(const T* __restrict__ x, const T* _
 #pragma unroll 1
     for (INDEX i = first; i < n && i < first + SIZE; ++i) y[i] = sum(x[i], bias[row.of(i)], residual[i]);
   }
+}
+
+// 7. What step 6 does, as two kernels: x + bias, which is written, then read again to add the residual. Each addition
+//    rounds to T.
+extern "C" __global__ void bias_residual_first(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                               INDEX n, int aligned, INDEX columns, INDEX multiplier, unsigned shift) {
+  const Columns<INDEX> row{columns, multiplier, shift};
+  const INDEX first = thread() * SIZE;
+  if (first >= n) return;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(x + first, count, aligned);
+  const Pack<T> along = load_bias<false>(bias, first, row);
+#pragma unroll
+  for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(along.at[j]));
+  store_filled(y + first, pack, count, aligned);
+}
+extern "C" __global__ void bias_residual_second(const T* __restrict__ residual, T* y, INDEX n, int aligned) {
+  const INDEX first = thread() * SIZE;
+  if (first >= n) return;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(y + first, count, aligned);
+  const Pack<T> other = load_filled(residual + first, count, aligned);
+#pragma unroll
+  for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(other.at[j]));
+  store_filled(y + first, pack, count, aligned);
 }

@@ -127,6 +127,10 @@ class FakeTensor:
     def element_size(self) -> int:
         return self.itemsize
 
+    def __getitem__(self, _part: slice) -> FakeTensor:
+        """A part of it, of which a launch may ask the same."""
+        return self
+
 
 class FakeGenerator:
     def initial_seed(self) -> int:

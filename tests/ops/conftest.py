@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -242,3 +243,26 @@ def ptx() -> Callable[..., str]:
         return kernel
 
     return text
+
+
+@pytest.fixture(scope="session")
+def machine_code() -> Callable[..., dict[str, bytes]]:
+    """machine_code(file, macros) are the instructions of each kernel of a file for sm_90, by name; needs no GPU."""
+    from harness.cuda.compile import compile_verbose
+    from harness.paths import data
+
+    def instructions(file: str, macros: dict[str, str | int]) -> dict[str, bytes]:
+        elf, _ = compile_verbose(next(data("kernels").glob(f"*/{file}")), macros, "sm_90")
+        # The sections of a 64-bit ELF file; one of them has the names of all.
+        (table,) = struct.unpack_from("<Q", elf, 40)
+        size, count, of_names = struct.unpack_from("<3H", elf, 58)
+        headers = [struct.unpack_from("<2I4Q", elf, table + index * size) for index in range(count)]
+        begins = [headers[of_names][4] + header[0] for header in headers]
+        names = [elf[begin : elf.index(b"\0", begin)].decode() for begin in begins]
+        return {
+            name.removeprefix(".text."): elf[offset : offset + length]
+            for name, (*_, offset, length) in zip(names, headers, strict=True)
+            if name.startswith(".text.")
+        }
+
+    return instructions

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from harness.ops._baselines import compiled
+import pytest
+
+from harness.errors import UsageError
+from harness.ops import Catalogue, Op
+from harness.ops._baselines import MODES, compiled, compiled_variants
 
 
 def test_inductor_compiles_for_a_cpu():
@@ -16,3 +20,39 @@ def test_inductor_compiles_for_a_cpu():
     with config.patch({"cpp.vec_isa_ok": False}):
         assert torch.equal(compiled(lambda x: x * 2 + 1)(x), x * 2 + 1)
     assert metrics.generated_kernel_count == 1
+
+
+def test_an_op_declares_both_modes_at_once(monkeypatch):
+    import torch
+
+    asked = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: asked.append(options["mode"]) or function)
+    op = Op("twice", "", {"N": "elements"})
+
+    @compiled_variants(op, "torch.compile of a double")
+    def compile_(_, compiled):
+        return compiled(lambda x: 2 * x)
+
+    assert [variant.prepare(None)(3) for variant in op.variants.values()] == [6, 6]
+    assert asked == ["default", "max-autotune-no-cudagraphs"]
+    assert [variant.role for variant in op.variants.values()] == ["baseline", "baseline"]
+    assert [variant.devices for variant in op.variants.values()] == [("cuda", "cpu"), ("cuda",)]
+    assert op.variants["compile_autotune"].summary == "torch.compile of a double; mode max-autotune-no-cudagraphs"
+    with pytest.raises(UsageError, match="two variants named 'compile'"):
+        compiled_variants(op, "again")(compile_)
+
+
+@pytest.mark.parametrize("op", Catalogue().values(), ids=lambda op: op.name)
+def test_every_op_has_both_modes_or_none_and_they_declare_the_same(op):
+    found = [op.variants.get(name) for name in MODES]
+    if found == [None, None]:
+        return
+    default, tuned = found
+    for field in ("inputs", "outputs", "encode", "decode", "traffic", "unsupported", "timer", "returns"):
+        assert getattr(default, field) is getattr(tuned, field), field
+
+
+def test_torch_knows_the_modes():
+    from torch._inductor import list_mode_options
+
+    assert set(MODES.values()) <= {"default", *list_mode_options()}

@@ -11,6 +11,7 @@ from typing import Any
 from harness import cuda
 from harness.model import Case
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, blocks
 from harness.ops.access import copy
 
@@ -66,12 +67,10 @@ def eager(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant(
-    "compile", "torch.compile of a clone; T, V and U don't concern it", role="baseline", devices=BOTH, returns=True
-)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of a clone; T, V and U don't concern it")
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """The variant of the op `copy`."""
-    launch: Launch = copy.compile_(ctx)
+    launch: Launch = copy.compile_(ctx, compiled)
     return launch
 
 

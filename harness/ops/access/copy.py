@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.cuda import memcpy
 from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BOTH
 
 
@@ -41,8 +41,8 @@ def eager(_: Context) -> Launch:
     return launch
 
 
-@OP.variant("compile", "torch.compile of a clone", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of a clone")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """It is a clone, since a compiled copy_ is a call to the same library."""
     clone = compiled(lambda x: x.clone())
     return lambda t: (clone(t.x),)

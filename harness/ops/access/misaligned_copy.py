@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.model import Work
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, blocks, split
 
 if TYPE_CHECKING:
@@ -60,8 +60,8 @@ def eager(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", returns=False)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes a kernel for exactly these offsets, which writes into y in place."""
     first_read, first_written = ctx.s.F, ctx.s.G
     function = compiled(lambda x, y: y[first_written:].copy_(x[first_read:]))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
 
 SECTOR = 32  # bytes: the least that the memory moves
@@ -55,8 +55,8 @@ def eager(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, traffic=sectors)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", traffic=sectors, returns=False)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor writes into y in place, and only the elements that change."""
     read, write = ctx.s.R, ctx.s.W
     function = compiled(lambda x, y: y[::write].copy_(x[::read]))

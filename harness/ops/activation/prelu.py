@@ -11,8 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, split, widened
+from harness.ops._baselines import Compile, compiled_variants
+from harness.ops._elementwise import (
+    BLOCK,
+    BOTH,
+    CUDA_TYPE,
+    LIMIT_32,
+    PACK_BYTES,
+    aligned,
+    blocks,
+    needs_32_bits,
+    split,
+    widened,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -46,8 +57,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (prelu(t.x, t.alpha),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel for exactly this shape."""
     from torch.nn.functional import prelu
 
@@ -55,41 +66,71 @@ def compile_(_: Context) -> Launch:
     return lambda t: (function(t.x, t.alpha),)
 
 
-@OP.variant("naive", "one element a thread, 64-bit division and modulo for each", role="published", rows=("R1",))
+@OP.variant(
+    "naive",
+    "one element a thread, 32-bit division and modulo for each",
+    role="published",
+    rows=("R1",),
+    unsupported=needs_32_bits,
+)
 def naive(ctx: Context) -> Launch:
     """The text starts here."""
-    kernel = ctx.kernel("prelu.cu", "prelu_naive", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
-    inner, channels = ctypes.c_int64(ctx.s.H * ctx.s.W), ctypes.c_int64(ctx.s.C)
+    return _naive(ctx, "prelu_naive", ctypes.c_uint32)
 
-    def launch(t: Tensors) -> None:
-        n = t.x.numel()
-        kernel(blocks(n), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(n), inner, channels)
 
-    return launch
+@OP.variant("naive64", "naive with 64-bit indexes, for tensors of any size", role="published", rows=("R1",))
+def naive64(ctx: Context) -> Launch:
+    """What a kernel pays that must count more elements than 32 bits do."""
+    return _naive(ctx, "prelu_naive64", ctypes.c_uint64)
 
 
 @OP.variant(
     "packed",
-    "16-byte packs that share one alpha; naive where inner isn't divisible",
+    "16-byte packs that share one alpha, 32-bit indexes; naive where inner isn't divisible",
     role="published",
     rows=("R2", "R3"),
+    unsupported=needs_32_bits,
 )
 def packed(ctx: Context) -> Launch:
     """The text's optimisation with its fallback: a pack must lie in one channel and start on 16 bytes."""
+    return _packed(ctx, "prelu_packed", ctypes.c_uint32, naive(ctx))
+
+
+@OP.variant(
+    "packed64", "packed with 64-bit indexes; naive64 where inner isn't divisible", role="published", rows=("R2", "R3")
+)
+def packed64(ctx: Context) -> Launch:
+    """`packed`, for tensors of any size."""
+    return _packed(ctx, "prelu_packed64", ctypes.c_uint64, naive64(ctx))
+
+
+def _naive(ctx: Context, entry: str, word: type[ctypes.c_uint32 | ctypes.c_uint64]) -> Launch:
+    """A launch of the kernel that takes one element a thread, with indexes of this type."""
+    kernel = ctx.kernel("prelu.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    inner, channels = word(ctx.s.H * ctx.s.W), word(ctx.s.C)
+
+    def launch(t: Tensors) -> None:
+        n = t.x.numel()
+        kernel(blocks(n), BLOCK, t.x, t.alpha, t.y, word(n), inner, channels)
+
+    return launch
+
+
+def _packed(ctx: Context, entry: str, word: type[ctypes.c_uint32 | ctypes.c_uint64], fallback: Launch) -> Launch:
+    """A launch of the kernel that takes one pack a thread, with indexes of this type; of `fallback` without packs."""
     pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     inner = ctx.s.H * ctx.s.W if ctx.s.C > 1 else ctx.s.N * ctx.s.H * ctx.s.W
-    fallback: Launch = naive(ctx)
     if inner % pack:
         return fallback
-    kernel = ctx.kernel("prelu.cu", "prelu_packed", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
-    packs_per_channel, channels = ctypes.c_int64(inner // pack), ctypes.c_int64(ctx.s.C)
+    kernel = ctx.kernel("prelu.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    packs_per_channel, channels = word(inner // pack), word(ctx.s.C)
 
     def launch(t: Tensors) -> None:
         if not aligned(t.x, t.y):
             fallback(t)
             return
         packs = t.x.numel() // pack
-        kernel(blocks(packs), BLOCK, t.x, t.alpha, t.y, ctypes.c_int64(packs), packs_per_channel, channels)
+        kernel(blocks(packs), BLOCK, t.x, t.alpha, t.y, word(packs), packs_per_channel, channels)
 
     return launch
 
@@ -125,7 +166,7 @@ class _Tuned:
         head, packs, misaligned = split(elements, size, x_offset, y_offset)
         threads = packs + elements - packs * pack
         per_thread = packs_per_thread(threads)
-        bits = 32 if elements < 2**31 else 64
+        bits = 32 if elements < LIMIT_32 else 64
         word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
         macros: dict[str, str | int] = {
             "SCALAR": CUDA_TYPE[ctx.case.dtype],

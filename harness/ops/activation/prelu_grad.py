@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 
 if TYPE_CHECKING:
@@ -114,8 +114,8 @@ def eager(_: Context) -> Launch:
     return lambda t: _backward(t.dy, t.x, t.alpha)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes no tensor of products; whether it reads x and dy once or twice depends on the shape."""
     function = compiled(_backward)
     return lambda t: function(t.dy, t.x, t.alpha)

@@ -1,7 +1,7 @@
 """The backward of ReLU, dx = dy where y > 0 else 0: row O9. Twin of relu_grad.cu.
 
-Eager reads y; our variants read the bits that relu_mask writes. PyTorch's drops dy where y <= 0, so it lets dy through
-where y is NaN; the bit is 0 there, and so is dx.
+Eager and the variants named from_y read y; the others read the bits that relu_mask writes. PyTorch's drops dy where
+y <= 0, so it lets dy through where y is NaN; ours give 0 there.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.model import Work
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import bytes_of_bits, pack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.activation.relu_mask import GROUP, NATURAL, STRIDED, pack_strided
@@ -60,8 +60,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (torch.ops.aten.threshold_backward(t.dy, t.y, 0),)
 
 
-@OP.variant("compile", "torch.compile of the same", **_TORCH)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", **_TORCH)
+def compile_(_: Context, compiled: Compile) -> Launch:
     """It moves the same bytes as eager."""
     import torch
 
@@ -80,9 +80,26 @@ def _encode_strided(_: Context, t: Tensors) -> dict[str, Any]:
 _BITS: dict[str, Any] = {"inputs": (_DY, NATURAL), "encode": _encode}
 
 
+@OP.variant("from_y", "one element of dy and of y a thread", role="published", rows=("O9",), inputs=_WHOLE_Y)
+def from_y(ctx: Context) -> Launch:
+    """The text before: `bitset` is the same kernel with a bit in place of y."""
+    kernel = ctx.kernel("relu_grad.cu", "relu_grad_from_y", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    grid, n = blocks(ctx.s.N), ctypes.c_int64(ctx.s.N)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.y, t.dx, n)
+
+
+@OP.variant("from_y_packed", "one pack of dy and one of y a thread", inputs=_WHOLE_Y)
+def from_y_packed(ctx: Context) -> Launch:
+    """`tuned` is the same kernel with bits in place of y."""
+    kernel = ctx.kernel("relu_grad.cu", "relu_grad_from_y_packed", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    packs = -(-ctx.s.N * ITEMSIZE[ctx.case.dtype] // PACK_BYTES)
+    grid, n = blocks(packs), ctypes.c_int64(ctx.s.N)
+    return lambda t: kernel(grid, BLOCK, t.dy, t.y, t.dx, n, ctypes.c_int32(aligned(t.dy, t.y, t.dx)))
+
+
 @OP.variant("bitset", "one element and its bit a thread", role="published", rows=("O9",), **_BITS)
 def bitset(ctx: Context) -> Launch:
-    """The text's idea in its plainest form."""
+    """The text after, in its plainest form."""
     kernel = ctx.kernel("relu_grad.cu", "relu_grad_bitset", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
     grid, n = blocks(ctx.s.N), ctypes.c_int64(ctx.s.N)
     return lambda t: kernel(grid, BLOCK, t.dy, t.mask, t.dx, n)

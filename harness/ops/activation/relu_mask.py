@@ -1,7 +1,8 @@
 """ReLU that keeps a bit an element for its backward: rows O9 and O11. Twin of relu_mask.cu.
 
-The masks of our variants have whole int32 words in the natural order (`_bits`), except for `strided`'s, whose bytes are
-in the order that `pack_strided` says. relu_grad reads both.
+Torch keeps y for the backward and writes no mask, so the forward alone gains nothing by one; relu_training has forward
+and backward. The masks of our variants have whole int32 words in the natural order (`_bits`), except for `strided`'s,
+whose bytes are in the order that `pack_strided` says. relu_grad reads both.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.model import Traffic, Work
+from harness.model import Work
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 
@@ -35,13 +36,12 @@ def work(s: Symbols, size: int) -> Work:
 
 
 _Y = Tensor("y", ("N",))
-_BYTES = (_Y, Tensor("mask", ("N",), "bool"))
 OP = Op(
     "relu_mask",
-    "y = relu(x) and mask = x > 0, for the backward",
+    "y = relu(x), and what its backward needs: a mask of x > 0, or y itself",
     symbols={"N": "elements"},
     inputs=(Tensor("x", ("N",)),),
-    outputs=_BYTES,
+    outputs=(_Y, Tensor("mask", ("N",), "bool")),
     reference=reference,
     work=work,
     tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
@@ -75,36 +75,31 @@ def mask_bytes(elements: int) -> int:
     return 4 * -(-elements // WARP)
 
 
-def _eager_traffic(s: Symbols, size: int) -> Traffic:
-    """Two kernels: each reads x."""
-    return Traffic(read=2 * s["N"] * size, written=s["N"] * size + s["N"])
+def _signs(_: Context, t: Tensors) -> dict[str, Any]:
+    """The backward reads y, which tells what a mask would."""
+    return {"mask": t.y > 0}
+
+
+_Y_ALONE: dict[str, Any] = {"outputs": (_Y,), "decode": _signs}
 
 
 @OP.variant(
-    "eager",
-    "relu(x) and x > 0, a byte an element",
-    role="baseline",
-    rows=("O9",),
-    devices=BOTH,
-    traffic=_eager_traffic,
-    returns=True,
+    "eager", "relu(x), whose y is its own mask", role="baseline", rows=("O9",), devices=BOTH, returns=True, **_Y_ALONE
 )
 def eager(_: Context) -> Launch:
-    """A user writes this today to keep the mask in place of y."""
+    """What users have: autograd keeps y for the backward."""
     from torch.nn.functional import relu
 
-    return lambda t: (relu(t.x), t.x > 0)
+    return lambda t: (relu(t.x),)
 
 
-@OP.variant(
-    "compile", "torch.compile of the same, one kernel", role="baseline", devices=BOTH, outputs=_BYTES, returns=True
-)
-def compile_(_: Context) -> Launch:
-    """Inductor reads x once; the mask still has a byte an element."""
+@compiled_variants(OP, "torch.compile of the same", **_Y_ALONE)
+def compile_(_: Context, compiled: Compile) -> Launch:
+    """Inductor's kernel for exactly this shape."""
     from torch.nn.functional import relu
 
-    function = compiled(lambda x: (relu(x), x > 0))
-    return lambda t: function(t.x)
+    function = compiled(relu)
+    return lambda t: (function(t.x),)
 
 
 def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.ops import Context, Expected, Tensor, Tensors
+from harness.ops._baselines import MODES
 from harness.ops._bits import pack
 from harness.ops.batch_norm._batch_norm import EPSILON, MOMENTUM, of_channels
 
@@ -17,7 +18,7 @@ _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
 _LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 """The smallest numbers: below the normal ones a rounding changes a number by up to half of this."""
-_ROUNDED = ("eager", "compile", "unfused")
+_ROUNDED = ("eager", *MODES, "unfused")
 """Variants that may round to the dtype before they add z, too."""
 _STATISTIC = 1e-5
 """Error allowed of a statistic: of invstd relative to itself, of the mean relative to the standard deviation."""

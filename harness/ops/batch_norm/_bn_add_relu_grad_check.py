@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.ops import Context, Expected, Tensors
+from harness.ops._baselines import MODES
 from harness.ops.batch_norm._batch_norm import EPSILON, image_shape
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ is about as large as the root, and a part left out would be missed by the root o
 """
 _TERM_ERROR = 2.0**-18
 """Error allowed of dx, as a share of the terms that it is the sum of: some roundings of each in float32."""
-_TORCH = ("eager", "compile")
+_TORCH = ("eager", *MODES)
 
 
 def make(ctx: Context) -> dict[str, Any]:

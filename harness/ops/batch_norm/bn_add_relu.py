@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Case, Traffic, Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._device import WARP
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.ops.batch_norm._batch_norm import (
@@ -138,8 +138,8 @@ def eager(ctx: Context) -> Launch:
     return _baseline(ctx, _user)
 
 
-@OP.variant("compile", "torch.compile of the same; no mask", traffic=_fused_traffic, **_BASELINE)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same; no mask", traffic=_fused_traffic, **_BASELINE)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes kernels for the statistics, and one for the rest."""
     return _baseline(ctx, compiled(_user))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import pack
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.ops.batch_norm._batch_norm import (
@@ -127,8 +127,8 @@ def eager(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("compile", "torch.compile of torch's own", role="baseline", devices=BOTH, traffic=_with_y, returns=True)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of torch's own", traffic=_with_y)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor fuses the threshold into both passes, each of which reads dy, y and x."""
     symbols, function = ctx.case.values, compiled(_backward)
 

@@ -1,4 +1,4 @@
-"""Bias, y = x + bias[c] over (outer, channels, inner): rows O14 to O16. Twin of bias_add.cu.
+"""Bias, y = x + bias[c] over (outer, channels, inner): rows O14 and O15. Twin of bias_add.cu.
 
 inner = 1 is a bias for each column of a matrix (language models), outer = 1 one for each row, any other inner one for
 each channel of images. All variants but `tuned` take one element a thread, so that only the way to its channel differs.
@@ -13,13 +13,21 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops._baselines import compiled
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.ops._baselines import Compile, compiled_variants
+from harness.ops._elementwise import (
+    BLOCK,
+    BOTH,
+    CUDA_TYPE,
+    LIMIT_32,
+    PACK_BYTES,
+    aligned,
+    blocks,
+    needs_32_bits,
+    widened,
+)
 
 if TYPE_CHECKING:
     import torch
-
-LIMIT_32 = 2**31  # elements; one bit of 32 is left to the fast division, which adds
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -42,18 +50,12 @@ OP = Op(
 )
 
 
-def _needs_32_bits(case: Case) -> str | None:
-    if math.prod(case.symbols.values()) < LIMIT_32:
-        return None
-    return "counts elements in 32 bits: for fewer than 2^31 of them"
-
-
 def _needs_inner_1(case: Case) -> str | None:
-    return "for inner = 1 only" if case.symbols["inner"] != 1 else _needs_32_bits(case)
+    return "for inner = 1 only" if case.symbols["inner"] != 1 else needs_32_bits(case)
 
 
 def _needs_outer_1(case: Case) -> str | None:
-    return "for outer = 1 only" if case.symbols["outer"] != 1 else _needs_32_bits(case)
+    return "for outer = 1 only" if case.symbols["outer"] != 1 else needs_32_bits(case)
 
 
 @OP.variant("eager", "torch's broadcast addition", role="baseline", devices=BOTH, returns=True)
@@ -62,8 +64,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (add(t.x, t.bias),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes a kernel for exactly this shape, where both divisors are constants."""
     function = compiled(add)
     return lambda t: (function(t.x, t.bias),)
@@ -80,27 +82,15 @@ def index64(ctx: Context) -> Launch:
     "index32",
     "32-bit division and modulo",
     role="published",
-    rows=("O14", "O15", "O16"),
-    unsupported=_needs_32_bits,
+    rows=("O14", "O15"),
+    unsupported=needs_32_bits,
 )
 def index32(ctx: Context) -> Launch:
     """`index64` with half the bits."""
     return _one_element_32(ctx, "bias_add_index32", ctx.s.bias, ctx.s.inner)
 
 
-@OP.variant(
-    "divmul",
-    "the modulo as a multiplication and a subtraction",
-    role="published",
-    rows=("O16",),
-    unsupported=_needs_32_bits,
-)
-def divmul(ctx: Context) -> Launch:
-    """The text writes col = i - row * n in place of i % n; here in 32 bits."""
-    return _one_element_32(ctx, "bias_add_divmul", ctx.s.bias, ctx.s.inner)
-
-
-@OP.variant("fastdiv", "each division as a multiplication", role="published", rows=("O16",), unsupported=_needs_32_bits)
+@OP.variant("fastdiv", "each division as a multiplication", unsupported=needs_32_bits)
 def fastdiv(ctx: Context) -> Launch:
     """The host computes the multipliers; the kernel has 32 bits."""
     sizes = ctypes.c_uint32(_elements(ctx)), ctypes.c_uint32(ctx.s.bias)
@@ -123,7 +113,7 @@ def outer1(ctx: Context) -> Launch:
     return _one_element_32(ctx, "bias_add_outer1", ctx.s.inner)
 
 
-@OP.variant("tuned", "16-byte packs at any sizes, multiplications in place of divisions", rows=("O14", "O15", "O16"))
+@OP.variant("tuned", "16-byte packs at any sizes, multiplications in place of divisions", rows=("O14", "O15"))
 def tuned(ctx: Context) -> Launch:
     """A thread computes the channel of its pack's first element; bias_add.cu says how the others follow from it."""
     size = ITEMSIZE[ctx.case.dtype]

@@ -1,24 +1,30 @@
 """Bias and residual, y = x + bias + residual over (R, C): rows S3 and S12. Twin of bias_residual.cu.
 
-Our kernels add in float and round the sum once; `eager`, and `half2` as the text has it, round x + bias as well.
+S3 is about kinds of element-wise kernels, which add in float and round the sum once, and about what separate launches
+cost. S12 is about halves that are added in pairs: `half1` and `half2` both add in halves, so that x + bias is rounded,
+too, as eager and `unfused` do.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from harness import cuda
+from harness import cuda, metrics, units
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     import torch
 
 PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
+UNROLL = 4  # elements a thread of bias_residual_unrolled
+PARTS = 8
+LAUNCHES = metrics.fact("launches", "launches", units.COUNT, "kernels of ours that a call launches")
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -67,25 +73,46 @@ def eager(_: Context) -> Launch:
     return lambda t: (add(t.x, t.bias, t.residual),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel for exactly this shape."""
     function = compiled(add)
     return lambda t: (function(t.x, t.bias, t.residual),)
 
 
-@OP.variant("scalar", "one kernel, one element a thread", role="published", rows=("S3", "S12"))
+@OP.variant("scalar", "one kernel, one element a thread", role="published", rows=("S3",))
 def scalar(ctx: Context) -> Launch:
     """The text starts here."""
     return _together(ctx, "bias_residual_scalar", 1)
+
+
+@OP.variant("unrolled", "four elements a thread, each an access of its own", role="published", rows=("S3",))
+def unrolled(ctx: Context) -> Launch:
+    """The text's scalar unrolled kind: more is in flight, in as many accesses."""
+    count = ctx.s.R * ctx.s.C
+    kernel, word = _kernel(ctx, "bias_residual_unrolled", count)
+    grid, scalars = blocks(count, BLOCK * UNROLL), (word(count), *_columns(ctx.s.C, word))
+    return lambda t: kernel(grid, BLOCK, t.x, t.bias, t.residual, t.y, *scalars)
+
+
+@OP.variant(
+    "half1",
+    "one half a thread, added in halves",
+    role="published",
+    rows=("S12",),
+    unsupported=_needs_halves(1),
+)
+def half1(ctx: Context) -> Launch:
+    """The text before its packed halves: the same arithmetic, one element at a time."""
+    return _together(ctx, "bias_residual_half1", 1)
 
 
 @OP.variant(
     "half2", "two halves a thread, added as a pair", role="published", rows=("S12",), unsupported=_needs_halves(2)
 )
 def half2(ctx: Context) -> Launch:
-    """The text's optimisation. It is `scalar` where a pair doesn't begin on 4 bytes."""
-    return _together(ctx, "bias_residual_half2", 2)
+    """The text's optimisation. It is `half1` where a pair doesn't begin on 4 bytes."""
+    return _together(ctx, "bias_residual_half2", 2, half1(ctx))
 
 
 @OP.variant(
@@ -96,36 +123,76 @@ def half2(ctx: Context) -> Launch:
     unsupported=_needs_halves(8),
 )
 def packed8(ctx: Context) -> Launch:
-    """`half2` with the widest accesses. It is `scalar` where a pack doesn't begin on 16 bytes."""
-    return _together(ctx, "bias_residual_packed", 8)
+    """The text's vectorised kind. It adds as `scalar` does, and is `scalar` where a pack doesn't begin on 16 bytes."""
+    return _together(ctx, "bias_residual_packed", 8, scalar(ctx))
 
 
 @OP.variant("tuned", "16-byte packs for floats too, in rows of any length, at any address", rows=("S3", "S12"))
 def tuned(ctx: Context) -> Launch:
     """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
+    add_all = _in_packs(ctx)
+    ctx.report(LAUNCHES.name, 1)
+    return lambda t: add_all(t.x, t.bias, t.residual, t.y)
+
+
+@OP.variant(
+    "unfused", "tuned as two kernels: x + bias, then + residual", role="published", rows=("S3",), traffic=two_passes
+)
+def unfused(ctx: Context) -> Launch:
+    """What a chain of element-wise kernels costs: a launch more, and a tensor that is written and read again."""
     pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
-    kernel, word = _kernel(ctx, "bias_residual_any", n)
-    columns = _columns(ctx.s.C, word)
-    whole: Launch | None = _together(ctx, "bias_residual_packed", pack) if ctx.s.C % pack == 0 else None
+    (first, word), (second, _) = (_kernel(ctx, f"bias_residual_{step}", n) for step in ("first", "second"))
+    grid, columns = blocks(-(-n // pack)), _columns(ctx.s.C, word)
+    ctx.report(LAUNCHES.name, 2)
 
     def launch(t: Tensors) -> None:
-        tensors = t.x, t.bias, t.residual, t.y
-        if whole and aligned(*tensors):
-            whole(t)
-            return
-        vector = ctypes.c_int(aligned(t.x, t.residual, t.y))
-        kernel(blocks(-(-n // pack)), BLOCK, *tensors, word(n), vector, *columns)
+        first(grid, BLOCK, t.x, t.bias, t.y, word(n), ctypes.c_int(aligned(t.x, t.y)), *columns)
+        second(grid, BLOCK, t.residual, t.y, word(n), ctypes.c_int(aligned(t.residual, t.y)))
 
     return launch
 
 
-def _together(ctx: Context, entry: str, together: int) -> Launch:
-    """A kernel whose threads take `together` neighbours each; `scalar` where tensors aren't aligned to that."""
+@OP.variant("eight_launches", "tuned, launched for an eighth of the rows at a time", rows=("S3",))
+def eight_launches(ctx: Context) -> Launch:
+    """Launches alone: bytes and arithmetic are `tuned`'s, so what it takes longer is the cost of seven launches."""
+    add_all = _in_packs(ctx)
+    ends = [ctx.s.R * part // PARTS for part in range(PARTS + 1)]
+    parts = [slice(begin, end) for begin, end in pairwise(ends) if begin < end]
+    ctx.report(LAUNCHES.name, len(parts))
+
+    def launch(t: Tensors) -> None:
+        for part in parts:
+            add_all(t.x[part], t.bias, t.residual[part], t.y[part])
+
+    return launch
+
+
+def _in_packs(ctx: Context) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address."""
+    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
+    anywhere, word = _kernel(ctx, "bias_residual_any", n)
+    columns = _columns(ctx.s.C, word)
+    whole, of_packs = _kernel(ctx, "bias_residual_packed", n // pack) if ctx.s.C % pack == 0 else (None, word)
+    packs = _columns(ctx.s.C // pack, of_packs)
+
+    def add_all(*tensors: torch.Tensor) -> None:
+        x, _, residual, y = tensors
+        count = x.numel()
+        if whole and aligned(*tensors):
+            whole(blocks(count // pack), BLOCK, *tensors, of_packs(count // pack), *packs)
+        else:
+            vector = ctypes.c_int(aligned(x, residual, y))
+            anywhere(blocks(-(-count // pack)), BLOCK, *tensors, word(count), vector, *columns)
+
+    return add_all
+
+
+def _together(ctx: Context, entry: str, together: int, fallback: Launch | None = None) -> Launch:
+    """A kernel whose threads take `together` neighbours each; `fallback` where tensors aren't aligned to that."""
     count = ctx.s.R * ctx.s.C // together
     kernel, word = _kernel(ctx, entry, count)
     columns = _columns(ctx.s.C // together, word)
     alignment = together * ITEMSIZE[ctx.case.dtype]
-    fallback: Launch | None = scalar(ctx) if together > 1 else None
 
     def launch(t: Tensors) -> None:
         tensors = t.x, t.bias, t.residual, t.y

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.model import Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (select_by_sign(t.x, t.w),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel for exactly this shape."""
     function = compiled(select_by_sign)
     return lambda t: (function(t.x, t.w),)

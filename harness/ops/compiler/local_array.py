@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
 
 GROUP = 8
@@ -43,8 +43,8 @@ def eager(ctx: Context) -> Launch:
     return lambda t: (torch.roll(t.x, places, 1),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes a kernel for exactly this shape and K."""
     import torch
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_sum, split
@@ -74,8 +74,8 @@ def eager(ctx: Context) -> Launch:
     return lambda t: function(t.x, t.bias, t.residual)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel, with its own random numbers."""
     function = compiled(_chain(ctx.s.p))
     return lambda t: function(t.x, t.bias, t.residual)

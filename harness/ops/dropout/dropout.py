@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.model import Work
 from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
 from harness.ops.dropout._dropout import (
@@ -79,8 +79,8 @@ def eager(ctx: Context) -> Launch:
     return lambda t: torch.native_dropout(t.x, probability, True)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel, with its own random numbers."""
     import torch
 

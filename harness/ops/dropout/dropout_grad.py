@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.model import Work
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, pack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep, arguments, seed, split
@@ -93,8 +93,8 @@ def eager(ctx: Context) -> Launch:
     return lambda t: (torch.ops.aten.native_dropout_backward(t.dy, t.mask, factor),)
 
 
-@OP.variant("compile", "torch.compile of the same", **_TORCH)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same", **_TORCH)
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel."""
     import torch
 

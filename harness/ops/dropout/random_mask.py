@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.ops import Choice, Context, Launch, Op, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.ops.dropout._dropout import CALL, NARROW, WIDE, arguments, expected_share, seed
 
@@ -59,8 +59,8 @@ def eager(ctx: Context) -> Launch:
     return lambda _: (function(),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(ctx: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor has no kernel of its own for bernoulli_."""
     function = compiled(_bernoulli(ctx))
     return lambda _: (function(),)

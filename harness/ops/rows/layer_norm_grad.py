@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.ops import Context, Launch, Op
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BOTH
 from harness.ops.rows import _norm_grad as grad
 from harness.ops.rows import _norm_grad_check as exact
@@ -60,8 +60,8 @@ def eager(_: Context) -> Launch:
     return lambda t: _backward(t.dy, t.x, t.gamma, t.mean, t.rstd)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes kernels of its own. They read dy and x once or more often, which depends on the shape."""
     function = compiled(_backward)
     return lambda t: function(t.dy, t.x, t.gamma, t.mean, t.rstd)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.ops import Context, Expected, Launch, Op, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BOTH
 from harness.ops.rows import _norm as norm
 
@@ -55,8 +55,8 @@ def eager(_: Context) -> Launch:
     return lambda t: _rms_norm(t.x, t.gamma)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernel for exactly this shape."""
     function = compiled(_rms_norm)
     return lambda t: function(t.x, t.gamma)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._device import MOST_BLOCKS, WARP
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from, widened
 from harness.ops.rows._rows import has_plan, planned
@@ -63,8 +63,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (_softmax(t.x),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor's kernel for exactly this shape."""
     function = compiled(_softmax)
     return lambda t: (function(t.x),)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.rows._rows import has_plan, planned
 
@@ -117,8 +117,8 @@ def eager(_: Context) -> Launch:
     return lambda t: (_backward(t.dy, t.y),)
 
 
-@OP.variant("compile", "torch.compile of the same", role="baseline", devices=BOTH, returns=True)
-def compile_(_: Context) -> Launch:
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor makes no matrix of products. It reads dy and y once or twice, which depends on the row's length."""
     function = compiled(_backward)
     return lambda t: (function(t.dy, t.y),)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
+from harness.model import Case
 from harness.ops._elementwise import split
+from harness.ops.activation.prelu import OP
 
 # Each way that packs meet channels, at sizes for one pack a thread and for two, in halves and in floats.
 COMPILED = [
@@ -21,7 +24,8 @@ COMPILED = [
     ]
 ]
 DTYPES = ["float32", "float16", "bfloat16"]
-OURS = ["naive", "packed", "tuned"]
+ANY_SIZE = ["naive64", "packed64", "tuned"]
+OURS = ["naive", "packed", *ANY_SIZE]
 SHAPES = [
     (1, 1, 1, 1),  # one element
     (1, 5, 1, 1),  # fewer elements than a pack
@@ -108,7 +112,7 @@ def test_special_values(launch, variant):
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.parametrize("variant", OURS)
+@pytest.mark.parametrize("variant", ANY_SIZE)
 @pytest.mark.parametrize("shape", [(2**31 + 17, 1, 1, 1), (43826197, 7, 7, 1)], ids=["one alpha", "rows of 7"])
 def test_more_than_2_to_31_elements(launch, variant, shape):
     import torch
@@ -122,6 +126,28 @@ def test_more_than_2_to_31_elements(launch, variant, shape):
         part = slice(row, row + 1000)
         assert torch.equal(y[part], expected(x[part], alpha).half()), row
     assert not bool(y.isnan().any())
+
+
+@pytest.mark.parametrize("variant", OURS)
+def test_indexes_of_32_bits_count_fewer_than_2_to_31_elements(variant):
+    def said(n):
+        shape = (("N", n), ("C", 64), ("H", 16), ("W", 16))
+        reason = OP.variants[variant].unsupported
+        return reason and reason(Case("prelu", variant, "float16", shape))
+
+    assert said(2**17 - 1) is None
+    assert said(2**17) == (None if variant in ANY_SIZE else "counts elements in 32 bits: for fewer than 2^31 of them")
+
+
+@pytest.mark.parametrize("kernel", ["naive", "packed"])
+def test_only_indexes_of_64_bits_are_divided_in_64_bits(ptx, kernel):
+    """In 32 bits a division and a modulo, as the text has them; they are by different numbers, so none is saved."""
+
+    def divisions(entry):
+        return sorted(re.findall(r"\b(?:div|rem)\.u(?:32|64)", ptx("prelu.cu", entry, {"SCALAR": "float"})))
+
+    assert divisions(f"prelu_{kernel}") == ["div.u32", "rem.u32"]
+    assert set(divisions(f"prelu_{kernel}64")) >= {"div.u64", "rem.u64"}
 
 
 @pytest.mark.parametrize("size", [2, 4])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 
 from harness.model import Case, Traffic
+from harness.ops import Context
+from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.bias.bias_residual import OP, two_passes
 
 # Below and from 2^31 threads on: of one element, of two and of eight.
 COMPILED = [{"R": rows, "C": 64} for rows in (2, 2**26, 2**29)]
-OURS = ["scalar", "half2", "packed8", "tuned"]
+ROUNDED_TWICE = ["half1", "half2", "unfused"]
+OURS = ["scalar", "unrolled", "packed8", "tuned", "eight_launches", *ROUNDED_TWICE]
 SHAPES = [
     (0, 8),  # empty, in each way
     (8, 0),
@@ -37,8 +41,8 @@ def unsupported(variant, dtype, shape):
 
 
 def expected(variant, x, bias, residual):
-    """Exactly: in halves for half2, in float and rounded once for the others."""
-    if variant == "half2":
+    """Exactly: each addition in the tensors' type, or both in float and rounded once."""
+    if variant in ROUNDED_TWICE:
         return x + bias + residual
     return (x.float() + bias.float() + residual.float()).to(x.dtype)
 
@@ -53,9 +57,7 @@ def check(launch, placed, variant, dtype, shape, offsets=(0, 0, 0, 0)):
     for tensor in inputs.values():
         tensor.normal_(generator=generator)
     launch("bias_residual", variant, dtype, dict(zip("RC", shape, strict=True)), **inputs, y=y)
-    # An address that half2 can't take is `scalar`'s, which rounds once.
-    in_halves = variant == "half2" and all(offset % 2 == 0 for offset in offsets)
-    assert torch.equal(y.tensor, expected("half2" if in_halves else "scalar", **inputs)), (shape, offsets)
+    assert torch.equal(y.tensor, expected(variant, **inputs)), (shape, offsets)
 
 
 @pytest.mark.gpu
@@ -126,6 +128,8 @@ def test_more_than_2_to_31_elements(launch, variant, shape):
 @pytest.mark.parametrize(
     ("variant", "dtype", "shape", "reason"),
     [
+        ("half1", "float32", (4, 8), "halves"),
+        ("half1", "float16", (4, 7), None),
         ("half2", "float32", (4, 8), "halves"),
         ("half2", "float16", (4, 7), "multiple of 2"),
         ("half2", "bfloat16", (4, 6), None),
@@ -149,3 +153,38 @@ def test_eager_moves_five_tensors_where_three_would_do():
     symbols = {"R": 1000, "C": 10}
     assert two_passes(symbols, 2) == Traffic(read=3 * 20_000 + 20, written=2 * 20_000)
     assert OP.work_of(symbols, "float16").moved == 3 * 20_000 + 20
+    moved = {name: OP.traffic_of(OP.variants[name], symbols, "float16").moved for name in OURS}
+    assert moved == dict.fromkeys(OURS, 3 * 20_000 + 20) | {"unfused": 5 * 20_000 + 20}
+
+
+@pytest.mark.parametrize(("dtype", "pair"), [("float16", "__half2"), ("bfloat16", "__nv_bfloat162")])
+def test_halves_are_added_alike_one_and_two_at_a_time(ptx, dtype, pair):
+    """Two additions of halves each, and none of floats: only the number of elements differs."""
+    kind = "f16" if dtype == "float16" else "bf16"
+    macros = {"SCALAR": CUDA_TYPE[dtype], "PAIR": pair, "INDEX": "unsigned"}
+    for entry, added in (("half1", kind), ("half2", f"{kind}x2")):
+        text = ptx("bias_residual.cu", f"bias_residual_{entry}", macros)
+        additions = re.findall(r"\b(?:add|fma)(?:\.rn)?\.(b?f16(?:x2)?|f32)\b", text)
+        assert additions == [added, added], entry
+
+
+def test_unrolled_loads_all_before_it_stores_any(ptx, dtype):
+    text = ptx("bias_residual.cu", "bias_residual_unrolled", {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned"})
+    accesses = re.findall(r"\b(ld|st)\.global", text)
+    assert accesses == ["ld"] * 12 + ["st"] * 4
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(1, 1), (7, 7), (8, 8), (1000, 8)])
+def test_eight_launches_take_every_row_once(trial, monkeypatch, rows, parts):
+    launched = []
+
+    class Kernel:
+        def __call__(self, _grid, _block, x, bias, residual, y, *_):
+            launched.append(len(x))
+            y.copy_(x + bias + residual)
+
+    ctx = trial("bias_residual", "eight_launches", "float32", R=rows, C=12)
+    monkeypatch.setattr(Context, "kernel", lambda *_: Kernel())
+    assert ctx.complaint_after_call() is None
+    assert (len(launched), sum(launched)) == (parts, rows)
+    assert ctx.ctx.facts == {"launches": parts}

@@ -1,0 +1,33 @@
+// ReLU and its backward, one after the other, as a training step calls them: y = relu(x), later dx = y > 0 ? dy : 0.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16).
+//
+// D is the bytes of x. PyTorch's forward writes y, which the next layer needs anyway, and its backward reads y for the
+// sign: 2 D + 3 D. With a bit an element (relu_mask.cu, relu_grad.cu) the forward writes D / 32 more (D / 16 in halves)
+// and the backward reads that in place of D: 4 D + D / 16 (4 D + D / 8). The forward alone loses a little by the bits;
+// only the two together show what they save, a fifth of the traffic.
+//
+// Here are the forwards without a mask, so that each form with bits has its like without: steps 1 and 2 go with
+// relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset, and the two tuned
+// kernels.
+
+#include "relu.cuh"
+#include "warp.cuh"
+
+using T = SCALAR;
+
+// 1. One element a thread.
+extern "C" __global__ void relu_scalar(const T* __restrict__ x, T* __restrict__ y, long long n) {
+  const long long i = thread_index();
+  if (i < n) y[i] = relu(x[i]);
+}
+
+// 2. One pack of 16 bytes a thread: relu_mask_tuned without its bits. aligned: x and y begin on 16 bytes; otherwise, and
+//    in the tensor's last pack, elements move one by one.
+extern "C" __global__ void relu_packed(const T* __restrict__ x, T* __restrict__ y, long long n, int aligned) {
+  const long long first = thread_index() * Pack<T>::SIZE;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(x + first, count, aligned);
+  relu_pack(pack);
+  store_filled(y + first, pack, count, aligned);
+}

@@ -1,0 +1,127 @@
+// Two biases: y[r, c] = x[r, c] + rows[r] + columns[c], over a contiguous (R, C) tensor.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX for two_biases_whole and two_biases_any (unsigned, or unsigned
+// long long from 2^31 elements on).
+//
+// An element needs its row and its column: i / n and i % n, by the same n. The GPU has no instruction for a division:
+// one of 32 bits takes about twenty instructions, one of 64 bits a call of about a hundred. Steps 1 to 3 take one
+// element a thread and differ in nothing but how often they divide. Each is there with indexes of 32 and of 64 bits.
+//
+// What the compiler makes of them (NVRTC 13 for sm_90; tests/ops/bias/test_two_biases.py compiles them and counts):
+//
+//            divisions   machine code with 32-bit indexes
+//   divmod   1           the same as divmul's, instruction by instruction
+//   twice    2
+//   divmul   1
+//
+// With 64-bit indexes each of these divisions is there in two ways, of which one runs: a call, and twenty instructions
+// for numbers that fit into 32 bits. The compiler sees that i / n and i % n divide by the same number, and computes the
+// remainder from the quotient. So the text's step gains nothing with a compiler of today; `twice` shows what it gains
+// with a compiler that doesn't do this.
+
+#include "bias.cuh"
+#include "number.cuh"
+#include "warp.cuh"
+
+using T = SCALAR;
+
+// Rounds to T once.
+__device__ __forceinline__ T sum(T x, T row, T column) { return T(to_float(x) + to_float(row) + to_float(column)); }
+
+// The body of steps 1 to 3. `row_of` and `column_of` give an element's row and column.
+template <typename Index, typename Row, typename Column>
+__device__ __forceinline__ void add_one(const T* __restrict__ x, const T* __restrict__ rows,
+                                        const T* __restrict__ columns, T* __restrict__ y, Index n, Row row_of,
+                                        Column column_of) {
+  const Index i = thread_index<Index>();
+  if (i < n) {
+    const Index row = row_of(i);
+    y[i] = sum(x[i], rows[row], columns[column_of(i, row)]);
+  }
+}
+
+// The kernel `name` for indexes of 32 bits, and `name`64 for those of 64 bits. size: columns. same: the same
+// number once more, of which the compiler doesn't know that it is.
+#define KERNEL(name, body, Index)                                                                                \
+  extern "C" __global__ void name(const T* __restrict__ x, const T* __restrict__ rows,                           \
+                                  const T* __restrict__ columns, T* __restrict__ y, Index n, Index size,         \
+                                  Index same) {                                                                  \
+    body(x, rows, columns, y, n, size, same);                                                                    \
+  }
+#define KERNELS(name, body)    \
+  KERNEL(name, body, unsigned) \
+  KERNEL(name##64, body, unsigned long long)
+
+// 1. As the text has it before: a division and a modulo.
+template <typename Index>
+__device__ __forceinline__ void divmod(const T* __restrict__ x, const T* __restrict__ rows,
+                                       const T* __restrict__ columns, T* __restrict__ y, Index n, Index size, Index) {
+  add_one(
+      x, rows, columns, y, n, [=](Index i) { return i / size; }, [=](Index i, Index) { return i % size; });
+}
+KERNELS(two_biases_divmod, divmod)
+
+// 2. The same with the number of columns given twice: what step 1 is with a compiler that doesn't put the two together.
+template <typename Index>
+__device__ __forceinline__ void twice(const T* __restrict__ x, const T* __restrict__ rows,
+                                      const T* __restrict__ columns, T* __restrict__ y, Index n, Index size,
+                                      Index same) {
+  add_one(
+      x, rows, columns, y, n, [=](Index i) { return i / size; }, [=](Index i, Index) { return i % same; });
+}
+KERNELS(two_biases_twice, twice)
+
+// 3. As the text has it after: one division, and the column by a multiplication and a subtraction.
+template <typename Index>
+__device__ __forceinline__ void divmul(const T* __restrict__ x, const T* __restrict__ rows,
+                                       const T* __restrict__ columns, T* __restrict__ y, Index n, Index size, Index) {
+  add_one(
+      x, rows, columns, y, n, [=](Index i) { return i / size; }, [=](Index i, Index row) { return i - row * size; });
+}
+KERNELS(two_biases_divmul, divmul)
+
+#ifdef INDEX
+
+constexpr unsigned SIZE = Pack<T>::SIZE;
+
+// 4. No division, and 16 bytes a thread: the number of columns is known at launch, so a multiplication, an addition and
+//    a shift give the row, once for a pack. Here rows are whole packs, and all tensors begin on 16 bytes: a pack has one
+//    row, and one load brings its columns' biases.
+extern "C" __global__ void two_biases_whole(const T* __restrict__ x, const T* __restrict__ rows,
+                                            const T* __restrict__ columns, T* __restrict__ y, INDEX n, INDEX size,
+                                            INDEX multiplier, unsigned shift) {
+  const INDEX first = thread_index<INDEX>() * SIZE;
+  if (first < n) {
+    const INDEX row = fast_divide<INDEX>(first, multiplier, shift);
+    const Pack<T> from = load_pack(x + first), along = load_pack(columns + (first - row * size));
+    const T across = rows[row];
+    Pack<T> result;
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) result.at[j] = sum(from.at[j], across, along.at[j]);
+    store_pack(y + first, result);
+  }
+}
+
+// 5. The same for rows of any length, at any address: the rows and columns of a pack's other elements follow from those
+//    of its first one. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's last pack, elements go one
+//    by one.
+extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
+                                          const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
+                                          INDEX size, INDEX multiplier, unsigned shift) {
+  const INDEX first = thread_index<INDEX>() * SIZE;
+  if (first >= n) return;
+  INDEX row = fast_divide<INDEX>(first, multiplier, shift), column = first - row * size;
+  const unsigned count = filled<T>(n, first);
+  Pack<T> pack = load_filled(x + first, count, aligned);
+#pragma unroll
+  for (unsigned j = 0; j < SIZE; ++j) {
+    if (j < count) pack.at[j] = sum(pack.at[j], rows[row], columns[column]);
+    if (++column == size) {
+      column = 0;
+      ++row;
+    }
+  }
+  store_filled(y + first, pack, count, aligned);
+}
+
+#endif  // INDEX

@@ -70,6 +70,8 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         after = device.conditions()
     with session.phase("calls"):
         call_samples = _call_samples(session, calls, timing.max_time)
+    if wrong := session.check_inputs():
+        raise EndedError("wrong", wrong)
     _judge_samples(session, samples, stopped, timing)
     _judge_conditions(session, before, after)
     _judge_timer(session, samples, batch)

@@ -28,6 +28,7 @@ from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant
+from harness.ops.comparer import Verdict
 from harness.ranks import ALONE, Group, PeerError
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
@@ -49,11 +50,12 @@ class EndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What `prepare` leaves for the other steps. `first` is the set of buffers that was called once."""
+    """What `prepare` leaves for the other steps. `first` is the set of buffers that was called once, under `watch`."""
 
     launch: Launch
     canonical: SimpleNamespace
     first: SimpleNamespace
+    watch: check.Watch
 
 
 class Session:
@@ -126,18 +128,31 @@ class Session:
         with self.phase("compile"):
             launch = self.variant.prepare(ctx)
             first = self._set(ctx, canonical)
+            watch = check.Watch(ctx, self.variant, canonical, first, encoded=False)
             self._call_once(launch, first)
-        self._prepared = _Prepared(launch, canonical, first)
+        self._prepared = _Prepared(launch, canonical, first, watch)
 
     def check(self) -> str | None:
-        """What is wrong with the outputs of a call, on the first rank where something is; None if they are right."""
+        """What is wrong with a call: with the form or the values of its outputs, or with inputs that it changed.
+
+        It is told of the first rank where something is wrong; None if nothing is. A result of a library that is a
+        little off isn't wrong, but there is a warning.
+        """
         ctx, ready = self._ready()
         with self.phase("check"):
-            tensors = self._set(ctx, ready.canonical)
-            check.leave_poison(ctx, self.variant)
-            returned = self._call_once(ready.launch, tensors)
-            after = check.collect(self.op, self.variant, tensors, returned)
-            return self.group.verdict(check.complaint(ctx, self.variant, ready.canonical, after))
+            found = self._judged_call(ctx, ready)
+            if wrong := self.group.verdict(found.wrong):
+                return wrong
+            if inexact := self.group.verdict(found.inexact):
+                advice = "compare times with this in mind: our own variants are held to the tolerance"
+                self.warn("inexact", inexact, advice)
+            return None
+
+    def check_inputs(self) -> str | None:
+        """What is wrong after the timed calls, as `check` tells it: inputs that they changed, in one set of buffers."""
+        _, ready = self._ready()
+        with self._together():
+            return self.group.verdict(ready.watch.changed())
 
     def calls(self) -> list[Callable[[], object]]:
         """The variant's launch bound to sets of buffers: one call for each set.
@@ -212,6 +227,18 @@ class Session:
             self.warn("not-closed", f"closing what the variant opened failed: {texts}", "correct what it defers")
             if error:
                 error.add_note(f"closing failed, too: {texts}")
+
+    def _judged_call(self, ctx: Context, ready: _Prepared) -> Verdict:
+        """Call the variant with new buffers and judge what it did."""
+        tensors = self._set(ctx, ready.canonical)
+        watch = check.Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
+        check.leave_poison(ctx, self.variant)
+        returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
+        if wrong := watch.changed() or watch.malformed(tensors, returned):
+            return Verdict(wrong)
+        del watch  # it may hold copies, and the reference needs memory
+        after = check.collect(self.op, self.variant, tensors, returned)
+        return check.verdict(ctx, self.variant, ready.canonical, after)
 
     def _context(self) -> Context:
         import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,44 +32,82 @@ class Expected:
     loose: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a comparison found: what is `wrong`, or how far off outputs are that are only `inexact`; None for nothing."""
+
+    wrong: str | None = None
+    inexact: str | None = None
+
+
 def complaint(found: Iterable[Expected | str]) -> str | None:
     """What is wrong with the first output that isn't right; None if all are. A text in `found` is such a complaint.
 
     Parts of one output that follow each other are counted together.
     """
+    return judged(found).wrong
+
+
+def judged(found: Iterable[Expected | str], leeway: float = 0.0) -> Verdict:
+    """Judge as `complaint` does, but floats that are off by up to `leeway` times what is allowed are only inexact.
+
+    At least one unit in the last place counts as allowed there. Of several inexact outputs the one that is most times
+    the tolerance off is told.
+    """
     if isinstance(found, str):
         # A text is a sequence of letters: without this, a check that returns a text would give its first letter.
-        return found
-    output = _Output("")
+        return Verdict(found)
+    outputs: list[_Output] = []
     for part in found:
+        last = outputs[-1] if outputs else None
+        if last and last.is_wrong(leeway) and (isinstance(part, str) or part.name != last.name):
+            return Verdict(last.complaint)
         if isinstance(part, str):
-            return output.complaint or part
-        if part.name != output.name:
-            if output.wrong:
-                return output.complaint
-            output = _Output(part.name)
+            return Verdict(part)
+        if last is None or part.name != last.name:
+            outputs.append(last := _Output(part.name))
         if tuple(part.got.shape) != tuple(part.want.shape):
-            return f"{part.name} has shape {tuple(part.got.shape)}, the reference {tuple(part.want.shape)}"
-        output.compare(part)
-    return output.complaint
+            return Verdict(f"{part.name} has shape {tuple(part.got.shape)}, the reference {tuple(part.want.shape)}")
+        last.compare(part)
+    worst = max(outputs, key=lambda output: output.times, default=None)
+    if worst is None or not worst.wrong:
+        return Verdict()
+    return Verdict(worst.complaint) if worst.is_wrong(leeway) else Verdict(inexact=worst.inexactness)
 
 
 @dataclass(slots=True)
 class _Output:
-    """An output as far as it has been compared: its elements, the wrong ones, how far off, and the first of them."""
+    """An output as far as it has been compared: its elements, the wrong ones, how far off, and the first of them.
+
+    units, tolerances, times: how far off the worst ones are, in units in the last place of the dtype, in multiples of
+    what is allowed, and in multiples of the larger of the two. All are infinite for what isn't a finite float.
+    """
 
     name: str
     elements: int = 0
     wrong: int = 0
     worst: float = 0.0
     first: str = ""
+    units: float = 0.0
+    tolerances: float = 0.0
+    times: float = 0.0
+    dtype: str = ""
+
+    def is_wrong(self, leeway: float) -> bool:
+        """Whether an element is off by more than `leeway` times what is allowed."""
+        return self.times > leeway
 
     @property
-    def complaint(self) -> str | None:
-        if not self.wrong:
-            return None
+    def complaint(self) -> str:
         count = f"{self.wrong} of {self.elements} elements are wrong"
         return f"{self.name}: {count} by up to {self.worst:.3g}; {self.first}"
+
+    @property
+    def inexactness(self) -> str:
+        count = f"{self.wrong} of {self.elements} elements are further off than allowed"
+        against = f"{self.tolerances:.3g} times the tolerance" if math.isfinite(self.tolerances) else "none is allowed"
+        units = f"{self.units:.3g} units in the last place of {self.dtype}"
+        return f"{self.name}: {count}, by up to {units} ({against}); {self.first}"
 
     def compare(self, part: Expected) -> None:
         """Count the elements of a part, chunk by chunk."""
@@ -87,7 +126,23 @@ class _Output:
                 self.first = f"{place}, the reference {want[index].item()}{within}"
             self.wrong += count
             distance = (got[here][bad].double() - want[here][bad].double()).abs()
-            self.worst = max(self.worst, float(distance.nan_to_num(nan=float("inf"), posinf=float("inf")).max()))
+            distance = distance.nan_to_num(nan=math.inf, posinf=math.inf)
+            self.worst = max(self.worst, float(distance.max()))
+            self._measure(distance, got, want[here][bad], None if allowed is None else allowed[here][bad])
+
+    def _measure(
+        self, distance: torch.Tensor, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | None
+    ) -> None:
+        """Note how far off wrong elements are in units in the last place of `got`, and in multiples of `allowed`."""
+        if not (got.dtype.is_floating_point and want.dtype.is_floating_point):
+            self.units = self.tolerances = self.times = math.inf
+            return
+        unit = _unit(want.double(), got.dtype)
+        tolerance = unit.new_zeros(()) if allowed is None else allowed.double().nan_to_num(nan=0.0)
+        self.units = max(self.units, float((distance / unit).max()))
+        self.tolerances = max(self.tolerances, float((distance / tolerance).max()))
+        self.times = max(self.times, float((distance / tolerance.maximum(unit)).max()))
+        self.dtype = str(got.dtype).removeprefix("torch.")
 
 
 def _flat(part: Expected) -> torch.Tensor | None:
@@ -99,6 +154,15 @@ def _flat(part: Expected) -> torch.Tensor | None:
     if not isinstance(part.allowed, torch.Tensor):
         return torch.tensor(part.allowed, device=part.want.device, dtype=torch.float64).expand(part.want.numel())
     return part.allowed.expand(part.want.shape).reshape(-1)
+
+
+def _unit(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The unit in the last place of a dtype at each value: the distance of neighbouring numbers there."""
+    import torch
+
+    facts = torch.finfo(dtype)
+    _, exponent = values.abs().clamp(facts.tiny, facts.max).frexp()
+    return facts.eps * torch.exp2(exponent.double() - 1)
 
 
 def _outside(got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | None, loose: bool) -> torch.Tensor:

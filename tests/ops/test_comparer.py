@@ -197,3 +197,65 @@ def test_views_with_gaps_are_compared_in_their_own_order():
     assert complaint([Expected("y", whole.view(2, 6)[:, ::2].T, want)]).startswith(
         "y: 1 of 6 elements are wrong by up to 1; element 5 is 10.0"
     )
+
+
+# What is let through although it is off.
+
+
+def judged(got, want, allowed=None, leeway=8.0, dtype=torch.float16) -> comparer.Verdict:
+    part = Expected("y", torch.tensor(got, dtype=dtype), torch.tensor(want, dtype=torch.float64), allowed)
+    return comparer.judged([part], leeway)
+
+
+def test_a_little_too_far_off_is_inexact_and_says_how_far():
+    # Halves from 16 to 32 are 1/64 apart.
+    found = judged([17 + 3 / 64, 20], [17, 20], 1 / 128)
+    assert found == comparer.Verdict(
+        inexact="y: 1 of 2 elements are further off than allowed, by up to 3 units in the last place of float16 "
+        "(6 times the tolerance); element 0 is 17.046875, the reference 17.0 within 0.00781"
+    )
+    assert judged([17 + 3 / 64], [17], 1 / 128, leeway=0).wrong
+    assert judged([17 + 3 / 64], [17], 3 / 64) == comparer.Verdict()
+
+
+@pytest.mark.parametrize(
+    ("units", "allowed", "wrong"),
+    [(8, 1 / 64, False), (9, 1 / 64, True), (8, 1e-6, False), (9, 1e-6, True), (16, 2 / 64, False), (17, 2 / 64, True)],
+)
+def test_beyond_eight_times_the_tolerance_it_is_wrong(units, allowed, wrong):
+    """At least one unit in the last place counts as allowed."""
+    found = judged([17 + units / 64], [17], allowed)
+    assert (found.wrong is not None, found.inexact is not None) == (wrong, not wrong)
+
+
+def test_a_rounding_to_the_other_side_is_inexact_where_nothing_is_allowed():
+    assert "1 units in the last place of float16 (none is allowed)" in judged([17 + 1 / 64], [17]).inexact
+
+
+@pytest.mark.parametrize("got", [INF, -INF, NAN])
+@pytest.mark.parametrize("want", [INF, NAN, 1.0, 65504])
+def test_what_is_not_finite_is_never_inexact(got, want):
+    found = judged([got], [want], 1.0)
+    assert found.inexact is None
+    assert (found.wrong is None) == (got == want or (math.isnan(got) and math.isnan(want)))
+
+
+def test_integers_are_never_inexact():
+    want = torch.tensor([3, 4])
+    assert comparer.judged([Expected("n", torch.tensor([3, 5]), want)], 8.0).wrong
+    assert comparer.judged([Expected("n", torch.tensor([3.0, 5.0]), want)], 8.0).wrong
+
+
+def test_one_wrong_output_makes_all_wrong_and_the_worst_of_inexact_ones_is_told():
+    def part(name, units):
+        return Expected(name, torch.tensor([17 + units / 64], dtype=torch.float16), torch.tensor([17.0]), 1 / 64)
+
+    assert comparer.judged([part("a", 2), part("b", 3), part("c", 0)], 8.0).inexact.startswith("b: ")
+    assert comparer.judged([part("a", 2), part("b", 30), part("c", 3)], 8.0).wrong.startswith("b: ")
+    assert comparer.judged([part("a", 2), "too few are kept"], 8.0) == comparer.Verdict("too few are kept")
+
+
+def test_the_smallest_numbers_have_a_unit_too():
+    smallest = 2.0**-24
+    assert judged([3 * smallest], [0.0]).inexact
+    assert judged([9 * smallest], [0.0]).wrong

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,7 +33,7 @@ def command(
         list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate. Default: ci.")
     ] = None,
     base: Annotated[str, typer.Option(metavar="REV", help="Revision to measure against itself.")] = "HEAD",
-    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to compare it with itself.")] = 5,
+    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to compare it with itself.")] = 10,
     margin: options.Margin = None,
     device: options.Device = None,
     only: options.Only = None,
@@ -48,8 +48,9 @@ def command(
 ) -> None:
     """Compare a revision with itself, and keep how far it seemed to differ.
 
-    The largest difference of a case is its noise floor on this machine: the gate lets smaller losses pass. The code is
-    identical, so every decision other than OK comes from noise; the table says how often that happened.
+    A case's largest usual difference, without rare outliers, is its noise floor on this machine: the gate lets smaller
+    losses pass. A case whose noise floor is more than twice the margin can't pass any more. The code is identical, so
+    every decision other than OK comes from noise; the table says how often that happened.
     """
     from harness import gate
     from harness.cli.gate_progress import follow
@@ -77,9 +78,29 @@ def command(
     of_machine = (f.message for made in runs for f in made.findings if f.rule == "environment" and f.case is None)
     for message in dict.fromkeys(of_machine):
         typer.echo(f"warning: {message}", err=True)
-    file, rows = gate.summary(runs, noise)
+    file, rows = gate.summary(runs, noise, asked.margin)
     _print(rows)
+    for message in _warnings(rows):
+        typer.echo(f"warning: {message}", err=True)
     typer.echo(f"kept in {file}", err=True)
+
+
+def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
+    """What the noise keeps the gate from saying, and what to do."""
+    from harness import units
+    from harness.gate import LEAST_BLOCKS
+
+    if few := sum(row.margin.noise is None for row in rows):
+        cases = "1 case has" if few == 1 else f"{few} cases have"
+        yield f"{cases} fewer than {LEAST_BLOCKS} blocks and no noise floor yet; calibrate again, blocks add up"
+    if noisy := [row for row in rows if row.margin.too_noisy]:
+        worst, asked = noisy[0], units.percent(noisy[0].margin.asked, 2)
+        most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.value))
+        yield (
+            f"this machine is too noisy for {len(noisy)} of {len(rows)} cases: with a margin of {asked} a case can "
+            f"pass only if its noise floor is {most} or less, and that of {worst.case.id} is {noise}; end other work "
+            "on the machine, delete the file below and calibrate again, or use a larger --margin"
+        )
 
 
 def _print(rows: Sequence[CaseNoise]) -> None:
@@ -95,7 +116,8 @@ def _print(rows: Sequence[CaseNoise]) -> None:
         table.add_column(title, justify="right")
     for row in rows:
         decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())
-        typical, noise = units.percent(row.typical, 2), units.percent(row.noise, 2)
+        typical = units.percent(row.typical, 2)
+        noise = "unknown" if row.margin.noise is None else units.percent(row.margin.noise, 2)
         table.add_row(row.case.id, str(row.blocks), typical, noise, decided)
     console = open_console()
     console.print(table)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from harness.gate._calibrate import CaseNoise, calibrate, summary
 from harness.gate._evidence import Evidence
+from harness.gate._noise import LEAST_BLOCKS
 from harness.gate._observer import GateObserver
 from harness.gate._paired import Request, paired
 from harness.gate._rules import all_rules, findings
 from harness.gate._stored import stored
 
 __all__ = [
+    "LEAST_BLOCKS",
     "CaseNoise",
     "Evidence",
     "GateObserver",

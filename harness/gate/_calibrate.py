@@ -13,22 +13,22 @@ from harness.gate._cases import Cases
 from harness.gate._observer import GateObserver
 from harness.gate._paired import Request, Sides, Start, prepare, run
 from harness.gate._worktree import Repository
-from harness.gate.records import CaseEvidence, GateRun, Outcome, share
+from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, share
 from harness.model import Case
 
 
 @dataclass(frozen=True, slots=True)
 class CaseNoise:
-    """How far identical code has differed in one case. noise: the loss, as a share, that passes from now on.
+    """How far identical code has differed in one case. margin: the margin of the case from now on.
 
-    typical: the median difference of the case's blocks, also as a loss. outcomes: how the gate decided the case in the
+    typical: the median difference of the case's blocks, as a loss. outcomes: how the gate decided the case in the
     blocks of this calibration.
     """
 
     case: Case
     blocks: int
     typical: float
-    noise: float
+    margin: Margin
     outcomes: tuple[Outcome, ...]
 
 
@@ -52,10 +52,12 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
             yield made
 
 
-def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tuple[CaseNoise, ...]]:
+def summary(
+    runs: Sequence[GateRun], file: Path | None = None, asked: float = 0.01
+) -> tuple[Path, tuple[CaseNoise, ...]]:
     """The file of noise floors, and the noise of each case in the calibration's gate runs, the noisiest first.
 
-    Raises MachineError if no case could be measured.
+    asked: the margin that the noise floors may raise, as a share. Raises MachineError if no case could be measured.
     """
     known = _noise.load(runs[0].machine, file)
     found: dict[_noise.Key, list[CaseEvidence]] = {}
@@ -66,12 +68,11 @@ def summary(runs: Sequence[GateRun], file: Path | None = None) -> tuple[Path, tu
     for key, cases in found.items():
         if means := known.blocks.get(key):
             outcomes = tuple(case.decision.outcome for case in cases if case.decision)
-            noise = known.margin(*key, asked=0.0).value
             typical = -share(-statistics.median(map(abs, means)))
-            rows.append(CaseNoise(cases[0].case, len(means), typical, noise, outcomes))
+            rows.append(CaseNoise(cases[0].case, len(means), typical, known.margin(*key, asked), outcomes))
     if not rows:
         raise MachineError("no case could be measured", "run 'harness env', then the scenario: harness run")
-    return known.file, tuple(sorted(rows, key=lambda row: -row.noise))
+    return known.file, tuple(sorted(rows, key=lambda row: -(row.margin.noise or 0.0)))
 
 
 def _same(sides: Sides) -> Sides:

@@ -11,6 +11,9 @@ undecided where some processes are slow.
 
 The second look gets nearly all of the 1%. Ten pairs show the spread of rare slow processes badly, and a large loss is
 found at a strict level too. To see what another choice does, change the constants, and the script's number of blocks.
+
+A case whose noise floor is larger than its margin allows (`Margin.too_noisy`) is never OK. Its limit is the noise
+floor: a loss beyond that is REGRESSED, all smaller ones are INCONCLUSIVE, however many pairs there are.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ TELL_POWER = 0.9
 
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
     """The screen's decision of each case. None stands for a suspect: its loss isn't clearly below the margin.
+
+    A case that is too noisy to pass, and whose loss is clearly below its noise floor, is decided: it is inconclusive.
 
     Suspects are measured again. changes: those of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect
     too.
@@ -95,7 +100,7 @@ def _means(changes: Mapping[str, Sequence[float]]) -> dict[str, Mean]:
 
 
 def _passed(mean: Mean, margin: Margin) -> Decision | None:
-    """The decision of the screen's few pairs: OK or improved, or None."""
+    """The decision of the screen's few pairs: OK, improved, or inconclusive where the case is too noisy; or None."""
     outcome = _passing(mean, margin)
     return Decision(outcome, "screen", mean.value, *_bounds(mean, PASS_LEVEL), mean.count) if outcome else None
 
@@ -123,11 +128,13 @@ def _tested(mean: Mean, margin: Margin, p: float, test: Tested) -> Decision:
 
 
 def _passing(mean: Mean, margin: Margin) -> Outcome | None:
-    """OK or improved; None if the loss may be as large as the margin."""
+    """OK or improved; None if the loss may be as large as the margin. A case that is too noisy is never OK."""
     low = mean.low(PASS_LEVEL)
     if low <= margin.limit:
         return None
-    return "improved" if low > -margin.limit else "ok"
+    if low > -margin.limit:
+        return "improved"
+    return "inconclusive" if margin.too_noisy else "ok"
 
 
 def _bounds(mean: Mean, level: float) -> tuple[float, float]:
@@ -135,8 +142,10 @@ def _bounds(mean: Mean, level: float) -> tuple[float, float]:
     return mean.low(PASS_LEVEL), mean.high(level)
 
 
-def _pairs_to_tell(mean: Mean, margin: Margin, level: float) -> int:
-    """Pairs of a confirmation that would decide, if the true mean is the one found so far."""
+def _pairs_to_tell(mean: Mean, margin: Margin, level: float) -> int | None:
+    """Pairs of a confirmation that would decide, if the true mean is the one found so far; None if none would."""
     distance = mean.value - margin.limit
+    if margin.too_noisy and distance > 0:
+        return None
     needed = count_to_tell(mean.deviation, abs(distance), PASS_LEVEL if distance > 0 else level, TELL_POWER, TELL_MOST)
     return max(needed, CONFIRM_PAIRS)

@@ -1,9 +1,14 @@
-"""Noise: how far identical code has differed, by case and machine. Blocks of base against base, kept in a file."""
+"""Noise: how far identical code has differed, by case and machine. Blocks of base against base, kept in a file.
+
+A noise floor guards against what the pairs of one gate run can't show: differences that all pairs of a run share. A
+block is a small gate run of a code against itself, so blocks show such differences.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +20,15 @@ from harness.model import Machine, Measurement
 from harness.store import version1
 
 KEPT = 20
-"""How many blocks of a case are kept: the newest. The noise floor is their largest, so old blocks must be dropped."""
+"""How many blocks of a case are kept: the newest, since a machine changes with time."""
+LEAST_BLOCKS = 5
+"""A case with fewer blocks has no noise floor."""
+OUTLIER = 3.0
+"""Blocks that differ by more than this many robust standard deviations don't raise the noise floor further."""
+_NORMAL = statistics.NormalDist().inv_cdf(0.75)
+"""Median of the absolute value of a standard normal variable."""
+_MOST = 0.99
+"""The largest noise floor: at a loss of 100% there is no limit to compare with."""
 _SCHEMA = 2
 Key = tuple[str, str]
 """A case's id, and how it was timed."""
@@ -36,8 +49,7 @@ class Noise:
 
     def margin(self, case: str, timer: str, asked: float) -> Margin:
         """What a case may lose: `asked`, or its noise floor where that is larger."""
-        means = self.blocks.get((case, timer))
-        return Margin(asked, -math.expm1(-max(map(abs, means))) if means else None)
+        return Margin(asked, floor(self.blocks.get((case, timer), ())))
 
     def add(self, means: Mapping[Key, Sequence[float]]) -> None:
         """Add blocks, and keep the newest KEPT of each case. Raises MachineError if the file can't be written."""
@@ -58,6 +70,23 @@ class Noise:
             raise MachineError(f"{self.file}: can't be written: {error.strerror}", advice) from error
 
 
+def floor(means: Sequence[float]) -> float | None:
+    """The noise floor that blocks with these means give, as a share; None for fewer than LEAST_BLOCKS.
+
+    It is the largest difference of a block, but at most OUTLIER robust standard deviations. So a few bad blocks can't
+    raise it: the robust standard deviation is the median difference over that of a standard normal variable, and stays
+    small until half of the blocks are bad. Differences are counted from zero, since the code is identical.
+
+    With n blocks of normal noise, the next block of identical code loses more than the floor with a chance of about
+    1 / (2n + 2), as if the floor were simply the largest difference: 9% for 5 blocks, 5% for 10, 2.4% for 20.
+    """
+    if len(means) < LEAST_BLOCKS:
+        return None
+    differences = [abs(mean) for mean in means]
+    highest = min(max(differences), OUTLIER * statistics.median(differences) / _NORMAL)
+    return min(-math.expm1(-highest), _MOST)
+
+
 def load(machine: Machine, file: Path | None = None) -> Noise:
     """The machine's blocks, from `file`, or from one in the user's cache folder. No file yet: no blocks.
 
@@ -73,6 +102,8 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
             raise ValueError(f"schema {content['schema']}, this version of the harness reads {_SCHEMA}")
         for row in content["blocks"]:
             means = [float(mean) for mean in row["means"]]
+            if not all(map(math.isfinite, means)):
+                raise ValueError(f"the blocks of {row['case']} hold something that isn't a number")
             case = version1.upgrade_id(row["case"])  # the file may be of harness 0.1.0
             if row["machine"] == machine.fingerprint:
                 noise.blocks[case, row["timer"]] = means

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import cycle, islice
+from typing import TypeGuard
 
 from harness.gate._observer import GateObserver
 from harness.gate._worktree import Checkout
@@ -15,6 +18,8 @@ from harness.model import Job, Measurement
 from harness.processes.supervisor import Workers
 
 Jobs = Mapping[Side, Sequence[Job]]
+BALANCED = 10
+"""Of so many pairs in sequence, wherever the sequence begins, each side goes first in half."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +35,9 @@ class _Turn:
 class PairMeasurer:
     """Measures pairs, and keeps the measurements and the pairs. device: its kind.
 
-    draw: decides which side goes first. ahead: how many of the next processes start while one measures. Such a process
-    loads torch, which takes seconds, and leaves the device alone before its turn. measurements: those of each side by
-    case id, one a process.
+    draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
+    measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn.
+    measurements: those of each side by case id, one a process.
     """
 
     device: str
@@ -45,6 +50,10 @@ class PairMeasurer:
     )
     pairs: dict[str, list[Pair]] = field(default_factory=lambda: defaultdict(list))
     _begun: int = 0
+    _order: Iterator[Side] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._order = order(self.draw)
 
     def changes(self, cases: Sequence[str], stage: Stage) -> dict[str, list[float]]:
         """Changes of the pairs of a stage, by case: ln(time of the base / time now) of each pair."""
@@ -67,8 +76,7 @@ class PairMeasurer:
                     self._pair(found, turn, stage)
 
     def _turns(self, count: int) -> Iterator[_Turn]:
-        for pair in range(self._begun, self._begun + count):
-            first: Side = self.draw.choice(("base", "now"))
+        for pair, first in enumerate(islice(self._order, count), self._begun):
             yield _Turn(first, pair, first)
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
@@ -96,8 +104,27 @@ class PairMeasurer:
         self.observer.paired(turn.first)
 
 
+def order(draw: random.Random) -> Iterator[Side]:
+    """Which side goes first in each pair, without end.
+
+    A machine that becomes steadily slower makes the second process of each pair look slower. That cancels over any
+    BALANCED pairs in sequence, as those of a look are, since each side goes first in half of them. It holds wherever
+    the sequence begins, since the order repeats after BALANCED pairs. In the first two pairs each side goes first once,
+    by a random draw, and so on for each two that follow. So the three pairs of a screen never have all one order.
+    """
+    period: list[Side] = []
+    for _ in range(BALANCED // 2):
+        first: Side = draw.choice(("base", "now"))
+        period += (first, "now" if first == "base" else "base")
+    return cycle(period)
+
+
 def pair_of(base: Measurement, now: Measurement, first: Side, stage: Stage) -> Pair | None:
-    """The pair that two processes make of a case; None if either has no time for it."""
-    if base.time is None or now.time is None:
+    """The pair that two processes make of a case; None if either has no time for it that a ratio can be made of."""
+    if not _is_time(base.time) or not _is_time(now.time):
         return None
     return Pair(base.time, now.time, first, stage)
+
+
+def _is_time(seconds: float | None) -> TypeGuard[float]:
+    return seconds is not None and 0 < seconds < math.inf

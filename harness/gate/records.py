@@ -51,12 +51,16 @@ class Pair:
         return math.log(self.base / self.now)
 
 
+NOISE_MOST = 2.0
+"""How many times the margin that was asked for a noise floor may be, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class Margin:
     """The loss that still passes, as a share of the base's speed: the larger of what was asked for and the noise.
 
-    noise: the largest change that a block of identical code has shown for this case on this machine, as a share; None
-    if the case was never calibrated.
+    noise: the noise floor of the case on this machine, as a share; None if it isn't known. A case whose noise floor is
+    larger than `most` can't pass, since noise could hide a loss that nobody has accepted. It can still fail.
     """
 
     asked: float
@@ -65,6 +69,16 @@ class Margin:
     @property
     def value(self) -> float:
         return max(self.asked, self.noise or 0.0)
+
+    @property
+    def most(self) -> float:
+        """The largest noise floor with which the case can pass."""
+        return NOISE_MOST * self.asked
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the noise floor is so large that the case can't pass."""
+        return self.value > self.most
 
     @property
     def limit(self) -> float:
@@ -85,7 +99,7 @@ class Decision:
     where nothing can fail): the outcome is 'regressed' where high lies below the limit. So low and high are not an
     interval of one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if
     the screen was enough. pairs_to_tell: how many pairs would most likely decide an inconclusive case; TELL_MOST means
-    that many or more.
+    that many or more, None that no number of pairs would, since the machine is too noisy.
     """
 
     outcome: Outcome
@@ -114,6 +128,11 @@ class CaseEvidence:
     margin: Margin
     control: bool = False
     decision: Decision | None = None
+
+    @property
+    def too_noisy(self) -> bool:
+        """Whether the case is undecided since its noise floor is too large, however many pairs it has."""
+        return self.margin.too_noisy and self.decision is not None and self.decision.outcome == "inconclusive"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """A run as files to read. One format a file in `formats/`, found by its name.
 
 A format has `SUMMARY`, one line, and `write(run, folder, notes) -> list[Path]`, which writes its files into the run's
-folder. `terminal` draws on a console instead, so it isn't a format. Nothing here loads pandas or matplotlib until it is
-used.
+folder; one that draws has `PICTURES = True` too. `terminal` draws on a console instead, so it isn't a format. Nothing
+here loads pandas or matplotlib until it is used.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from harness.discover import discover
 from harness.errors import MachineError, UsageError, nearest
 from harness.model import Limits, Machine, Run
+from harness.report._pictures import drawn, write_all
 
 
 class Format(Protocol):
@@ -35,15 +36,16 @@ def every_format() -> dict[str, Format]:
 def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: Sequence[str] = ()) -> list[Path]:
     """Write the named formats of a run, or all, into its folder. Gives the paths written.
 
-    notes: sentences that the report begins with, such as those of `stale`. Raises UsageError for an unknown format, and
-    MachineError if the folder can't be written.
+    notes: sentences that the report begins with, such as those of `stale`. Texts are written first. A picture that
+    can't be drawn is a warning on standard error. Raises UsageError for an unknown format, and MachineError if the
+    folder can't be written.
     """
     found = every_format()
     unknown = [name for name in formats or () if name not in found]
     if unknown:
         raise UsageError(f"no report format named '{unknown[0]}'", nearest(unknown[0], found))
     with into(folder):
-        return [path for name in formats or found for path in found[name].write(run, folder, notes)]
+        return write_all([found[name] for name in formats or found], lambda each: each.write(run, folder, notes))
 
 
 def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
@@ -58,8 +60,9 @@ def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
     page, figure = folder / "peak.md", "peak.png"
     with into(folder):
         page.write_text(render(build.page_of_limits(machine, limits, figure)), encoding="utf-8")
-        drawn = _limits.draw(machine, limits, folder / figure) if limits.points else []
-        return [page, *_limits.write_points(limits, folder), *drawn]
+        tables = _limits.write_points(limits, folder)
+        pictures = drawn(figure, _limits.draw, machine, limits, folder / figure) if limits.points else []
+        return [page, *tables, *pictures]
 
 
 def stale(run: Run, current: Mapping[str, str]) -> list[str]:

@@ -71,13 +71,20 @@ def calibrate(
 
 
 def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tmp_path: Path) -> None:
-    runs = calibrate(3)
-    assert [run.seed for run in runs] == [5, 6, 7]
-    file, [row] = gate.summary(runs, tmp_path / "noise.json")
+    runs = calibrate(5)
+    assert [run.seed for run in runs] == [5, 6, 7, 8, 9]
+    file, [row] = gate.summary(runs, tmp_path / "noise.json", 0.02)
     assert file == tmp_path / "noise.json"
-    assert (row.blocks, row.outcomes) == (3, ("ok", "ok", "ok"))
-    assert row.noise == pytest.approx(1 - 1 / 1.03)
-    assert row.typical == pytest.approx(1 - 1 / 1.02)
+    assert (row.blocks, row.outcomes) == (5, ("ok",) * 5)
+    assert row.margin.asked == 0.02
+    assert row.margin.noise == pytest.approx(1 - 1 / 1.05)
+    assert row.margin.too_noisy
+    assert row.typical == pytest.approx(1 - 1 / 1.03)
+
+
+def test_a_short_calibration_gives_no_floor_until_its_blocks_have_added_up(calibrate: Started, tmp_path: Path) -> None:
+    _, [row] = gate.summary(calibrate(4), tmp_path / "noise.json")
+    assert (row.blocks, row.margin.noise) == (4, None)
 
 
 def test_a_revision_that_knows_nothing_cannot_be_calibrated(calibrate: Started) -> None:

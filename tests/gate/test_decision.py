@@ -56,9 +56,33 @@ def test_all_others_are_suspects(changes: list[float]) -> None:
 def test_a_noise_floor_widens_the_margin() -> None:
     changes = spread(-0.02, 0.001, 4)
     assert screened(changes) is None
-    assert screened(changes, Margin(0.01, 0.03)).outcome == "ok"
+    assert screened(changes, Margin(0.015, 0.03)).outcome == "ok"
     assert looked(spread(-0.02, 0.001, 10)).outcome == "regressed"
-    assert looked(spread(-0.02, 0.001, 10), margin=Margin(0.01, 0.03)).outcome == "ok"
+    assert looked(spread(-0.02, 0.001, 10), margin=Margin(0.015, 0.03)).outcome == "ok"
+
+
+@pytest.mark.parametrize(
+    ("mean", "outcome"),
+    [(0.0, "inconclusive"), (-0.5, "inconclusive"), (-1.0, "regressed"), (0.5, "inconclusive"), (1.0, "improved")],
+)
+def test_a_case_that_is_too_noisy_never_passes_but_may_fail(mean: float, outcome: str) -> None:
+    """A noise floor of 50%: code that is twice as slow, ln 2 = 0.69, lies at the limit."""
+    noisy = Margin(0.01, 0.5)
+    found = looked(spread(mean, 0.01, 10), margin=noisy)
+    assert (found.outcome, found.pairs_to_tell) == (outcome, None)
+    first = screened(spread(mean, 0.01, 3), noisy)
+    assert first is None if outcome == "regressed" else first.outcome == outcome
+    for count in (4, 10):
+        kept = gate.stored({"a": spread(mean, 0.01, count)}, {"a": noisy})["a"]
+        assert kept.outcome == ("inconclusive" if (outcome, count) == ("regressed", 4) else outcome)
+
+
+def test_twice_as_slow_never_passes_whatever_the_noise_floor() -> None:
+    for noise in (0.02, 0.3, 0.5, 0.7, 0.99):
+        margin = {"a": Margin(0.01, noise)}
+        found = gate.decided({"a": spread(-0.69, 0.01, 3)}, {"a": spread(-0.69, 0.01, 20)}, margin)["a"]
+        assert found.outcome in ("regressed", "inconclusive")
+        assert (found.outcome == "regressed") == (noise < 0.49)
 
 
 # --- the looks ---

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any, Self
 
@@ -82,11 +85,55 @@ def test_every_pair_has_a_process_of_each_side_in_an_order_drawn_by_the_seed(log
     ends = [side for side, what in log if what == "end"]
     assert [set(ends[i : i + 2]) for i in range(0, 40, 2)] == [{"base", "now"}] * 20
     assert ends[::2] == quiet.firsts
-    assert 3 < quiet.firsts.count("base") < 17
+    assert quiet.firsts.count("base") == 10
     again, heard = pairs()
     again.measure("screen", 20, {"base": both, "now": both})
     assert heard.firsts == quiet.firsts
     assert [pair.first for pair in made.pairs["a/v/float32/N8"]] == quiet.firsts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_of_any_ten_pairs_in_sequence_each_side_goes_first_in_five(seed: int) -> None:
+    firsts = list(islice(_pairs.order(random.Random(seed)), 53))
+    assert {firsts[i : i + 10].count("base") for i in range(len(firsts) - 9)} == {5}
+    # The pairs of a screen never have one order.
+    assert {firsts[i : i + 3].count("base") for i in range(len(firsts) - 2)} <= {1, 2}
+
+
+def test_the_order_is_random() -> None:
+    orders = Counter(tuple(islice(_pairs.order(random.Random(seed)), 10)) for seed in range(640))
+    assert len(orders) == 32
+    assert max(orders.values()) < 40
+    assert 260 < sum(count for first, count in orders.items() if first[0] == "base") < 380
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_steady_drift_of_the_machine_cancels_in_every_look(
+    seed: int, log: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process is 1% slower than the one before, and the code is identical."""
+    started = itertools.count()
+
+    def measure(self: Any, job: Job, process: int) -> Measurement:
+        return Measurement(job.case, "ok", samples=(1.01 ** next(started),), process=process)
+
+    monkeypatch.setattr("harness.gate._pairs.Workers.measure", measure)
+    made, _ = pairs(seed=seed)
+    both = jobs("a")
+    for stage, count in (("screen", 3), ("confirm", 10), ("confirm", 10)):
+        made.measure(stage, count, {"base": both, "now": both})
+    changes = made.changes(["a/v/float32/N8"], "confirm")["a/v/float32/N8"]
+    assert [abs(change) for change in changes] == pytest.approx([math.log(1.01)] * 20)
+    assert math.fsum(changes[:10]) == pytest.approx(0, abs=1e-9)
+    assert math.fsum(changes) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("seconds", [0.0, math.nan, math.inf, -1.0])
+def test_a_time_without_a_ratio_gives_no_pair(seconds: float) -> None:
+    case = jobs("a")[0].case
+    good, bad = (Measurement(case, "ok", samples=(time,)) for time in (1.0, seconds))
+    assert _pairs.pair_of(good, bad, "base", "screen") is None
+    assert _pairs.pair_of(bad, good, "base", "screen") is None
 
 
 def test_a_pair_is_base_over_now_whoever_went_first(log: list[tuple[str, str]]) -> None:

@@ -109,8 +109,20 @@ def test_a_control_alone_is_not_worth_a_confirmation() -> None:
 
 
 def test_a_loss_below_the_noise_floor_passes() -> None:
-    noise = Noise(Path("none"), "f00d", {("noisy/tuned/float32/N8", "graph"): [0.001, -0.08]})
-    found, pairs, _ = carry_out({"noisy": 0.05}, noise)
+    noise = Noise(Path("none"), "f00d", {("noisy/tuned/float32/N8", "graph"): [0.012, -0.018, 0.014, 0.01, 0.011]})
+    found, pairs, _ = carry_out({"noisy": 0.015}, noise)
     assert found["noisy"].decision.outcome == "ok"
-    assert found["noisy"].margin.value == pytest.approx(1 - math.exp(-0.08))
+    assert found["noisy"].margin.value == pytest.approx(1 - math.exp(-0.018))
     assert len(pairs.stages) == 1
+
+
+@pytest.mark.parametrize("bad", [1, 3])
+def test_one_bad_block_does_not_let_twice_as_slow_pass_nor_do_many(bad: int) -> None:
+    blocks = [0.8] * bad + [0.001] * (5 - bad)
+    noise = Noise(Path("none"), "f00d", {("slow/tuned/float32/N8", "graph"): blocks})
+    found, pairs, _ = carry_out({"slow": 0.5, "well": 0.0}, noise)
+    assert found["slow"].decision.outcome == ("regressed" if bad == 1 else "inconclusive")
+    assert found["slow"].too_noisy == (bad == 3)
+    assert found["well"].decision.outcome == "ok"
+    # More pairs can't make a case pass that is too noisy.
+    assert len(pairs.stages) == (2 if bad == 1 else 1)

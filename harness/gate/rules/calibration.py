@@ -1,26 +1,30 @@
-"""Rule: notes about cases without a noise floor, and about noise floors that are larger than the margin asked for."""
+"""Rule: a case whose noise floor is more than twice its margin can't pass; smaller ones and missing ones make notes."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from harness import units
 from harness.gate._evidence import Evidence
-from harness.gate.records import Finding
+from harness.gate._noise import LEAST_BLOCKS
+from harness.gate.records import NOISE_MOST, CaseEvidence, Finding
 
-_AGAIN = (
-    "if this is too much, delete the file of noise floors (that of --noise, or noise-*.json in the cache folder) and "
-    "calibrate again while nothing else runs"
-)
+_FILE = "that of --noise, or noise-*.json in the cache folder"
+_AGAIN = f"if this is too much, delete the file of noise floors ({_FILE}) and calibrate again while nothing else runs"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Notes about the whole run. They change no verdict."""
+    """A finding for each case that is too noisy to pass, and notes about the whole run, which change no verdict."""
     decided = [found for found in evidence.cases if found.decision and not found.control]
+    yield from (_too_noisy(found) for found in decided if found.too_noisy)
     if unknown := sum(found.margin.noise is None for found in decided):
-        message = f"{unknown} of {len(decided)} cases have no noise floor: they were never calibrated on this machine"
+        message = (
+            f"{unknown} of {len(decided)} cases have no noise floor: fewer than {LEAST_BLOCKS} blocks of them were "
+            "calibrated on this machine"
+        )
         yield Finding("calibration", "note", message, "run 'harness gate calibrate' with the same scenarios, once")
-    if raised := [found for found in decided if found.margin.value > found.margin.asked]:
+    if raised := [found for found in decided if found.margin.asked < found.margin.value <= found.margin.most]:
         most = max(raised, key=lambda found: found.margin.value)
         noise, asked = (units.percent(share, 2) for share in (most.margin.value, most.margin.asked))
         message = (
@@ -28,3 +32,16 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             f"asked for: up to {noise} in {most.case.id}"
         )
         yield Finding("calibration", "note", message, _AGAIN)
+
+
+def _too_noisy(found: CaseEvidence) -> Finding:
+    margin = found.margin
+    noise, most = (units.percent(share, 2) for share in (margin.value, margin.most))
+    message = (
+        f"this machine is too noisy: the noise floor of this case is {noise}, and the case can pass only with one of "
+        f"{most} or less, {NOISE_MOST:g} times the margin"
+    )
+    # Rounded up, so that the margin is wide enough.
+    enough = units.percent(math.ceil(margin.value / NOISE_MOST * 1e4) / 1e4, 2)
+    advice = f"end other work on the machine, delete the file of noise floors ({_FILE}) and calibrate again"
+    return Finding("calibration", "undecided", message, f"{advice}; or accept it with --margin {enough}", found.case)

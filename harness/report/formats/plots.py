@@ -7,17 +7,20 @@ from pathlib import Path
 
 from harness.model import Run
 
+PICTURES = True
 SUMMARY = "plots/*.svg and *.png: bandwidth or another metric by variant and shape, and the ceilings"
 
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
     """Draw the run's figures into `folder`/plots."""
     from harness.report import _draw, _figures, _limits, build
+    from harness.report._pictures import drawn
 
     plots, _ = _figures.plan(run)
     (folder / _figures.FOLDER).mkdir(exist_ok=True)
     peak = run.limits.peak if run.limits else None
-    paths = [path for plot in plots for path in _draw.draw(plot, peak, folder / plot.png)]
+    paths = [path for plot in plots for path in drawn(plot.png, _draw.draw, plot, peak, folder / plot.png)]
     if run.limits and run.limits.points:
-        paths += _limits.draw(run.header.machine, run.limits, folder / _figures.FOLDER / build.CEILINGS)
+        ceilings = folder / _figures.FOLDER / build.CEILINGS
+        paths += drawn(build.CEILINGS, _limits.draw, run.header.machine, run.limits, ceilings)
     return paths

@@ -1,7 +1,7 @@
 """A gate run as files to read. One format a file in `formats/`, found by its name.
 
-A format has `write(run, folder) -> list[Path]`. `terminal` draws on a console; `github` makes annotations.
-Nothing here loads matplotlib until it is used.
+A format has `write(run, folder) -> list[Path]`; one that draws has `PICTURES = True` too. `terminal` draws on a
+console; `github` makes annotations. Nothing here loads matplotlib until it is used.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Protocol, cast
 from harness.discover import discover
 from harness.gate.records import GateRun
 from harness.report import into
+from harness.report._pictures import write_all
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -28,10 +29,11 @@ class GateFormat(Protocol):
 def write(run: GateRun, folder: Path) -> list[Path]:
     """Write every format of a gate run into its folder, which is made if need be. Gives the paths written.
 
-    Raises MachineError where the folder can't be written.
+    Texts are written first. A picture that can't be drawn is a warning on standard error. Raises MachineError where the
+    folder can't be written.
     """
     with into(folder):
-        return [path for module in _formats() for path in module.write(run, folder)]
+        return write_all(_formats(), lambda module: module.write(run, folder))
 
 
 def publish(run: GateRun, environ: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from harness.gate import Evidence
 from harness.gate.records import CaseEvidence, Margin
-from harness.gate.rules import calibration
+from harness.gate.rules import calibration, slower
 from harness.model import Case
 
 
@@ -18,16 +18,36 @@ def test_cases_that_were_never_calibrated_are_counted(
     undecided = evidence(None, of=case(n=2))
     [finding] = calibration.judge(Evidence("main", (), (known, evidence(), control, undecided)))
     assert finding.severity == "note"
-    assert finding.message.startswith("1 of 2 cases have no noise floor")
+    assert finding.message.startswith("1 of 2 cases have no noise floor: fewer than 5 blocks")
 
 
 def test_margins_that_noise_has_raised_are_told_with_the_largest(
     evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
 ) -> None:
-    noise = (0.002, 0.03, 0.07)
+    noise = (0.002, 0.013, 0.017)
     cases = tuple(evidence(of=case(n=n), margin=Margin(0.01, floor)) for n, floor in enumerate(noise, 1))
     [finding] = calibration.judge(Evidence("main", (), cases))
     assert finding.severity == "note"
     assert finding.message.startswith("the noise of 2 of 3 cases lets losses pass that are larger than the 1.00% asked")
-    assert finding.message.endswith(f"up to 7.00% in {cases[2].case.id}")
+    assert finding.message.endswith(f"up to 1.70% in {cases[2].case.id}")
     assert not list(calibration.judge(Evidence("main", (), cases[:1])))
+
+
+def test_a_case_that_is_too_noisy_is_undecided_and_says_how_to_accept_it(
+    evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
+) -> None:
+    noisy = Margin(0.01, 0.05013)
+    cases = tuple(
+        evidence(outcome, of=case(n=n), margin=noisy)
+        for n, outcome in enumerate(("inconclusive", "regressed", "improved"), 1)
+    )
+    control = evidence("inconclusive", of=case("memcpy", op="copy"), margin=noisy, control=True)
+    about = Evidence("main", (), (*cases, control))
+    [finding] = calibration.judge(about)
+    assert (finding.severity, finding.case) == ("undecided", cases[0].case)
+    assert finding.message.startswith("this machine is too noisy: the noise floor of this case is 5.01%")
+    assert "2.00% or less" in finding.message
+    assert finding.advice.endswith("accept it with --margin 2.51%")
+    assert not Margin(0.0251, 0.05013).too_noisy
+    # One reason is enough: more pairs wouldn't help.
+    assert [found.severity for found in slower.judge(about)] == ["failure", "note"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.gate.records import CaseEvidence, Finding, GateRun, Margin
+from harness.gate.records import CaseEvidence, Decision, Finding, GateRun, Margin, Pair
 from harness.model import Case
 from harness.report import _canvas
 from harness.report.gate.formats import plot
@@ -76,6 +77,109 @@ def test_no_label_lies_on_another(
     findings = [Finding("slower", "failure", "slower", case=cases[-1].case)]
     monkeypatch.setattr(_canvas, "save", apart)
     assert plot.write(make_gate(cases, findings), tmp_path) == []
+
+
+def compared(
+    of: Case, pairs: Sequence[tuple[float, float]], margin: Margin, bounds: tuple[float, float] | None = None
+) -> CaseEvidence:
+    """A case with these pairs of times. bounds: of the decision; those of the smallest and largest pair if None."""
+    made = tuple(Pair(base, now, "base", "screen") for base, now in pairs)
+    low, high = bounds or (min(p.change for p in made), max(p.change for p in made))
+    return CaseEvidence(of, "ci", (), (), made, margin, decision=Decision("ok", "screen", low, low, high, len(made)))
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.0005, 0.45, 0.99])
+@pytest.mark.parametrize(("ratio", "count"), [(1.0, 4), (1.0001, 1), (0.97, 1), (1e-3, 4), (4000.0, 1)])
+def test_any_margin_and_any_difference_can_be_drawn(
+    ratio: float,
+    margin: float,
+    count: int,
+    case: MakeCase,
+    make_gate: MakeGate,
+    apart: Apart,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Identical times make bounds without a width, which is where --margin 45% and 0.05% found no tick."""
+    pairs = [(1e-4, 1e-4 / ratio)] * 3
+    cases = [compared(case("op", shape=(("N", i),)), pairs, Margin(margin)) for i in range(count)]
+    monkeypatch.setattr(_canvas, "save", apart)
+    assert plot.write(make_gate(cases), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    "pair", [(1.0, math.nan), (math.nan, 1.0), (1.0, math.inf), (1.0, 0.0), (0.0, 1.0), (1e300, 1e-300)]
+)
+@pytest.mark.parametrize("others", [[], [(1.0, 1.0), (1.0, 1.02)]], ids=["alone", "beside others"])
+def test_a_pair_without_a_number_is_told_and_the_others_are_drawn(
+    pair: tuple[float, float],
+    others: list[tuple[float, float]],
+    case: MakeCase,
+    make_gate: MakeGate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for bounds in ((math.nan, math.nan), (-math.inf, 1e6), (-0.01, 0.01)):
+        found = compared(case("op"), [pair, *others], Margin(0.01), bounds)
+        axes = axes_of(make_gate([found]), tmp_path, monkeypatch)
+        dots = [x for collection in axes.collections for x, _ in collection.get_offsets()]
+        shown = [0.0, 100 / 1.02 - 100][: len(others)]
+        assert dots == pytest.approx(shown)
+        [label] = [label.get_text() for label in axes.get_yticklabels()]
+        assert label.endswith("ok (1 pair without a number)")
+
+
+def test_one_very_noisy_case_leaves_small_losses_visible(
+    case: MakeCase, make_gate: MakeGate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = (None, None, 0.5)
+    cases = [
+        compared(case("op", shape=(("N", i),)), [(1.0, 1.03)] * 3, Margin(0.01, floor)) for i, floor in enumerate(noise)
+    ]
+    axes = axes_of(make_gate(cases), tmp_path, monkeypatch)
+    left, loss, zero = (axes.transData.transform((x, 0))[0] for x in (axes.get_xlim()[0], -3.0, 0.0))
+    assert zero - loss > 0.2 * (zero - left)
+    assert axes.get_xlim()[0] < -50
+
+
+def test_as_many_cases_are_drawn_as_fit_into_a_picture() -> None:
+    assert (plot._AROUND + plot._ROW * plot._MOST_ROWS) * _canvas._DPI < 2**16
+
+
+@pytest.mark.parametrize(("count", "most", "drawn"), [(200, plot._MOST_ROWS, 200), (30, 20, 20)])
+def test_many_cases_make_a_tall_picture_of_the_worst(
+    count: int,
+    most: int,
+    drawn: int,
+    case: MakeCase,
+    make_gate: MakeGate,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cases = [compared(case("op", shape=(("N", i),)), [(1.0, 1.0 + i / 1e4)] * 3, Margin(0.01)) for i in range(count)]
+    monkeypatch.setattr(_canvas, "save", lambda figure, _path: [figure])
+    monkeypatch.setattr(plot, "_MOST_ROWS", most)
+    figure: Any
+    [figure] = plot.write(make_gate(cases), tmp_path)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(labels) == drawn
+    assert labels[0].startswith(f"op/tuned/float16/N{count - 1} ")
+    assert (f"the worst {most} of {count} cases" in figure.axes[0]._left_title.get_text()) == (drawn < count)
+
+
+def test_a_long_id_leaves_space_for_the_dots(
+    case: MakeCase, make_gate: MakeGate, apart: Apart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [compared(case("a_very_long_name_" * 12), [(1.0, 1.0)] * 3, Margin(0.01))]
+    axes = axes_of(make_gate(cases), tmp_path, monkeypatch)
+    assert axes.get_window_extent().width > 0.3 * axes.figure.bbox.width
+
+
+def test_a_picture_of_another_run_does_not_stay(make_gate: MakeGate, tmp_path: Path) -> None:
+    for name in ("pairs.svg", "pairs.png"):
+        (tmp_path / name).write_text("old")
+    assert plot.write(make_gate([]), tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_drawn_of_nothing(make_gate: MakeGate, tmp_path: Path) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.gate.records import GateRun, Stage, share
+from harness.gate.records import GateRun, Pair, Stage, share
 from harness.report import _canvas
+from harness.report._text import plural
 from harness.report.gate._content import CaseRow, rows
 
 if TYPE_CHECKING:
     import matplotlib.axes
 
+PICTURES = True
 _ROW = 0.2  # inches a case
 _AROUND = 1.0  # inches for title, axis and legend
-_LINEAR = 2.0  # margins around zero that the axis shows linearly; what lies further out is drawn nearer
-_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50)  # percent
+_LINEAR = 2.0  # times the smallest margin: so far from zero the axis is linear; what lies further out is drawn nearer
+_LEAST_LINEAR = 1e-4  # percent: a logarithmic axis needs a part that is linear, also with a margin of 0
 _TICKS_A_SIDE = 4
+_FAR = 100  # margins
+_MOST_ROWS = 300  # a taller picture would have more pixels than matplotlib draws
+_MOST_CHANGE = 100.0  # of a logarithm: more has no meaning, and would not fit a float as a share
+_LONGEST = 64  # characters of a case's id; a longer one would leave no width for the dots
 _LOOKS: dict[Stage, dict[str, Any]] = {
     "screen": {"facecolors": "none", "edgecolors": "#777777", "marker": "o", "linewidths": 0.7, "s": 13},
     "confirm": {"facecolors": "#0072B2", "edgecolors": "black", "marker": "D", "linewidths": 0.3, "s": 11},
@@ -27,11 +35,19 @@ _COLORS = {"failure": "#D55E00", "environment": "#CC79A7", "undecided": "#E69F00
 
 
 def write(run: GateRun, folder: Path) -> list[Path]:
-    """Draw pairs.svg and pairs.png: cases worst first. Nothing where there is no pair."""
-    table = [row for row in rows(run) if row.evidence.pairs]
+    """Draw pairs.svg and pairs.png: cases worst first. Nothing where there is no pair.
+
+    Files of these names that the folder already has are removed first: those of another run must not stay.
+    """
+    for old in ("pairs.svg", "pairs.png"):
+        (folder / old).unlink(missing_ok=True)
+    every = [row for row in rows(run) if row.evidence.pairs]
+    table = every[:_MOST_ROWS]
     if not table:
         return []
-    title = f"Speed of {_short(run.now.label)} over {_short(run.base.label)}, pair by pair"
+    title = f"Speed of {_short(run.now.label, 24)} over {_short(run.base.label, 24)}, pair by pair"
+    if len(every) > len(table):
+        title += f": the worst {len(table)} of {len(every)} cases"
     with _canvas.canvas(_AROUND + _ROW * len(table), title, _canvas.WIDE) as (figure, axes):
         _rows(axes, table)
         _scale(axes, table)
@@ -47,15 +63,15 @@ def _rows(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
             axes.axhspan(place - 0.5, place + 0.5, color="#F5F5F5", zorder=0)
         _interval(axes, place, row)
         for stage in row.counts:
-            changes = [_percent(pair.change) for pair in row.evidence.pairs if pair.stage == stage]
+            changes = list(_changes(pair for pair in row.evidence.pairs if pair.stage == stage))
             # Moved apart within the row, so that equal changes are seen to be several.
             heights = [place + _OFFSET[stage] + 0.03 * (i % 3 - 1) for i in range(len(changes))]
             axes.scatter(changes, heights, label=f"pairs to {stage}", zorder=3, **_LOOKS[stage])
-    limits = [_percent(row.evidence.margin.limit) for row in table]
+    limits = [-100 * row.evidence.margin.value for row in table]
     edges = [edge for place in range(len(table)) for edge in (place - 0.5, place + 0.5)]
     doubled = [limit for limit in limits for _ in range(2)]
     axes.plot(doubled, edges, color="#D55E00", linewidth=1.0, linestyle="--", label="margin", zorder=2)
-    axes.set_yticks(range(len(table)), [f"{row.case}  {row.verdict}" for row in table], fontsize=6)
+    axes.set_yticks(range(len(table)), [_label(row) for row in table], fontsize=6)
     for label, row in zip(axes.get_yticklabels(), table, strict=True):
         label.set_color(_COLORS.get(row.severity, "black"))
         label.set_fontweight("bold" if row.severity in _COLORS else "normal")
@@ -63,10 +79,17 @@ def _rows(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
+def _label(row: CaseRow) -> str:
+    """The case and its verdict, and how many of its pairs can't be shown."""
+    missing = len(row.evidence.pairs) - len(list(_changes(row.evidence.pairs)))
+    told = f" ({plural(missing, 'pair')} without a number)" if missing else ""
+    return f"{_short(row.case, _LONGEST)}  {row.verdict}{told}"
+
+
 def _interval(axes: matplotlib.axes.Axes, place: int, row: CaseRow) -> None:
     """The interval that decided, as a bar behind the pairs of its stage."""
-    if decision := row.evidence.decision:
-        low, high = _percent(decision.low), _percent(decision.high)
+    if (decision := row.evidence.decision) and (ends := _ends(row)):
+        low, high = ends
         height = place + _OFFSET[decision.stage]
         color = _COLORS.get(row.severity, "#56B4E9")
         axes.barh(height, high - low, 0.3, low, color=color, alpha=0.35, label="interval that decided", zorder=1.5)
@@ -74,15 +97,15 @@ def _interval(axes: matplotlib.axes.Axes, place: int, row: CaseRow) -> None:
 
 def _scale(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     """Linear around zero, where the decisions fall; logarithmic beyond, so that one huge loss hides no small one."""
-    changes = [_percent(pair.change) for row in table for pair in row.evidence.pairs]
-    ends = [_percent(end) for row in table if (d := row.evidence.decision) for end in (d.low, d.high)]
-    margin = max(100 * row.evidence.margin.value for row in table)
-    low, high = min(*changes, *ends, -margin), max(*changes, *ends, margin)
+    shown = [change for row in table for change in (*_changes(row.evidence.pairs), *_ends(row))]
+    margins = [100 * row.evidence.margin.value for row in table]
+    # One case that is very noisy mustn't widen the linear part, in which all others would be too close to see.
+    margin = max(_LEAST_LINEAR, min(margins))
+    low, high = min([*shown, -margin, -max(margins)]), max([*shown, margin])
     linear = _LINEAR * margin
     axes.set_xscale("symlog", linthresh=linear, linscale=2)
     axes.set_xlim(1.2 * low, 1.2 * high)
-    ticks = [tick for tick in _TICKS if margin / 2 <= tick <= max(-low, high)]
-    ticks = ticks[:: -(-len(ticks) // _TICKS_A_SIDE)] or [margin]
+    ticks = _ticks(margin, max(-low, high))
     axes.set_xticks([t for t in (*(-t for t in reversed(ticks)), 0.0, *ticks) if low <= t <= high])
     axes.minorticks_off()
     axes.xaxis.set_major_formatter(lambda value, _place: f"{value:+g}%" if value else "0")
@@ -91,9 +114,37 @@ def _scale(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     axes.set_xlabel(f"change in speed{beyond}")
 
 
-def _percent(change: float) -> float:
-    return 100 * share(change)
+def _ticks(margin: float, end: float) -> list[float]:
+    """At most _TICKS_A_SIDE round numbers, up to the end; the margin itself if there is none.
+
+    The first is half the margin or more; the margin or more if the end is far away, where space is short.
+    """
+    least = margin / 2 if end < _FAR * margin else margin
+    every = (digit * 10.0**power for power in count(math.floor(math.log10(least))) for digit in (1, 2, 5))
+    ticks = [tick for tick in takewhile(lambda tick: tick <= end, every) if tick >= least]
+    return ticks[:: max(1, math.ceil(len(ticks) / _TICKS_A_SIDE))] or [margin]
 
 
-def _short(label: str) -> str:
-    return label if len(label) <= 24 else label[:23] + "…"
+def _changes(pairs: Iterable[Pair]) -> Iterator[float]:
+    """How much faster each pair is now, in percent; nothing for a pair whose times have no ratio."""
+    for pair in pairs:
+        ratio = pair.base / pair.now if pair.now else math.nan
+        if 0 < ratio < math.inf:
+            yield 100 * (ratio - 1)
+
+
+def _ends(row: CaseRow) -> tuple[float, ...]:
+    """The interval of the decision, in percent; empty if there is none that can be drawn."""
+    if not (decision := row.evidence.decision):
+        return ()
+    ends = (decision.low, decision.high)
+    drawable = all(math.isfinite(end) and end < _MOST_CHANGE for end in ends)
+    return tuple(100 * share(end) for end in ends) if drawable else ()
+
+
+def _short(text: str, most: int) -> str:
+    """The text; of a longer one than `most` characters its beginning and its end."""
+    if len(text) <= most:
+        return text
+    half = (most - 1) // 2
+    return f"{text[: most - 1 - half]}…{text[-half:]}"

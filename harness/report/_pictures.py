@@ -1,0 +1,40 @@
+"""Texts are written before pictures, and a picture that can't be drawn costs nothing but itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from harness.errors import described
+
+Format = TypeVar("Format")
+
+
+def write_all(formats: Iterable[Format], write: Callable[[Format], list[Path]]) -> list[Path]:
+    """Write each format: first those that write texts, then those that draw pictures. Gives the paths written.
+
+    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning.
+    """
+    every = list(formats)
+    texts = [path for each in every if not _draws(each) for path in write(each)]
+    pictures = [path for each in every if _draws(each) for path in drawn("the pictures", write, each)]
+    return texts + pictures
+
+
+def drawn(name: str, draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:
+    """The paths that `draw(*arguments)` gives; none, and a warning on standard error, if it fails, for any reason.
+
+    name: what is drawn, for the warning.
+    """
+    try:
+        return draw(*arguments)
+    except Exception as error:  # whatever it is, the results are more important than their picture
+        sys.stderr.write(f"warning: {name} can't be drawn; all other files are written: {described(error)}\n")
+        return []
+
+
+def _draws(module: object) -> bool:
+    return isinstance(module, ModuleType) and getattr(module, "PICTURES", False) is True

@@ -11,9 +11,12 @@
 // atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result
 // repeats bit by bit.
 //
-// The sums are those of x - shift and of its square, in float. The shift lies among the values: each partial sum takes
-// the first value that it finds. So little is lost when the mean's square is subtracted, however far the mean is from
-// zero. Without a shift, a mean of 100 standard deviations would cost 13 of a float's 24 bits.
+// The sums are those of x - shift and of its square, in float. The shift lies among the values, so that little is lost
+// when the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
+// deviations would cost 13 of a float's 24 bits, and so would a shift that is an outlier, 100 deviations from the mean.
+// So each partial sum takes the median of three of the values that it reads first. At most one value of 144 is more
+// than 12 deviations from the mean (Chebyshev's inequality); two of the three must be, for invstd to be off by about
+// 1e-5.
 
 #include "batch_norm.cuh"
 #include "bitmask.cuh"
@@ -34,6 +37,11 @@ constexpr unsigned LANES = Lanes<T>::SIZE;  // elements of a register
 struct alignas(16) Partial {
   float count, shift, sum, squares;
 };
+
+// The median of three, which is no outlier if one of them is. A NaN is passed over, unless all are NaN.
+__device__ __forceinline__ float median(float a, float b, float c) {
+  return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c));
+}
 
 struct Sums {
   float sum, squares;
@@ -60,7 +68,7 @@ struct Sums {
 
 // A block makes one slot of `across` neighbouring channels, a power of two: 1, or 32 where channels are last, so that a
 // warp reads neighbours. The block's other threads take other elements of the same channels.
-extern "C" __global__ void __launch_bounds__(BLOCK)
+extern "C" __global__ void __launch_bounds__(BLOCK, 8)
     bn_statistics(const T* __restrict__ x, Partial* __restrict__ partial, Index samples, unsigned channels,
                   unsigned across, unsigned slots, unsigned groups, unsigned groups_multiplier, unsigned groups_shift,
                   Index inner, Index inner_multiplier, unsigned inner_shift) {
@@ -77,7 +85,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   Sums sum{};
   float shift = 0.0f;
   if (channel < channels) {
-    shift = element(first);
+    // A channel's last element stands for those that it lacks.
+    const auto other = [&](unsigned k) { return element(min(first + k, samples - 1)); };
+    shift = median(element(first), other(along / 2), other(along - 1));
     for (Index k = first + threadIdx.x / across; k < samples; k += stride) sum.add_value(element(k), shift);
   }
   add_across(sums, sum, across);

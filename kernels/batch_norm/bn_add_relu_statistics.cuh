@@ -2,7 +2,9 @@
 // types T, Sums and Partial. Twin of harness/ops/batch_norm/_bn_add_relu_cut.py, which cuts the tensor.
 //
 // There are three kernels, by the length of the rows. In each of them a thread finds its channels once and keeps a sum
-// for each element of its pack, so that a pack costs its load and three or four instructions an element.
+// for each element of its pack, so that a pack costs its load and three or four instructions an element. The three
+// values whose median is a partial sum's shift are among those that the block reads first, which are on their way to
+// the L1 anyway. They aren't neighbours, since neighbours may be outliers together.
 #pragma once
 
 // The sums of a thread's packs: at[j] is the sum over element j of each of them.
@@ -19,10 +21,10 @@ struct PackSums {
       for (unsigned l = 0; l < LANES; ++l) at[w * LANES + l].add_value(values.at[l], shift[w * LANES + l]);
     }
   }
+  static constexpr unsigned IN_FLIGHT = 4;
   // Adds `count` packs, at `from`, `from + stride` and so on. Several are loaded before the first is used.
   __device__ __forceinline__ void add_packs(const T* __restrict__ from, long long stride, unsigned count,
                                             const float (&shift)[SIZE]) {
-    constexpr unsigned IN_FLIGHT = 4;
 #pragma unroll 1
     for (; count >= IN_FLIGHT; count -= IN_FLIGHT) {
       Pack<T> packs[IN_FLIGHT];
@@ -49,7 +51,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   const unsigned head = min(length, (PACK_BYTES - misaligned) % PACK_BYTES / static_cast<unsigned>(sizeof(T)));
   const unsigned packs = (length - head) / SIZE, tail = length - head - packs * SIZE;
 
-  const float shift = to_float(*from);
+  const unsigned span = min(length, PackSums::IN_FLIGHT * BLOCK * SIZE);
+  const auto at = [&](unsigned sixths) { return to_float(from[span * sixths / 6]); };
+  const float shift = median(at(1), at(3), at(5));
   float shifts[SIZE];
 #pragma unroll
   for (unsigned j = 0; j < SIZE; ++j) shifts[j] = shift;
@@ -87,10 +91,28 @@ struct Rounds {
   __device__ __forceinline__ unsigned with(unsigned place) const {
     return end - begin - (element(end - 1, place) >= n);
   }
-  // The value at a place of the first round; 0 if there is none.
-  __device__ __forceinline__ float first_value(unsigned place) const {
-    const long long i = element(begin, place);
-    return i < n ? to_float(x[i]) : 0.0f;
+  // The median of three values at places from `from` to `to` of the first round; 0 if these don't exist.
+  __device__ __forceinline__ float shift_of(unsigned from, unsigned to) const {
+    const unsigned length = to > from ? to - from : 0;
+    if (element(begin, from) >= n) return 0.0f;
+    const auto at = [&](unsigned sixths) { return to_float(x[element(begin, from + length * sixths / 6)]); };
+    return median(at(1), at(3), at(5));
+  }
+  // The shifts for the pack at `place`: medians of the values of three among the first `along` rounds. The last round
+  // of the tensor may lack values, so it isn't one of the three unless there is no other.
+  __device__ __forceinline__ void shifts_of(unsigned place, unsigned along, unsigned rounds, bool aligned,
+                                            float (&shift)[SIZE]) const {
+    const unsigned most = max(end - (end == rounds), begin + 1) - 1;
+    float values[3][SIZE];
+#pragma unroll
+    for (unsigned k = 0; k < 3; ++k) {
+      const long long first = element(min(begin + (along - 1) * k / 2, most), place);
+      const Pack<T> pack = load_filled(x + first, place < period ? filled<T>(n, first) : 0, aligned);
+#pragma unroll
+      for (unsigned j = 0; j < SIZE; ++j) values[k][j] = to_float(pack.at[j]);
+    }
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) shift[j] = median(values[0][j], values[1][j], values[2][j]);
   }
   // Adds the pack at `place` of every step-th round from `round` on. aligned: x begins on 16 bytes; otherwise, and in
   // the last pack of the tensor, elements are read one by one.
@@ -114,8 +136,8 @@ struct Rounds {
 
 // 4b. Rows of a pack or more, which may begin inside of a pack. A tile is BLOCK packs. A pack meets two rows at most,
 //     so in the end its sums become two: for the row in which it begins, and for the next row. `lanes` threads, a power
-//     of two, add those of a row. A row's shift is its first element in the tile. slots: of a channel. slots_a_row: the
-//     most tiles that a row lies in. samples: of a period.
+//     of two, add those of a row. A row's shift is made of its elements in the first round's tile. slots: of a channel.
+//     slots_a_row: the most tiles that a row lies in. samples: of a period.
 constexpr unsigned TILE = BLOCK * SIZE;
 struct Segment : Sums {
   float shift;
@@ -133,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   const unsigned tile = blockIdx.x * TILE, tile_end = min(tile + TILE, period);
   {
     const unsigned place = tile + threadIdx.x * SIZE, row_begin = rows.quotient(place) * inner;
-    const unsigned left = row_begin + inner - place;
-    const float own_shift = mine.first_value(max(row_begin, tile));
-    const float next_shift = left < SIZE ? mine.first_value(row_begin + inner) : 0.0f;
+    const unsigned next_begin = row_begin + inner, left = next_begin - place;
+    const float own_shift = mine.shift_of(max(row_begin, tile), min(next_begin, tile_end));
+    const float next_shift = left < SIZE ? mine.shift_of(next_begin, min(next_begin + inner, tile_end)) : 0.0f;
     float shift[SIZE];
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) shift[j] = j < left ? own_shift : next_shift;
@@ -182,11 +204,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   const unsigned first_round = threadIdx.x / across, pack = threadIdx.x - first_round * across;
   if (first_round < along) {
     const unsigned place = tile + pack * SIZE;
-    const unsigned exist = place < period ? filled<T>(n, mine.element(begin, place)) : 0;
-    const Pack<T> values = load_filled(x + mine.element(begin, place), exist, aligned);
     float shift[SIZE];
-#pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) shift[j] = to_float(values.at[j]);
+    mine.shifts_of(place, along, rounds, aligned, shift);
     PackSums sums;
     mine.add(sums, place, begin + first_round, along, aligned, shift);
 #pragma unroll

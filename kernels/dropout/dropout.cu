@@ -3,9 +3,10 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
 // An element's number depends on the seed, the call and the element's index alone (philox.cuh), so a mask doesn't
-// depend on the launch, kernels 1 to 4 draw the same one, and a backward can draw it again. Ten rounds of Philox are 60
+// depend on the launch, kernels 2 to 4 draw the same one, and a backward can draw it again. Ten rounds of Philox are 60
 // instructions, while memory gives a multiprocessor about 16 bytes a clock: what counts is how many elements share the
-// rounds. From kernel 2 on the loads come first, so that the rounds run while memory answers.
+// rounds. They are four in kernels 1 to 4, and eight in kernel 5. From kernel 2 on the loads come first, so that the
+// rounds run while memory answers.
 
 #include "bitmask.cuh"
 #include "keep.cuh"
@@ -16,16 +17,26 @@ using T = SCALAR;
 
 __device__ __forceinline__ long long thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
-// 1. One element a thread. Of the four words that a Philox call gives, three are thrown away, and a thread stores one
-//    byte of mask.
-extern "C" __global__ void dropout_naive(const T* __restrict__ x, const unsigned long long* __restrict__ call,
-                                         T* __restrict__ y, bool* __restrict__ mask, long long n,
-                                         unsigned long long seed, unsigned threshold, float scale) {
-  const long long i = thread();
-  if (i < n) {
-    const bool kept = keep_4({seed, *call}, i / 4, threshold) >> (i % 4) & 1u;
-    y[i] = keep(x[i], kept, scale);
-    mask[i] = kept;
+// 1. One number, one element and one byte of mask at a time. A thread makes one Philox call and goes through its four
+//    words in a loop. The elements of a turn are neighbours, as the threads are, so accesses are narrow but coalesced. A
+//    block has the next four elements for each of its threads; so word w of thread t goes to element w * threads + t of
+//    the block.
+constexpr unsigned NAIVE_BLOCK = 256;  // threads; as in harness/ops/dropout/dropout.py
+
+extern "C" __global__ void __launch_bounds__(NAIVE_BLOCK)
+    dropout_naive(const T* __restrict__ x, const unsigned long long* __restrict__ call, T* __restrict__ y,
+                  bool* __restrict__ mask, long long n, unsigned long long seed, unsigned threshold, float scale) {
+  const uint4 drawn = Stream{seed, *call}.words(thread());
+  const unsigned words[4] = {drawn.x, drawn.y, drawn.z, drawn.w};
+  const long long first = static_cast<long long>(blockIdx.x) * (4 * NAIVE_BLOCK) + threadIdx.x;
+#pragma unroll
+  for (unsigned w = 0; w < 4; ++w) {
+    const long long i = first + w * NAIVE_BLOCK;
+    if (i < n) {
+      const bool kept = words[w] >> 8 < threshold;
+      y[i] = keep(x[i], kept, scale);
+      mask[i] = kept;
+    }
   }
 }
 
@@ -48,8 +59,8 @@ __device__ __forceinline__ unsigned drop_quad(const T* __restrict__ x, const uns
   return bits;
 }
 
-// 2. Four elements a thread: a quarter of the arithmetic for the numbers, one load, one store, and the four bytes of
-//    mask in one store.
+// 2. The four elements of a thread are neighbours, so that they take one load, one store, and one store for the four
+//    bytes of mask.
 extern "C" __global__ void dropout_vectorized(const T* __restrict__ x, const unsigned long long* __restrict__ call,
                                               T* __restrict__ y, bool* __restrict__ mask, long long n, long long whole,
                                               unsigned long long seed, unsigned threshold, float scale) {

@@ -30,18 +30,20 @@ extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bo
   }
 }
 
-// 2. A bit an element: eight threads read the same word, and each takes its four bits.
+// 2. A bit an element: eight threads read the same word, and each takes its four bits. Each path loads the word for
+//    itself, behind dy: one load in front of both paths, with its shift, would have to end before that of dy begins. It
+//    did once, and in halves the bits lost more time than their bytes save (186.7 against 172.4 us for 2^27 float16
+//    elements on an H200).
 extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                                 T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long quad = thread(), begin = quad * Quad<T>::SIZE;
-  if (begin >= n) return;
-  const unsigned bits = mask[quad / 8] >> (quad % 8 * Quad<T>::SIZE) & 0xfu;
+  const auto bits = [&] { return mask[quad / 8] >> (quad % 8 * Quad<T>::SIZE) & 0xfu; };
   if (quad < whole) {
     Quad<T> values = load_quad(dy + begin);
-    keep_all(values.at, bits, scale);
+    keep_all(values.at, bits(), scale);
     store_quad(dx + begin, values);
-  } else {
-    keep_each(dy, dx, begin, min(begin + Quad<T>::SIZE, n), bits, scale);
+  } else if (begin < n) {
+    keep_each(dy, dx, begin, min(begin + Quad<T>::SIZE, n), bits(), scale);
   }
 }
 

@@ -23,7 +23,9 @@ __device__ __forceinline__ uint4 philox(uint4 counter, uint2 key) {
 }
 
 // One call's stream. `seed` is the key; the counter's lower half is the element's group, its upper half `call`, which
-// tells one call of an op from the next.
+// tells one call of an op from the next. Nothing else goes in: two layers with the same seed and the same number of the
+// call draw the same mask. So a model must give each of its layers a seed of its own, or number the calls of all layers
+// together.
 struct Stream {
   unsigned long long seed, call;
   __device__ __forceinline__ uint4 words(unsigned long long group) const {

@@ -32,8 +32,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // 2. The row is kept in registers while its statistics are made: 2 D. An array is in registers only if all its indices
 //    are constants, so the number of elements that a thread keeps is a macro, and the loops over them are unrolled. All
-//    loads of a thread are under way at once, so it no longer waits for each of them. Rows that don't fit into a
-//    block's registers can't be done.
+//    loads of a thread are under way at once, so it no longer waits for each of them. A row has as few threads as can
+//    keep it: the smaller a block, the more of them share a multiprocessor, and some load while others wait for their
+//    sums. Rows that don't fit into a block's registers can't be done.
 //
 // Macros: THREADS, ELEMENTS (that a thread keeps).
 #ifdef ELEMENTS

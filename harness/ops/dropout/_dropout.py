@@ -15,13 +15,24 @@ if TYPE_CHECKING:
 
 NARROW, WIDE = 16, 24
 """The bits of an element's random number: eight elements share a Philox call, or four (philox.cuh)."""
+_NARROW_VARIANTS = ("tuned", "replay")
+"""Variants whose numbers are narrow, in the forward and in the backward; those of our other kernels are wide."""
 DROPPED = {"p": Choice("share of the elements that are dropped", low=0.0, high=1.0, default=0.1)}
 CALL = Tensor("call", ("1",), "int64")
 """The number of a call, which tells its random numbers from the next one's.
 
-It lies in the memory of the device, so that a captured graph can advance it.
+It lies in the memory of the device, so that a captured graph can advance it. Two layers with the same seed and the
+same number of the call draw the same mask.
 """
 _SIGMAS = 5
+_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The most that a rounding changes a number, relative to it."""
+_LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+"""The smallest numbers: below the normal ones a rounding changes a number by up to half of this."""
+_FLOAT = 2.0**-22
+"""Error allowed of a float, relative to the terms that it is made of: four roundings."""
+_LIBRARY_ROUNDINGS = 3
+"""How often a library may round to the dtype before the result: x + bias, the scale (on a CPU), and the product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +40,7 @@ class Keep:
     """The probability of keeping an element as the kernels have it: threshold / 2**bits, the nearest one to 1 - p.
 
     p: the share that is dropped. scale: what kept elements are multiplied by, the inverse of the rounded probability,
-    so that the mean stays.
+    so that the mean stays. The gradient is multiplied by the same number.
     """
 
     p: float
@@ -40,8 +51,28 @@ class Keep:
         return round((1 - self.p) * (1 << self.bits))
 
     @property
+    def probability(self) -> float:
+        return self.threshold / (1 << self.bits)
+
+    @property
     def scale(self) -> float:
         return (1 << self.bits) / self.threshold if self.threshold else 0.0
+
+
+def _of_library(ctx: Context) -> bool:
+    return ctx.op.variants[ctx.case.variant].is_library
+
+
+def _keep(ctx: Context) -> Keep:
+    """The probability that the case's variant, one of ours, keeps elements with."""
+    return Keep(ctx.s.p, NARROW if ctx.case.variant in _NARROW_VARIANTS else WIDE)
+
+
+def scale(ctx: Context) -> float:
+    """The number that the case's variant multiplies kept elements by: torch by 1 / (1 - p), ours by that of `Keep`."""
+    if not _of_library(ctx):
+        return _keep(ctx).scale
+    return 1 / (1 - ctx.s.p) if ctx.s.p < 1 else 0.0
 
 
 def seed(ctx: Context) -> int:
@@ -66,35 +97,28 @@ def split(count: int, bits: int) -> tuple[int, int]:
 
 
 def expected_share(ctx: Context, mask: torch.Tensor) -> Iterator[str]:
-    """A complaint if the share of elements that `mask` (bool) keeps is off by 5 standard deviations or more."""
-    count, kept, wanted = mask.numel(), int(mask.sum()), 1 - ctx.s.p
-    # A narrow number's probability may be 2**-17 off.
-    allowed = _SIGMAS * math.sqrt(count * wanted * (1 - wanted)) + count * 2.0**-17
+    """A complaint if the share of elements that `mask` (bool) keeps is off by more than 5 standard deviations.
+
+    Numbers of a library have some number of bits, too: its probability may be 2**-17 off.
+    """
+    count, kept = mask.numel(), int(mask.sum())
+    wanted = 1 - ctx.s.p if _of_library(ctx) else _keep(ctx).probability
+    allowed = _SIGMAS * math.sqrt(count * wanted * (1 - wanted)) + (count * 2.0**-17 if _of_library(ctx) else 0.0)
     if abs(kept - count * wanted) > allowed:
         yield f"{kept} of {count} elements are kept; expected are {count * wanted:.0f} within {allowed:.0f}"
 
 
-def expected_sum(ctx: Context, t: Tensors, x: torch.Tensor, addend: torch.Tensor) -> Iterator[Expected | str]:
-    """The outputs mask and y = dropout(x) + addend must be as they should, given x and addend in float32.
+def expected_y(ctx: Context, t: Tensors, x: torch.Tensor, addend: torch.Tensor | None = None) -> Iterator[Expected]:
+    """The output y must be dropout(x) + addend for the mask that was drawn, given x and addend in float32.
 
-    eager rounds the product too, on a CPU also the scale, and a sum can be far smaller than its terms: so the tolerance
-    is relative to both terms, and to the first one twice.
+    Kept elements are multiplied by the variant's own scale. A sum can be far smaller than its terms, so errors are
+    relative to the terms. Ours round to the dtype once.
     """
     import torch
 
-    dropped = torch.where(t.mask, x * Keep(ctx.s.p, WIDE).scale, 0)
-    yield from expected_share(ctx, t.mask)
-    yield expected_values(ctx, "y", t.y, dropped + addend, 2 * dropped.abs() + addend.abs())
-
-
-def expected_values(
-    ctx: Context, name: str, got: torch.Tensor, want: torch.Tensor, magnitude: torch.Tensor | None = None
-) -> Expected:
-    """Values (any precision) must be those that the mask asks for, which `want` has in float32 or wider.
-
-    The scale may be off by the rounding of the probability, 2**-17. So there is a tolerance besides the dtype's own.
-    magnitude: what the tolerance is relative to where that isn't `want`: a sum's terms may be far larger than the sum.
-    """
-    rounding = 2.0**-16 / max(1 - ctx.s.p, 2.0**-16)
-    relative = rounding + {"float32": 2.0**-15, "float16": 2.0**-10, "bfloat16": 2.0**-7}[ctx.case.dtype]
-    return Expected(name, got, want, relative * (want.abs() if magnitude is None else magnitude) + relative / 16)
+    dropped = torch.where(t.mask, x * scale(ctx), 0)
+    want = dropped if addend is None else dropped + addend
+    terms = dropped.abs() if addend is None else dropped.abs() + addend.abs()
+    steps = _LIBRARY_ROUNDINGS if _of_library(ctx) else 0
+    rounding = _UNIT[ctx.case.dtype] * (want.abs() + steps * dropped.abs())
+    yield Expected("y", t.y, want, _FLOAT * terms + rounding + (1 + steps) * _LEAST[ctx.case.dtype])

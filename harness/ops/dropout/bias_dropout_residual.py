@@ -17,7 +17,7 @@ from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
-from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_sum, split
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_share, expected_y, split
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,8 @@ _BITS = (Tensor("y", ("R", "C")), Tensor("mask", ("cdiv(R * C, 32)",), "int32"))
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     """The mask keeps the right share, and y is what this mask asks for; eager's x + bias is rounded once more."""
-    return expected_sum(ctx, t, t.before.x.float() + t.before.bias.float(), t.before.residual.float())
+    yield from expected_share(ctx, t.mask)
+    yield from expected_y(ctx, t, t.before.x.float() + t.before.bias.float(), t.before.residual.float())
 
 
 def work(s: Symbols, size: int) -> Work:

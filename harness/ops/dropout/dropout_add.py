@@ -14,7 +14,7 @@ from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
-from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_sum, split
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_share, expected_y, split
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,8 @@ _BITS = (Tensor("y", ("N",)), Tensor("mask", (WORDS,), "int32"))
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     """The mask keeps the right share, and y is what this mask asks for."""
-    return expected_sum(ctx, t, t.before.x.float(), t.before.addend.float())
+    yield from expected_share(ctx, t.mask)
+    yield from expected_y(ctx, t, t.before.x.float(), t.before.addend.float())
 
 
 def work(s: Symbols, size: int) -> Work:

@@ -1,7 +1,8 @@
 """The gradient of dropout, dx = dy * scale where an element was kept, else 0: row D4. Twin of dropout_grad.cu.
 
 The mask is the one that dropout's tuned variant draws in a call with the number REPLAYED, so that `replay` can do
-without it.
+without it. The scale is exactly that of the forward which a variant belongs to: `tuned` and `replay` to dropout's
+tuned variant, `bytes` and `bitmask` to those with 24 bits a number, and torch's to torch's.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, pack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
-from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep, arguments, seed, split
+from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep, arguments, scale, seed, split
 from harness.ops.dropout._philox import GROUP, draws
 
 if TYPE_CHECKING:
@@ -25,14 +26,6 @@ _CHUNK = 2**24  # numbers drawn at a time: as int64 and in several copies they t
 
 _DY, _DX = Tensor("dy", ("N",)), Tensor("dx", ("N",))
 _BYTES = (_DY, Tensor("mask", ("N",), "bool"))
-
-
-def scale(p: float) -> float:
-    """The number that torch multiplies kept elements by. p: the share that is dropped.
-
-    dropout's own variants take the inverse of the probability as they round it, which may be 2**-17 off this one's.
-    """
-    return 1 / (1 - p) if p < 1 else 0.0
 
 
 def make(ctx: Context) -> dict[str, Any]:
@@ -57,11 +50,11 @@ def _drawn(ctx: Context) -> torch.Tensor:
 
 
 def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
-    """The reference computes in higher precision."""
+    """The gradient in higher precision, with the scale of the variant."""
     import torch
 
     (dy,) = widened(t.dy)
-    return {"dx": torch.where(t.mask, dy * scale(ctx.s.p), 0)}
+    return {"dx": torch.where(t.mask, dy * scale(ctx), 0)}
 
 
 def work(s: Symbols, size: int) -> Work:
@@ -71,7 +64,7 @@ def work(s: Symbols, size: int) -> Work:
 
 OP = Op(
     "dropout_grad",
-    "dx = dy / (1 - p) where an element was kept, else 0",
+    "dx = dy / (1 - p) where an element was kept, else 0; scaled by the same number as the forward",
     symbols={"N": "elements"},
     choices=DROPPED,
     inputs=_BYTES,
@@ -89,7 +82,7 @@ def eager(ctx: Context) -> Launch:
     """Autograd calls this after torch.nn.functional.dropout."""
     import torch
 
-    factor = scale(ctx.s.p)
+    factor = scale(ctx)
     return lambda t: (torch.ops.aten.native_dropout_backward(t.dy, t.mask, factor),)
 
 
@@ -98,7 +91,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel."""
     import torch
 
-    factor = scale(ctx.s.p)
+    factor = scale(ctx)
     function = compiled(lambda dy, mask: torch.ops.aten.native_dropout_backward(dy, mask, factor))
     return lambda t: (function(t.dy, t.mask),)
 
@@ -124,14 +117,14 @@ def bitmask(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "16-byte packs and their bits, a byte's or half a byte's", rows=("D4",), **_BITS)
 def tuned(ctx: Context) -> Launch:
-    """It reads the bits of any variant of dropout, with accesses as wide as a copy's."""
+    """It reads bits as all variants of dropout write them, with accesses as wide as a copy's."""
     return _launch(ctx, "dropout_grad_tuned", PACK_BYTES // ITEMSIZE[ctx.case.dtype], "bits")
 
 
 def _launch(ctx: Context, entry: str, per_thread: int, mask: str) -> Launch:
     """A launch of the kernel `entry`, whose threads take `per_thread` elements each. It reads the tensor `mask`."""
     kernel = ctx.kernel("dropout_grad.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
-    factor = ctypes.c_float(scale(ctx.s.p))
+    factor = ctypes.c_float(scale(ctx))
     grid, whole = blocks(-(-ctx.s.N // per_thread)), ctx.s.N // per_thread
 
     def launch(t: Tensors) -> None:
@@ -154,12 +147,11 @@ def _number_of_call(ctx: Context, _: Tensors) -> dict[str, Any]:
 def replay(ctx: Context) -> Launch:
     """It computes the mask, and reads none."""
     kernel = ctx.kernel("dropout_grad.cu", "dropout_grad_replay", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
-    key, threshold, _ = arguments(ctx, NARROW)
-    factor = ctypes.c_float(scale(ctx.s.p))
+    random = arguments(ctx, NARROW)
     threads, whole = split(ctx.s.N, NARROW)
 
     def launch(t: Tensors) -> None:
         sizes = ctypes.c_int64(ctx.s.N), ctypes.c_int64(whole if aligned(t.dy, t.dx) else 0)
-        kernel(blocks(threads), BLOCK, t.dy, t.call, t.dx, *sizes, key, threshold, factor)
+        kernel(blocks(threads), BLOCK, t.dy, t.call, t.dx, *sizes, *random)
 
     return launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
@@ -44,25 +44,22 @@ OP = Op(
 )
 
 
-def _bernoulli(ctx: Context) -> Callable[[], torch.Tensor]:
-    """The call that a user writes."""
+@OP.variant("eager", "torch.empty(N).bernoulli_(1 - p)", role="baseline", devices=BOTH, returns=True)
+def eager(ctx: Context) -> Launch:
+    """PyTorch makes a Philox call for four elements, and stores a byte at a time. rand and < would be two kernels."""
     import torch
 
     n, probability, device = ctx.s.N, 1 - ctx.s.p, ctx.device
-    return lambda: torch.empty(n, dtype=torch.bool, device=device).bernoulli_(probability)
+    return lambda _: (torch.empty(n, dtype=torch.bool, device=device).bernoulli_(probability),)
 
 
-@OP.variant("eager", "torch.empty(N).bernoulli_(1 - p)", role="baseline", devices=BOTH, returns=True)
-def eager(ctx: Context) -> Launch:
-    """PyTorch makes a Philox call for four elements, and stores a byte at a time."""
-    function = _bernoulli(ctx)
-    return lambda _: (function(),)
-
-
-@compiled_variants(OP, "torch.compile of the same")
+@compiled_variants(OP, "torch.compile of torch.rand(N) < 1 - p")
 def compile_(ctx: Context, compiled: Compile) -> Launch:
-    """Inductor has no kernel of its own for bernoulli_."""
-    function = compiled(_bernoulli(ctx))
+    """Inductor makes one kernel of the two steps, so that no floats pass through memory."""
+    import torch
+
+    n, probability, device = ctx.s.N, 1 - ctx.s.p, ctx.device
+    function = compiled(lambda: torch.rand(n, device=device) < probability)
     return lambda _: (function(),)
 
 

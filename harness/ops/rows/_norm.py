@@ -33,7 +33,8 @@ Y = Tensor("y", ("M", "N"))
 MEAN = Tensor("mean", ("M",), "float32")
 RSTD = Tensor("rstd", ("M",), "float32")
 
-_MOST_KEPT = 16 * 1024  # accesses whose elements a block of 1024 threads can keep, each in a register
+_KEPT = 16  # accesses of a row that a thread of `registers` and `half2` keeps, if the row has as many
+_MOST_KEPT = _KEPT * 1024  # the same of the largest block
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 _QUAD = 4  # rows of one element that a thread has
 _ROUNDED = 2**-19  # what a mean of N terms, added in float32, may lose: as a share of the largest term
@@ -139,11 +140,13 @@ def two_pass(ctx: Context, tensors: Arguments) -> Launch:
 def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
     """One block a row, which keeps the row in registers. width: elements an access, 1 or 2.
 
-    `two_pass` runs where accesses wouldn't be aligned.
+    `two_pass` runs where accesses wouldn't be aligned. A block of 1024 threads is half a multiprocessor, or all of it
+    where they have more than 32 registers: while it waits for its sums, few bytes are under way. So a row has as few
+    threads as can keep it, in smaller blocks of which several run at a time.
     """
     fallback = two_pass(ctx, tensors)
     units = blocks(ctx.s.N, width)
-    threads = 256 if units <= 2048 else 1024
+    threads = max(256, power_of_2_from(blocks(units, _KEPT)))
     kept = power_of_2_from(blocks(units, threads))
     name, macro = ("registers", "ELEMENTS") if width == 1 else ("half2", "PAIRS")
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "THREADS": threads, macro: kept}

@@ -14,6 +14,7 @@ import pytest
 from harness import check
 from harness.ops._bits import pack, unpack
 from harness.ops.dropout._dropout import NARROW, WIDE, Keep
+from harness.ops.dropout._philox import numbers
 from harness.ops.dropout.dropout import OP
 
 COMPILED = [{"N": 1000}]
@@ -26,6 +27,28 @@ SIGMAS = 5
 
 def bits_of(variant):
     return NARROW if variant == "tuned" else WIDE
+
+
+def place_of(variant, elements):
+    """Where in the wide stream their numbers are. In `naive` those of one call are 256 elements apart."""
+    if variant != "naive":
+        return elements
+    group = elements // 1024 * 256 + elements % 256
+    return 4 * group + elements // 256 % 4
+
+
+@pytest.fixture
+def drawn(replay):
+    """drawn(variant, p, seed, call, begin, end): the mask that the variant must draw for these elements."""
+    import torch
+
+    def draw(variant, p, seed, call, begin, end):
+        if variant != "naive":
+            return replay(p, bits_of(variant), seed, call, begin, end)
+        places = place_of(variant, torch.arange(begin, end, device="cuda"))
+        return numbers(seed, call, places, WIDE) < Keep(p, WIDE).threshold
+
+    return draw
 
 
 def expected(variant, p, x, mask):
@@ -55,12 +78,12 @@ def run(launch, placed, variant, x, p=0.1, seed=1, call=2, offsets=(0, 0)):
 
 
 @pytest.fixture
-def run_and_check(launch, placed, replay):
+def run_and_check(launch, placed, drawn):
     import torch
 
     def check_one(variant, x, p=0.1, seed=1, call=2, offsets=(0, 0)):
         y, mask = run(launch, placed, variant, x, p, seed, call, offsets)
-        assert torch.equal(mask, replay(p, bits_of(variant), seed, call, 0, x.numel()))
+        assert torch.equal(mask, drawn(variant, p, seed, call, 0, x.numel()))
         torch.testing.assert_close(y, expected(variant, p, x, mask), rtol=0, atol=0, equal_nan=True)
 
     return check_one
@@ -99,7 +122,7 @@ def test_special_values(run_and_check, special, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.alone
 @pytest.mark.parametrize("variant", OURS)
-def test_more_than_2_to_31_elements(launch, normal, replay, variant):
+def test_more_than_2_to_31_elements(launch, normal, drawn, variant):
     import torch
 
     n = 2**31 + 259
@@ -112,7 +135,7 @@ def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     # Slices at the start, around 2**31 and at the end stand for the rest.
     for begin in (0, 2**31 - 2**16, n - n % 32 - 2**12):
         end = min(begin + 2**17, n)
-        mask = replay(0.1, bits_of(variant), 3, 4, begin, end)
+        mask = drawn(variant, 0.1, 3, 4, begin, end)
         got = kept[begin:end] if declared.name == "mask" else unpack(kept[begin // 32 : -(-end // 32)], end - begin)
         assert torch.equal(got, mask), begin
         assert torch.equal(y[begin:end], expected(variant, 0.1, x[begin:end], mask)), begin
@@ -158,8 +181,7 @@ def draw(launch):
 
 
 def probability(variant):
-    bits = bits_of(variant)
-    return Keep(0.1, bits).threshold / 2**bits
+    return Keep(0.1, bits_of(variant)).probability
 
 
 def density_z(mask, p):
@@ -201,6 +223,16 @@ def test_neighbours_and_positions_are_independent(draw, variant):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["naive", "tuned"])
+def test_two_layers_with_one_seed_and_call_draw_one_mask(launch, placed, normal, variant):
+    """As documented: what is dropped doesn't depend on what it is."""
+    import torch
+
+    masks = [run(launch, placed, variant, normal(5000, "float32", seed=s), seed=7, call=3)[1] for s in (1, 2)]
+    assert torch.equal(*masks)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("variant", ["bitmask_shuffle", "tuned"])
 def test_calls_and_seeds_are_independent(draw, variant):
     _, mask = draw(variant)
@@ -213,6 +245,13 @@ def test_calls_and_seeds_are_independent(draw, variant):
 # Without a GPU.
 
 
+def test_naive_uses_every_number_of_the_stream_once():
+    import torch
+
+    assert torch.equal(place_of("naive", torch.arange(4096)).sort().values, torch.arange(4096))
+    assert place_of("naive", torch.tensor([0, 256, 512, 1023, 1024])).tolist() == [0, 1, 2, 1023, 1024]
+
+
 @pytest.mark.parametrize("p", PROBABILITIES)
 def test_torch_passes_the_check(trial, dtype, p):
     assert trial("dropout", "eager", dtype, N=10_001, p=p).complaint_after_call() is None
@@ -220,16 +259,16 @@ def test_torch_passes_the_check(trial, dtype, p):
 
 @pytest.fixture
 def played(trial, replay):
-    """A complaint about what `tuned` would write with numbers of `bits` bits, after `change` to its outputs."""
+    """A complaint about what `tuned` or `bitmask_match` would write, by their bits, after `change` to the outputs."""
     import torch
 
-    def complaint(p, bits, change=lambda _: None):
-        tuned = trial("dropout", "tuned", "float32", N=1001, p=p)
+    def complaint(p, bits, change=lambda _: None, dtype="float32"):
+        ours = trial("dropout", {NARROW: "tuned", WIDE: "bitmask_match"}[bits], dtype, N=1001, p=p)
         mask = replay(p, bits, 1, 2, 0, 1001, "cpu")
-        y = torch.where(mask, tuned.inputs.x * Keep(p, bits).scale, 0)
+        y = torch.where(mask, ours.inputs.x.float() * Keep(p, bits).scale, 0).to(ours.ctx.dtype)
         outputs = SimpleNamespace(y=y, bits=pack(mask))
         change(outputs)
-        return tuned.complaint(**vars(outputs))
+        return ours.complaint(**vars(outputs))
 
     return complaint
 
@@ -253,8 +292,15 @@ def test_the_threshold_is_the_nearest_to_the_share_that_is_kept(p, bits, thresho
 
 @pytest.mark.parametrize("bits", [NARROW, WIDE])
 @pytest.mark.parametrize("p", [*PROBABILITIES, 0.9, 0.99])
-def test_a_rounded_probability_passes_the_check(played, p, bits):
-    assert played(p, bits) is None
+def test_a_rounded_probability_passes_the_check(played, dtype, p, bits):
+    assert played(p, bits, dtype=dtype) is None
+
+
+def test_the_check_sees_a_scale_that_is_not_that_of_the_rounded_probability(played):
+    """1 / (1 - p) in place of 2^16 / threshold is 7e-6 off at p = 0.1."""
+    complaint = played(0.1, NARROW, lambda t: t.y.mul_(1 / 0.9 / Keep(0.1, NARROW).scale))
+    assert "y: 9" in complaint
+    assert "of 1001 elements are wrong" in complaint
 
 
 def test_the_check_sees_a_wrong_value_a_stray_bit_and_a_wrong_share(played):

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import re
+from types import SimpleNamespace
 
 import pytest
 
+from harness import cuda
 from harness.ops._bits import pack, unpack
-from harness.ops.dropout._dropout import NARROW
+from harness.ops._elementwise import CUDA_TYPE
+from harness.ops.dropout._dropout import NARROW, WIDE, Keep, scale
 from harness.ops.dropout.dropout import OP as DROPOUT
-from harness.ops.dropout.dropout_grad import OP, REPLAYED, scale
+from harness.ops.dropout.dropout_grad import OP, REPLAYED
 
 COMPILED = [{"N": 1000}]
 OURS = ["bytes", "bitmask", "tuned", "replay"]
+BITS = {"bytes": WIDE, "bitmask": WIDE, "tuned": NARROW, "replay": NARROW}
+FORWARD = [("vectorized", ["bytes"]), ("bitmask_match", ["bitmask"]), ("tuned", ["tuned", "replay"])]
 SIZES = [0, 1, 3, 4, 5, 7, 8, 9, 31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 2047, 2049, 100_003]
 
 
-def expected(dy, mask, p=0.1):
+def expected(variant, dy, mask, p=0.1):
     """Rounded to float and then to dy's type, as the kernels do."""
     import torch
 
-    factor = torch.tensor(scale(p), device=dy.device, dtype=torch.float32)
+    factor = torch.tensor(Keep(p, BITS[variant]).scale, device=dy.device, dtype=torch.float32)
     return torch.where(mask, (dy.float() * factor).to(dy.dtype), 0)
 
 
@@ -38,7 +45,7 @@ def run_and_check(launch, placed, replay):
         other.tensor.copy_(inputs[declared.name])
         tensors = {"dy": dy, "dx": dx, declared.name: other}
         launch("dropout_grad", variant, dtype, {"N": n, "p": p}, seed=seed, **tensors)
-        torch.testing.assert_close(dx.tensor, expected(dy, mask, p), rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(dx.tensor, expected(variant, dy, mask, p), rtol=0, atol=0, equal_nan=True)
 
     return check_one
 
@@ -93,15 +100,12 @@ def test_more_than_2_to_31_elements(launch, normal, replay, variant):
         end = min(begin + 2**17, n)
         told = unpack(bits[begin // 32 : -(-end // 32)], end - begin)
         mask = replay(0.1, NARROW, 3, call, begin, end) if variant == "replay" else told
-        assert torch.equal(dx[begin:end], expected(dy[begin:end], mask)), begin
+        assert torch.equal(dx[begin:end], expected(variant, dy[begin:end], mask)), begin
     assert not bool(dx.isnan().any())
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("forward", "backwards"),
-    [("vectorized", ["bytes"]), ("bitmask_match", ["bitmask"]), ("tuned", ["tuned", "replay"])],
-)
+@pytest.mark.parametrize(("forward", "backwards"), FORWARD)
 def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
     """The gradient is autograd's for the mask that the forward wrote, read in the forward's own form."""
     import torch
@@ -115,7 +119,10 @@ def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
     launch("dropout", forward, dtype, shape, seed, x=x, call=call, **outputs)
     mask = kept if declared.name == "mask" else unpack(kept, n)
     leaf = x.clone().requires_grad_()
-    torch.where(mask, leaf.float() * scale(0.1), 0).to(x.dtype).backward(dy)
+    factor = Keep(0.1, BITS[backwards[0]]).scale
+    torch.where(mask, leaf.float() * factor, 0).to(x.dtype).backward(dy)
+    # y is what autograd's function gives, to the last bit: the same scale in both directions.
+    torch.testing.assert_close(outputs["y"], torch.where(mask, (x.float() * factor).to(x.dtype), 0), rtol=0, atol=0)
     for backward in backwards:
         tensors = {"dy": dy, "dx": torch.full_like(dy, math.nan), "call": call, declared.name: kept}
         dx = launch("dropout_grad", backward, dtype, shape, seed, **tensors).dx
@@ -123,6 +130,50 @@ def test_forward_and_backward_fit(launch, normal, forward, backwards, dtype):
 
 
 # Without a GPU.
+
+
+@pytest.fixture
+def factor_of(trial, monkeypatch):
+    """factor_of(op, variant, p): the float that a kernel is launched with as its scale."""
+    import torch
+
+    def factor(op, variant, p):
+        given = []
+
+        class Kernel:
+            facts = None
+
+            def __call__(self, *arguments, **_):
+                given.extend(argument.value for argument in arguments if isinstance(argument, ctypes.c_float))
+
+        monkeypatch.setattr(cuda, "load", lambda *_: Kernel())
+        ctx = trial(op, variant, "float32", N=64, p=p).ctx
+        declared = [tensor for tensors in ctx.op.tensors(ctx.op.variants[variant]) for tensor in tensors]
+        ctx.op.variants[variant].prepare(ctx)(SimpleNamespace(**{each.name: torch.empty(64) for each in declared}))
+        (one,) = given
+        return one
+
+    return factor
+
+
+@pytest.mark.parametrize("p", [0, 0.01, 0.1, 0.3, 0.99, 1])
+@pytest.mark.parametrize(("forward", "backwards"), FORWARD)
+def test_forward_and_backward_are_scaled_by_the_same_float(factor_of, trial, forward, backwards, p):
+    """It is the inverse of the probability with which the forward keeps an element, so that the mean stays."""
+    keep, one = Keep(p, BITS[backwards[0]]), factor_of("dropout", forward, p)
+    for backward in backwards:
+        assert factor_of("dropout_grad", backward, p) == one
+        assert scale(trial("dropout_grad", backward, "float32", N=1, p=p).ctx) == keep.scale
+    assert one * keep.probability == pytest.approx(1 if p < 1 else 0, rel=2**-24)
+
+
+@pytest.mark.parametrize(("variant", "wrong"), [("tuned", True), ("replay", True), ("bytes", False), ("eager", False)])
+def test_the_reference_has_the_scale_of_the_variant(trial, variant, wrong):
+    """1 / (1 - p), which is torch's, is 7e-6 off for a probability that is rounded to 16 bits."""
+    import torch
+
+    made = trial("dropout_grad", variant, "float32", N=1001, p=0.1)
+    assert (made.complaint(dx=torch.where(made.inputs.mask, made.inputs.dy / 0.9, 0)) is not None) == wrong
 
 
 @pytest.mark.parametrize("p", [0, 0.01, 0.1, 0.5, 1])
@@ -140,6 +191,14 @@ def test_the_mask_is_the_one_that_replay_draws(trial, replay, monkeypatch):
     assert torch.equal(made.inputs.mask, replay(0.1, NARROW, seed, REPLAYED, 0, 1001, "cpu"))
     assert OP.variants["replay"].encode(made.ctx, made.inputs)["call"].tolist() == [REPLAYED]
     assert bool((made.inputs.dy != 0).all())
+
+
+def test_the_word_of_bits_is_loaded_together_with_dy(ptx, dtype):
+    """Both loads are under way at once: no branch between them, before which the bits would have to be there."""
+    text = ptx("dropout_grad.cu", "dropout_grad_bitmask", {"SCALAR": CUDA_TYPE[dtype]})
+    straight = re.split(r"\$L__BB\w+:|\bbra\b", text)
+    (of_quads,) = [part for part in straight if re.search(r"ld\.global\S*\.v[24]", part)]
+    assert len(re.findall(r"\bld\.global", of_quads)) == 2
 
 
 def test_bits_are_the_mask(trial):

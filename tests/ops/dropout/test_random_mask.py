@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import pytest
 
@@ -167,6 +168,21 @@ def test_what_the_kernels_must_draw_passes_the_check(trial, variant, p):
     mask, complaint = drawn(variant, torch.arange(n), n, p), trial("random_mask", variant, "bool", N=n, p=p).complaint
     assert complaint(mask=mask) is None
     assert "; expected are " in complaint(mask=~mask if p != 0.5 else mask | mask.roll(1))
+
+
+def test_inductor_gets_two_steps_that_it_can_fuse(trial, monkeypatch):
+    """Where Inductor has no kernel for bernoulli_, as on a CPU, it calls torch's."""
+    import torch
+
+    graphs, dynamo = [], torch.compile
+    keep = {"backend": lambda graph, _: graphs.append(graph) or graph.forward}
+    monkeypatch.setattr(torch, "compile", lambda function, **options: dynamo(function, **(options | keep)))
+    made = trial("random_mask", "compile", "bool", N=100_000)
+    ctx = made.ctx
+    (mask,) = OP.variants["compile"].prepare(ctx)(made.inputs)
+    assert made.complaint(mask=mask) is None
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert called == [torch.rand, operator.lt]
 
 
 def test_eager_passes_the_check_and_other_bytes_do_not(trial):

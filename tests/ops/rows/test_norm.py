@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from harness import cuda
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, comparer
 from harness.ops._device import H200
@@ -21,7 +22,7 @@ OPS = {op.name: op for op in (LAYER_NORM, RMS_NORM)}
 OURS = ["two_pass", "registers", "half2", "tuned"]
 # Lengths at which a way changes: a tile, lanes of a warp, a block, a cluster, and beyond; ragged ones among them. Each
 # compiles a kernel, so only float16 takes all.
-LENGTHS = [1, 3, 8, 49, 197, 256, 1000, 1023, 1500, 4096, 30_522, 32_768, 65_536, 100_000, 131_072, 300_000]
+LENGTHS = [1, 3, 8, 49, 197, 256, 1000, 1023, 1500, 4096, 5000, 30_522, 32_768, 65_536, 100_000, 131_072, 300_000]
 LENGTHS_OF = [
     *(("layer_norm", "float16", columns) for columns in LENGTHS),
     *(("rms_norm", "float16", columns) for columns in (3, 256, 1023, 1500, 32_768, 50_257)),
@@ -117,6 +118,22 @@ def test_the_reference_beyond_the_range_of_float32_divides_by_infinity():
 def test_what_registers_and_pairs_cannot_do(op, variant, dtype, columns, runs):
     reason = OPS[op].variants[variant].unsupported(Case(op, variant, dtype, (("M", 1), ("N", columns))))
     assert (reason is None) == runs
+
+
+@pytest.mark.parametrize(
+    ("columns", "threads"),
+    [(1, 256), (1024, 256), (4096, 256), (4097, 512), (8192, 512), (8193, 1024), (16_384, 1024)],
+)
+def test_a_row_in_registers_has_as_few_threads_as_can_keep_it(trial, monkeypatch, op, columns, threads):
+    """Two blocks of 1024 threads fill a multiprocessor. While both wait for their sums, nothing is loaded."""
+    asked = []
+    kernel = SimpleNamespace(facts=None)
+    monkeypatch.setattr(cuda, "load", lambda _, entry, macros: asked.append((entry, macros)) or kernel)
+    ctx = trial(op, "registers", "float32", M=1, N=columns).ctx
+    ctx.op.variants["registers"].prepare(ctx)
+    (macros,) = [macros for entry, macros in asked if entry == f"{op}_registers"]
+    assert macros["THREADS"] == threads
+    assert columns <= threads * macros["ELEMENTS"] <= max(256, 2 * columns)
 
 
 def test_two_pass_moves_one_matrix_more(op):

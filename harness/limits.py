@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 _SCHEMA = 1  # version of the file that limits are kept in, and of how they are measured
 _ALIGN = 512  # bytes: the alignment that the allocators give, a whole number of 16-byte packs
 _ELEMENT = 4  # bytes: torch streams float32; for the other ways of streaming the type makes no difference
+_RANDOM = 2**22  # elements of the block of random numbers that streams move again and again
 _BATCH_SECONDS = 2e-3
 _FEWEST, _MOST = 6, 30
+_FEWEST_SIZES = 2  # of streams, so that there is a line through them
 _PRECISION = 0.005
 _MOST_SECONDS = 0.2
 _BURST_CALLS, _LONG_CALLS = 8, 3  # of a matrix product in a burst; the latter where one takes `_LONG` seconds
@@ -104,7 +106,7 @@ def missing(limits: Limits, needs: Needs) -> Needs:
 def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limits:
     """Measure what is needed: streams in every way and size, products of each kind, rings of each world."""
     sizes = [size for size in device.stream_sizes if 2 * size <= device.free_bytes()] if needs.streams else []
-    steps = len(sizes) + len(needs.kinds) + len(needs.worlds)
+    steps = len(sizes) + bool(sizes) + len(needs.kinds) + len(needs.worlds)
     done = iter(range(steps))
 
     def step(text: str) -> None:
@@ -112,11 +114,7 @@ def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limit
 
     points: list[StreamPoint] = []
     if sizes:
-        streams, arena = list(device.streams()), _Arena(device, max(sizes))
-        for size in sizes:
-            step(f"streams of {size / 1e6:.0f} MB")
-            points += [_point(device, arena, stream, size) for stream in streams]
-        del arena
+        points = list(_streamed(device, sizes, step))
     compute: list[ComputePoint] = []
     for kind in needs.kinds:
         step(f"matrix products in {kind}")
@@ -128,6 +126,19 @@ def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limit
         device.release()
         links += [_link(ring) for ring in device.rings(world) if 4 * ring.sent <= device.free_bytes()]
     return Limits(tuple(points), (), tuple(compute), tuple(links))
+
+
+def _streamed(device: Device, sizes: Sequence[int], step: Callable[[str], None]) -> Iterator[StreamPoint]:
+    """Every stream at the sizes, from the smallest on, as far as the device's time for them goes: two sizes always."""
+    deadline = time.monotonic() + device.stream_seconds
+    step("memory")
+    streams, arena = list(device.streams()), _Arena(device, max(sizes))
+    for number, size in enumerate(sizes):
+        step(f"streams of {size / 1e6:.0f} MB")
+        if number >= _FEWEST_SIZES and time.monotonic() >= deadline:
+            continue
+        for stream in streams:
+            yield _point(device, arena, stream, size)
 
 
 def again(device: Device, limits: Limits) -> Limits:
@@ -226,10 +237,14 @@ class _Arena:
         import torch
 
         self.cache_bytes = device.cache_bytes
-        generator = torch.Generator(device.torch_device).manual_seed(0)
-        # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on others.
         size = max(largest, (CACHES + 1) * device.cache_bytes)
-        self.data = torch.rand(size // _ELEMENT, generator=generator, device=device.torch_device)
+        self.data = torch.empty(size // _ELEMENT, device=device.torch_device)
+        # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on others. Repeated, since
+        # a CPU makes random numbers more slowly than it copies them.
+        generator = torch.Generator(device.torch_device).manual_seed(0)
+        block = torch.rand(min(_RANDOM, self.data.numel()), generator=generator, device=device.torch_device)
+        for part in self.data.split(_RANDOM):
+            part.copy_(block[: part.numel()])
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
         """Disjoint sets of `arrays` arrays: as many as a case of that size rotates over, if they fit; at least one."""

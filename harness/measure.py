@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _SAMPLES_A_ROUND = 10  # queued together; fewer where a single one takes long
 _BATCH_SECONDS = 5e-3
 _WARM_SECONDS = 0.05
 _CALL_ROUNDS = 5
+_LONGEST_ADVISED = 60.0  # seconds of sampling that a user may be willing to wait for
 _SHORT = 100e-6  # seconds of a call below which the cost of timing it alone shows
 
 _Samples = list[float]
@@ -72,7 +74,7 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         call_samples = _call_samples(session, calls, timing.max_time)
     if wrong := session.check_inputs():
         raise EndedError("wrong", wrong)
-    _judge_samples(session, samples, stopped, timing)
+    _judge_samples(session, samples, timing)
     _judge_conditions(session, before, after)
     _judge_timer(session, samples, batch)
     return {
@@ -140,15 +142,45 @@ def _call_samples(session: Session, calls: list[Callable[[], object]], max_time:
     return samples
 
 
-def _judge_samples(session: Session, samples: _Samples, stopped: str, timing: Timing) -> None:
-    """Warn of a median that isn't as precise as was asked for."""
-    if stopped == "time":
+def _judge_samples(session: Session, samples: _Samples, timing: Timing) -> None:
+    """Warn of a median whose interval is wider than was asked for, however the sampling ended."""
+    width = stats.relative_width(samples)
+    if width > timing.precision:
+        found, asked = _told_apart(width, timing.precision)
+        # Long calls take more than the time that was allowed, since an interval needs a few samples.
+        spent = max(timing.max_time, dict(session.phases)["sample"])
         session.warn(
             "noisy",
-            f"the median's 95% interval is still {units.percent(stats.relative_width(samples))} wide after "
-            f"{timing.max_time:g} s (asked for {units.percent(timing.precision)})",
-            "free the machine of other work, or raise --max-time",
+            f"the median's 95% interval is {found} wide after {len(samples)} samples in {spent:.3g} s "
+            f"(asked for {asked})",
+            _against_noise(width, timing.precision, spent),
         )
+
+
+def _against_noise(width: float, precision: float, spent: float) -> str:
+    """What makes the interval narrow enough: more samples, if a minute of them would do; else less noise."""
+    # The interval of n samples is as wide as 1/sqrt(n), as long as the samples vary in the same way.
+    needed = spent * (width / precision) ** 2
+    if needed <= _LONGEST_ADVISED:
+        return f"sample for longer: --max-time {math.ceil(10 * needed) / 10:g} is enough if the samples go on like this"
+    quieter = "end other work on this machine and measure again"
+    bearable = math.ceil(100 * width) if width < 1 else 100
+    return f"{quieter}, or ask for less: --precision {bearable}%" if bearable < 100 else quieter
+
+
+def _told_apart(width: float, precision: float) -> tuple[str, str]:
+    """Both as percentages, with as many digits as it takes to tell them apart."""
+    found = asked = ""
+    for digits in range(2, 8):
+        found, asked = (f"{_plain(100 * share, digits)}%" for share in (width, precision))
+        if found != asked:
+            break
+    return found, asked
+
+
+def _plain(value: float, digits: int) -> str:
+    text = units.significant(value, digits)
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:

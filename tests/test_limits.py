@@ -159,10 +159,24 @@ def test_works_need_peaks_of_their_operations_and_links_that_they_send_over():
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
     limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))
-    assert [share for _, share in told] == [0, 0.14, 0.29, 0.43, 0.57, 0.71, 0.86]
-    assert [word in text for (text, _), word in zip(told, ["MB"] * 3 + ["float"] * 3 + ["2 dev"], strict=True)] == [
-        True
-    ] * 7
+    assert [share for _, share in told] == [0, 0.12, 0.25, 0.38, 0.5, 0.62, 0.75, 0.88]
+    words = ["memory", *["MB"] * 3, *["float"] * 3, "2 dev"]
+    assert [word in text for (text, _), word in zip(told, words, strict=True)] == [True] * 8
+
+
+def test_the_largest_streams_are_left_out_where_time_is_up():
+    device = FakeDevice()
+    device.stream_seconds = 0.0
+    assert {p.moved for p in limits.measure(device, Needs()).points} == {2**12, 2**14}
+
+
+def test_streams_move_random_numbers_everywhere(monkeypatch):
+    monkeypatch.setattr(limits, "_RANDOM", 1000)
+    data = limits._Arena(FakeDevice(), 2**16).data
+    assert data.numel() == 2**14
+    for part in data.split(1000):
+        assert 0 <= part.min() < part.max() < 1
+    assert data[:1000].unique().numel() > 900
 
 
 def test_sizes_that_do_not_fit_are_left_out():

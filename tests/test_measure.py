@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -10,8 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from harness import stats
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
+from harness.measure import _against_noise as against_noise
+from harness.measure import _told_apart as told_apart
 from harness.measure import measure
 from harness.model import Case, Conditions, Job, Measurement, Timer, Timing, Traffic, Work
 from harness.ops import Context, Launch, Op, Tensor, Tensors
@@ -106,8 +111,56 @@ def test_a_noisy_device_stops_by_the_time_and_says_so():
     assert len(result.samples) >= 6
     (warning,) = result.warnings
     assert warning.code == "noisy"
+    # Between 2 and 3 us, around 2.5 us.
+    assert "interval is 40% wide after " in warning.message
     assert "asked for 0.2%" in warning.message
-    assert "--max-time" in warning.advice
+    assert "--precision 4" in warning.advice
+
+
+def test_a_stop_by_time_with_a_narrow_interval_is_not_noisy():
+    """Too few samples for a stop by the interval, all alike: that is precise enough all the same."""
+    result = run(FakeDevice([2e-6]), max_time=1e-9)
+    assert (result.stopped, len(result.samples)) == ("time", 6)
+    assert result.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("width", "precision", "told"),
+    [
+        (0.153, 0.002, ("15%", "0.2%")),
+        (0.0012, 0.001, ("0.12%", "0.1%")),
+        (0.00100027, 0.001, ("0.10003%", "0.1%")),
+        (2e-6, 1e-7, ("0.0002%", "0.00001%")),
+        (1.334, 0.5, ("133%", "50%")),
+    ],
+)
+def test_the_width_is_told_apart_from_what_was_asked_for(width, precision, told):
+    assert told_apart(width, precision) == told
+
+
+@pytest.mark.parametrize(
+    ("width", "precision", "spent", "advice"),
+    [
+        (0.01, 0.002, 0.5, "--max-time 12.5 is enough"),
+        (0.00201, 0.002, 0.5, "--max-time 0.6 is enough"),
+        (0.153, 0.002, 0.5, "end other work on this machine and measure again, or ask for less: --precision 16%"),
+        (2.4, 0.002, 0.5, "end other work on this machine and measure again"),
+    ],
+)
+def test_the_advice_against_noise_is_one_that_helps(width, precision, spent, advice):
+    given = against_noise(width, precision, spent)
+    assert advice in given
+    assert ("--precision" in given) == ("--precision" in advice)
+    assert ("--max-time" in given) == ("--max-time" in advice)
+
+
+def test_the_advised_time_is_enough():
+    """Samples that vary in the same way: as many as fit into the advised time have an interval that is narrow."""
+    generator = random.Random(0)
+    samples = [2e-6 * generator.gauss(1, 0.01) for _ in range(40_000)]
+    width = stats.relative_width(samples[:100])
+    seconds = float(re.search(r"--max-time ([\d.]+)", against_noise(width, 0.002, 0.5))[1])
+    assert stats.relative_width(samples[: int(100 * seconds / 0.5)]) < 1.2 * 0.002
 
 
 def test_profilers_see_the_sampling_under_the_id_of_the_case(monkeypatch):

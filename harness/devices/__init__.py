@@ -115,6 +115,8 @@ class Device(Protocol):
     kind: str
     stream_sizes: tuple[int, ...]
     """Total bytes moved at which streams are measured."""
+    stream_seconds: float
+    """How long measuring streams may take; then the largest sizes are left out."""
     load_seconds: float
     """How long a matrix product is repeated until the device counts as settled."""
     idle_seconds: float

@@ -132,32 +132,33 @@ def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group
 def host_batch(
     calls: Calls, *, keep: int, seconds: float, group: Group, wait: Callable[[], object] = lambda: None
 ) -> Batch:
-    """Each sample is the mean of whole passes over the calls, about `seconds` long, by the host's clock.
+    """Each sample is the mean of calls in rotation, about `seconds` long, by the host's clock.
 
-    wait: called at the end of each sample, until the device has done its work.
+    A sample is whole passes over the calls, or a part of a pass where a pass takes longer than `seconds`: the next
+    sample goes on from there. So a rotation over many buffers needn't end before there are enough samples. wait: called
+    at the end of each sample, until the device has done its work.
     """
     kept: deque[Any] = deque(maxlen=max(1, keep))
+    turns = itertools.cycle(calls)
 
-    def timed(rounds: int) -> float:
+    def timed(count: int) -> float:
         start = time.perf_counter()
-        for _ in range(rounds):
-            for call in calls:
-                kept.append(call())
+        for call in itertools.islice(turns, count):
+            kept.append(call())
         wait()
         return time.perf_counter() - start
 
-    kept.append(calls[0]())  # As in `estimate`, the first call may load a kernel and isn't timed.
-    wait()
-    rounds = 1
-    while (elapsed := group.agree(timed(rounds))) < min(seconds, _SHORTEST):
-        rounds *= 2
+    timed(1)  # As in `estimate`, the first call may load a kernel and isn't timed.
+    count = 1
+    while (elapsed := group.agree(timed(count))) < min(seconds, _SHORTEST):
+        count *= 2
     if elapsed < LONG:
         # Other programs may have held up the first time. Then it says nothing about the calls.
-        elapsed = min(elapsed, group.agree(timed(rounds)))
-    each = elapsed / (rounds * len(calls))
-    count = max(1, math.ceil(rounds * seconds / elapsed)) if elapsed < seconds else rounds
-    per_sample = count * len(calls)
-    return Batch(lambda n: [timed(count) / per_sample for _ in range(n)], per_sample, "host", per_sample * each)
+        elapsed = min(elapsed, group.agree(timed(count)))
+    each = elapsed / count
+    wanted = math.ceil(seconds / each)
+    per_sample = max(1, wanted if wanted < len(calls) else len(calls) * math.ceil(wanted / len(calls)))
+    return Batch(lambda n: [timed(per_sample) / per_sample for _ in range(n)], per_sample, "host", per_sample * each)
 
 
 def _mean(clock: Clock, calls: Calls) -> float:

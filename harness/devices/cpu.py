@@ -25,6 +25,7 @@ class Cpu:
 
     kind = "cpu"
     stream_sizes = tuple(2**exponent for exponent in range(20, 29, 2))
+    stream_seconds = 8.0  # about twice as long as it takes on two processors with no other work
     product_sizes: tuple[int, ...] = (512, 1024)
     """Sides of the square matrices that are multiplied: small, so that all of them take less than a second."""
     load_seconds = 0.1

@@ -64,6 +64,7 @@ class Cuda:
 
     kind = "cuda"
     stream_sizes = tuple(2**exponent for exponent in range(20, 33))
+    stream_seconds = math.inf  # other work of the host can't slow them down
     load_seconds = 2.0
     idle_seconds = 0.2
     probe_rounds = 1

@@ -44,8 +44,11 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: S
     unknown = [name for name in formats or () if name not in found]
     if unknown:
         raise UsageError(f"no report format named '{unknown[0]}'", nearest(unknown[0], found))
+    from harness.report import _older
+
+    shown = _older.without_false_warnings(run)
     with into(folder):
-        return write_all([found[name] for name in formats or found], lambda each: each.write(run, folder, notes))
+        return write_all([found[name] for name in formats or found], lambda each: each.write(shown, folder, notes))
 
 
 def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:

@@ -45,9 +45,9 @@ _STYLES: dict[Kind, str] = {
 
 def render(run: Run, console: Console) -> None:
     """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way."""
-    from harness.report import build
+    from harness.report import _older, build
 
-    show(build.screen(run), console)
+    show(build.screen(_older.without_false_warnings(run)), console)
 
 
 def render_limits(machine: Machine, limits: Limits, console: Console) -> None:

@@ -75,9 +75,9 @@ def clock(monkeypatch) -> FakeTime:
 
 @pytest.mark.parametrize("timer", ["graph", "launch", "host"])
 def test_the_cpu_times_calls_by_the_clock(clock, timer):
-    batch = Cpu().batch([lambda: clock.sleep(2e-3), lambda: clock.sleep(4e-3)], timer=timer, keep=1, seconds=24e-3)
-    assert (batch.timer, batch.calls) == ("host", 8)
-    assert batch.run(3) == pytest.approx([3e-3] * 3, rel=1e-3)
+    batch = Cpu().batch([lambda: clock.sleep(2e-3)] * 2, timer=timer, keep=1, seconds=9e-3)
+    assert (batch.timer, batch.calls) == ("host", 6), "whole passes"
+    assert batch.run(3) == pytest.approx([2e-3] * 3, rel=1e-3)
 
 
 def test_the_cpu_times_steady_calls_in_blocks(clock):

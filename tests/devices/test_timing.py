@@ -157,3 +157,24 @@ def test_the_time_of_steady_calls_is_that_from_first_to_last():
     samples = batch.run(4)
     elapsed = device.clock.now - before
     assert sum(samples) * batch.calls == pytest.approx(elapsed * 4 / 5)
+
+
+@pytest.mark.parametrize(
+    ("sets", "call", "calls"),
+    [
+        (4, 1 * MILLI, 8),  # whole passes, where a pass is short
+        (100, 1 * MILLI, 5),  # a part of a pass, where a pass takes longer than the sample
+        (3, 70 * MILLI, 1),
+    ],
+)
+def test_a_sample_on_the_host_goes_on_in_the_rotation(monkeypatch, sets, call, calls):
+    device = FakeCuda([call])
+    monkeypatch.setattr("harness.devices._timing.time.perf_counter", lambda: device.clock.now)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    batch = device.timed("host", sets)
+    assert (batch.timer, batch.calls, batch.seconds) == ("host", calls, pytest.approx(calls * call))
+    before = len(device.made)
+    assert batch.run(30) == pytest.approx([call] * 30)
+    assert len(device.made) == before + 30 * calls
+    # No set of buffers comes again before all others had their turn.
+    assert device.made == [i % sets for i in range(len(device.made))]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from harness.errors import UsageError
+from harness.errors import UsageError, without_exit
 
 
 def discover(package: str, offers: Sequence[str], nested: bool = False) -> dict[str, ModuleType]:
@@ -22,7 +22,8 @@ def discover(package: str, offers: Sequence[str], nested: bool = False) -> dict[
     """
     found: dict[str, ModuleType] = {}
     for name in sorted(_modules(package, nested)):
-        module = importlib.import_module(name)
+        with without_exit(name):
+            module = importlib.import_module(name)
         if missing := [offer for offer in offers if not hasattr(module, offer)]:
             raise UsageError(
                 f"{module.__file__}: defines no {' and no '.join(missing)}, which every file in {package} must have",

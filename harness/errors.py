@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
 _FRAMES = 4
+NO_EXIT = "remove the call of sys.exit: code that the harness calls returns, or raises an Exception"
 
 
 class Exit(IntEnum):
@@ -65,6 +67,21 @@ class InputError(UsageError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
+
+
+@contextmanager
+def without_exit(what: str) -> Iterator[None]:
+    """For calls of code that may be a user's: with sys.exit(0) it would end the command, which would look passed.
+
+    Raises UsageError, which names `what` and the line, in place of SystemExit, of everything else that is neither an
+    Exception nor Ctrl-C, and of the exception by which libraries of command lines, such as typer, end one with 0.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception | KeyboardInterrupt) and getattr(error, "exit_code", None) != 0:
+            raise
+        raise UsageError(f"{what}: {described(error)}", NO_EXIT) from error
 
 
 def described(error: BaseException) -> str:

@@ -7,6 +7,7 @@
 # GATE_NOISE   file of noise floors that CI keeps between jobs. If the file doesn't exist yet, the machine is calibrated
 #              first, with 5 blocks of the base against itself, which takes minutes. Default: the file in the cache folder
 #              that `harness gate calibrate` writes.
+# GATE_ACCEPT  rules whose findings pass, such as "missing work", as --accept takes them. Default: none
 set -euo pipefail
 
 base=${1:?usage: scripts/gate.sh BASE [SCENARIO...]}
@@ -23,4 +24,8 @@ if [[ -n ${GATE_NOISE:-} ]]; then
     mv "$GATE_NOISE.part" "$GATE_NOISE"
   fi
 fi
-exec harness gate "$@" --base "$base" --output "$output" "${noise[@]}"
+accept=()
+for rule in ${GATE_ACCEPT:-}; do
+  accept+=(--accept "$rule")
+done
+exec harness gate "$@" --base "$base" --output "$output" "${noise[@]}" "${accept[@]}"

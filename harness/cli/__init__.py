@@ -52,7 +52,9 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     try:
         app(prog_name="harness")
-    except Exception:  # a bug of the harness: all other errors are HarnessError, which has a message
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
         typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)

@@ -23,11 +23,12 @@ EXAMPLES = (
     "\b\nExamples:\n"
     "  harness gate --base main ci\n"
     "  harness gate --base HEAD~1 prelu --only 'prelu/tuned/*' --margin 2%\n"
+    "  harness gate --base main scenarios --ops mine.py --accept missing\n"
     "  harness gate reports/before reports/after     stored runs, each with --repeat 10\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower; 1 something is slower, below its floor or missing; 2 wrong usage;\n"
-    "  3 more pairs are needed to decide; 4 the machine can't give valid numbers, or the runs can't be compared"
+    "  3 not enough evidence to decide; 4 the machine can't give valid numbers, or the runs can't be compared"
 )
 
 
@@ -59,6 +60,14 @@ def command(
     max_time: options.MaxTime = None,
     seed: options.Seed = None,
     noise: options.NoiseFile = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help="Let what this rule found pass: missing, uncompared, floor, scenario, work, timer or code; may be "
+            "repeated. Every output says so.",
+        ),
+    ] = None,
     advisory: Annotated[bool, typer.Option("--advisory", help="End with exit code 0, whatever is found.")] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the result. Default: reports/gate-...")
@@ -69,6 +78,10 @@ def command(
     With --base, the working tree and that revision are measured now, in pairs of fresh processes in random order: three
     pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
     """
+    from harness import gate
+
+    accepted = tuple(dict.fromkeys(accept or ()))
+    gate.check_accept(accepted)
     if base is not None:
         asked = options.gate_request(
             base,
@@ -82,12 +95,13 @@ def command(
             seed=seed,
             noise=noise,
             advisory=advisory,
+            accept=accepted,
         )
         made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
     else:
         measuring = {"--device": device, "--only": only, "--ops": ops, "--seed": seed}
         _refuse(measuring | {"--precision": precision, "--max-time": max_time})
-        made, name = _stored(arguments, margin, noise, advisory), "stored"
+        made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"
     now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     raise typer.Exit(_finish(made, output or Path("reports") / f"gate-{name}-{now}"))
 
@@ -109,7 +123,9 @@ def _refuse(measuring: Mapping[str, object]) -> None:
         )
 
 
-def _stored(arguments: Sequence[str], margin: float | None, noise: Path | None, advisory: bool) -> GateRun:
+def _stored(
+    arguments: Sequence[str], margin: float | None, noise: Path | None, advisory: bool, accept: tuple[str, ...]
+) -> GateRun:
     from harness import gate, store
 
     if len(arguments) != 2:
@@ -124,6 +140,7 @@ def _stored(arguments: Sequence[str], margin: float | None, noise: Path | None, 
         margin=options.USUAL_MARGIN if margin is None else margin,
         noise=noise,
         advisory=advisory,
+        accept=accept,
         command=("harness", *sys.argv[1:]),
     )
 

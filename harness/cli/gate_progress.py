@@ -70,12 +70,17 @@ class Teller:
         if self._bar:
             self._bar.note(text)
 
-    def comparing(self, base: Revision, now: Revision, cases: int, machine: Machine) -> None:
-        """Print what is compared with what."""
+    def comparing(
+        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
+    ) -> None:
+        """Print what is compared with what, of which repository, and what isn't compared."""
         self._labels = {"base": base.label, "now": now.label}
         count = f"{cases} case{'' if cases == 1 else 's'}"
-        self.say(f"comparing {_named(now)} with {_named(base)}: {count} on {machine.name}")
-        if base.digest == now.digest:
+        where = f" in {base.repository}" if base.repository else ""
+        self.say(f"comparing {_named(now)} with {_named(base)}{where}: {count} on {machine.name}")
+        if same_code:
+            self.say(f"not compared, since both sides use the same files: {', '.join(same_code[:_MOST_NAMED])}")
+        elif base.digest == now.digest:
             self.say("both have the same code, so every difference is noise")
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:

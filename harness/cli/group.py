@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.errors import Exit, HarnessError, InputError
+from harness.errors import NO_EXIT, Exit, HarnessError, InputError, described
 
 
 class QuickGroup(TyperGroup):
@@ -34,6 +34,10 @@ class Commands(QuickGroup):
         except HarnessError as error:
             typer.echo(explain(error), err=True)
             raise typer.Exit(error.exit_code) from None
+        except SystemExit as error:
+            # Nothing of ours calls sys.exit here. Code of a user may, and its exit code would stand for the command's.
+            typer.echo(f"error: {described(error)}\n  {NO_EXIT}", err=True)
+            raise typer.Exit(Exit.USAGE) from None
         except BrokenPipeError:
             # The reader of the pipe is gone, as in `harness list | head`. Python's flush at exit would raise again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -68,6 +68,7 @@ def gate_request(
     seed: int | None,
     noise: Path | None,
     advisory: bool = False,
+    accept: Sequence[str] = (),
 ) -> Request:
     """The gate's request, from these options. Raises UsageError for scenarios and a device that don't exist."""
     from harness import devices, scenario
@@ -81,6 +82,8 @@ def gate_request(
         files=files,
         selection=selection,
         plugins=tuple(ops or ()),
+        folders=tuple(path for path in map(Path, scenarios) if path.is_dir()),
+        accept=tuple(accept),
         margin=USUAL_MARGIN if margin is None else margin,
         seed=seed,
         noise=noise,

@@ -11,7 +11,7 @@ from harness.gate._evidence import Evidence
 from harness.gate._noise import LEAST_BLOCKS
 from harness.gate._observer import GateObserver
 from harness.gate._paired import Request, paired
-from harness.gate._rules import all_rules, findings
+from harness.gate._rules import acceptable, all_rules, check_accept, findings
 from harness.gate._stored import stored
 
 __all__ = [
@@ -20,8 +20,10 @@ __all__ = [
     "Evidence",
     "GateObserver",
     "Request",
+    "acceptable",
     "all_rules",
     "calibrate",
+    "check_accept",
     "findings",
     "paired",
     "stored",

@@ -38,7 +38,7 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
     A block is the screen's pairs. Each gate run is yielded as soon as it is done. All of them are decided with the
     noise floors that were known before the first. Raises what `paired` raises.
     """
-    repository = Repository.find(request.plugins)
+    repository = Repository.find(request.plugins, request.files)
     with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
         again = replace(same, code=replace(same.code, label=f"{request.base} again"))
         sides = _same(prepare(request, {"base": base, "now": again}, observer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,23 +33,34 @@ class Broken:
 class Wanted:
     """What the working tree asks for. files: those that it can load; broken: the others, with all their problems.
 
-    known: ids of all cases of the scenarios, whether the gate measures them or not.
+    every: the scenarios with all their cases, whether the gate measures them or not.
     """
 
     scenarios: tuple[Scenario, ...]
     jobs: tuple[Job, ...]
     files: tuple[Path, ...]
     broken: Mapping[Path, InputError]
-    known: frozenset[str]
+    every: tuple[Scenario, ...]
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Ids of all cases of the scenarios, whether the gate measures them or not."""
+        return frozenset(key for scenario in self.every for key in scenario.cases)
 
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What each side measures: first the common cases, in the same order, then those that only this side has."""
+    """What each side measures: first the common cases, in the same order, then those that only this side has.
+
+    asked, before, untold: as in the evidence.
+    """
 
     scenarios: tuple[Scenario, ...]
     jobs: Mapping[Side, tuple[Job, ...]]
     broken: tuple[Broken, ...] = ()
+    asked: tuple[Scenario, ...] = ()
+    before: tuple[Scenario, ...] = ()
+    untold: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Job, ...]:
@@ -71,47 +82,74 @@ def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Select
             broken[file] = error
     whole = tuple(file for file in files if file not in broken)
     if not whole:
-        return Wanted((), (), (), broken, frozenset())
+        return Wanted((), (), (), broken, ())
     definitions = scenario.load(whole, catalogue)
     every = scenario.plan(definitions, catalogue, Selection(selection.device))
     ours = [_without_libraries(d, catalogue[d.op], selection) for d in definitions]
     plan = scenario.plan(ours, catalogue, selection)
     jobs = tuple(_timed(job, selection) for job in plan.jobs)
-    return Wanted(plan.scenarios, jobs, whole, broken, frozenset(job.case.id for job in every.jobs))
+    return Wanted(plan.scenarios, jobs, whole, broken, every.scenarios)
 
 
-def common(asked: Wanted, base: Surveyed, catalogue: Mapping[str, Op], selection: Selection) -> Cases:
-    """What each side measures, given the jobs that the base finds in the files: the whole ones, then the broken ones.
+def common(
+    asked: Wanted, base: Surveyed, catalogue: Mapping[str, Op], selection: Selection, old: Sequence[Path] = ()
+) -> Cases:
+    """What each side measures, given what the base finds in the files: the whole ones, the broken ones, the old ones.
 
-    Raises InputError for files that neither of them can load.
+    old: the scenario files as the base's revision has them. Their cases must still be there. Raises InputError for
+    files of the working tree that neither side can load.
     """
-    loaded = dict(zip((*asked.files, *asked.broken), base.files, strict=True))
+    files = (*asked.files, *asked.broken, *old)
+    loaded = dict(zip(files, base.files, strict=True))
     hopeless = [error for file, error in asked.broken.items() if loaded[file] is None]
     if hopeless:
         raise InputError([problem for error in hopeless for problem in error.problems])
     known = set(base.known)
     shared = [job for job in asked.jobs if job.case.id in known]
     new = [job for job in asked.jobs if job.case.id not in known]
-    only_base = [job for file in asked.files for job in loaded[file] or () if job.case.id not in asked.known]
-    gone = {job.case.id: _timed(job, selection) for job in only_base if _is_wanted(job.case, catalogue, selection)}
+    known_now = asked.known
+    only_base = [job for file in (*asked.files, *old) for job in loaded[file] or () if job.case.id not in known_now]
+    scenarios = dict(zip(files, base.scenarios, strict=False))
+    before = tuple(scenario for file in old for scenario in scenarios.get(file, ()))
+    told = tuple(scenario for found in base.scenarios for scenario in found)
+    gone = {
+        job.case.id: _timed(job, selection) for job in only_base if _is_wanted(job.case, told, catalogue, selection)
+    }
     broken = tuple(Broken(str(file), error.problems) for file, error in asked.broken.items())
-    return Cases(asked.scenarios, {"base": (*shared, *gone.values()), "now": (*shared, *new)}, broken)
+    jobs: dict[Side, tuple[Job, ...]] = {"base": (*shared, *gone.values()), "now": (*shared, *new)}
+    return Cases(asked.scenarios, jobs, broken, asked.every, before, tuple(_untold(old, loaded, base)))
 
 
-def _is_wanted(case: Case, catalogue: Mapping[str, Op], selection: Selection) -> bool:
-    """Whether a case that only the base has is measured: it is ours, and --only, if given, picks it."""
+def _untold(old: Sequence[Path], loaded: Mapping[Path, object], base: Surveyed) -> Iterator[str]:
+    """Why it isn't known what the base's scenarios ask for, one sentence each."""
+    for file in old:
+        if loaded[file] is None:
+            yield f"the base can't load its own {file.name}, so nobody knows which cases and floors it should have"
+    if old and not base.scenarios:
+        yield "the harness of the base is too old to tell the floors and roles of its scenarios"
+
+
+def _is_wanted(case: Case, told: Sequence[Scenario], catalogue: Mapping[str, Op], selection: Selection) -> bool:
+    """Whether a case that only the base has is measured: it is ours, and --only, if given, picks it.
+
+    The base tells what was ours. An older one doesn't: then the variant's role now counts, else its name.
+    """
     op = catalogue.get(case.op)
     variant = op.variants.get(case.variant) if op else None
-    role = variant.role if variant else usual_role(case.op, case.variant)
+    role = role_of(case.op, case.variant, told, variant.role if variant else "")
     chosen = not selection.only or any(fnmatchcase(case.id, glob) for glob in selection.only)
     return chosen and role not in LIBRARY_ROLES
 
 
 def is_control(case: Case, scenarios: Sequence[Scenario]) -> bool:
     """Whether a case is a library's copy: if that gets slower, the reason is the machine."""
-    scenario = next((scenario for scenario in scenarios if scenario.op == case.op), None)
-    role = scenario.role(case.variant) if scenario else usual_role(case.op, case.variant)
-    return role == "control"
+    return role_of(case.op, case.variant, scenarios) == "control"
+
+
+def role_of(op: str, variant: str, scenarios: Sequence[Scenario], otherwise: str = "") -> str:
+    """The role of a variant as the first scenario tells it that has it; else `otherwise`, else what its name meant."""
+    stored = (dict(scenario.roles).get(variant) for scenario in scenarios if scenario.op == op)
+    return next(filter(None, stored), otherwise or usual_role(op, variant))
 
 
 def scenario_of(scenarios: Sequence[Scenario]) -> dict[str, str]:
@@ -126,7 +164,9 @@ def _without_libraries(definition: Definition, op: Op, selection: Selection) -> 
     on_device = [name for name in definition.variants if selection.device in op.variants[name].devices]
     if all(op.variants[name].is_library for name in on_device):
         return definition
-    needed = {definition.baseline} if any(METRICS[f.metric].relative == "variant" for f in definition.expect) else set()
+    needed = {floor.variant for floor in definition.expect}
+    if any(METRICS[floor.metric].relative == "variant" for floor in definition.expect):
+        needed.add(definition.baseline)
     kept = [
         name
         for name in on_device

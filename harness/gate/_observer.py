@@ -15,8 +15,10 @@ class GateObserver(Protocol):
     def note(self, text: str) -> None:
         """Something takes time, and meanwhile nothing is measured."""
 
-    def comparing(self, base: Revision, now: Revision, cases: int, machine: Machine) -> None:
-        """What is compared with what, before anything is measured."""
+    def comparing(
+        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
+    ) -> None:
+        """What is compared with what, before anything is measured. same_code: files that both sides use alike."""
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
         """A stage begins, of `pairs` pairs of processes with `measurements` measurements in all."""

@@ -18,6 +18,7 @@ from harness.gate._observer import GateObserver
 from harness.gate._pairs import PairMeasurer
 from harness.gate._procedure import Procedure
 from harness.gate._rules import findings
+from harness.gate._same_code import same_code
 from harness.gate._worktree import Checkout, Repository
 from harness.gate.records import GateRun, Side
 from harness.gate.rules.floor import expected
@@ -36,6 +37,8 @@ _CORES_AHEAD = 4  # for each process that loads torch
 class Request:
     """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
 
+    folders: those of the folders that were named whose scenarios `files` has. accept: rules whose findings pass.
+
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
     of noise floors; in the user's cache folder if None. command: the command line, program first.
     """
@@ -44,6 +47,8 @@ class Request:
     files: tuple[Path, ...]
     selection: Selection
     plugins: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    accept: tuple[str, ...] = ()
     margin: float = 0.01
     seed: int | None = None
     noise: Path | None = None
@@ -66,13 +71,17 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The two codes on one machine, and the observer. shared: who else used the device before anything ran."""
+    """The two codes on one machine, and the observer.
+
+    shared: who else used the device before anything ran. same_code: code of the repository that both sides use.
+    """
 
     codes: Mapping[Side, Checkout]
     machine: Machine
     cases: Cases
     shared: str
     observer: GateObserver
+    same_code: tuple[str, ...] = ()
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -82,26 +91,38 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     can't give valid numbers, KeyboardInterrupt on Ctrl-C. The worktree is removed in any case.
     """
     start = Start.now()
-    repository = Repository.find(request.plugins)
+    repository = Repository.find(request.plugins, request.files)
     with repository.worktree(request.base, "base") as base:
-        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer)
+        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer, repository)
         return run(request, sides, _noise.load(sides.machine, request.noise), start)
 
 
-def prepare(request: Request, codes: Mapping[Side, Checkout], observer: GateObserver) -> Sides:
-    """Find out what there is to measure. Raises what `paired` raises."""
+def prepare(
+    request: Request, codes: Mapping[Side, Checkout], observer: GateObserver, repository: Repository | None = None
+) -> Sides:
+    """Find out what there is to measure. Raises what `paired` raises.
+
+    repository: that of a working tree which is compared with its base; None where one revision is compared with itself.
+    """
     device = devices.kinds()[request.selection.device]
     shared = device.shared() or ""
     catalogue = Catalogue(request.plugins)
     asked = wanted(request.files, catalogue, request.selection)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
     base = codes["base"]
+    old = repository.old(base, request.files, request.folders) if repository else ()
     # In a process of its own, so that all processes that measure have done the same before they measure.
     with Workers(device.kind, base.plugins, base.root) as workers:
-        surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
-    cases = common(asked, surveyed, catalogue, request.selection)
-    sides = Sides(codes, device.machine(), cases, shared, observer)
-    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine)
+        surveyed = workers.survey((*asked.files, *asked.broken, *old), asked.jobs)
+        cases = common(asked, surveyed, catalogue, request.selection, old)
+        new = repository.new(base, request.files, request.folders) if repository else ()
+        unheard = (
+            f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new
+        )
+        cases = replace(cases, untold=(*cases.untold, *unheard))
+        same = same_code(repository, base, cases, catalogue, workers) if repository else ()
+    sides = Sides(codes, device.machine(), cases, shared, observer, same)
+    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine, same)
     return sides
 
 
@@ -110,8 +131,18 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
     pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
     found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
-    label, scenarios = sides.codes["base"].code.label, sides.cases.scenarios
-    evidence = Evidence(label, scenarios, found, broken=sides.cases.broken, shared=sides.shared)
+    cases, scenarios = sides.cases, sides.cases.scenarios
+    evidence = Evidence(
+        sides.codes["base"].code.label,
+        scenarios,
+        found,
+        broken=cases.broken,
+        shared=sides.shared,
+        asked=cases.asked,
+        before=cases.before,
+        untold=cases.untold,
+        same_code=sides.same_code,
+    )
     evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(
         mode="paired",
@@ -120,13 +151,14 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         machine=sides.machine,
         scenarios=scenarios,
         cases=found,
-        findings=findings(evidence),
+        findings=findings(evidence, request.accept),
         seed=seed,
         alpha=_decision.ALPHA,
         started=start.text,
         seconds=time.monotonic() - start.seconds,
         command=request.command,
         advisory=request.advisory,
+        accept=request.accept,
     )
 
 

@@ -24,6 +24,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     margin: float = 0.01,
     noise: Path | None = None,
     advisory: bool = False,
+    accept: tuple[str, ...] = (),
     command: tuple[str, ...] = (),
 ) -> GateRun:
     """Compare two runs, each given with its folder. Processes of the same index make pairs.
@@ -36,7 +37,8 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     refused = () if advisory else differences
     cases = () if refused else tuple(_cases(before, after, margin, noise))
     scenarios = after.header.scenarios
-    evidence = Evidence(str(before_at), scenarios, cases, after.limits)
+    old = before.header.scenarios
+    evidence = Evidence(str(before_at), scenarios, cases, after.limits, asked=scenarios, before=old)
     notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in differences)
     return GateRun(
         mode="stored",
@@ -45,7 +47,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         machine=after.header.machine,
         scenarios=scenarios,
         cases=cases,
-        findings=() if refused else (*findings(evidence), *notes),
+        findings=() if refused else (*findings(evidence, accept), *notes),
         seed=None,
         alpha=_decision.ALPHA,
         started=start.text,
@@ -53,6 +55,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         command=command,
         advisory=advisory,
         refused=refused,
+        accept=accept,
     )
 
 

@@ -29,33 +29,36 @@ _GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_P
 class Checkout:
     """A code that can be measured. root: the folder with its package, None for the installation that runs.
 
-    plugins: its own files with more ops.
+    plugins: its own files with more ops. folder: where all of it lies.
     """
 
     code: Revision
     root: Path | None
     plugins: tuple[Path, ...]
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The git repository with the code to compare: the harness itself, or else the user's own ops."""
+    """The git repository with the code to compare: that of the user's ops and scenarios, or of the harness itself."""
 
     top: Path
     plugins: tuple[Path, ...]
 
     @classmethod
-    def find(cls, plugins: Sequence[Path]) -> Repository:
-        """The repository that the harness lies in; if it was installed, the one that the plug-ins lie in.
+    def find(cls, plugins: Sequence[Path], scenarios: Sequence[Path] = ()) -> Repository:
+        """The repository that the plug-ins lie in; without any, that of the scenarios; for bundled ones the harness's.
 
-        Raises UsageError if there is none.
+        The harness may be installed from a repository too, as editable installs are, which isn't the user's. Raises
+        UsageError if there is none.
         """
         files = tuple(plugin.resolve() for plugin in plugins)
-        homes = [_top(file) for file in (Path(source.__file__).resolve(), *files)]
-        top = next(filter(None, homes), None)
+        bundled = paths.data("scenarios").resolve()
+        theirs = [file for file in map(Path.resolve, scenarios) if not file.is_relative_to(bundled)]
+        top = next(filter(None, map(_around, (*files, *theirs))), None) or _top(Path(source.__file__).resolve())
         if top is None:
             raise UsageError(
-                "--base needs a git checkout, and neither the harness nor a file of --ops lies in one",
+                "--base needs a git checkout, and neither a file of --ops, nor a scenario, nor the harness lies in one",
                 "clone the harness's repository and 'pip install -e' it, or judge stored runs: harness gate REF RUN",
             )
         return cls(top, files)
@@ -70,8 +73,40 @@ class Repository:
         """The code that runs now."""
         root = None if self.package is None else self.top / self.package
         changed = _git(self.top, "status", "--porcelain", "--", *self._judged())
-        code = Revision("the working tree", self.commit("HEAD"), bool(changed), source.digest(self.plugins, root))
-        return Checkout(code, root, self.plugins)
+        digest = source.digest(self.plugins, root)
+        code = Revision("the working tree", self.commit("HEAD"), bool(changed), digest, str(self.top))
+        return Checkout(code, root, self.plugins, self.top)
+
+    def old(self, base: Checkout, scenarios: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
+        """The base's own revision of the scenario files and of all files in the folders, as far as it has them.
+
+        A file outside the repository is the same for both sides.
+        """
+        files = [self._moved(file.resolve(), base) for file in scenarios]
+        inside = [self._moved(folder.resolve(), base).glob("*.yaml") for folder in folders]
+        return tuple(file for file in dict.fromkeys((*files, *itertools.chain(*inside))) if file.is_file())
+
+    def new(self, base: Checkout, scenarios: Sequence[Path], folders: Sequence[Path]) -> tuple[Path, ...]:
+        """Scenario files that the base lacks. In a folder that was named they may be new: its old files are asked."""
+        named = [file for file in scenarios if file.resolve().parent not in {folder.resolve() for folder in folders}]
+        return tuple(file for file in named if not self._moved(file.resolve(), base).is_file())
+
+    def belonging(self, files: Sequence[str]) -> list[str]:
+        """Those of the files that are code of this repository, by their paths in it.
+
+        Whatever git doesn't ignore belongs to it, and so do libraries, which a build puts beside the sources.
+        """
+        inside = {file: str(Path(file).relative_to(self.top)) for file in files if Path(file).is_relative_to(self.top)}
+        listed = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inside.values()]
+        known = set(_git(self.top, *listed).split("\0")) if inside else set()
+        # A module that was installed from the repository lies elsewhere.
+        return [inside.get(f, f) for f in files if f not in inside or inside[f] in known or f.endswith(".so")]
+
+    def _moved(self, file: Path, base: Checkout) -> Path:
+        """The file of the base's revision in place of that of the working tree."""
+        if base.folder is None or not file.is_relative_to(self.top):
+            return file
+        return base.folder / file.relative_to(self.top)
 
     def commit(self, rev: str) -> str:
         """The full hash of a revision. Raises UsageError if there is no such revision here."""
@@ -107,7 +142,8 @@ class Repository:
         # A plug-in outside the repository is the same on both sides. Cases of one that the revision lacks are new.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
-        return Checkout(Revision(rev, commit, False, source.digest(plugins, root)), root, plugins)
+        code = Revision(rev, commit, False, source.digest(plugins, root), str(self.top))
+        return Checkout(code, root, plugins, folder)
 
     def _judged(self) -> list[str]:
         """The paths of the code to compare, as git takes them."""
@@ -148,9 +184,15 @@ def _open(file: Path) -> IO[str]:
 
 def _top(file: Path) -> Path | None:
     """The top of the repository that tracks the file, if there is one. Raises UsageError if git refuses to read it."""
+    # A package installed below somebody's project doesn't belong to it. source.revision does the same.
+    return _around(file, "ls-files", "--error-unmatch", file.name)
+
+
+def _around(file: Path, *first: str) -> Path | None:
+    """The top of the repository around a file, tracked or not; None if there is none, or the command `first` fails."""
     try:
-        # A package installed below somebody's project doesn't belong to it. source.revision does the same.
-        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        if first:
+            _git(file.parent, *first)
         return Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
     except UsageError as error:
         if _FOREIGN in error.message:

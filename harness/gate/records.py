@@ -18,9 +18,9 @@ SCHEMA = 2
 Stage = Literal["screen", "confirm"]
 Side = Literal["base", "now"]
 Outcome = Literal["ok", "improved", "regressed", "inconclusive"]
-Severity = Literal["failure", "undecided", "environment", "note"]
-GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "note")
-"""Severities, the gravest first."""
+Severity = Literal["failure", "undecided", "environment", "accepted", "note"]
+GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "accepted", "note")
+"""Severities, the gravest first. accepted: a failure or an undecided finding that the user accepts with --accept."""
 
 
 def share(change: float) -> float:
@@ -153,19 +153,24 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """One side of the comparison. label: what the user called it; digest: hash over kernels, ops and harness files."""
+    """One side of the comparison. label: what the user called it; digest: hash over kernels, ops and harness files.
+
+    repository: the folder of the git repository whose revision it is; empty for a stored run.
+    """
 
     label: str
     revision: str
     dirty: bool
     digest: str
+    repository: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class GateRun:
     """A gate run as `gate.json` holds it. seconds: wall-clock, from the start of the command.
 
-    refused: what differs between two stored runs; empty if they may be compared, or with --advisory.
+    refused: what differs between two stored runs; empty if they may be compared, or with --advisory. accept: the rules
+    that --accept names.
     """
 
     mode: Literal["paired", "stored"]
@@ -182,6 +187,7 @@ class GateRun:
     command: tuple[str, ...] = ()
     advisory: bool = False
     refused: tuple[str, ...] = ()
+    accept: tuple[str, ...] = ()
     schema: int = SCHEMA
 
     @property

@@ -6,11 +6,12 @@ import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
 from harness.discover import discover
-from harness.errors import UsageError, nearest
+from harness.errors import NO_EXIT, UsageError, nearest
 from harness.ops.sheet import Op
 
 
@@ -22,7 +23,8 @@ class Catalogue(Mapping[str, Op]):
         for module in discover("harness.ops", ["OP"], nested=True).values():
             self._add(module, Path(module.__file__ or ""))
         for entry in importlib.metadata.entry_points(group="harness.ops"):
-            module = entry.load()
+            with _loading(f"entry point '{entry.name}' ({entry.value})"):
+                module = entry.load()
             self._add(module, Path(module.__file__ or entry.value))
         for file in plugins:
             self._add(_load_file(file), file)
@@ -58,8 +60,19 @@ def _load_file(file: Path) -> ModuleType:
         raise UsageError(f"{file}: not a Python file", "--ops takes a .py file that defines an op")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
-    try:
+    with _loading(str(file)):
         spec.loader.exec_module(module)
-    except Exception as error:
-        raise UsageError(f"{file}: {type(error).__name__}: {error}", "the plug-in raised while being loaded") from error
     return module
+
+
+@contextmanager
+def _loading(what: str) -> Iterator[None]:
+    """Raises UsageError, which names the plug-in, in place of whatever it raises, sys.exit included. Ctrl-C passes."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # With the exit code of a plug-in, a command that has measured nothing would look passed.
+        advice = "the plug-in raised while being loaded" if isinstance(error, Exception) else NO_EXIT
+        raise UsageError(f"{what}: {type(error).__name__}: {error}", advice) from error

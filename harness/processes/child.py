@@ -15,13 +15,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import harness
 from harness import devices, limits, measure, ranks, scenario
 from harness.errors import HarnessError, UsageError, described
-from harness.model import Case, Job, Measurement
+from harness.model import Case, Measurement
 from harness.ops import Catalogue
 from harness.processes.messages import (
     VERSION,
@@ -40,6 +41,7 @@ from harness.processes.messages import (
     decode_question,
     encode,
 )
+from harness.processes.used import UsedFiles
 
 _PR_SET_PDEATHSIG = 1
 
@@ -49,8 +51,10 @@ class Worker:
 
     def __init__(self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None]) -> None:
         self._device = devices.kinds()[devices.choose(device)]
+        self._plugins = tuple(plugins)
         self._ops = Catalogue(plugins)
         self._send = send
+        self._watched: UsedFiles | None = None
         # Imported now, so that 'ready' is true and no case pays for the import. It doesn't touch the device: the gate
         # starts this process while another one measures. Nearly all that the import makes stays, so a search for
         # garbage meanwhile would only take time: a quarter of the whole.
@@ -73,17 +77,29 @@ class Worker:
                 return LimitsMeasured(limits.ready(self._device, needs, fresh, self._progress))
             case MeasureLimitsAgain(start):
                 return LimitsMeasured(limits.again(self._device, start))
-            case SurveyCode(files, jobs):
+            case SurveyCode(files, jobs, top):
                 known = tuple(job.case.id for job in jobs if self._knows(job.case))
-                return Surveyed(tuple(self._jobs(Path(file)) for file in files), known)
+                plans = [self._plan(Path(file)) for file in files]
+                asked = tuple(plan.jobs if plan else None for plan in plans)
+                return Surveyed(asked, known, tuple(plan.scenarios if plan else () for plan in plans), self._used(top))
 
-    def _jobs(self, file: Path) -> tuple[Job, ...] | None:
+    def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file."""
         try:
             definitions = scenario.load([file], self._ops)
-            return scenario.plan(definitions, self._ops, scenario.Selection(self._device.kind)).jobs
+            return scenario.plan(definitions, self._ops, scenario.Selection(self._device.kind))
         except UsageError:
             return None
+
+    def _used(self, top: str) -> tuple[str, ...]:
+        """Files below `top` that this process has used since it was first asked for them."""
+        if top and self._watched is None:
+            self._watched = UsedFiles(Path(top))
+            # A plug-in may read its sources while it is loaded, so it is loaded once more. What can't be done twice,
+            # such as adding a metric, was done before.
+            with suppress(HarnessError):
+                Catalogue(self._plugins)
+        return self._watched.so_far() if top and self._watched else ()
 
     def _knows(self, case: Case) -> bool:
         """Whether this code can measure the case: it may have another op of that name, or none."""
@@ -153,7 +169,7 @@ def _serve(worker: Worker, question: Question, send: Callable[[Reply], None]) ->
         send(worker.answer(question))
     except HarnessError:
         raise
-    except Exception as error:
+    except BaseException as error:  # also SystemExit: a variant that calls sys.exit(0) has crashed
         traceback.print_exc()
         if isinstance(question, Measure):
             send(Measured(_crashed(question.job.case, question.process, described(error)), leaving=True))

@@ -14,7 +14,7 @@ from pydantic import Field, TypeAdapter
 from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
-from harness.model import Job, Limits, Measurement
+from harness.model import Job, Limits, Measurement, Scenario
 
 VERSION = 2
 """Version of these messages and of the records in them. `version1.py` translates the one before."""
@@ -58,10 +58,14 @@ class MeasureLimitsAgain(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class SurveyCode(_Numbered):
-    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know."""
+    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know.
 
-    files: tuple[str, ...]
+    top: a folder whose files the process notes from now on, if it uses them; empty for none.
+    """
+
+    files: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
+    top: str = ""
     kind: Literal["survey"] = "survey"
 
 
@@ -108,11 +112,14 @@ class Surveyed(_Numbered):
     """Answers `SurveyCode`.
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
-    this code can measure.
+    this code can measure. scenarios: those of each file, with their floors and roles; an earlier harness tells none.
+    used: files of the folder `top` that the process has used.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
     known: tuple[str, ...]
+    scenarios: tuple[tuple[Scenario, ...], ...] = ()
+    used: tuple[str, ...] = ()
     kind: Literal["surveyed"] = "surveyed"
 
 

@@ -70,14 +70,16 @@ class Workers:
         """The limits that the start of a run measured, with `end` filled in. Raises as `limits` does."""
         return self._limits(MeasureLimitsAgain(start), report)
 
-    def survey(self, files: Sequence[Path], jobs: Sequence[Job]) -> Surveyed:
+    def survey(self, files: Sequence[Path] = (), jobs: Sequence[Job] = (), top: Path | None = None) -> Surveyed:
         """The jobs of each scenario file as this code understands it, and which of `jobs` it knows.
 
-        Raises as `limits` does.
+        top: a folder; the answer names its files that the process has used since it was first asked for them. Raises as
+        `limits` does.
         """
         team = self._ready(1)
+        question = SurveyCode(tuple(map(str, files)), tuple(jobs), str(top or ""))
         try:
-            return team.ask(SurveyCode(tuple(map(str, files)), tuple(jobs)), Surveyed, _SURVEY_LIMIT)[0]
+            return team.ask(question, Surveyed, _SURVEY_LIMIT)[0]
         except LostError as lost:
             self._team = None
             raise MachineError(f"the scenarios can't be read: {lost.text}", "run 'harness env'") from lost

@@ -48,7 +48,9 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: S
 
     shown = _older.without_false_warnings(run)
     with into(folder):
-        return write_all([found[name] for name in formats or found], lambda each: each.write(shown, folder, notes))
+        return write_all(
+            {name: found[name] for name in formats or found}, lambda each: each.write(shown, folder, notes)
+        )
 
 
 def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from harness.errors import described
+from harness.errors import described, without_exit
 
 Format = TypeVar("Format")
 
 
-def write_all(formats: Iterable[Format], write: Callable[[Format], list[Path]]) -> list[Path]:
+def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path]]) -> list[Path]:
     """Write each format: first those that write texts, then those that draw pictures. Gives the paths written.
 
-    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning.
+    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. Raises
+    UsageError for a format that ends the process.
     """
-    every = list(formats)
-    texts = [path for each in every if not _draws(each) for path in write(each)]
-    pictures = [path for each in every if _draws(each) for path in drawn("the pictures", write, each)]
-    return texts + pictures
+
+    def one(name: str) -> list[Path]:
+        with without_exit(f"report format '{name}'"):
+            return write(formats[name])
+
+    drawing = [name for name, each in formats.items() if _draws(each)]
+    texts = [path for name in formats if name not in drawing for path in one(name)]
+    return texts + [path for name in drawing for path in drawn("the pictures", one, name)]
 
 
 def drawn(name: str, draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:

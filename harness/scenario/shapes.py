@@ -206,7 +206,9 @@ def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequen
     try:
         bytes_ = [(tensor.name, tensor.bytes(setting.values, dtype)) for tensor in tensors for dtype in dtypes]
         works = [op.work_of(setting.values, dtype) for dtype in dtypes]
-    except Exception as error:  # the op may be a plug-in, whose functions raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the op may be a plug-in, whose functions raise anything, SystemExit too
         reason = str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
         yield f"op '{op.name}' can't have this shape: {reason}"
         return

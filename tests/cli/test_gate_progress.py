@@ -6,6 +6,7 @@ import io
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import typer
@@ -38,6 +39,18 @@ def test_the_first_line_says_what_is_compared_with_what(tell: Callable[..., tupl
     _, drawn = tell()
     expected = "comparing the working tree (fedcba9876, changed) with main (0123456789): 12 cases on A processor\n"
     assert drawn.getvalue() == expected
+
+
+def test_the_repository_is_named_and_so_is_what_is_not_compared(
+    tell: Callable[..., tuple[Teller, io.StringIO]], machine: Machine
+) -> None:
+    teller, drawn = tell()
+    same = replace(BASE, digest=NOW.digest, repository="/home/me/mykern")
+    teller.comparing(same, NOW, 1, machine, ("src/mykern/__init__.py",))
+    *_, first, second = drawn.getvalue().splitlines()
+    assert first.endswith("with main (0123456789) in /home/me/mykern: 1 case on A processor")
+    # "both have the same code" would say that nothing can differ.
+    assert second == "not compared, since both sides use the same files: src/mykern/__init__.py"
 
 
 def test_identical_code_and_a_commit_as_its_own_name_are_told(

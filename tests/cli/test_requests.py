@@ -78,6 +78,8 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         (["gate", "--base=HEAD", "quick", "--device=gpu"], "error: no device named 'gpu'"),
         (["gate", "--base=HEAD", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
         (["gate", "--base=HEAD", "quick", "--margin=2"], "'2' isn't between 0 and 1"),
+        (["gate", "--base=HEAD", "quick", "--accept=flor"], "did you mean 'floor'?"),
+        (["gate", "before", "after", "--accept=slower"], "--accept slower: there is no finding of this name to accept"),
         (["gate", "calibrate", "quick", "--blocks=0"], "--blocks"),
     ],
     ids=" ".join,
@@ -113,6 +115,32 @@ def test_a_plugin_that_raises_is_named(tmp_path: Path) -> None:
     result = invoke("run", "quick", "--ops", plugin)
     assert result.exit_code == 2
     assert result.stderr.startswith(f"error: {plugin}: ZeroDivisionError: division by zero\n")
+
+
+@pytest.mark.parametrize("command", [["run", "quick"], ["gate", "quick", "--base=HEAD"]], ids="".join)
+def test_a_plugin_that_calls_sys_exit_does_not_end_the_command_with_its_code(
+    tmp_path: Path, command: list[str]
+) -> None:
+    plugin = tmp_path / "leaving.py"
+    plugin.write_text("import sys\nsys.exit(0)\n")
+    result = invoke(*command, "--device=cpu", "--ops", plugin)
+    assert result.exit_code == 2, result.output
+    assert f"{plugin}: SystemExit: 0" in result.stderr
+
+
+@pytest.mark.parametrize(("raised", "code"), [(SystemExit(0), 2), (GeneratorExit(), 70)])
+def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
+    raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def leave() -> None:
+        raise raised
+
+    monkeypatch.setattr("harness.cli.listing._ops", leave)
+    monkeypatch.setattr("sys.argv", ["harness", "list", "ops"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == code
+    assert type(raised).__name__ in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_refused(harness: Harness) -> None:

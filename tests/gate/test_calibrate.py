@@ -55,7 +55,7 @@ def calibrate(
         jobs = {"base": (both,), "now": (both, alone)} if request.files else {"base": (), "now": (alone,)}
         return Sides(codes, machine, Cases((), jobs), "", observer)
 
-    monkeypatch.setattr(Repository, "find", lambda plugins: FakeRepository())
+    monkeypatch.setattr(Repository, "find", lambda *_: FakeRepository())
     monkeypatch.setattr(_calibrate, "prepare", prepare)
     monkeypatch.setattr(_calibrate, "run", run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,7 @@ def test_the_librarys_variants_are_left_out_where_nobody_listed_them(catalogue: 
         ("variants: [eager, tuned]\n", CUDA, {"eager", "tuned"}),
         ("expect: {tuned: {speedup: 1.1}}\n", CUDA, {"eager", *OURS}),
         ("expect: {tuned: {of_ceiling: 0.9}}\n", CUDA, {*OURS}),
+        ("expect: {compile: {of_ceiling: 0.9}}\n", CUDA, {"compile", *OURS}),
         ("", Selection("cuda", only=("prelu/eager/*",)), {"eager"}),
         ("", Selection("cpu"), {"eager", "compile"}),
     ],
@@ -149,6 +151,28 @@ def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, writ
     [broken] = cases.broken
     assert broken.file == str(bad)
     assert "no op is named 'gone'" in broken.problems[0].message
+
+
+def test_the_base_s_own_scenario_is_asked_too(catalogue: Catalogue, write: Write) -> None:
+    """A document that was dropped together with its op, a smaller shape, a role that the op has changed."""
+    file, old = write(PRELU), Path("/base/mine.yaml")
+    gone = Job(Case("dropped", "eager", "float32", (("N", 8),)))
+    roles = Scenario("mine", "t", "dropped", (gone.case.id,), roles=(("eager", "ours"),))
+    larger = Job(replace(job("tuned").case, shape=(("N", 64), ("C", 64), ("H", 56), ("W", 56))))
+    base = Surveyed(((job("tuned"),), (job("tuned"), larger, gone)), (job("tuned").case.id,), ((), (roles,)))
+    asked = _cases.wanted([file], catalogue, CUDA)
+    cases = _cases.common(asked, base, catalogue, CUDA, [old])
+    assert [j.case.id for j in cases.jobs["base"]] == [job("tuned").case.id, larger.case.id, gone.case.id]
+    assert (cases.before, cases.untold) == ((roles,), ())
+    assert cases.asked == asked.every
+
+
+def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write) -> None:
+    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
+    [unread] = _cases.common(asked, Surveyed(((), None), (), ((), ())), catalogue, CUDA, [Path("old.yaml")]).untold
+    assert "can't load its own old.yaml" in unread
+    [silent] = _cases.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
+    assert "too old to tell the floors" in silent
 
 
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:

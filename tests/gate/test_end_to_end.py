@@ -6,12 +6,13 @@ Each measuring process imports torch, which takes seconds. So one gate run serve
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -77,7 +78,12 @@ _decision.SCREEN_PAIRS = _decision.LEAST_PAIRS = 2
 _decision.CONFIRM_PAIRS, _decision.LOOKS, _decision.LOOK_ALPHAS = 2, 1, (0.2,)
 app(sys.argv[1:], prog_name="harness")
 """
-ON_CPU = ["--device=cpu", f"--ops={SMALL}", "--precision=0.05", "--max-time=0.05"]
+# A scenario file of two documents. The working tree drops the second one together with its op, makes the shape of the
+# first one smaller, and lowers its floor.
+HELD = SCENARIO + "expect: {{plain: {{bandwidth: 2.0}}}}\n"
+TWO = f"{HELD.format(name='steady')}---\n{SCENARIO.format(name='dropped')}"
+LESS = HELD.format(name="steady").replace("2.0", "1.0").replace("{N: 2**14}", "{N: 2**14}, {N: 2**13}")
+ON_CPU = ["--device=cpu", "--ops=plugins/small.py", "--precision=0.05", "--max-time=0.05"]
 MARGIN = "--margin=60%"
 # Other work on the machine may halve a speed for a while. So wide a margin spares the identical code its confirmation.
 WIDE = "--margin=99.9%"
@@ -110,9 +116,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "kernels" / "access" / "copy.cu").write_text("// nothing is compiled here\n")
     (root / "scenarios").mkdir()
     (root / ".gitignore").write_text("__pycache__/\n/reports/\n")
-    for name in ("steady", "changed", "removed"):
+    (root / "plugins").mkdir()
+    shutil.copy(SMALL, root / "plugins")
+    for name in ("steady", "changed", "removed", "dropped"):
         write_op(root, name, more=OTHER)
         (root / "scenarios" / f"{name}.yaml").write_text(SCENARIO.format(name=name))
+    (root / "scenarios" / "steady.yaml").write_text(TWO.replace("{N: 2**14}", "{N: 2**14}, {N: 2**15}", 1))
     git(root, "init", "--quiet", "--initial-branch=main")
     git(root, "add", ".")
     git(root, "commit", "--quiet", "--message=first")
@@ -125,21 +134,21 @@ def repository(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "repository"))
 
 
-def environment(root: Path) -> dict[str, str]:
+def environment(root: Path, *paths: Path) -> dict[str, str]:
     # With more threads than free processors a kernel waits for the scheduler a hundred times longer than it runs.
     return os.environ | {
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": os.pathsep.join(map(str, paths or (root,))),
         "HARNESS_CACHE": str(root.parent / "cache"),
         "OMP_NUM_THREADS": "1",
     }
 
 
-def run_gate(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `harness gate` in the repository, with few pairs."""
+def run_gate(repository: Path, *arguments: str, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
+    """Run `harness gate` in the repository, with few pairs. paths: where packages are, if not there."""
     return subprocess.run(
         [sys.executable, "-c", FEW_PAIRS, "gate", *arguments],
         cwd=repository,
-        env=environment(repository),
+        env=environment(repository, *paths),
         capture_output=True,
         text=True,
         check=False,
@@ -165,10 +174,13 @@ class Compared:
 def compared(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """A working tree with everything that a change can do, and what the gate says of it."""
     repository = Path(shutil.copytree(original, tmp_path_factory.mktemp("compared") / "repository"))
-    write_op(repository, "changed", passes=50)  # slower, and the variant `other` is gone
+    write_op(repository, "changed", passes=500)  # slower, and the variant `other` is gone
     write_op(repository, "steady", more=LEANER)
-    (repository / "harness" / "ops" / "access" / "removed.py").unlink()
-    done = run_gate(repository, "--base=main", "steady", "changed", "removed", *ON_CPU, MARGIN, "--output=out")
+    (repository / "scenarios" / "steady.yaml").write_text(LESS)
+    for name in ("removed", "dropped"):
+        (repository / "harness" / "ops" / "access" / f"{name}.py").unlink()
+    scenarios = ("steady", "changed", "removed")
+    done = run_gate(repository, "--base=main", *scenarios, *ON_CPU, MARGIN, "--accept=scenario", "--output=out")
     assert (repository / "out" / "gate.json").is_file(), done.stderr
     return Compared(done, store.parse(GateRun, (repository / "out" / "gate.json").read_bytes()))
 
@@ -177,17 +189,36 @@ def outcomes(run: GateRun) -> dict[str, str]:
     return {f"{e.case.op}/{e.case.variant}": e.decision.outcome for e in run.cases if e.decision}
 
 
-def test_the_same_code_passes(repository: Path, gate: Gate) -> None:
-    done = gate("--base=HEAD", "steady", *ON_CPU, WIDE, "--only=*/plain/*", "--output=out", "--seed=7")
+def test_code_that_both_sides_import_is_named_and_passes_only_if_that_is_accepted(
+    tmp_path: Path,
+) -> None:
+    """A repository of a user, with a package that both sides import, measured with a harness of another repository."""
+    mine = tmp_path / "mykern"
+    (mine / "src" / "mykern").mkdir(parents=True)
+    (mine / "src" / "mykern" / "__init__.py").write_text("def twice(x, y):\n    return y.copy_(2 * x)\n")
+    op = OP.format(name="mine", passes=1).replace("    import torch\n", "    import mykern\n")
+    (mine / "mine.py").write_text(op.replace("torch.mul(t.x, 2, out=t.y)", "mykern.twice(t.x, t.y)"))
+    (mine / "mine.yaml").write_text(SCENARIO.format(name="mine"))
+    (mine / "plugins").mkdir()
+    shutil.copy(SMALL, mine / "plugins")
+    git(mine, "init", "--quiet", "--initial-branch=trunk")
+    git(mine, "add", ".")
+    git(mine, "commit", "--quiet", "--message=first")
+    asked = ["--base=trunk", "mine.yaml", "--ops=mine.py", *ON_CPU, WIDE, "--accept=code", "--output=out", "--seed=7"]
+    done = run_gate(mine, *asked, paths=(ROOT, mine / "src"))
     assert done.returncode == 0, done.stderr
-    assert "comparing the working tree" in done.stderr.splitlines()[0]
-    assert "both have the same code" in done.stderr.splitlines()[1]
-    run = store.parse(GateRun, (repository / "out" / "gate.json").read_bytes())
+    first, second = done.stderr.splitlines()[:2]
+    assert re.fullmatch(rf"comparing the working tree \(\w+\) with trunk \(\w+\) in {mine}: 1 case on .+", first)
+    assert second == "not compared, since both sides use the same files: src/mykern/__init__.py"
+    run = store.parse(GateRun, (mine / "out" / "gate.json").read_bytes())
     assert set(outcomes(run).values()) <= {"ok", "improved"}
     assert run.base.digest == run.now.digest
-    assert (run.seed, run.base.label, run.now.dirty) == (7, "HEAD", False)
-    assert git(repository, "worktree", "list").count("\n") == 1
-    assert not list((repository.parent / "cache" / "worktrees").glob("*/base"))
+    assert (run.seed, run.base.label, run.base.repository, run.now.dirty) == (7, "trunk", str(mine), False)
+    [code] = [finding for finding in run.findings if finding.rule == "code"]
+    assert (code.severity, code.message.endswith(": src/mykern/__init__.py")) == ("accepted", True)
+    assert "accepted with --accept: code (1 finding)" in " ".join(done.stdout.split())
+    assert git(mine, "worktree", "list").count("\n") == 1
+    assert not list((tmp_path / "cache" / "worktrees").glob("*/base"))
 
 
 def test_a_slower_op_fails_and_a_steady_one_does_not(compared: Compared) -> None:
@@ -200,13 +231,35 @@ def test_a_slower_op_fails_and_a_steady_one_does_not(compared: Compared) -> None
 
 
 def test_what_is_gone_fails_and_what_is_new_is_a_note(compared: Compared) -> None:
-    missing = [f for f in compared.run.findings if f.rule == "missing" and f.case]
-    told = {f"{f.case.op}/{f.case.variant}": f.severity for f in missing if f.case}
-    assert told == {"changed/other": "failure", "steady/other": "failure", "steady/leaner": "note"}
+    missing = [finding for finding in compared.run.findings if finding.rule == "missing" and finding.case]
+    assert {finding.severity for finding in missing} == {"failure"}
+    assert {finding.case.id.replace("/float32/N", " ") for finding in missing if finding.case} == {
+        "changed/other 16384",
+        *(f"steady/other {n}" for n in (8192, 16384, 32768)),
+        "steady/plain 32768",  # a smaller shape stands in its place
+        *(f"dropped/{variant} 16384" for variant in ("plain", "other")),  # gone: its document together with its op
+        *(f"removed/{variant} 16384" for variant in ("plain", "other")),  # gone: its op; its document is there
+    }
+    new = [f.case.variant for f in compared.run.findings if f.rule == "uncompared" and f.case]
+    assert new == ["leaner", "leaner"]
+
+
+def test_a_lowered_floor_fails_unless_it_is_accepted_which_every_output_says(compared: Compared) -> None:
+    [lower] = [finding for finding in compared.run.findings if finding.rule == "scenario"]
+    assert lower.severity == "accepted"
+    assert "in main, is" in lower.message
+    assert lower.message.endswith("now: steady/plain/float32/N16384")
+    assert compared.run.accept == ("scenario",)
+    assert "accepted (scenario): the floor of effective bandwidth" in " ".join(compared.done.stdout.split())
+    assert "accepted with --accept: scenario (1 finding)" in " ".join(compared.done.stdout.split())
 
 
 def test_a_leaner_variant_leaves_the_work_of_the_others_as_it_was(compared: Compared) -> None:
-    steady = {e.case.variant: e for e in compared.run.cases if e.case.op == "steady"}
+    steady = {
+        e.case.variant: e
+        for e in compared.run.cases
+        if e.case.id.startswith("steady/") and e.case.shape == (("N", 2**14),)
+    }
     works = {m.work for e in (steady["plain"], steady["leaner"]) for m in (*e.base, *e.now)}
     [work] = works
     [traffic] = {m.traffic for m in steady["leaner"].now}

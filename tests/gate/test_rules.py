@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 from harness.errors import UsageError
-from harness.gate import Evidence, _rules, all_rules, findings, rules
+from harness.gate import Evidence, _rules, acceptable, all_rules, check_accept, findings, rules
 from harness.gate.records import CaseEvidence, Finding
 from harness.model import Case
 
@@ -32,6 +34,43 @@ def test_a_file_without_a_judge_is_an_error_that_names_it(tmp_path: Path, monkey
     monkeypatch.setattr(rules, "__path__", [str(tmp_path)])
     with pytest.raises(UsageError, match=r"lenient\.py: defines no judge"):
         all_rules()
+
+
+def test_accepted_findings_stay_and_decide_nothing(evidence: Callable[..., CaseEvidence]) -> None:
+    cases = (evidence("regressed"), evidence(None, now=(), pairs=()))
+    found = findings(Evidence("main", (), cases), ("missing", "work"))
+    assert [(f.rule, f.severity) for f in found][:2] == [("slower", "failure"), ("missing", "accepted")]
+
+
+def test_the_page_about_the_gate_has_every_rule_and_whether_it_may_be_accepted() -> None:
+    text = (Path(rules.__file__ or "").parents[1] / "README.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(\w+)` \|.*\| (.*?) ?\|$", text, re.MULTILINE)
+    assert {name for name, _ in table} == set(all_rules())
+    assert {name for name, accept in table if accept == "yes"} == set(acceptable())
+
+
+def test_what_may_be_accepted_is_said_and_nothing_else_may() -> None:
+    assert set(acceptable()) == {"missing", "uncompared", "floor", "scenario", "work", "timer", "code"}
+    with pytest.raises(UsageError, match="--accept slower: there is no finding of this name to accept"):
+        check_accept(["slower"])
+    with pytest.raises(UsageError) as caught:
+        check_accept(["missing", "flor"])
+    assert caught.value.advice == "did you mean 'floor'?"
+
+
+@pytest.mark.parametrize("raised", [SystemExit(0), GeneratorExit(), typer.Exit(0)], ids=repr)
+@pytest.mark.parametrize("asked", ["judge", "review"])
+def test_a_rule_that_ends_the_program_is_an_error_that_names_it(
+    asked: str, raised: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> Iterator[Finding]:
+        yield Finding("leaving", "note", "before it leaves")
+        raise raised
+
+    rule = SimpleNamespace(**{"judge": lambda _: iter(()), asked: leave})
+    monkeypatch.setattr(_rules, "all_rules", lambda: {"leaving": rule})
+    with pytest.raises(UsageError, match=f"rule 'leaving': .*{type(raised).__name__}"):
+        findings(Evidence("main", (), ()))
 
 
 def test_each_rule_judges_once_and_a_review_sees_what_all_of_them_found(

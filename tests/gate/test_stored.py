@@ -90,11 +90,14 @@ def test_runs_that_differ_are_refused_unless_advisory(make_run: MakeRun, fields:
     assert any(finding.severity == "failure" for finding in allowed.findings)
 
 
-def test_other_work_under_the_same_name_is_a_note_and_times_are_compared(make_run: MakeRun) -> None:
+def test_other_work_under_the_same_name_is_undecided_unless_it_is_accepted(make_run: MakeRun) -> None:
     before = make_run()
     leaner = tuple(replace(m, work=Work(4, 1)) if m.case == TUNED else m for m in before.measurements)
     made = judge(before, replace(before, measurements=leaner))
-    assert (made.exit, made.refused) == (Exit.OK, ())
+    assert (made.exit, made.refused) == (Exit.UNDECIDED, ())
+    accepted = judge(before, replace(before, measurements=leaner), accept=("work",))
+    assert (accepted.exit, accepted.accept) == (Exit.OK, ("work",))
+    assert {f.severity for f in accepted.findings if f.rule == "work"} == {"accepted"}
     [note] = [finding for finding in made.findings if finding.rule == "work"]
     assert note.message.endswith(f"{TUNED.id} (bytes written)")
     found = {found.case.variant: found.decision.estimate for found in made.cases if found.decision}

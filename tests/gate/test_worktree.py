@@ -105,6 +105,81 @@ def test_a_plugin_of_the_repository_has_a_past_too(top: Path, tmp_path: Path) ->
         assert older.plugins == (elsewhere,)
 
 
+def write(file: Path, text: str = "") -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def theirs(top: Path, tmp_path: Path) -> Path:
+    """Another repository than the harness's: a user's, with a plug-in, a package and scenarios, of two commits."""
+    root = tmp_path / "theirs"
+    for name in ("mine.py", "src/mykern/__init__.py", "scenarios/a.yaml", "scenarios/b.yaml", "alone.yaml"):
+        write(root / name, "first")
+    git(tmp_path, "init", "--quiet", "--initial-branch=trunk", str(root))
+    write(root / ".gitignore", "*.so\n/out/\n")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message=first")
+    git(root, "tag", "early")
+    (root / "scenarios" / "b.yaml").unlink()
+    write(root / "scenarios" / "c.yaml", "second")
+    git(root, "add", "--all")
+    git(root, "commit", "--quiet", "--message=second")
+    return root
+
+
+def test_the_base_is_a_revision_of_the_repository_of_ops_and_scenarios(top: Path, theirs: Path, tmp_path: Path) -> None:
+    """The harness was installed from a repository too, with 'pip install -e', which knows other revisions."""
+    outside = write(tmp_path / "lone.yaml")
+    untracked = write(theirs / "new.py", "OP = 4\n")
+    for plugins, scenarios in (
+        ([theirs / "mine.py"], []),
+        ([theirs / "mine.py"], [outside]),
+        ([theirs / "mine.py"], [top / "mine.py"]),
+        ([], [theirs / "alone.yaml"]),
+        ([untracked], []),
+    ):
+        repository = Repository.find(plugins, scenarios)
+        assert (repository.top, repository.package) == (theirs, None)
+    with repository.worktree("early", "base") as base:
+        assert (base.code.repository, base.root, base.plugins) == (str(theirs), None, ())
+    assert repository.working_tree().code.repository == str(theirs)
+    assert Repository.find([], [outside]).top == top
+    with pytest.raises(UsageError, match=f"{theirs}: git knows no revision 'one'"), repository.worktree("one", "base"):
+        pass
+
+
+def test_bundled_scenarios_are_the_harness_s(top: Path, theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where they were installed, in a virtual environment that lies in a user's repository."""
+    bundled = theirs / "venv" / "harness" / "_data" / "scenarios"
+    monkeypatch.setattr("harness.paths.data", lambda name: bundled.parent / name)
+    assert Repository.find([], [write(bundled / "ci.yaml")]).top == top
+
+
+def test_the_base_has_its_own_scenarios(theirs: Path, tmp_path: Path) -> None:
+    outside = write(tmp_path / "lone.yaml")
+    folder = theirs / "scenarios"
+    files = [folder / "a.yaml", folder / "c.yaml", theirs / "alone.yaml", write(theirs / "new.yaml"), outside]
+    repository = Repository.find([theirs / "mine.py"], files)
+    with repository.worktree("early", "base") as base:
+        old = repository.old(base, files, [folder])
+        moved = ("scenarios/a.yaml", "alone.yaml")
+        assert old == (*(base.folder / name for name in moved), outside, base.folder / "scenarios" / "b.yaml")
+        assert repository.new(base, files, [folder]) == (theirs / "new.yaml",)
+        assert repository.new(base, files, []) == (folder / "c.yaml", theirs / "new.yaml")
+
+
+def test_what_git_ignores_is_no_code_of_the_repository_except_libraries(theirs: Path) -> None:
+    inside = ["src/mykern/__init__.py", "new.py", "out/log.txt", "src/mykern/fast.so"]
+    for name in inside[1:]:
+        write(theirs / name)
+    repository = Repository.find([theirs / "mine.py"])
+    found = repository.belonging([*(str(theirs / name) for name in inside), "/usr/lib/site-packages/mykern.py"])
+    assert found == [inside[0], inside[1], inside[3], "/usr/lib/site-packages/mykern.py"]
+    assert repository.belonging([]) == []
+
+
 def test_an_installed_harness_compares_the_repository_of_the_plugins(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,29 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
         ("x = 1\n", "bad.py: defines no op"),
         ("1 / 0\n", "bad.py: ZeroDivisionError: division by zero"),
         ("def f(:\n", "bad.py: SyntaxError"),
+        ("import sys\nsys.exit(0)\n", "bad.py: SystemExit: 0"),
+        ("raise GeneratorExit\n", "bad.py: GeneratorExit"),
         (SHEET.format(name="a") + "OP.variant('v', '')(print)\nOP.variant('v', '')(print)\n", "two variants named 'v'"),
     ],
 )
 def test_a_bad_plugin_is_one_clear_error(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         Catalogue([plugin(tmp_path, "bad", text)])
+
+
+@pytest.mark.parametrize("text", ["import sys\nsys.exit(0)\n", "1 / 0\n"])
+def test_a_bad_entry_point_is_named(tmp_path, monkeypatch, text):
+    plugin(tmp_path, "leaving", text)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("theirs", "leaving", "harness.ops")
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    with pytest.raises(UsageError, match=r"entry point 'theirs' \(leaving\): (SystemExit|ZeroDivisionError)"):
+        Catalogue()
+
+
+def test_ctrl_c_while_a_plugin_is_loaded_is_no_error_of_the_plugin(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        Catalogue([plugin(tmp_path, "slow", "raise KeyboardInterrupt\n")])
 
 
 def test_a_missing_plugin(tmp_path):

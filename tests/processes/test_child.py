@@ -17,7 +17,7 @@ import pytest
 from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
-from harness.model import Case, Job, Limits, StreamPoint
+from harness.model import Case, Job, Limits, Scenario, StreamPoint
 from harness.processes import child, messages
 
 ROOT = Path(store.__file__).parents[2]
@@ -52,6 +52,24 @@ class Bare:
         self.process.kill()
         self.process.communicate()
         self._replies.close()
+
+
+def test_a_variant_that_calls_sys_exit_has_crashed(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its exit code the process would end as one that was told to."""
+    case = Case("fault", "quits", "float32", (("N", 8),), device="cpu")
+    said: list[messages.Reply] = []
+
+    class Quitting:
+        def answer(self, _: messages.Question) -> messages.Reply:
+            sys.exit(0)
+
+    with pytest.raises(SystemExit) as caught:
+        child._serve(Quitting(), messages.Measure(Job(case)), said.append)
+    assert caught.value.code == 1
+    [measured] = said
+    assert (measured.leaving, measured.measurement.status) == (True, "crashed")
+    assert "SystemExit: 0" in measured.measurement.error
+    assert "sys.exit(0)" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +176,8 @@ def test_a_process_tells_what_its_code_knows(worker: Bare, tmp_path: Path) -> No
     [jobs, nothing] = answer.files
     assert nothing is None
     assert {job.case.variant for job in jobs} == {"eager", "compile"}
+    [[scenario], none] = answer.scenarios
+    assert (scenario.op, dict(scenario.roles)["eager"], none, answer.used) == ("copy", "control", (), ())
 
 
 def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
@@ -202,6 +222,7 @@ def test_a_question_is_one_line_and_comes_back_equal(message: messages.Question)
     [
         READY,
         messages.Surveyed((None, ()), ("copy/eager/float32/N8",)),
+        messages.Surveyed((), (), ((Scenario("s", "t", "copy", ("copy/eager/float32/N8",)),),), ("src/mykern.py",)),
         messages.Progress("16 MB", 0.25),
         messages.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
         messages.LimitsMeasured(Limits(), number=4),

@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -41,6 +41,14 @@ def test_an_unknown_format_is_refused_with_the_nearest_before_anything_is_writte
         report.write(run, tmp_path / "run", ["csv", "plot"])
     assert caught.value.advice == "did you mean 'plots'?"
     assert not (tmp_path / "run").exists()
+
+
+def test_a_format_that_calls_sys_exit_is_an_error_that_names_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "every_format", lambda: {"leaving": SimpleNamespace(write=lambda *_: sys.exit(0))})
+    with pytest.raises(UsageError, match="report format 'leaving': SystemExit: 0"):
+        report.write(run, tmp_path, ["leaving"])
 
 
 def test_a_full_disk_is_one_sentence(run: Run, tmp_path: Path) -> None:

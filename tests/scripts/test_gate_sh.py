@@ -55,6 +55,10 @@ def test_scenarios_and_the_folder_can_be_chosen(gate: Callable[..., Done]) -> No
     )
 
 
+def test_what_is_accepted_is_passed_on(gate: Callable[..., Done]) -> None:
+    assert gate("main", GATE_ACCEPT="missing work").stdout.endswith("--accept missing --accept work\n")
+
+
 def test_a_machine_without_noise_floors_is_calibrated_once(gate: Callable[..., Done], tmp_path: Path) -> None:
     gates = "gate ci --base main --output reports/gate --noise n.json\n"
     assert gate("main", GATE_NOISE="n.json").stdout == f"gate calibrate ci --base main --noise n.json.part\n{gates}"

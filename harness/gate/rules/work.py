@@ -1,4 +1,4 @@
-"""Rule: if the work of a case differs between base and now, only its times can be compared."""
+"""Rule: if the work of a case differs between base and now, its times can be compared, but no rate and no floor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from harness.gate._evidence import Evidence
 from harness.gate.records import Finding
 from harness.model import Measurement, Work
 
+ACCEPT = "the work of cases changed, so floors and rates count other work than in the base"
 _MOST_NAMED = 3
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """One note for all cases whose work differs. It says for the first few what differs. It changes no verdict."""
+    """One undecided finding for all cases whose work differs. It says for the first few what differs.
+
+    A case that is said to move more bytes looks faster in every rate, and passes its floors, without being faster.
+    """
     differing: list[str] = []
     for found in evidence.cases:
         before, after = _work(found.base), _work(found.now)
@@ -25,7 +29,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         named = ", ".join(differing[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
         cases = "1 case has" if len(differing) == 1 else f"{len(differing)} cases have"
         message = f"{cases} other work than in {evidence.base}, so only the times were compared: {named}"
-        yield Finding("work", "note", message, "don't compare their bandwidths or rates: those count other work")
+        advice = "don't compare their bandwidths, shares and floors; if the change is meant: --accept work"
+        yield Finding("work", "undecided", message, advice)
 
 
 def _work(measurements: Sequence[Measurement]) -> Work | None:

@@ -55,6 +55,6 @@ def publish(run: GateRun, environ: Mapping[str, str]) -> None:
     sys.stdout.flush()
 
 
-def _formats() -> list[GateFormat]:
+def _formats() -> dict[str, GateFormat]:
     """Raises UsageError for a file that lacks what a format must have."""
-    return [cast(GateFormat, module) for module in discover(f"{__name__}.formats", ["write"]).values()]
+    return {name: cast(GateFormat, module) for name, module in discover(f"{__name__}.formats", ["write"]).items()}

@@ -15,12 +15,12 @@ from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
 STAGES: tuple[Stage, ...] = ("screen", "confirm")
 MEANINGS = {
     Exit.OK: ("passed", "no case of ours lost more than its margin"),
-    Exit.GATE_FAILED: ("FAILED", "a case is slower, below its floor, or missing"),
-    Exit.UNDECIDED: ("undecided", "the pairs don't decide whether a case lost more than its margin"),
+    Exit.GATE_FAILED: ("FAILED", "a case is slower, wrong, below its floor, or missing, or the scenario asks for less"),
+    Exit.UNDECIDED: ("undecided", "there isn't enough evidence that no case lost more than its margin"),
     Exit.ENVIRONMENT: ("not valid", "the machine can't give valid numbers, or the runs can't be compared"),
 }
 KINDS: dict[Severity, Kind] = {
-    "environment": "environment", "failure": "failure", "undecided": "undecided", "note": "",
+    "environment": "environment", "failure": "failure", "undecided": "undecided", "accepted": "undecided", "note": "",
 }  # fmt: skip
 _REVISION = 12  # digits: as many as tell revisions apart in any repository
 
@@ -64,10 +64,12 @@ def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
 def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:
     decision = evidence.decision
     # The outcome already says what the rule `slower` found.
-    rules = [f.rule for f in about if f.severity != "note" and (f.rule != "slower" or decision is None)]
+    rules = [f.rule for f in about if KINDS[f.severity] and (f.rule != "slower" or decision is None)]
+    accepted = {f.rule for f in about if f.severity == "accepted"}
+    names = [f"{rule} (accepted)" if rule in accepted else rule for rule in dict.fromkeys(rules)]
     # An 'ok' beside the name of a rule that fails the case would mislead.
     outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
-    words = " + ".join([*outcomes, *dict.fromkeys(rules)]) or "not compared"
+    words = " + ".join([*outcomes, *names]) or "not compared"
     return CaseRow(evidence, about, f"{words} (control)" if evidence.control else words)
 
 
@@ -101,7 +103,7 @@ def _kind(row: CaseRow) -> Kind:
 
 def told(finding: Finding) -> str:
     """A finding as a sentence on one line: what it is about, what was found, what to do."""
-    about = f"{finding.case.id}: " if finding.case else ""
+    about = ("accepted: " if finding.severity == "accepted" else "") + (f"{finding.case.id}: " if finding.case else "")
     return " ".join(f"{about}{finding.message}{f'; {finding.advice}' if finding.advice else ''}".split())
 
 
@@ -118,7 +120,14 @@ def ending(run: GateRun) -> tuple[str, str]:
     if run.advisory:
         strict = replace(run, advisory=False).exit
         meaning = f"with --advisory it never fails; without, the exit code would be {strict:d}, {MEANINGS[strict][0]}"
-    return word, meaning
+    return word, f"{meaning}{accepted(run)}"
+
+
+def accepted(run: GateRun) -> str:
+    """What --accept lets pass, as the end of a sentence: '; accepted: missing (2 findings), work (none)'."""
+    counts = Counter(finding.rule for finding in run.findings if finding.severity == "accepted")
+    told = [f"{rule} ({plural(counts[rule], 'finding') if counts[rule] else 'none found'})" for rule in run.accept]
+    return f"; accepted with --accept: {', '.join(told)}" if told else ""
 
 
 def revision(side: Revision) -> str:

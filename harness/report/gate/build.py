@@ -57,6 +57,7 @@ def _method(run: GateRun) -> Iterator[Block]:
 def _facts(run: GateRun) -> Facts:
     machine = run.machine
     facts = {
+        **({"repository": run.now.repository} if run.now.repository else {}),
         "base": revision(run.base),
         "now": revision(run.now),
         "code": f"{run.base.digest[:_DIGEST]}, now {run.now.digest[:_DIGEST]}",
@@ -77,9 +78,9 @@ def screen(run: GateRun) -> Page:
     """The table, worst first, then the findings, then one line that says how it ended."""
     blocks: list[Block] = [table(rows(run))] if run.cases else []
     blocks.append(Section("", tuple(_told(run))))
-    return Page(
-        "", (Section(f"{revision(run.base)} against {revision(run.now)}, on {run.machine.name}", tuple(blocks)),)
-    )
+    where = f", in {run.now.repository}" if run.now.repository else ""
+    heading = f"{revision(run.base)} against {revision(run.now)}{where}, on {run.machine.name}"
+    return Page("", (Section(heading, tuple(blocks)),))
 
 
 def _told(run: GateRun) -> Iterator[Note]:

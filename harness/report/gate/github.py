@@ -15,7 +15,9 @@ _LONGEST = 4000  # characters of a message; past some limit GitHub cuts or drops
 
 
 def lines(run: GateRun) -> list[str]:
-    """At most MOST errors (failures, a machine that can't tell) and MOST warnings (undecided); notes aren't annotated.
+    """At most MOST errors (failures, a machine that can't tell) and MOST warnings (undecided, accepted).
+
+    Notes aren't annotated.
 
     Under --advisory there are warnings only.
     """
@@ -24,7 +26,8 @@ def lines(run: GateRun) -> list[str]:
         messages["error"].append(("comparison", f"the runs can't be compared: {difference}"))
     for finding in findings(run):
         if finding.severity != "note":
-            messages["warning" if finding.severity == "undecided" else "error"].append((finding.rule, told(finding)))
+            level: Level = "warning" if finding.severity in ("undecided", "accepted") else "error"
+            messages[level].append((finding.rule, told(finding)))
     if run.advisory:
         messages = {"warning": messages["error"] + messages["warning"]}
     return [line for level, found in messages.items() for line in _of(level, found)]

@@ -30,15 +30,17 @@ def judge(
         *floors: Expectation,
         seconds: tuple[float, ...] = (1.25e-3,),
         limits: Limits | None = LIMITS,
+        over: dict[str, object] | None = None,
+        measured_cases: int = 2,
         **fields: object,
     ) -> list[Finding]:
-        tuned, eager = case("tuned"), case("eager")
+        tuned, eager, over = case("tuned"), case("eager"), over or {}
         scenario = Scenario("prelu", "PReLU", "prelu", (tuned.id, eager.id), expect=floors)
         cases = (
             evidence(of=tuned, now=tuple(measured(s, of=tuned, **fields) for s in seconds)),
-            evidence(of=eager, now=(measured(2e-3, of=eager),)),
+            evidence(of=eager, now=(measured(2e-3, of=eager, **over),)),
         )
-        return list(floor.judge(Evidence("main", (scenario,), cases, limits)))
+        return list(floor.judge(Evidence("main", (scenario,), cases[:measured_cases], limits, asked=(scenario,))))
 
     return run
 
@@ -117,9 +119,23 @@ def test_the_first_floor_that_matches_counts(judge: Judge) -> None:
     assert len(judge(elsewhere, strict, lax)) == 1
 
 
-def test_a_floor_that_cannot_be_checked_is_a_note(judge: Judge) -> None:
+def test_a_floor_that_cannot_be_checked_is_no_evidence(judge: Judge) -> None:
     [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), limits=None)
-    assert finding.severity == "note"
+    assert (finding.severity, finding.rule) == ("undecided", "floor")
     assert finding.message == f"{OF_CEILING}: the floor of 90.0% can't be checked"
     [finding] = judge(Expectation("tuned", "of_tomorrow", 0.9))
-    assert (finding.severity, "no metric of this harness has that name" in finding.message) == ("note", True)
+    assert (finding.severity, "no metric of this harness has that name" in finding.message) == ("undecided", True)
+
+
+def test_a_speed_up_over_a_baseline_that_failed_can_not_be_checked(judge: Judge) -> None:
+    [finding] = judge(Expectation("tuned", "speedup", 1.5), over={"status": "wrong"})
+    assert (finding.severity, finding.message) == (
+        "undecided",
+        "speed-up over eager: the floor of 1.50x can't be checked",
+    )
+
+
+def test_what_only_leaves_out_and_what_has_no_time_is_left_to_the_user_and_to_other_rules(judge: Judge) -> None:
+    [left_out] = judge(Expectation("tuned", "speedup", 1.5), measured_cases=1)
+    [never_ran] = judge(Expectation("tuned", "of_ceiling", 0.9), status="unsupported")
+    assert (left_out.severity, never_ran.severity) == ("note", "note")

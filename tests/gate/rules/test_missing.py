@@ -1,4 +1,4 @@
-"""The rule about cases that aren't there, or not ok."""
+"""The rules about cases that aren't there, not ok, or not compared."""
 
 from __future__ import annotations
 
@@ -10,55 +10,68 @@ import pytest
 from harness.errors import Problem
 from harness.gate import Evidence
 from harness.gate._cases import Broken
-from harness.gate.records import CaseEvidence
-from harness.gate.rules import missing
-from harness.model import Measurement
+from harness.gate.records import CaseEvidence, Finding, Pair
+from harness.gate.rules import missing, uncompared, wrong
+from harness.model import Case, Measurement, Scenario
 
-OK, WRONG, UNSUPPORTED = ({"status": status} for status in ("ok", "wrong", "unsupported"))
+OK, WRONG, UNSUPPORTED, TIMEOUT, MEMORY = (
+    {"status": status} for status in ("ok", "wrong", "unsupported", "timeout", "out_of_memory")
+)
+MESSAGE = "no case of our code was compared"
+
+
+def judged(evidence: Evidence) -> list[Finding]:
+    """What the three rules say of the cases, in one list."""
+    every = [finding for rule in (missing, wrong, uncompared) for finding in rule.judge(evidence)]
+    return [finding for finding in every if finding.case]
 
 
 @pytest.mark.parametrize(
-    ("base", "now", "severity", "words"),
+    ("base", "now", "rule", "severity", "words"),
     [
-        ([OK] * 2, [], "failure", "gone: main has it"),
-        ([UNSUPPORTED] * 2, [], "note", "gone; in main it ended as unsupported"),
-        ([OK, WRONG], [], "failure", "gone: main has it"),
-        ([], [OK] * 2, "note", "new: main doesn't have it"),
-        ([], [UNSUPPORTED], "note", "new"),
-        ([], [WRONG], "failure", "new: main doesn't have it; ended as wrong"),
-        ([OK] * 2, [WRONG] * 2, "failure", "ended as wrong: off by 3; in main it was ok"),
-        ([OK] * 2, [OK, WRONG], "failure", "ended as wrong in 1 of 2 processes"),
-        ([WRONG] * 2, [WRONG] * 2, "note", "not measured: ended as wrong: off by 3, as in main"),
-        ([WRONG] * 2, [OK] * 2, "note", "ok now; in main it ended as wrong"),
-        (
-            [OK, WRONG],
-            [WRONG] * 2,
-            "failure",
-            "ended as wrong: off by 3; in main it ended as wrong in 1 of 2 processes",
-        ),
-        ([OK, WRONG], [WRONG, OK], "undecided", "too few processes to decide (pairs: 0); in main it ended"),
+        ([OK] * 2, [], missing, "failure", "gone: main has it"),
+        ([UNSUPPORTED] * 2, [], missing, "note", "gone; in main it ended as unsupported"),
+        ([OK, WRONG], [], missing, "failure", "gone: main has it"),
+        ([WRONG] * 2, [], missing, "failure", "gone: main has it, where it ended as wrong: off by 3"),
+        ([], [OK] * 2, uncompared, "note", "new: main doesn't have it"),
+        ([], [UNSUPPORTED], uncompared, "note", "new"),
+        ([], [WRONG], wrong, "failure", "new: main doesn't have it; ended as wrong"),
+        ([OK] * 2, [WRONG] * 2, wrong, "failure", "ended as wrong: off by 3; in main it was ok"),
+        ([OK] * 2, [UNSUPPORTED] * 2, wrong, "failure", "ended as unsupported: off by 3; in main it was ok"),
+        ([OK] * 2, [OK, WRONG], wrong, "failure", "ended as wrong in 1 of 2 processes"),
+        ([WRONG] * 2, [WRONG] * 2, uncompared, "undecided", "not compared: ended as wrong: off by 3; in main it ended"),
+        ([TIMEOUT] * 3, [TIMEOUT] * 3, uncompared, "undecided", "not compared: ended as timeout"),
+        ([UNSUPPORTED] * 3, [UNSUPPORTED] * 3, uncompared, "note", "not compared: ended as unsupported"),
+        ([MEMORY] * 3, [MEMORY] * 3, uncompared, "note", "not compared: ended as out of memory"),
+        ([WRONG] * 3, [OK] * 3, uncompared, "undecided", "not compared: ok now; in main it ended as wrong: off by 3"),
+        ([MEMORY] * 3, [OK] * 3, uncompared, "undecided", "not compared: ok now"),
+        ([UNSUPPORTED] * 3, [OK] * 3, uncompared, "note", "not compared: ok now; in main it ended as unsupported"),
+        ([OK, WRONG], [WRONG] * 2, wrong, "failure", "ended as wrong: off by 3; in main it ended as wrong in 1 of 2"),
+        ([OK, WRONG], [WRONG, OK], uncompared, "undecided", "too few processes to decide (pairs: 0); in main it ended"),
+        ([OK, WRONG], [OK, OK], uncompared, "undecided", "too few processes to decide (pairs: 0); in main it ended"),
     ],
 )
-def test_what_is_gone_or_wrong_fails_unless_it_was_so_before(
+def test_what_is_gone_or_wrong_fails_and_what_was_not_compared_is_undecided(
     evidence: Callable[..., CaseEvidence],
     measured: Callable[..., Measurement],
     base: list[dict[str, Any]],
     now: list[dict[str, Any]],
+    rule: Any,
     severity: str,
     words: str,
 ) -> None:
     def of(side: list[dict[str, Any]]) -> tuple[Measurement, ...]:
         return tuple(measured(**fields, error=None if fields == OK else "off by 3\nand more") for fields in side)
 
-    [finding] = missing.judge(Evidence("main", (), (evidence(None, base=of(base), now=of(now), pairs=()),)))
-    assert finding.severity == severity
+    [finding] = judged(Evidence("main", (), (evidence(None, base=of(base), now=of(now), pairs=()),)))
+    assert (finding.rule, finding.severity) == (rule.__name__.rpartition(".")[2], severity)
     assert words in finding.message
     assert "and more" not in finding.message
 
 
 def test_too_few_pairs_are_no_decision(evidence: Callable[..., CaseEvidence]) -> None:
-    [finding] = missing.judge(Evidence("main", (), (evidence(None),)))
-    assert finding.severity == "undecided"
+    [finding] = judged(Evidence("main", (), (evidence(None),)))
+    assert (finding.rule, finding.severity) == ("uncompared", "undecided")
     assert "--repeat 10 or more" in finding.advice
 
 
@@ -66,13 +79,15 @@ def test_what_fails_now_and_then_with_both_codes_is_a_note_where_the_rest_decide
     evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
 ) -> None:
     flaky = (measured(), measured(**WRONG), measured(), measured())
-    [finding] = missing.judge(Evidence("main", (), (evidence("ok", base=flaky, now=flaky),)))
-    assert finding.severity == "note"
+    [finding] = judged(Evidence("main", (), (evidence("ok", base=flaky, now=flaky),)))
+    assert (finding.rule, finding.severity) == ("wrong", "note")
     assert finding.message == "ended as wrong in 1 of 4 processes; in main it ended as wrong in 1 of 4 processes"
 
 
 def test_nothing_is_said_of_what_was_decided(evidence: Callable[..., CaseEvidence]) -> None:
-    assert not list(missing.judge(Evidence("main", (), (evidence("regressed"),))))
+    found = Evidence("main", (), (evidence("regressed"),))
+    assert not judged(found)
+    assert not list(uncompared.judge(found))
 
 
 def test_a_scenario_that_only_the_base_can_load_fails() -> None:
@@ -81,3 +96,33 @@ def test_a_scenario_that_only_the_base_can_load_fails() -> None:
     assert (finding.severity, finding.case) == ("failure", None)
     assert "ci.yaml:3: op: no op is named 'prelu'" in finding.message
     assert finding.advice.startswith("main can load it")
+
+
+@pytest.mark.parametrize("kind", ["new", "control", "library", "unsupported", "none"])
+def test_a_gate_that_compared_no_case_of_ours_is_undecided(
+    kind: str,
+    case: Callable[..., Case],
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+) -> None:
+    """So it was on a machine whose GPU was gone: torch was compared with torch, on the CPU, and all was green."""
+    library = case("eager")
+    never = (measured(**UNSUPPORTED),) * 3
+    cases = {
+        "new": (evidence(None, base=(), pairs=()),),
+        "control": (evidence("ok", control=True),),
+        "library": (evidence("ok", of=library),),
+        "unsupported": (evidence(None, base=never, now=never, pairs=()), evidence("ok", of=library)),
+        "none": (),
+    }[kind]
+    scenario = Scenario("s", "t", "prelu", tuple(found.case.id for found in cases), roles=(("eager", "baseline"),))
+    whole = [f for f in uncompared.judge(Evidence("main", (scenario,), cases)) if f.case is None]
+    assert [(f.severity, MESSAGE in f.message) for f in whole] == [("undecided", True)]
+
+
+def test_one_case_of_ours_is_enough_to_have_compared_something(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence]
+) -> None:
+    pairs = (Pair(1e-3, 1e-3, "base", "screen"),)
+    cases = (evidence("inconclusive", pairs=pairs), evidence(None, of=case(n=3), base=(), pairs=()))
+    assert [f.severity for f in uncompared.judge(Evidence("main", (), cases))] == ["note"]

@@ -33,7 +33,8 @@ def test_an_untouched_case_is_ok_whatever_its_work_is_said_to_be(
     assert decision.outcome == "ok"
     found = evidence(decision=decision, base=(base,) * 3, now=(now,) * 3, pairs=(pair,) * 3, margin=margin)
     [finding] = [f for f in findings(Evidence("main", (), (found,))) if f.rule == "work"]
-    assert finding.severity == "note"
+    assert finding.severity == "undecided"
+    assert "--accept work" in finding.advice
     assert finding.message == (
         f"1 case has other work than in main, so only the times were compared: {key} (bytes written)"
     )

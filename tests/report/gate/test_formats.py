@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from rich.console import Console
 
 from harness import store
-from harness.errors import MachineError
+from harness.errors import MachineError, UsageError
 from harness.gate.records import GateRun
 from harness.report import gate
-from harness.report.gate.formats import markdown
+from harness.report.gate import terminal
+from harness.report.gate.formats import json, junit, markdown
 
 
 def test_writes_every_format_into_a_folder_that_it_makes(gate_run: GateRun, tmp_path: Path) -> None:
@@ -20,6 +24,39 @@ def test_writes_every_format_into_a_folder_that_it_makes(gate_run: GateRun, tmp_
     assert all(path.stat().st_size for path in written)
     again = gate.write(gate_run, tmp_path / "c")
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+
+
+def test_what_is_accepted_stands_in_every_output(
+    gate_run: GateRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tuple(replace(f, severity="accepted") if f.rule == "missing" else f for f in gate_run.findings)
+    now = replace(gate_run.now, repository="/home/me/mykern")
+    run = replace(gate_run, findings=found, accept=("missing", "work"), now=now)
+    monkeypatch.setattr(gate, "_formats", lambda: {"json": json, "junit": junit, "markdown": markdown})
+    gate.write(run, tmp_path)
+    gate.publish(run, {gate.SUMMARY: str(tmp_path / "summary.md"), "GITHUB_ACTIONS": "true"})
+    drawn = io.StringIO()
+    terminal.render(run, Console(file=drawn, width=200))
+    total = "accepted with --accept: missing (2 findings), work (none found)"
+    for text in (drawn.getvalue(), *((tmp_path / name).read_text() for name in ("gate.md", "summary.md"))):
+        assert total in text
+        assert "accepted (missing)" in text
+        assert "/home/me/mykern" in text
+    assert "missing (accepted)" in drawn.getvalue()
+    assert store.parse(GateRun, (tmp_path / "gate.json").read_bytes()).accept == ("missing", "work")
+    xml = (tmp_path / "junit.xml").read_text()
+    assert '<property name="accepted" value="missing, work" />' in xml
+    assert '<property name="repository" value="/home/me/mykern" />' in xml
+    assert xml.count('<skipped message="accepted: ') == 2
+    assert capsys.readouterr().out.count("::warning title=gate%2C missing::accepted: ") == 2
+
+
+def test_a_format_that_calls_sys_exit_is_an_error_that_names_it(
+    gate_run: GateRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "_formats", lambda: {"leaving": SimpleNamespace(write=lambda *_: sys.exit(0))})
+    with pytest.raises(UsageError, match="report format 'leaving': SystemExit: 0"):
+        gate.write(gate_run, tmp_path)
 
 
 def test_json_gives_the_run_back(gate_run: GateRun, tmp_path: Path) -> None:

@@ -30,12 +30,15 @@ def test_one_of_everything(gate_run: GateRun, width: int, golden: Callable[[str,
     golden(f"gate-{width}.txt", text)
 
 
+FAILED = "a case is slower, wrong, below its floor, or missing, or the scenario asks for less"
+
+
 @pytest.mark.parametrize(
     ("severity", "last"),
     [
         ("note", "gate passed: exit 0, no case of ours lost more than its margin"),
-        ("failure", "gate FAILED: exit 1, a case is slower, below its floor, or missing"),
-        ("undecided", "gate undecided: exit 3, the pairs don't decide whether a case lost more than its margin"),
+        ("failure", f"gate FAILED: exit 1, {FAILED}"),
+        ("undecided", "gate undecided: exit 3, there isn't enough evidence that no case lost more than its margin"),
         ("environment", "gate not valid: exit 4, the machine can't give valid numbers, or the runs can't be compared"),
     ],
 )

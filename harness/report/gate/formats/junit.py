@@ -11,13 +11,18 @@ from harness.gate.records import Finding, GateRun, Severity
 from harness.report._text import as_text
 from harness.report.gate._content import CaseRow, findings, revision, rows, table, told
 
-_ELEMENTS: dict[Severity, str] = {"failure": "failure", "environment": "error", "undecided": "skipped"}
+_ELEMENTS: dict[Severity, str] = {
+    "failure": "failure",
+    "environment": "error",
+    "undecided": "skipped",
+    "accepted": "skipped",
+}
 _COUNTS = {"failure": "failures", "error": "errors", "skipped": "skipped"}
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def write(run: GateRun, folder: Path) -> list[Path]:
-    """Write junit.xml: failures, errors (a machine that can't give valid numbers), skipped (inconclusive).
+    """Write junit.xml: failures, errors (a machine that can't give valid numbers), skipped (inconclusive, accepted).
 
     Under --advisory nothing fails: what would have is skipped.
     """
@@ -40,6 +45,8 @@ def _suite(run: GateRun) -> ET.Element:
     suite.set("timestamp", run.started.partition("+")[0])
     properties = ET.SubElement(suite, "properties")
     facts = {"base": revision(run.base), "now": revision(run.now), "machine": run.machine.name, "seed": str(run.seed)}
+    more = {"repository": run.now.repository, "accepted": ", ".join(run.accept)}
+    facts |= {name: value for name, value in more.items() if value}
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=_clean(value))
     suite.extend(tests)
@@ -78,10 +85,14 @@ def _add(run: GateRun, test: ET.Element, found: tuple[Finding, ...], numbers: st
     tag = _ELEMENTS.get(found[0].severity) if found else None
     if tag is None:
         return
-    element = ET.SubElement(test, "skipped" if run.advisory else tag, message=_clean(found[0].message))
+    element = ET.SubElement(test, "skipped" if run.advisory else tag, message=_clean(_headed(found[0])))
     if element.tag != "skipped":
         element.set("type", _clean(found[0].rule))
     element.text = _clean("\n".join(filter(None, [*map(told, found), numbers])))
+
+
+def _headed(finding: Finding) -> str:
+    return f"accepted: {finding.message}" if finding.severity == "accepted" else finding.message
 
 
 def _clean(text: str) -> str:

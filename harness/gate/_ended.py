@@ -1,0 +1,32 @@
+"""How the measurements of a case ended, as the rules tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.model import FAILED, Measurement
+
+
+def never_timed(measurements: Sequence[Measurement]) -> bool:
+    """Whether no process has a time."""
+    return all(m.time is None for m in measurements)
+
+
+def complaint(measurements: Sequence[Measurement]) -> str:
+    """How a case ended where it wasn't ok, with the first line of the reason; empty if it always was."""
+    bad = [m for m in measurements if m.time is None]
+    if not bad:
+        return ""
+    often = "" if len(bad) == len(measurements) else f" in {len(bad)} of {len(measurements)} processes"
+    reason = (bad[0].error or "").strip().splitlines()
+    return f"ended as {bad[0].status.replace('_', ' ')}{often}" + (f": {reason[0]}" if reason else "")
+
+
+def is_wrong(measurements: Sequence[Measurement]) -> bool:
+    """Whether a process crashed, gave a wrong result or took too long."""
+    return any(m.status in FAILED for m in measurements)
+
+
+def needs_other(measurements: Sequence[Measurement]) -> bool:
+    """Whether every process said that the case needs another machine or more software."""
+    return all(m.status in ("unsupported", "skipped") for m in measurements)

@@ -1,0 +1,54 @@
+"""Rule: a gate that passes has compared times. What the base couldn't measure, or too rarely, isn't compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.gate._decision import CONFIRM_PAIRS
+from harness.gate._ended import complaint, is_wrong, needs_other, never_timed
+from harness.gate._evidence import Evidence
+from harness.gate.records import CaseEvidence, Finding
+
+ACCEPT = "cases aren't compared, since the base couldn't measure them or too few pairs could"
+_ENOUGH = f"run the gate again; for stored runs, measure each with --repeat {CONFIRM_PAIRS} or more"
+_ACCEPT = "if that is known: --accept uncompared"
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    """Undecided findings for cases without a decision, and for a gate that compared no case of ours."""
+    findings = list(filter(None, (_judge(found, evidence.base) for found in evidence.cases)))
+    yield from findings
+    if any(finding.severity == "undecided" for finding in findings):
+        return
+    if not any(found.decision and not found.control and evidence.is_ours(found.case) for found in evidence.cases):
+        count = len(evidence.cases)
+        message = f"no case of our code was compared ({count} case{'' if count == 1 else 's'} in all)"
+        advice = f"see that both sides can measure the scenario on this device, which 'harness run' shows; {_ACCEPT}"
+        yield Finding("uncompared", "undecided", message, advice)
+
+
+def _judge(found: CaseEvidence, base: str) -> Finding | None:
+    before, after = complaint(found.base), complaint(found.now)
+    if not found.base:
+        text = f"new: {base} doesn't have it" + (f"; {after}" if after else "")
+        return None if is_wrong(found.now) else Finding("uncompared", "note", text, "", found.case)
+    if not found.now or found.decision is not None:
+        return None
+    if not never_timed(found.base):
+        return None if never_timed(found.now) else _too_few(found, base, before, after)
+    if never_timed(found.now):
+        text, fine = f"not compared: {after}; in {base} it {before}", not is_wrong((*found.base, *found.now))
+    else:
+        text, fine = f"not compared: ok now; in {base} it {before}", needs_other(found.base)
+    if fine:  # the machine or its software can't do it, so it says nothing about the code
+        return Finding("uncompared", "note", text, "", found.case)
+    return Finding("uncompared", "undecided", text, f"name a base that can measure it; {_ACCEPT}", found.case)
+
+
+def _too_few(found: CaseEvidence, base: str, before: str, after: str) -> Finding | None:
+    """The finding about a case that some processes of both sides could measure, but too few pairs."""
+    if after and not before:
+        return None  # the rule 'wrong' fails it
+    why = "".join(f"; {where} it {text}" for where, text in ((f"in {base}", before), ("now", after)) if text)
+    message = f"too few processes to decide (pairs: {len(found.pairs)}){why}"
+    return Finding("uncompared", "undecided", message, _ENOUGH, found.case)

@@ -1,0 +1,102 @@
+"""Which files of a folder a process uses. Each test has a process of its own: an audit hook can't be taken back."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.processes import used
+
+ROOT = Path(used.__file__).resolve().parents[2]
+PROGRAM = """
+import json, os, sys
+from pathlib import Path
+from harness.processes.used import UsedFiles
+top = Path(sys.argv[1])
+os.chdir(top)
+sys.path[:0] = [str(top), str(top / "src")]
+import early
+watch = UsedFiles(top)
+exec(sys.argv[2])
+print(json.dumps(watch.so_far()))
+"""
+
+
+@pytest.fixture
+def top(tmp_path: Path) -> Path:
+    """A repository with a package, modules, data, and a Python of its own."""
+    for name in ("src/mykern/__init__.py", "src/mykern/inner.py", "early.py", "late.py", "kernel.cu", "lib.so"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    return tmp_path
+
+
+def used_by(top: Path, code: str) -> list[str]:
+    """Files that the code uses, after `early` was imported; relative to the top where they lie below."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(top), code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in json.loads(done.stdout)]
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("", []),
+        ("import late, json.tool, harness.ops", ["late.py"]),
+        ("import mykern.inner", ["src/mykern/__init__.py", "src/mykern/inner.py"]),
+        ("open('kernel.cu').read()", ["kernel.cu"]),
+        (
+            "Path('kernel.cu').resolve().read_bytes(); os.close(os.open('late.py', os.O_RDONLY))",
+            ["kernel.cu", "late.py"],
+        ),
+        ("open('log.txt', 'w').write('what it writes is no code of it')", []),
+        ("open(os.dup(0)).close()", []),
+        (
+            "import ctypes\ntry:\n    ctypes.CDLL('./lib.so')\nexcept OSError:\n    pass",
+            ["lib.so"],
+        ),
+    ],
+)
+def test_modules_and_files_of_the_folder_are_told(top: Path, code: str, more: list[str]) -> None:
+    assert used_by(top, code) == sorted(["early.py", *more])
+
+
+def test_a_python_in_the_folder_and_the_cache_do_not_count(top: Path) -> None:
+    code = (
+        "import sysconfig; from harness import paths\n"
+        "(top / 'venv').mkdir(); (top / 'venv' / 'dep.py').touch(); (top / 'cache').mkdir(); "
+        "(top / 'cache' / 'k.cubin').touch()\n"
+        "sys.prefix = str(top / 'venv'); os.environ['HARNESS_CACHE'] = str(top / 'cache')\n"
+        "open('venv/dep.py').close(); open('cache/k.cubin').close()"
+    )
+    assert used_by(top, code) == ["early.py"]
+
+
+def test_a_repository_below_the_folder_of_a_python_counts(top: Path) -> None:
+    """As in a container where Python lies in /usr and the repository in /usr/src/app."""
+    assert used_by(top, "sys.prefix = sys.base_prefix = str(top.parent); import late") == ["early.py", "late.py"]
+
+
+@pytest.mark.parametrize("how", ["by name", "by pip"])
+def test_a_module_that_was_installed_from_the_folder_is_told(
+    top: Path, tmp_path_factory: pytest.TempPathFactory, how: str
+) -> None:
+    """It lies among the packages of this Python, beside others, of which none counts."""
+    site = tmp_path_factory.mktemp("site") / "site-packages"
+    site.mkdir()
+    name = {"by name": "mykern", "by pip": "mykern_cuda"}[how]
+    for module in (name, "theirs"):
+        (site / f"{module}.py").write_text("")
+        info = site / f"{module}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"{module}.py,,\n")
+    if how == "by pip":
+        (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
+    code = f"sys.path.insert(0, {str(site)!r}); import {name}, theirs"
+    assert used_by(top, code) == sorted([str(site / f"{name}.py"), "early.py"], key=lambda f: str(top / f))

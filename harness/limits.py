@@ -89,7 +89,7 @@ def ready(device: Device, needs: Needs, fresh: bool = False, progress: Progress 
         found = measure(device, lacking, progress)
         limits = Limits(limits.points + found.points, (), limits.compute + found.compute, limits.links + found.links)
         remember(machine, limits)
-    return _only(limits, needs)
+    return _only(limits, needs, machine)
 
 
 def missing(limits: Limits, needs: Needs) -> Needs:
@@ -170,7 +170,7 @@ def recall(machine: Machine) -> Limits | None:
     except (OSError, ValueError):
         return None
     fits = kept.schema == _SCHEMA and kept.made_with == _made_with(machine)
-    return kept.limits if fits and kept.limits.points else None
+    return replace(kept.limits, cache_bytes=_cache(machine)) if fits and kept.limits.points else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +194,18 @@ def _file(machine: Machine) -> Path:
     return paths.cache() / f"limits-{machine.kind}-{machine.fingerprint}.json"
 
 
-def _only(limits: Limits, needs: Needs) -> Limits:
+def _cache(machine: Machine) -> int:
+    """Bytes of the last-level cache of the device that a case runs on."""
+    return machine.devices[0].cache_bytes
+
+
+def _only(limits: Limits, needs: Needs, machine: Machine) -> Limits:
     """The part of the limits that is needed: what else is kept must not change what a run shows."""
     return Limits(
         points=limits.points if needs.streams else (),
         compute=tuple(point for point in limits.compute if point.kind in needs.kinds),
         links=tuple(point for point in limits.links if point.world in needs.worlds),
+        cache_bytes=_cache(machine) if needs.streams else 0,
     )
 
 

@@ -20,6 +20,8 @@ from harness.units import Unit
 
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
+KEPT = "kept_bytes"
+"""The fact that each variant has whose outputs a training step keeps."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -152,7 +154,7 @@ class Metric:
     metric that a plot draws as the limit of this one.
 
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
-    `ctx.report`.
+    `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it.
     """
 
     name: str
@@ -172,6 +174,7 @@ class Metric:
     limit: str = ""
     of_limits: bool = False
     reported: bool = False
+    by_count: bool = False
 
     def written(self, value: float) -> str:
         """A value with its unit."""
@@ -281,6 +284,11 @@ def _traffic(s: Subject) -> float | None:
     return s.traffic.moved / over if s.time and s.traffic and over else None
 
 
+def _kept(s: Subject) -> float | None:
+    over = s.over.facts.get(KEPT) if s.over else None
+    return s.facts[KEPT] / over if s.time and over and KEPT in s.facts else None
+
+
 def _efficiency(s: Subject) -> float | None:
     items, alone = _items(s), _items(s.alone) if s.alone else None
     return items / (s.world * alone) if items and alone else None
@@ -333,7 +341,10 @@ for _metric in (
            relative="variant", said="faster", head="vs {over}", keep=ALWAYS),
     Metric("traffic", "traffic", units.RATIO, _traffic,
            "bytes that the variant moves by its own account, over those of another variant", "lower",
-           relative="variant", said="less"),
+           relative="variant", said="less", by_count=True),
+    Metric("kept", "bytes that a training step keeps", units.RATIO, _kept,
+           "bytes of masks that a training step keeps for its backward, over those of another variant", "lower",
+           relative="variant", said="less", by_count=True),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
@@ -353,6 +364,9 @@ for _metric in (
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
+    replace(_fact(KEPT, "bytes kept", units.BYTES,
+                  "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
+            by_count=True),
 ):
     add(_metric)
 # fmt: on

@@ -310,10 +310,15 @@ def test_only_what_is_not_known_yet_is_measured_and_kept_with_the_rest():
     assert (again, set(device.log)) == (both, {"stream"})
 
 
+def test_kept_limits_know_the_cache_of_the_machine():
+    limits.ready(FakeDevice(), Needs())
+    assert limits.recall(FakeDevice().machine()).cache_bytes == FakeDevice.cache_bytes
+
+
 def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():
     everything = limits.ready(FakeDevice(), EVERYTHING)
     assert {p.kind for p in everything.compute} == {"float32", "float16"}
-    assert limits.ready(FakeDevice(), Needs()) == Limits(everything.points)
+    assert limits.ready(FakeDevice(), Needs()) == Limits(everything.points, cache_bytes=FakeDevice.cache_bytes)
     some = limits.ready(FakeDevice(), Needs(kinds=("float16",)))
     assert {p.kind for p in some.compute} == {"float16"}
     assert some.links == ()
@@ -322,7 +327,7 @@ def test_a_run_gets_what_it_needs_and_nothing_that_is_kept_beside_it():
 def test_limits_come_back_without_those_of_a_run_s_end(measured, machine):
     assert limits.recall(machine) is None
     limits.remember(machine, replace(measured, end=measured.points[:1]))
-    assert limits.recall(machine) == measured
+    assert limits.recall(machine) == replace(measured, cache_bytes=machine.devices[0].cache_bytes)
 
 
 def test_without_streams_nothing_tells_whether_limits_hold(machine):

@@ -68,7 +68,9 @@ def subject(*found: Measurement, limits: Limits | None = LIMITS) -> Subject:
 
 
 EVERYTHING = measured(
-    call_samples=(3e-6,), kernels=(KernelFacts("a", 20, 8, 0), KernelFacts("b", 40, 0, 0)), facts=(("hidden", 0.5),)
+    call_samples=(3e-6,),
+    kernels=(KernelFacts("a", 20, 8, 0), KernelFacts("b", 40, 0, 0)),
+    facts=(("hidden", 0.5), ("kept_bytes", 100.0)),
 )
 
 
@@ -87,6 +89,7 @@ EVERYTHING = measured(
         ("of_ceiling", 0.5),
         ("speedup", 1.5),
         ("traffic", 2.0),
+        ("kept", 0.125),
         ("ceiling_bandwidth", 4e9),
         ("ceiling_flops", 1e12),
         ("noise", 0.2),
@@ -102,7 +105,7 @@ EVERYTHING = measured(
 )
 @pytest.mark.parametrize("of", [subject, lambda found: Subject.of(found, LIMITS)], ids=["result", "measurement"])
 def test_each_metric(of: Any, name: str, value: float | None) -> None:
-    over = subject(measured(3e-6, traffic=Traffic(2000, 2000)))
+    over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0),)))
     assert METRICS[name].value(of(EVERYTHING).against(over)) == (None if value is None else pytest.approx(value))
 
 
@@ -121,7 +124,7 @@ def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
 def test_without_limits_only_what_needs_them_is_unknown() -> None:
     found = metrics.values(subject(EVERYTHING, limits=None).against(subject(measured())))
     unknown = {name for name, value in found.items() if value is None}
-    assert unknown - {"efficiency", "process_range", "sent_bytes"} == {
+    assert unknown - {"efficiency", "process_range", "sent_bytes", "kept"} == {
         "of_peak", "of_ceiling", "ceiling_bandwidth", "ceiling_flops",
     }  # fmt: skip
     assert {name for name, metric in METRICS.items() if metric.of_limits} == {"of_peak", "of_ceiling"}
@@ -261,11 +264,11 @@ def test_a_metric_from_outside_is_in_every_report(joules: Metric, tmp_path: Path
     (result,) = json.loads((tmp_path / "results.json").read_text())["results"]
     assert (" a joule " in head, " 0.50x " in cells) == (True, True)
     assert "- **a joule**: bytes that a joule moves." in page
-    assert "| R1  | tuned: work a joule |   0.70x | V100 | 0.50x         |" in page
+    assert "| R1  | tuned: work a joule |   0.70x | V100 | 0.50x |" in page
     assert (float(row["work_a_joule"]), result["work_a_joule"]) == (0.5, 0.5)
-    assert "![op float16: work a joule by variant and shape](plots/mine-float16.png)" in page
+    assert "![op float16: work a joule by variant and shape](plots/mine-float16.svg)" in page
     svg = (tmp_path / "plots" / "mine-float16.svg").read_text()
-    assert "<!-- work a joule (x) -->" in svg
+    assert ">work a joule (x)<" in svg
     text = drawn(run)
     assert "joule" in text
     assert "R1 claims 0.70x (tuned: work a joule, V100): here 0.50x" in text

@@ -18,7 +18,7 @@ from harness.model.measurement import (
     by_group,
 )
 from harness.model.run import SCHEMA, Difference, Header, Run
-from harness.model.scenario import LIBRARY_ROLES, Claim, Curve, Expectation, Scenario, usual_role
+from harness.model.scenario import LIBRARY_ROLES, Claim, Curve, Expectation, Says, Scenario, usual_role
 
 __all__ = [
     "COMPUTE_KINDS",
@@ -46,6 +46,7 @@ __all__ = [
     "Measurement",
     "Result",
     "Run",
+    "Says",
     "Scenario",
     "Status",
     "StreamPoint",

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
+Says = Literal["better", "nothing"]
+"""What a text says of a figure that it doesn't give: that the variant is better in it, or nothing at all."""
 LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
 """Roles of variants that are a library's code: no change of ours changes them."""
 
@@ -12,8 +15,9 @@ LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
 class Claim:
     """What a public text says of a variant, to print beside what was measured here.
 
-    metric: a name in `metrics.py`. value: in SI units of the metric; None if the text says only that the variant is
-    better in it (faster, less traffic). where: a glob on the case groups (op/dtype/shape) that the claim is about.
+    metric: a name in `metrics.py`. value: in SI units of the metric; None if the text gives none. says: what a text
+    without a value says. where: a glob on the case groups (op/dtype/shape) that the claim is about. text: the text's
+    words, and why the outcome here is another one.
     """
 
     row: str
@@ -24,6 +28,7 @@ class Claim:
     over: str = ""
     where: str = "*"
     text: str = ""
+    says: Says = "better"
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,13 +92,15 @@ class Tensor:
 
     shape: one expression of the op's symbols a dimension; or a function of sizes and choices that gives a shape (a
     tuple of integers), or a list of shapes, which declares a list of tensors. dtype: 'case' for the case's, or a name
-    such as 'uint8'. inplace: an input that is updated: read once and written once.
+    such as 'uint8'. inplace: an input that is updated: read once and written once. kept: an output that only the
+    backward reads, such as a mask: a training step keeps its bytes.
     """
 
     name: str
     shape: Shapes
     dtype: str = "case"
     inplace: bool = False
+    kept: bool = False
 
     def is_list(self, symbols: Symbols) -> bool:
         """Whether it is a list of tensors."""
@@ -143,6 +145,11 @@ class Context:
     kernels: list[KernelFacts] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
+        variant = self.op.variants.get(self.case.variant)
+        if variant and (kept := self.op.kept_by(variant, self.case.values, self.case.dtype)):
+            self.facts[metrics.KEPT] = float(kept)
 
     @property
     def s(self) -> SimpleNamespace:
@@ -299,6 +306,11 @@ class Op:
             work = self.work_of(symbols, dtype)
             return Traffic(work.read, work.written)
         return moved_by(*self.tensors(variant), symbols, dtype)
+
+    def kept_by(self, variant: Variant, symbols: Symbols, dtype: str) -> int:
+        """Bytes of the outputs of `variant` that a training step keeps for its backward."""
+        _, outputs = self.tensors(variant)
+        return sum(tensor.bytes(symbols, dtype) for tensor in outputs if tensor.kept)
 
     def find(self, file: str) -> Path:
         """Path of a kernel source: beside a plug-in op's file, or in a family's folder of the bundled kernels."""

@@ -54,7 +54,7 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: S
 
 
 def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
-    """Write what a machine can do as a page, tables and a plot: peak.md, peak.csv, peak.svg, peak.png.
+    """Write what a machine can do as a page, tables and a plot: peak.md, peak.csv, peak.svg.
 
     peak_compute.csv and peak_links.csv are written where such peaks were measured. Makes the folder. Raises
     MachineError where it can't be written.
@@ -62,7 +62,7 @@ def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
     from harness.report import _limits, build
     from harness.report.formats.markdown import render
 
-    page, figure = folder / "peak.md", "peak.png"
+    page, figure = folder / "peak.md", "peak.svg"
     with into(folder):
         page.write_text(render(build.page_of_limits(machine, limits, figure)), encoding="utf-8")
         tables = _limits.write_points(limits, folder)

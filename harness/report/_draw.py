@@ -25,7 +25,7 @@ _WALL: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 15, "mark
 
 
 def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
-    """Draw one plot and save it as SVG and PNG. `peak` is the library copy's bandwidth in B/s."""
+    """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
     layout = {"bars": _bars, "lines": _lines, "curve": _curve, "variants": _variants, "ranking": _ranking}[plot.layout]
     with canvas(_height(plot), plot.title, WIDE if plot.layout == "variants" else WIDTH) as (drawing, axes):
         layout(axes, plot)

@@ -71,9 +71,9 @@ class Plot:
         return f"{title}: {self.metric.title} {by}"
 
     @property
-    def png(self) -> str:
+    def path(self) -> str:
         """Path in the run's folder."""
-        return f"{FOLDER}/{self.name}.png"
+        return f"{FOLDER}/{self.name}.svg"
 
 
 @lru_cache(maxsize=1)

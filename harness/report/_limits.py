@@ -116,7 +116,7 @@ def drift(limits: Limits) -> str:
 
 
 def draw(machine: Machine, limits: Limits, path: Path) -> list[Path]:
-    """Bandwidth over bytes moved, a line a mix, and the library copy's peak; as SVG and PNG."""
+    """Bandwidth over bytes moved, a line a mix, and the library copy's peak; as SVG."""
     with canvas(2.7, f"Memory ceilings, {machine.name}") as (drawing, axes):
         for (name, points), look in zip(by_mix(limits).items(), LOOKS, strict=False):
             bandwidths = [point.bandwidth / 1e9 for point in points]

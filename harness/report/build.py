@@ -33,7 +33,7 @@ from harness.report.tree import (
     text_column,
 )
 
-CEILINGS = "ceilings.png"
+CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
 _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
@@ -103,15 +103,15 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plo
     sweep = _sweep.of(scenario.curve, lines)
     # The reasons are told with the stops.
     every = _columns.table(lines, errors=not sweep)
-    own = tuple(Figure(plot.png, plot.alt) for plot in plots if plot.scenario == scenario.name)
+    own = tuple(Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
     blocks: list[Block] = [Prose(scenario.shows.strip())] if scenario.shows.strip() else []
     blocks.append(Note(_facts.origin(scenario)))
     blocks += [*own, *sweep.tables] if sweep else [every, *own]
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (_sweep.stop_table(sweep.over, sweep.stops),)))
     if claims := _claims.comparisons(scenario, lines):
-        told = f"What the texts say about their hardware, beside what was measured here on {run.header.machine.name}."
-        blocks.append(Section("Claims", (Note(told), _claims.table(claims))))
+        notes = [Note(text) for text in _claims.explained(claims, run.header.machine.name)]
+        blocks.append(Section("Claims", (*notes, _claims.table(claims))))
     if sweep:
         blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
     return Section(scenario.title or scenario.name, tuple(blocks))

@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError
 
 from harness.errors import Problem, nearest
 from harness.metrics import METRICS, claimed, floors
-from harness.model import Cache, Timing
+from harness.model import Cache, Says, Timing
 from harness.ops import Op
 from harness.scenario.documents import Document, KeyPath
 
@@ -101,9 +101,11 @@ def _over(name: str, info: ValidationInfo[Names]) -> str:
 
 def _value(value: float | None, info: ValidationInfo[Names]) -> float | None:
     metric = METRICS.get(info.data.get("metric", ""))
-    if value is None and metric and not metric.said:
-        without = ", ".join(name for name, other in claimed().items() if other.said)
-        raise _refused("is missing", f"only a claim of {without} may have no value, where a text gives no figure")
+    says = info.data.get("says", "better")
+    if value is not None and says == "nothing":
+        raise _refused("stands beside 'says: nothing'", "remove one of them: a text gives a figure, or it doesn't")
+    if value is None and metric and not metric.said and says == "better":
+        raise _refused("is missing", f"give the text's {metric.title}, or 'says: nothing' where the text gives none")
     return value
 
 
@@ -193,14 +195,19 @@ class ClaimKeys(_Keys):
         validate_default=True,
         description="The variant that it is compared with; a speed-up and traffic need one.",
     )
+    says: Says = Field(
+        default="better",
+        description="What a text without a value says: 'better' (faster, less traffic), or 'nothing', so that the "
+        "report shows what was measured and that the text gives no figure.",
+    )
     value: Annotated[Positive | None, AfterValidator(_value)] = Field(
         default=None,
         validate_default=True,
-        description="In SI units: a ratio or share, B/s, s. Without a value, a claim of a speed-up says: faster.",
+        description="In SI units: a ratio or share, B/s, s. Left out where the text gives none.",
     )
     hardware: Text = Field(description="What the text measured on.")
     where: Text = Field(default="*", description="Glob on op/dtype/shape: the cases that the claim is about.")
-    text: str = Field(default="", description="The claim in words.")
+    text: str = Field(default="", description="The claim in words, and why the outcome here differs from it.")
 
 
 class FloorKeys(_Keys):

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from harness import store
 from harness.model import Bound, ComputePoint, Limits, LinkPoint, StreamPoint, Work
 
 WORK = Work(read=600, written=400)
@@ -120,3 +121,19 @@ def test_after_seconds_of_load_the_settled_peak_counts() -> None:
 def test_a_link_is_that_of_as_many_devices() -> None:
     assert (BOTH.link(2), BOTH.link(4), BOTH.link(8)) == (200.0, 100.0, None)
     assert BOTH.seconds(Work(sent=1000), world=8) is None
+
+
+@pytest.mark.parametrize(
+    ("again", "cache", "counted"),
+    [(400, 1000, 1600), (400, 100, 1900), (400, 0, 2000), (0, 1000, 2000)],
+    ids=["fits", "in part", "unknown cache", "nothing is read again"],
+)
+def test_what_is_read_a_second_time_counts_beyond_the_cache(again: int, cache: int, counted: int) -> None:
+    points = (stream(500, 500, 1.0), stream(5000, 5000, 10.0), stream(600, 400, 1.0), stream(6000, 4000, 10.0))
+    limits = Limits(points, cache_bytes=cache)
+    assert limits.seconds(Work(1200, 800, again=again)) == pytest.approx(counted / 1000)
+
+
+def test_a_run_that_doesn_t_say_what_is_read_a_second_time_counts_all_of_it() -> None:
+    old = store.parse(Work, '{"read": 1200, "written": 800}')
+    assert Limits((stream(600, 400, 1.0),), cache_bytes=10**6).seconds(old) == pytest.approx(2.0)

@@ -182,3 +182,17 @@ def test_the_work_may_depend_on_the_world():
         for world in (1, 2, 4)
     }
     assert sent == {1: 0, 2: 32, 4: 48}
+
+
+# What a training step keeps.
+
+
+def test_a_variant_says_how_many_bytes_of_its_outputs_a_training_step_keeps():
+    op = Op("o", "", N, inputs=(X,), outputs=(Y, Tensor("mask", ("N",), "bool", kept=True)))
+    op.variant("bytes", "")(prepare)
+    op.variant("bits", "", outputs=(Y, Tensor("bits", ("cdiv(N, 32)",), "int32", kept=True)))(prepare)
+    op.variant("nothing", "", outputs=(Y,))(prepare)
+    cases = {name: Case("o", name, "float32", (("N", 64),)) for name in op.variants}
+    assert {name: Context(case, None, None, None, op).facts for name, case in cases.items()} == {
+        "bytes": {"kept_bytes": 64.0}, "bits": {"kept_bytes": 8.0}, "nothing": {},
+    }  # fmt: skip

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from harness.model import Claim, Measurement, Run, Traffic
-from harness.report._claims import comparisons
+from harness.report._claims import Comparison, comparisons, explained, notes, table
 from harness.report._frame import by_scenario
 from harness.report._text import cell
 
@@ -13,12 +14,13 @@ SHAPES = ((("N", 2**20),), (("N", 2**22),))
 
 
 @pytest.fixture
-def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> Callable[[Claim], tuple[str, str]]:
-    def ask(claim: Claim) -> tuple[str, str]:
+def compared(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> Callable[[Claim], Comparison]:
+    def ask(claim: Claim) -> Comparison:
         twice = Traffic(2**30, 2**30)
         cases = [
             measured("eager", "float32", SHAPES[0], 0.5, traffic=twice),
-            measured("tuned", "float32", SHAPES[0], 1.0, traffic=Traffic(2**30, 0)),
+            measured("tuned", "float32", SHAPES[0], 1.0, traffic=Traffic(2**30, 0), facts=(("kept_bytes", 8.0),)),
+            measured("alike", "float32", SHAPES[0], 1.005, facts=(("kept_bytes", 64.0),)),
             measured("slow", "float32", SHAPES[0], 0.25),
             measured("eager", "float32", SHAPES[1], 0.25),
             measured("tuned", "float32", SHAPES[1], 0.75),
@@ -26,6 +28,15 @@ def answer(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -
         ]
         ((scenario, lines),) = by_scenario(make_run(cases, claims=(claim,)))
         (comparison,) = comparisons(scenario, lines)
+        return comparison
+
+    return ask
+
+
+@pytest.fixture
+def answer(compared: Callable[[Claim], Comparison]) -> Callable[[Claim], tuple[str, str]]:
+    def ask(claim: Claim) -> tuple[str, str]:
+        comparison = compared(claim)
         return cell(comparison.claimed), cell(comparison.measured)
 
     return ask
@@ -65,6 +76,10 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
         (Claim("R1", "fast", "speedup", 2, "V100"), "'fast' wasn't run"),
         (Claim("R1", "tuned", "speedup", 2, "V100", over="peer:x"), "'peer:x' wasn't run"),
         (Claim("R1", "slow", "time", 2, "V100", where="*/N4194304"), "'slow' ended as timeout"),
+        (
+            Claim("R1", "tuned", "kept", None, "V100", over="eager"),
+            "this run doesn't say the bytes that a training step keeps",
+        ),
         (Claim("R1", "tuned", "efficiency", 2, "V100"), "what it is compared with wasn't measured"),
         (Claim("R1", "tuned", "items", 2, "V100"), "'tuned' has no items a second"),
         (
@@ -76,3 +91,57 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
 )
 def test_what_was_not_measured_says_why(answer: Callable[[Claim], tuple[str, str]], claim: Claim, reason: str) -> None:
     assert answer(claim)[1] == f"not measured: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("variant", "over", "where", "agrees"),
+    [
+        ("tuned", "eager", "*", "yes"),
+        ("slow", "eager", "*", "no"),
+        ("alike", "tuned", "*", "no: the same"),
+        ("eager", "slow", "*", "yes"),
+        ("fast", "eager", "*", ""),
+    ],
+)
+def test_a_direction_without_a_figure_agrees_or_not(
+    compared: Callable[[Claim], Comparison], variant: str, over: str, where: str, agrees: str
+) -> None:
+    found = compared(Claim("O20", variant, "speedup", None, "V100", over=over, where=where))
+    assert (found.claimed, found.agrees) == ("faster", agrees)
+
+
+def test_a_direction_may_agree_in_some_cases_only(measured: Callable[..., Measurement], make_run: Any) -> None:
+    cases = [measured("a", "float32", shape, 0.5) for shape in SHAPES]
+    cases += [measured("b", "float32", shape, share) for shape, share in zip(SHAPES, (0.6, 0.4), strict=True)]
+    ((scenario, lines),) = by_scenario(make_run(cases, claims=(Claim("O20", "b", "speedup", None, "V100", "a"),)))
+    (found,) = comparisons(scenario, lines)
+    assert found.agrees == "in 1 of 2 cases"
+
+
+def test_where_the_text_gives_no_figure_the_report_says_so(compared: Callable[[Claim], Comparison]) -> None:
+    found = compared(Claim("D4", "slow", "speedup", None, "V100", over="eager", says="nothing"))
+    assert (found.claimed, cell(found.measured), found.agrees) == ("no figure", "0.50x", "")
+    (note,) = notes([found])
+    assert note.text == "D4 has no figure in the text (slow: speed-up over eager): here 0.50x"
+    assert "on" not in [column.head for column in table([found]).columns], "a text without a figure has no hardware"
+
+
+@pytest.mark.parametrize(
+    ("metric", "over", "here"), [("traffic", "eager", "0.50x by count"), ("kept", "alike", "0.12x by count")]
+)
+def test_bytes_that_were_only_counted_are_said_to_be(
+    compared: Callable[[Claim], Comparison], metric: str, over: str, here: str
+) -> None:
+    found = compared(Claim("D3", "tuned", metric, None, "V100", over=over, where="*/N1048576"))
+    (note,) = notes([found])
+    assert note.text.endswith(f": here {here}")
+    heads = {column.head: column.cells for column in table([found]).columns}
+    assert heads["how"] == ("by count",)
+    assert "agrees" not in heads, "a count can't disagree, so it agrees with nothing"
+    assert "By count" in " ".join(explained([found], "a GPU"))
+
+
+def test_only_words_that_the_table_has_are_explained(compared: Callable[[Claim], Comparison]) -> None:
+    plain = compared(Claim("R2", "tuned", "bandwidth", 1e12, "A100"))
+    told = "What the texts say about their hardware, beside what was found here on a GPU."
+    assert list(explained([plain], "a GPU")) == [told]

@@ -281,7 +281,7 @@ def test_what_computing_binds_is_drawn_in_operations_a_second(
 def test_limits_of_compute_and_links_are_written(gpu: Machine, computing: Limits, tmp_path: Path) -> None:
     paths = report.write_limits(gpu, computing, tmp_path)
     assert [path.name for path in paths] == [
-        "peak.md", "peak.csv", "peak_compute.csv", "peak_links.csv", "peak.svg", "peak.png",
+        "peak.md", "peak.csv", "peak_compute.csv", "peak_links.csv", "peak.svg",
     ]  # fmt: skip
     rows = list(csv.DictReader((tmp_path / "peak_compute.csv").open(newline="")))
     assert [(row["kind"], row["rate"], row["state"]) for row in rows] == [

@@ -27,7 +27,7 @@ def test_all_formats_are_written_unless_some_are_named(run: Run, tmp_path: Path)
         "results.csv",
         "results.json",
         "report.md",
-        *(f"plots/{name}.{kind}" for name in FIGURES for kind in ("svg", "png")),
+        *(f"plots/{name}.svg" for name in FIGURES),
     }
     assert all(path.stat().st_size > 0 for path in paths)
     assert report.write(run, tmp_path / "one", ["csv"]) == [tmp_path / "one" / "results.csv"]
@@ -69,12 +69,12 @@ def test_a_run_stopped_before_its_first_case_still_has_a_report(run: Run, tmp_pa
     paths = report.write(nothing, tmp_path)
     assert "no case was measured" not in (tmp_path / "report.md").read_text()
     assert "14 not measured" in (tmp_path / "report.md").read_text()
-    assert sum(os.fspath(path).endswith(".png") for path in paths) == 1
+    assert sum(os.fspath(path).endswith(".svg") for path in paths) == 1
 
 
 def test_the_ceilings_alone_make_a_page_a_table_and_a_plot(gpu: Machine, limits: Limits, tmp_path: Path) -> None:
     paths = report.write_limits(gpu, limits, tmp_path / "peak")
-    assert [path.name for path in paths] == ["peak.md", "peak.csv", "peak.svg", "peak.png"]
+    assert [path.name for path in paths] == ["peak.md", "peak.csv", "peak.svg"]
     assert all(path.stat().st_size > 0 for path in paths)
 
 

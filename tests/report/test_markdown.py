@@ -37,7 +37,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head(run: Run, page: Call
 def test_figures_are_linked_where_plots_are_written(run: Run, page: Callable[[Run], str], tmp_path: Path) -> None:
     linked = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page(run))
     written = {path.relative_to(tmp_path).as_posix() for path in report.write(run, tmp_path, ["plots"])}
-    assert set(linked) == {path for path in written if path.endswith(".png")}
+    assert set(linked) == {path for path in written if path.endswith(".svg")}
 
 
 def test_several_processes_are_told(

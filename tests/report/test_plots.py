@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -43,8 +42,9 @@ def in_flight(measured: Build, make_run: MakeRun) -> Callable[..., Run]:
 
 
 def texts(path: Path) -> list[str]:
-    """What a figure says, in matplotlib's comments on the outlines of its letters."""
-    return re.findall(r"<!-- (.*?) -->", path.with_suffix(".svg").read_text())
+    """What a figure says: its texts are texts, not outlines of letters."""
+    root = ElementTree.parse(path.with_suffix(".svg")).getroot()
+    return ["".join(text.itertext()) for text in root.iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
@@ -58,11 +58,25 @@ def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
 
 def test_figures_are_half_a_page_wide_and_undated(run: Run, tmp_path: Path) -> None:
     for path in report.write(run, tmp_path, ["plots"]):
-        if path.suffix == ".png":
-            assert Image.open(path).width == 3.5 * 200
-        else:
-            assert ElementTree.parse(path).getroot().get("width") == "252pt"
-            assert "dc:date" not in path.read_text()
+        assert path.suffix == ".svg"
+        assert ElementTree.parse(path).getroot().get("width") == "252pt"
+        assert "dc:date" not in path.read_text()
+
+
+def test_a_figure_is_small_and_its_text_is_text_of_fonts_that_viewers_have(run: Run, tmp_path: Path) -> None:
+    for path in report.write(run, tmp_path, ["plots"]):
+        assert len(texts(path)) > 5
+        drawn = path.read_text(encoding="utf-8")
+        assert "'DejaVu Sans', Verdana, sans-serif" in drawn
+        assert len(drawn) < 60_000, f"{path.name}: outlines of letters would be most of it"
+
+
+def test_what_a_picture_is_written_as_follows_its_name(tmp_path: Path) -> None:
+    for name in ("a.svg", "a.png"):
+        with _canvas.canvas(1, "title") as (drawing, _):
+            assert _canvas.save(drawing, tmp_path / name) == [tmp_path / name]
+    assert texts(tmp_path / "a.svg")[-1] == "title"
+    assert Image.open(tmp_path / "a.png").width == 3.5 * 200
 
 
 def test_bars_name_shapes_variants_ceiling_peak_and_failures(
@@ -167,7 +181,7 @@ def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
     (figure,), _ = _figures.plan(run)
     drawing: Any
-    (drawing,) = _draw.draw(figure, 4e12, folder / "x.png")
+    (drawing,) = _draw.draw(figure, 4e12, folder / "x.svg")
     drawing.draw_without_rendering()
     return drawing.axes[0]
 
@@ -242,7 +256,7 @@ def test_no_label_lies_on_another(
     figures, _ = _figures.plan(run)
     assert figures
     for figure in figures:
-        assert _draw.draw(figure, 4e12, tmp_path / "x.png") == []
+        assert _draw.draw(figure, 4e12, tmp_path / "x.svg") == []
 
 
 def test_no_label_of_the_ceilings_lies_on_another(
@@ -251,7 +265,7 @@ def test_no_label_of_the_ceilings_lies_on_another(
     from harness.report import _limits
 
     monkeypatch.setattr(_limits, "save", apart)
-    assert _limits.draw(gpu, limits, tmp_path / "peak.png") == []
+    assert _limits.draw(gpu, limits, tmp_path / "peak.svg") == []
 
 
 def test_looks_differ_without_colour() -> None:

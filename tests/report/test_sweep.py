@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from harness import report
@@ -215,7 +215,8 @@ def test_the_figure_is_as_wide_as_the_page_and_its_name_tells_what_it_is_over(
     swept: Callable[..., Run], tmp_path: Path
 ) -> None:
     paths = report.write(swept(dtypes=["float32"]), tmp_path, ["plots"])
-    assert Image.open(next(p for p in paths if p.name == "softmax-float32.png")).width == 7 * 200
+    (drawn,) = [path for path in paths if path.name == "softmax-float32.svg"]
+    assert ElementTree.parse(drawn).getroot().get("width") == f"{7 * 72}pt"
     (figure,), _ = _figures.plan(swept(dtypes=["float32"]))
     assert figure.alt == "softmax float32: effective bandwidth over elements a row"
 

@@ -63,6 +63,7 @@ claims:
   - {row: R2, variant: fast, over: slow, metric: speedup, value: 2, hardware: A100, where: "*/M3-*", text: twice}
   - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
   - {row: R3, variant: fast, over: slow, metric: speedup, hardware: A10, text: faster}
+  - {row: R3, variant: fast, metric: of_peak, says: nothing, hardware: A10}
 curve: {over: M * N, label: elements, by: M, littles_law: true}
 """
     )
@@ -83,6 +84,7 @@ curve: {over: M * N, label: elements, by: M, littles_law: true}
         Claim("R2", "fast", "speedup", 2.0, "A100", over="slow", where="*/M3-*", text="twice"),
         Claim("R3", "fast", "time", 1.5e-6, "A10"),
         Claim("R3", "fast", "speedup", None, "A10", over="slow", text="faster"),
+        Claim("R3", "fast", "of_peak", None, "A10", says="nothing"),
     )
 
 
@@ -114,6 +116,7 @@ claims:
   - {row: R1, variant: fast, metric: time, value: 1, over: eagr}
   - nothing
   - {row: R1, variant: fast, metric: time, hardware: A100}
+  - {row: R1, variant: fast, metric: time, says: nothing, value: 1, hardware: A100}
 """
     assert refused(text) == [
         ("1: title", "must not be empty, found ''"),
@@ -143,7 +146,11 @@ claims:
         ("20: claims[3]", "must be a mapping, found 'nothing'"),
         (
             "21: claims[4].value",
-            "is missing; only a claim of speedup, traffic may have no value, where a text gives no figure",
+            "is missing; give the text's time, or 'says: nothing' where the text gives none",
+        ),
+        (
+            "22: claims[5].value",
+            "stands beside 'says: nothing'; remove one of them: a text gives a figure, or it doesn't",
         ),
     ]
 

@@ -66,7 +66,7 @@ def _fused_traffic(symbols: Symbols, size: int) -> Traffic:
 def _work(symbols: Symbols, size: int) -> Work:
     """Reads x twice, since y needs its channel's statistics first."""
     moved = _fused_traffic(symbols, size)
-    return Work(moved.read, moved.written)
+    return Work(moved.read, moved.written, again=elements(symbols) * size)
 
 
 def _eager_traffic(symbols: Symbols, size: int) -> Traffic:

@@ -66,9 +66,9 @@ def _twice(symbols: Symbols, size: int, signs: int) -> Traffic:
 
 
 def _work(symbols: Symbols, size: int) -> Work:
-    """A bit an element is enough to know where y > 0."""
+    """A bit an element is enough to know where y > 0. dy, x and the bits are read twice."""
     moved = _with_bits(symbols, size)
-    return Work(moved.read, moved.written)
+    return Work(moved.read, moved.written, again=2 * elements(symbols) * size + MASK.bytes(symbols, ""))
 
 
 _DY, _X, _Y = images("dy"), images("x"), images("y")

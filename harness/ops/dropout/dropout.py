@@ -30,7 +30,7 @@ from harness.ops.dropout._dropout import (
 _A_CALL = 4  # elements of a thread of `naive`, which are the words of a Philox call
 
 _Y = Tensor("y", ("N",))
-_BYTES = (_Y, Tensor("mask", ("N",), "bool"))
+_BYTES = (_Y, Tensor("mask", ("N",), "bool", kept=True))
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
@@ -120,7 +120,7 @@ def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:
 
 
 # Not named as the byte mask is, so that the check sees the words too.
-_BITS: dict[str, Any] = {"outputs": (_Y, Tensor("bits", (WORDS,), "int32")), "decode": _decode}
+_BITS: dict[str, Any] = {"outputs": (_Y, Tensor("bits", (WORDS,), "int32", kept=True)), "decode": _decode}
 
 
 @OP.variant(

@@ -1,4 +1,4 @@
-"""Figures as SVG and PNG, in a folder of their own."""
+"""Figures as SVG, in a folder of their own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.model import Run
 
 PICTURES = True
-SUMMARY = "plots/*.svg and *.png: bandwidth or another metric by variant and shape, and the ceilings"
+SUMMARY = "plots/*.svg: bandwidth or another metric by variant and shape, and the ceilings"
 
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
@@ -19,7 +19,7 @@ def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # n
     plots, _ = _figures.plan(run)
     (folder / _figures.FOLDER).mkdir(exist_ok=True)
     peak = run.limits.peak if run.limits else None
-    paths = [path for plot in plots for path in drawn(plot.png, _draw.draw, plot, peak, folder / plot.png)]
+    paths = [path for plot in plots for path in drawn(plot.path, _draw.draw, plot, peak, folder / plot.path)]
     if run.limits and run.limits.points:
         ceilings = folder / _figures.FOLDER / build.CEILINGS
         paths += drawn(build.CEILINGS, _limits.draw, run.header.machine, run.limits, ceilings)

@@ -321,6 +321,7 @@ def test_traffic():
     vectors = 4 * 64
     assert (work.read, work.written) == (own["tuned"].read, own["tuned"].written)
     assert own["tuned"].read == 3 * 2 * n + 4 * vectors
+    assert work.again == 2 * n
     assert own["tuned"].written == 2 * n + n // 8 + 4 * vectors
     assert own["unfused"].moved == own["tuned"].moved + 4 * 2 * n
     assert own["eager"].moved == 8 * 2 * n + 6 * vectors

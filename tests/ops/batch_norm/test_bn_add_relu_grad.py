@@ -330,5 +330,6 @@ def test_traffic(dtype, bits):
     tensor = 64**4 * (4 if dtype == "float32" else 2)
     moved = {name: OP.traffic_of(variant, values, dtype).moved / tensor for name, variant in OP.variants.items()}
     assert OP.work_of(values, dtype).moved / tensor == moved["tuned"]
+    assert OP.work_of(values, dtype).again / tensor == 2 + bits
     assert [moved[name] for name in ("eager", "compile", "from_y")] == pytest.approx([8] * 3, rel=1e-3)
     assert [moved[name] for name in ("from_bitset", "tuned")] == pytest.approx([6 + 2 * bits] * 2, rel=1e-3)

@@ -35,12 +35,11 @@ _COLORS = {"failure": "#D55E00", "environment": "#CC79A7", "undecided": "#E69F00
 
 
 def write(run: GateRun, folder: Path) -> list[Path]:
-    """Draw pairs.svg and pairs.png: cases worst first. Nothing where there is no pair.
+    """Draw pairs.png: cases worst first. Nothing where there is no pair.
 
-    Files of these names that the folder already has are removed first: those of another run must not stay.
+    A file of this name that the folder already has is removed first: that of another run must not stay.
     """
-    for old in ("pairs.svg", "pairs.png"):
-        (folder / old).unlink(missing_ok=True)
+    (folder / "pairs.png").unlink(missing_ok=True)
     every = [row for row in rows(run) if row.evidence.pairs]
     table = every[:_MOST_ROWS]
     if not table:

@@ -1,0 +1,391 @@
+"""Write the figures of README.md and kernels/README.md from the committed runs. Run it after a change of either.
+
+A page has two kinds of marks, HTML comments that a reader doesn't see:
+
+    <!-- table NAME -->                   the lines up to the end mark are what the function TABLES[NAME] gives
+    <!-- figure CASES METRIC -->          a metric of the cases that the glob CASES matches: one value, or 'low to high'
+    <!-- figure CASES METRIC OVER -->     the same of a metric that compares with the variant OVER
+    <!-- end -->
+
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED. With --check nothing is written:
+the exit code is 1 if a page isn't as it would be written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+from harness import store
+from harness.metrics import METRICS, Subject, subjects
+from harness.model import Result, Run, by_group
+from harness.units import gigabytes, percent, significant
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "reports" / "h200"
+PAGES = (ROOT / "README.md", ROOT / "kernels" / "README.md")
+KERNELS = "../"
+"""The way from kernels/README.md to the root."""
+SKIPPED = ("ci", "trust")
+"""Runs of other scenarios' cases: few samples, or the harness checked against other tools."""
+MARK = re.compile(r"<!-- (table|figure) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+OURS = "tuned"
+MODES = {"compile": "default", "compile_autotune": "autotune"}
+"""The variants that are torch.compile, and what a table calls the mode of each."""
+NOTHING, ABSENT = "-", "not run"
+REFUSED = "A dash: torch's own result was refused by the check, so it has no time."
+TOO_LONG = "A dash: the variant has no kernel for rows of this length."
+LARGE = 100e6
+"""Bytes of work from which on a time says more about the kernel than about its launch."""
+WASTEFUL = {"strided_copy"}
+"""Ops whose ceiling no kernel can reach: the bytes between their elements are moved, too."""
+SAME = 0.01
+"""Times this close to each other are called the same."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The variants of one case, all of one run."""
+
+    run: Run
+    folder: str
+    name: str
+    results: dict[str, Result]
+
+    def value(self, variant: str, metric: str, over: str = "") -> float | None:
+        """A metric of a variant, in SI units; None where it isn't known."""
+        if variant not in self.results:
+            return None
+        known = self._against_limits if METRICS[metric].of_limits else self._alone
+        return METRICS[metric].value(known[variant].against(self._alone.get(over)))
+
+    @cached_property
+    def _alone(self) -> dict[str, Subject]:
+        return {name: Subject.of(result, None) for name, result in self.results.items()}
+
+    @cached_property
+    def _against_limits(self) -> dict[str, Subject]:
+        """With the ceiling, which is the same for all variants, and takes a search through all streams."""
+        found = subjects(self.results.values(), self.run.limits)
+        return {name: found[result.case.id] for name, result in self.results.items()}
+
+    def written(self, variant: str, metric: str, over: str = "") -> str:
+        """The same as text, without a unit where the metric is a time or a bandwidth."""
+        if variant not in self.results or over not in {"", *self.results}:
+            return ABSENT
+        value = self.value(variant, metric, over)
+        if value is None:
+            return NOTHING
+        if metric == "time":
+            return significant(value * 1e6, 3) if value < 1e-4 else f"{value * 1e6:.0f}"
+        return gigabytes(value) if metric == "bandwidth" else METRICS[metric].written(value)
+
+    @cached_property
+    def compiled(self) -> str:
+        """The faster mode of torch.compile, as the name of its variant; the default mode if none has a time."""
+        times = {name: time for name in MODES if (time := self.value(name, "time"))}
+        return min(times, key=lambda name: times[name], default="compile")
+
+    @property
+    def mode(self) -> str:
+        """What a table calls that mode; a dash if torch.compile has no time."""
+        return MODES[self.compiled] if self.value(self.compiled, "time") else NOTHING
+
+    @property
+    def torch(self) -> str:
+        return dict(self.run.header.machine.versions).get("torch", "?")
+
+
+class Runs:
+    """The committed runs."""
+
+    def __init__(self, folder: Path = RUNS) -> None:
+        files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
+        loaded = sorted(
+            ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started
+        )
+        self.groups: dict[str, Group] = {}
+        self._tables: dict[str, list[str]] = {}
+        for run, name in loaded:
+            for group, results in by_group(run.results).items():
+                variants = {result.case.variant: result for result in results}
+                if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
+                    self.groups[group] = Group(run, name, group, variants)
+
+    def group(self, op: str, dtype: str, setting: str) -> Group:
+        """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
+        name = f"{op}/{dtype}/{setting}"
+        if name not in self.groups:
+            raise SystemExit(f"no committed run has the case {name}")
+        return self.groups[name]
+
+    def table(self, name: str) -> list[str]:
+        """The lines of a table, made once."""
+        if name not in self._tables:
+            self._tables[name] = TABLES[name](self)
+        return self._tables[name]
+
+    def figure(self, cases: str, metric: str, over: str = "") -> str:
+        """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
+        values = [
+            value
+            for group in self.groups.values()
+            for result in group.results.values()
+            if fnmatchcase(result.case.id, cases) and (value := group.value(result.case.variant, metric, over))
+        ]
+        if not values:
+            raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))
+        low, high = (METRICS[metric].written(bound) for bound in (min(values), max(values)))
+        return low if low == high else f"{low} to {high}"
+
+
+# ---- Tables.
+
+
+def _table(head: Sequence[str], rows: Iterator[Sequence[str]], left: int = 1) -> list[str]:
+    rule = ["---" if place < left else "--:" for place in range(len(head))]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def _origin(groups: Sequence[Group], up: str = "") -> str:
+    """Which machine, which torch, which runs of which day: a table's last line."""
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for group in groups:
+        machine, day = group.run.header.machine.name, group.run.header.started[:10]
+        found.setdefault((machine, group.torch), {})[group.folder] = day
+    return " ".join(
+        f"{machine}, torch {torch}; runs: "
+        + ", ".join(f"[{name}]({up}reports/h200/{name}/report.md) of {day}" for name, day in runs.items())
+        + "."
+        for (machine, torch), runs in found.items()
+    )
+
+
+def _bold_best(cells: Sequence[str], values: Sequence[float | None]) -> list[str]:
+    """The cells with the best in bold. values: their figures, where more is better."""
+    best = max(filter(None, values), default=None)
+    return [f"**{cell}**" if value and value == best else cell for cell, value in zip(cells, values, strict=True)]
+
+
+def prelu(runs: Runs) -> list[str]:
+    """PReLU in float16: bandwidth by variant."""
+    settings = [f"N{n}-C{c}-H{h}-W{h}" for n, c, h in (
+        (96, 64, 112), (128, 64, 112), (128, 128, 56), (128, 256, 28), (128, 512, 14), (128, 512, 7), (2**27, 1, 1),
+    )]  # fmt: skip
+    groups = [runs.group("prelu", "float16", setting) for setting in settings]
+    variants = ("eager", "compile", "naive", "packed", OURS)
+
+    def rows() -> Iterator[list[str]]:
+        for setting, group in zip(settings, groups, strict=True):
+            names = [group.compiled if name == "compile" else name for name in variants]
+            values = [group.value(name, "bandwidth") for name in names]
+            cells = _bold_best([group.written(name, "bandwidth") for name in names], values)
+            yield [setting, *cells, group.mode, group.written(OURS, "of_ceiling")]
+
+    head = ("shape", "eager", "compile", "naive", "packed", "tuned", "mode of compile", "tuned, of ceiling")
+    peak = groups[0].run.limits and groups[0].run.limits.peak
+    copy = f" The best `cudaMemcpy` there reached {peak * 1e-9:.0f} GB/s." if peak else ""
+    return [*_table(head, rows()), "", _origin(groups) + copy]
+
+
+def _rows_of(n: int) -> str:
+    return f"M{2**27 // n}-N{n}"
+
+
+OPS = (
+    ("`relu_mask`", "relu_mask", "N134217728"),
+    ("`relu_grad`", "relu_grad", "N134217728"),
+    ("`dropout` (1)", "dropout", "N134217728/p=0.1"),
+    ("`dropout_grad` (1)", "dropout_grad", "N134217728/p=0.1"),
+    ("`dropout_add` (1)", "dropout_add", "N134217728/p=0.1"),
+    ("`bias_dropout_residual` (1)", "bias_dropout_residual", "R131072-C1024/p=0.1"),
+    ("`bias_add`, inner 1", "bias_add", "outer131072-bias1024-inner1"),
+    ("`bias_add`, inner 16384", "bias_add", "outer128-bias64-inner16384"),
+    ("`bias_residual`", "bias_residual", "R131072-C1024"),
+    ("`prelu_grad`, 56 x 56", "prelu_grad", "N336-C128-H56-W56"),
+    ("`prelu_grad`, 7 x 7", "prelu_grad", "N5376-C512-H7-W7"),
+    *((f"`{op}`, N = {n}", op, _rows_of(n)) for op, sizes in (
+        ("softmax", (1024, 131072)), ("softmax_grad", (1024, 131072)), ("layer_norm", (1024, 65536)),
+        ("layer_norm_grad", (49, 1024, 16384)), ("rms_norm", (1024,)), ("rms_norm_grad", (49, 1024)),
+    ) for n in sizes),
+    *((f"`{op}`, {label}", op, setting) for op in ("bn_add_relu", "bn_add_relu_grad") for label, setting in (
+        ("56 x 56", "N656-C64-H56-W56/layout=nchw"), ("56 x 56, channels last", "N656-C64-H56-W56/layout=nhwc"),
+        ("7 x 7", "N5376-C512-H7-W7/layout=nchw"),
+    )),
+)  # fmt: skip
+TYPES = ("float32", "float16", "bfloat16")
+
+
+def ops(runs: Runs) -> list[str]:
+    """`tuned` of each op against torch, in float32 and float16."""
+    every: list[Group] = []
+
+    def rows() -> Iterator[list[str]]:
+        for label, op, setting in OPS:
+            pair = [runs.group(op, dtype, setting) for dtype in TYPES[:2]]
+            every.extend(pair)
+            yield [
+                label,
+                " / ".join(group.written(OURS, "time") for group in pair),
+                " / ".join(group.written(OURS, "of_ceiling") for group in pair),
+                " / ".join(group.written(OURS, "speedup", "eager") for group in pair),
+                " / ".join(group.written(OURS, "speedup", group.compiled) for group in pair),
+                " / ".join(dict.fromkeys(group.mode for group in pair)),
+            ]
+
+    lines = _table(("op", "time (us)", "of ceiling", "over eager", "over compile", "mode of compile"), rows())
+    told = [REFUSED] if any({NOTHING} & set(line.split()) for line in lines[2:]) else []
+    return [*lines, "", " ".join([*told, _origin(every)])]
+
+
+SIZES = (1, 3, 16, 49, 64, 197, 256, 1000, 1023, 1024, 4096, 8192, 16384, 30522, 32768, 50257, 65536, 128256, 131072,
+         262144)  # fmt: skip
+ROW_OPS = ("softmax", "softmax_grad", "layer_norm", "layer_norm_grad", "rms_norm", "rms_norm_grad")
+
+
+def softmax(runs: Runs) -> list[str]:
+    """Softmax in float32: the share of the ceiling by variant and length of a row."""
+    groups = [runs.group("softmax", "float32", _rows_of(n)) for n in SIZES]
+    variants = ("eager", "compile", "unfused", "online", "shared", "registers", "cluster", OURS)
+
+    def rows() -> Iterator[list[str]]:
+        for n, group in zip(SIZES, groups, strict=True):
+            names = [group.compiled if name == "compile" else name for name in variants]
+            values = [group.value(name, "of_ceiling") for name in names]
+            yield [str(n), *_bold_best([group.written(name, "of_ceiling") for name in names], values)]
+
+    return [*_table(("N", *variants), rows(), 0), "", f"{TOO_LONG} {_origin(groups, KERNELS)}"]
+
+
+def norms(runs: Runs) -> list[str]:
+    """LayerNorm and its gradient in float32 and float16: the share of the ceiling by length of a row."""
+    every: list[Group] = []
+
+    def rows() -> Iterator[list[str]]:
+        for n in SIZES:
+            cells: list[str] = []
+            for op in ("layer_norm", "layer_norm_grad"):
+                pair = [runs.group(op, dtype, _rows_of(n)) for dtype in TYPES[:2]]
+                every.extend(pair)
+                parts = [_shares(group) for group in pair]
+                cells += [" / ".join(column) for column in zip(*parts, strict=True)]
+            yield [str(n), *cells]
+
+    head = ("N", "eager", "compile", "tuned", "gradient: eager", "compile", "tuned")
+    return [*_table(head, rows(), 0), "", f"{REFUSED} {_origin(every, KERNELS)}"]
+
+
+def _shares(group: Group) -> list[str]:
+    """The share of the ceiling of eager, of the faster mode of torch.compile, and of ours."""
+    names = ("eager", group.compiled, OURS)
+    values = [group.value(name, "of_ceiling") for name in names]
+    return _bold_best([group.written(name, "of_ceiling") for name in names], values)
+
+
+def rows(runs: Runs) -> list[str]:
+    """`tuned` of all ops on rows, in all types."""
+    every: list[Group] = []
+
+    def lines() -> Iterator[list[str]]:
+        for n in SIZES:
+            cells: list[str] = []
+            for op in ROW_OPS:
+                groups = [runs.groups.get(f"{op}/{dtype}/{_rows_of(n)}") for dtype in TYPES]
+                every.extend(group for group in groups if group)
+                cells.append(" / ".join(g.written(OURS, "of_ceiling").rstrip("%") if g else ABSENT for g in groups))
+            yield [str(n), *cells]
+
+    return [*_table(("N", *(f"`{op}`" for op in ROW_OPS)), lines(), 0), "", _origin(every, KERNELS)]
+
+
+def worst(runs: Runs) -> list[str]:
+    """The lowest share of the ceiling of `tuned`, by op and type."""
+    lowest: dict[tuple[str, str], tuple[float, Group]] = {}
+    for group in runs.groups.values():
+        share = group.value(OURS, "of_ceiling")
+        if share and (group.value(OURS, "read_bytes") or 0) + (group.value(OURS, "written_bytes") or 0) >= LARGE:
+            op, dtype, _ = group.name.split("/", 2)
+            lowest[op, dtype] = min(lowest.get((op, dtype), (share, group)), (share, group), key=lambda found: found[0])
+    names = sorted({op for op, dtype in lowest if dtype in TYPES} - WASTEFUL)
+
+    def lines() -> Iterator[list[str]]:
+        for op in names:
+            own = [lowest.get((op, dtype)) for dtype in TYPES]
+            yield [f"`{op}`", *(f"{percent(f[0])} at {f[1].name.split('/', 2)[2]}" if f else "" for f in own)]
+
+    groups = [group for (op, _), (_, group) in lowest.items() if op in names]
+    return [*_table(("op", *TYPES), lines(), len(TYPES) + 1), "", _origin(groups, KERNELS)]
+
+
+def slower(runs: Runs) -> list[str]:
+    """Every case in which torch is faster than `tuned`."""
+    found: list[tuple[float, str, Group]] = []
+    for group in runs.groups.values():
+        ratios = [(group.value(OURS, "speedup", name), name) for name in ("eager", *MODES)]
+        least = min(((value, name) for value, name in ratios if value), default=None)
+        if least and least[0] < 1 - SAME:
+            found.append((*least, group))
+    found.sort(key=lambda one: one[0])
+
+    def lines() -> Iterator[list[str]]:
+        for _, name, group in found:
+            faster = f"torch.compile, {MODES[name]}" if name in MODES else name
+            times = group.written(OURS, "time"), group.written(name, "time")
+            yield [f"`{group.name}`", *times, group.written(name, "speedup", OURS), faster]
+
+    head = ("case", "tuned (us)", "torch (us)", "torch is faster by", "which")
+    return [*_table(head, lines()), "", _origin([group for *_, group in found], KERNELS)]
+
+
+TABLES: dict[str, Callable[[Runs], list[str]]] = {
+    function.__name__: function for function in (prelu, ops, softmax, norms, rows, worst, slower)
+}
+
+
+# ---- Pages.
+
+
+def written(text: str, runs: Runs) -> str:
+    """The page with each mark's content as the runs have it. Raises SystemExit for a mark that means nothing."""
+
+    def content(mark: re.Match[str]) -> str:
+        kind, about = mark[1], mark[2].split()
+        if kind == "table" and about[0] in TABLES:
+            inner = "\n".join(["", "", *runs.table(about[0]), "", ""])
+        elif kind == "figure" and len(about) in (2, 3):
+            inner = runs.figure(*about)
+        else:
+            raise SystemExit(f"no mark is '{kind} {mark[2]}'; tables: {', '.join(TABLES)}")
+        return f"<!-- {kind} {mark[2]} -->{inner}<!-- end -->"
+
+    return MARK.sub(content, text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the pages, or with --check say which of them isn't as it would be written."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a page would change")
+    check = parser.parse_args(arguments).check
+    runs, stale = Runs(), []
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = written(before, runs)
+        if after != before:
+            stale.append(page)
+            if not check:
+                page.write_text(after, encoding="utf-8")
+    for page in stale:
+        print(
+            f"{page.relative_to(ROOT)}: {'differs from the runs; run scripts/make_tables.py' if check else 'written'}"
+        )
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,125 @@
+"""The figures of README.md and kernels/README.md: all of them are those of the committed runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import store
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def script() -> Any:
+    spec = importlib.util.spec_from_file_location("make_tables", ROOT / "scripts" / "make_tables.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["make_tables"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+SCRIPT = script()
+
+MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|GB/s|TB/s|times)\b|\d+e\d+")
+"""What a figure of a run looks like: a share, a factor, a time, a rate."""
+GIVEN = {"100%", "1%", "2%", "0.2%", "10%"}
+"""Figures that are no result: what everything would be, margins and precisions that are set."""
+
+
+@pytest.fixture(scope="module")
+def runs() -> Any:
+    return SCRIPT.Runs()
+
+
+@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.parent.name)
+def test_every_table_and_figure_is_as_the_runs_have_it(page: Path, runs: Any) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert SCRIPT.written(text, runs) == text, "run scripts/make_tables.py"
+    assert len(SCRIPT.MARK.findall(text)) >= 3
+
+
+def typed(text: str) -> list[str]:
+    """Figures that no script wrote: outside of marks and of code."""
+    rest = re.sub(r"```.*?```|`[^`\n]*`", "", SCRIPT.MARK.sub("", text), flags=re.DOTALL)
+    return [found for found in MEASURED.findall(rest) if found not in GIVEN]
+
+
+@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.parent.name)
+def test_no_figure_was_typed(page: Path) -> None:
+    assert typed(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("figure", ["97.5%", "1.56x", "262 us", "4243 GB/s", "3.8 times", "2.5e12"])
+def test_a_typed_figure_would_be_noticed(figure: str) -> None:
+    assert typed(f"It reaches {figure} there.") != []
+    assert typed(f"It reaches <!-- figure a b -->{figure}<!-- end --> there, and `{figure}` is code.") == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("| 1024 |", "| 1025 |", 1),
+        lambda text: re.sub(r"(<!-- figure [^>]*-->)[^<]*", r"\g<1>9.99x", text, count=1),
+        lambda text: text.replace(" torch 2", " torch 3", 1),
+    ],
+    ids=["table", "figure", "torch"],
+)
+def test_a_changed_figure_fails_the_check(change: Callable[[str], str], runs: Any) -> None:
+    text = (ROOT / "kernels" / "README.md").read_text(encoding="utf-8")
+    assert change(text) != text
+    assert SCRIPT.written(change(text), runs) == text
+
+
+@pytest.mark.parametrize(
+    "mark", ["table nothing", "figure copy/none/* time", "figure one", "figure copy/* speedup none"]
+)
+def test_a_mark_that_means_nothing_is_refused(mark: str, runs: Any) -> None:
+    with pytest.raises(SystemExit, match="no "):
+        SCRIPT.written(f"<!-- {mark} --><!-- end -->", runs)
+
+
+def test_the_check_says_which_page_is_stale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, runs: Any
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- figure copy/stream/float32/N268435456 of_ceiling -->0%<!-- end -->")
+    monkeypatch.setattr(SCRIPT, "PAGES", (page,))
+    monkeypatch.setattr(SCRIPT, "ROOT", tmp_path)
+    monkeypatch.setattr(SCRIPT, "Runs", lambda: runs)
+    assert SCRIPT.main(["--check"]) == 1
+    assert "page.md: differs from the runs" in capsys.readouterr().out
+    assert SCRIPT.main([]) == 0
+    assert SCRIPT.main(["--check"]) == 0
+    assert capsys.readouterr().out.count("page.md") == 1
+
+
+def test_of_two_modes_of_torch_compile_the_faster_one_stands_there_by_name(runs: Any) -> None:
+    plain = runs.group("dropout", "float16", "N134217728/p=0.1")
+    plain = replace(plain, results={name: plain.results[name] for name in ("eager", "compile", "tuned")})
+    assert (plain.compiled, plain.mode) == ("compile", "default")
+    fast = plain.results["tuned"]
+    both = replace(plain, results=plain.results | {"compile_autotune": fast})
+    assert both.results["compile"].time > fast.time
+    assert (both.compiled, both.mode) == ("compile_autotune", "autotune")
+    assert both.written("tuned", "speedup", both.compiled) == "1.00x"
+    assert plain.written("tuned", "speedup", "compile_autotune") == "not run"
+
+
+def test_the_newest_run_of_a_case_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store.load(ROOT / "reports" / "h200" / "copy")
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").touch()
+    started = {"old": "2026-01-01T00:00:00", "new": "2026-02-01T00:00:00"}
+    dated = {name: replace(run, header=replace(run.header, started=when)) for name, when in started.items()}
+    monkeypatch.setattr(SCRIPT.store, "load", lambda folder: dated[folder.name])
+    assert {group.folder for group in SCRIPT.Runs(tmp_path).groups.values()} == {"new"}

@@ -123,9 +123,10 @@ EVERY = {op.name for op in Catalogue().values()}
     [
         ("kernels/activation/prelu.cu", {"prelu"}),
         ("harness/ops/activation/prelu.py", {"prelu"}),
-        ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad"}),  # the backward's masks are the forward's
+        ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
+        ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
         ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm"}),
-        ("kernels/include/bias.cuh", {"bias_add", "bias_residual", "bias_dropout_residual"}),
+        ("kernels/include/bias.cuh", {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases"}),
         ("harness/session.py", EVERY),
         ("harness/ops/sheet.py", EVERY),
         ("harness/devices/cuda.py", EVERY),

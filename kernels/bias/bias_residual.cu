@@ -58,7 +58,8 @@ extern "C" __global__ void bias_residual_unrolled(const T* __restrict__ x, const
   }
 }
 
-// 3. Vectorised: 16 bytes an access, the most that a thread can ask for at once: eight halves, or four floats. Rows must have whole packs, whose number is `columns`.
+// 3. Vectorised: 16 bytes an access, the most that a thread can ask for at once: eight halves, or four floats.
+//    Rows must have whole packs, whose number is `columns`.
 extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T* __restrict__ bias,
                                                 const T* __restrict__ residual, T* __restrict__ y, INDEX packs,
                                                 INDEX columns, INDEX multiplier, unsigned shift) {

@@ -52,7 +52,9 @@ def test_every_op_has_both_modes_or_none_and_they_declare_the_same(op):
         assert getattr(default, field) is getattr(tuned, field), field
 
 
-def test_torch_knows_the_modes():
-    from torch._inductor import list_mode_options
-
-    assert set(MODES.values()) <= {"default", *list_mode_options()}
+@pytest.mark.parametrize("mode", MODES.values())
+def test_torch_takes_the_modes(mode):
+    """It checks them, and that they fit the other options, before it compiles anything."""
+    assert callable(compiled(lambda x: x, mode))
+    with pytest.raises(RuntimeError, match="mode"):
+        compiled(lambda x: x, f"{mode}-please")

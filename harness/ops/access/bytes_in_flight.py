@@ -8,16 +8,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from harness import cuda
 from harness.model import Case
 from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, blocks
 from harness.ops.access import copy
+from harness.ops.access._resident import grid_and_block, obstacles
 
 VECTOR = {4: "unsigned", 8: "uint2", 16: "uint4"}
-LARGEST_BLOCK = 1024
-_WARP = 32
 _MOST_A_THREAD = 128  # bytes: half of the 64 registers that a thread of a full block can have
 _MOST_IN_FLIGHT = 2**17  # bytes: half of a multiprocessor's registers, where they arrive
 
@@ -47,12 +45,9 @@ OP = Op(
 def limits(case: Case) -> str | None:
     """The reason why a shape's threads or loads can't all be resident; None if they can."""
     threads, vector, loads = (case.symbols[symbol] for symbol in "TVU")
-    most = cuda.resident_threads() // cuda.multiprocessors()
-    of_blocks = _per_multiprocessor(threads)
     reasons = {
         f"V is {vector}; a load is of 4, 8 or 16 bytes": vector not in VECTOR,
-        f"T is {threads}; a multiprocessor holds up to {most}": threads > most,
-        f"T is {threads}, not whole warps in {of_blocks} equal blocks": threads % (of_blocks * _WARP) > 0,
+        **obstacles(threads),
         "the registers of a thread don't hold V * U bytes": vector * loads > _MOST_A_THREAD,
         "the registers of a multiprocessor don't hold T * V * U bytes": threads * vector * loads > _MOST_IN_FLIGHT,
         "the kernel's index has 32 bits": case.symbols["N"] * ITEMSIZE[case.dtype] >= 2**31 * vector,
@@ -82,17 +77,13 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     unsupported=limits,
 )
 def grid_stride(ctx: Context) -> Launch:
-    """The whole grid is resident: a block for each multiprocessor, or two where T needs two.
-
-    The hardware gives each multiprocessor the same number of blocks, as it places a block where most room is left.
-    """
+    """The whole grid is resident: a block for each multiprocessor, or two where T needs two."""
     from harness.cuda.streams import macros
 
     threads, vector = ctx.s.T, ctx.s.V
     kernel = ctx.kernel("bytes_in_flight.cu", "grid_stride", {"VECTOR": VECTOR[vector], "IN_FLIGHT": ctx.s.U})
     rest = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, 1, False))
-    blocks_each = _per_multiprocessor(threads)
-    grid, block = cuda.multiprocessors() * blocks_each, threads // blocks_each
+    grid, block = grid_and_block(threads)
 
     def launch(t: Tensors) -> None:
         size = t.x.numel() * t.x.element_size()
@@ -110,8 +101,3 @@ def tuned(ctx: Context) -> Launch:
     """The plain stream: no loop over the data is known to be faster."""
     launch: Launch = copy.stream(ctx)
     return launch
-
-
-def _per_multiprocessor(threads: int) -> int:
-    """The fewest blocks that hold the threads of a multiprocessor."""
-    return -(-threads // LARGEST_BLOCK)

@@ -124,4 +124,5 @@ def test_eager_and_the_masks_of_ours_agree_with_the_reference(trial, dtype):
 def test_a_mask_is_a_little_more_to_write_than_y_alone():
     moved = {name: OP.traffic_of(OP.variants[name], {"N": 2**20}, "float32").moved / 2**20 for name in OP.variants}
     assert {moved[name] for name in ("eager", "compile", "compile_autotune")} == {4 + 4}
+    assert OP.work_of({"N": 2**20}, "float32").moved == (4 + 4) * 2**20, "no variant may seem faster than the memory"
     assert {moved[name] for name in OURS} == {4 + 4 + 1 / 8}

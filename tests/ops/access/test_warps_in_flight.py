@@ -1,0 +1,86 @@
+"""Chains of FMAs: as many steps as asked for, on every element and nothing else; and what can be resident."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness import cuda
+from harness.model import Case
+from harness.ops.access.warps_in_flight import OP, limits
+
+COMPILED = [{"N": 1000, "K": 64, "T": 2048, "U": chains} for chains in (1, 2, 4, 8)]
+SIZES = [0, 1, 31, 1023, 4099, 100_003, 2**21 + 1]
+STEPS = [1, 7, 63, 64, 65, 200]  # fewer than the loop's body has, as many, and more
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", ["chains", "full"])
+@pytest.mark.parametrize("chains", [1, 2, 4, 8])
+def test_sizes_and_steps(launch, placed, variant, chains):
+    import torch
+
+    # Halves and small whole numbers, so that float32 has every step exactly.
+    for factor, addend, counts in ((1.0, 1.0, STEPS), (-1.0, 3.0, STEPS), (0.5, 1.0, [1, 2, 7]), (2.0, -1.0, [1, 7])):
+        by = torch.tensor([factor, addend], device="cuda")
+        for count in counts:
+            for threads, n in ((32, 100_003), (320, 4099), (1024, 0), *((2048, size) for size in SIZES)):
+                x = torch.randint(-1000, 1000, (n,), device="cuda").float()
+                y = placed(n, "float32")
+                launch("warps_in_flight", variant, "float32", {"N": n, "K": count, "T": threads, "U": chains},
+                       x=x, by=by, y=y)  # fmt: skip
+                wanted = x.double()
+                for _ in range(count):
+                    wanted = wanted * factor + addend
+                assert torch.equal(y.tensor.double(), wanted), (factor, count, threads, n)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("chains", [1, 2, 4, 8])
+def test_the_registers_let_all_threads_be_resident(trial, chains):
+    ctx = trial("warps_in_flight", "chains", "float32", "cuda", N=4096, K=64, T=2048, U=chains).ctx
+    OP.variants["chains"].prepare(ctx)
+    assert ctx.kernels[0].registers * 2048 <= 2**16
+
+
+def test_eager_gives_the_reference_and_a_step_too_few_is_noticed(trial):
+    eager = trial("warps_in_flight", "eager", "float32", N=100, K=9, T=32, U=1)
+    assert eager.complaint_after_call() is None
+    assert "wrong by up to 1;" in eager.complaint_after_call(lambda t: t.y.sub_(1))
+
+
+@pytest.mark.parametrize("chains", [1, 2, 4, 8])
+def test_the_loop_is_arithmetic_and_little_else(ptx, chains):
+    """64 FMAs in its body: without unrolling, its counter would take as long as a chain."""
+    text = ptx("warps_in_flight.cu", "fma_chains", {"CHAINS": chains})
+    between = re.split(r"\n\$L\w+:", text)
+    longest = max(between, key=lambda block: block.count("fma.rn.f32"))
+    instructions = [line for line in longest.splitlines() if line.strip().endswith(";")]
+    assert longest.count("fma.rn.f32") == 64
+    assert len(instructions) <= 64 + 4
+
+
+@pytest.mark.parametrize(
+    ("n", "threads", "chains", "said"),
+    [
+        (2**22, 2048, 8, None),
+        (2**22, 32, 1, None),
+        (2**22, 2048, 3, "U is 3; a thread has 1, 2, 4 or 8 chains"),
+        (2**22, 48, 1, "T is 48, not whole warps in 1 equal blocks"),
+        (2**22, 4096, 1, "T is 4096; a multiprocessor holds up to 2048"),
+        (2**31, 2048, 1, "the kernel's index has 32 bits"),
+    ],
+)
+def test_what_can_not_be_resident_is_said(monkeypatch, n, threads, chains, said):
+    monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    sizes = (("N", n), ("K", 64), ("T", threads), ("U", chains))
+    assert limits(Case("warps_in_flight", "chains", "float32", sizes)) == said
+    of_full = OP.variants["full"].unsupported(Case("warps_in_flight", "full", "float32", sizes))
+    assert of_full == (said if n == 2**31 else None)
+
+
+def test_the_work_is_fmas_alone():
+    work = OP.work_of({"N": 1000, "K": 64, "T": 32, "U": 1}, "float32")
+    assert (work.moved, work.operations, work.items, work.item) == (0, 0, 64_000, "FMAs")

@@ -11,6 +11,7 @@ import pytest
 COMPILED = [
     {"M": rows, "N": columns}
     for rows, columns in [
+        (2**20, 21),
         (2**20, 49),
         (2**20, 64),
         (2**20, 256),

@@ -214,7 +214,7 @@ OPS = (
         ("softmax", (1024, 131072)), ("softmax_grad", (1024, 131072)), ("layer_norm", (1024, 65536)),
         ("layer_norm_grad", (49, 1024, 16384)), ("rms_norm", (1024,)), ("rms_norm_grad", (49, 1024)),
     ) for n in sizes),
-    *((f"`{op}`, {label}", op, setting) for op in ("bn_add_relu", "bn_add_relu_grad") for label, setting in (
+    *((f"`{op}`, {label} (2)", op, setting) for op in ("bn_add_relu", "bn_add_relu_grad") for label, setting in (
         ("56 x 56", "N656-C64-H56-W56/layout=nchw"), ("56 x 56, channels last", "N656-C64-H56-W56/layout=nhwc"),
         ("7 x 7", "N5376-C512-H7-W7/layout=nchw"),
     )),

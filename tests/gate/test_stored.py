@@ -11,6 +11,7 @@ import pytest
 
 from harness import gate
 from harness.errors import Exit
+from harness.gate import _noise
 from harness.gate.records import GateRun
 from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
 
@@ -61,6 +62,31 @@ def test_processes_of_the_same_index_are_pairs(make_run: MakeRun, slower: float,
     assert made.exit == code
     assert [len(found.pairs) for found in made.cases] == [processes] * 2
     assert (made.mode, made.base.label, made.now.label, made.seed) == ("stored", "before", "after", None)
+
+
+@pytest.mark.parametrize(
+    ("bad", "slower", "code", "accepted"),
+    [
+        (1, 1.0, Exit.OK, Exit.OK),
+        (1, 2.0, Exit.GATE_FAILED, Exit.GATE_FAILED),
+        (4, 1.0, Exit.UNDECIDED, Exit.OK),
+        (4, 2.0, Exit.UNDECIDED, Exit.OK),
+        (4, 3.0, Exit.GATE_FAILED, Exit.GATE_FAILED),
+    ],
+)
+def test_one_bad_block_of_a_calibration_hides_no_loss_and_a_noisy_machine_never_passes(
+    make_run: MakeRun, tmp_path: Path, bad: int, slower: float, code: Exit, accepted: Exit
+) -> None:
+    """Bad blocks differ by a factor of e^0.7 = 2.01. accepted: how it ends with a margin that allows such noise."""
+    before, after = make_run(), make_run(slower=slower)
+    file = tmp_path / "noise.json"
+    blocks = [*[0.7] * bad, *[0.001] * (5 - bad)]
+    _noise.load(after.header.machine, file).add({(TUNED.id, "graph"): blocks})
+    made = judge(before, after, noise=file)
+    assert made.exit == code
+    assert judge(before, after, noise=file, margin=0.4).exit == accepted
+    noisy = [finding for finding in made.findings if finding.message.startswith("this machine is too noisy")]
+    assert [finding.case for finding in noisy] == ([TUNED] if code == Exit.UNDECIDED else [])
 
 
 def test_single_processes_decide_nothing(make_run: MakeRun) -> None:

@@ -18,7 +18,7 @@ _TERMS = {
     "change": "mean over the pairs of the speed now over the speed of the base; a minus is a loss",
     "interval": "bounds of the change, each one-sided and at the level that the decision takes",
     "margin": "the loss that still passes, the larger of what was asked for and the noise that was calibrated for the "
-    "case on this machine",
+    "case on this machine; where that noise is more than twice what was asked for, the case can't pass",
     "pairs": "to screen + to confirm; the last stage alone decides",
     "verdict": "regressed only where the whole interval lies below the margin, ok only where it lies above. A control "
     "is the library's copy, which never fails: if a control gets slower, the machine has changed, not the code",

@@ -128,7 +128,7 @@ def _changes(pairs: Iterable[Pair]) -> Iterator[float]:
     """How much faster each pair is now, in percent; nothing for a pair whose times have no ratio."""
     for pair in pairs:
         ratio = pair.base / pair.now if pair.now else math.nan
-        if 0 < ratio < math.inf:
+        if 0 < ratio < math.exp(_MOST_CHANGE):
             yield 100 * (ratio - 1)
 
 

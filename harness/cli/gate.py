@@ -27,7 +27,7 @@ EXAMPLES = (
     "  harness gate reports/before reports/after     stored runs, each with --repeat 10\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
     "\n\b\nExit codes:\n"
-    "  0 nothing is slower; 1 something is slower, below its floor or missing; 2 wrong usage;\n"
+    "  0 nothing is slower; 1 something is slower, wrong, below its floor or missing; 2 wrong usage;\n"
     "  3 not enough evidence to decide; 4 the machine can't give valid numbers, or the runs can't be compared"
 )
 
@@ -50,7 +50,12 @@ def command(
         typer.Argument(metavar="SCENARIO | REF RUN", help="With --base: what to measure. Without: two stored runs."),
     ],
     base: Annotated[
-        str | None, typer.Option(metavar="REV", help="Revision to compare with: a branch, tag or commit.")
+        str | None,
+        typer.Option(
+            metavar="REV",
+            help="Revision to compare with: a branch, tag or commit of the repository that the ops and scenarios lie "
+            "in.",
+        ),
     ] = None,
     margin: options.Margin = None,
     device: options.Device = None,
@@ -64,8 +69,8 @@ def command(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Let what this rule found pass: missing, uncompared, floor, scenario, work, timer or code; may be "
-            "repeated. Every output says so.",
+            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer or code; may "
+            "be repeated. Every output says so.",
         ),
     ] = None,
     advisory: Annotated[bool, typer.Option("--advisory", help="End with exit code 0, whatever is found.")] = False,

@@ -14,6 +14,7 @@ from harness.metrics import METRICS
 from harness.model import LIBRARY_ROLES, Case, Job, Scenario, usual_role
 from harness.ops import Op
 from harness.processes.messages import Surveyed
+from harness.processes.strictness import laxer
 from harness.scenario import Definition, Selection
 
 SIDES: tuple[Side, Side] = ("now", "base")
@@ -52,7 +53,7 @@ class Wanted:
 class Cases:
     """What each side measures: first the common cases, in the same order, then those that only this side has.
 
-    asked, before, untold: as in the evidence.
+    asked, before, untold, laxer: as in the evidence.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -61,6 +62,7 @@ class Cases:
     asked: tuple[Scenario, ...] = ()
     before: tuple[Scenario, ...] = ()
     untold: tuple[str, ...] = ()
+    laxer: tuple[str, ...] = ()
 
     @property
     def all(self) -> tuple[Job, ...]:
@@ -117,7 +119,15 @@ def common(
     }
     broken = tuple(Broken(str(file), error.problems) for file, error in asked.broken.items())
     jobs: dict[Side, tuple[Job, ...]] = {"base": (*shared, *gone.values()), "now": (*shared, *new)}
-    return Cases(asked.scenarios, jobs, broken, asked.every, before, tuple(_untold(old, loaded, base)))
+    return Cases(
+        asked.scenarios,
+        jobs,
+        broken,
+        asked=asked.every,
+        before=before,
+        untold=tuple(_untold(old, loaded, base)),
+        laxer=laxer(base.checks, catalogue),
+    )
 
 
 def _untold(old: Sequence[Path], loaded: Mapping[Path, object], base: Surveyed) -> Iterator[str]:

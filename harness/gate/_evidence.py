@@ -19,7 +19,8 @@ class Evidence:
     files that only the base can load. shared: who else used the device before the first measurement; empty if nobody
     did. asked: the scenarios of the working tree with all their cases, also those that --only leaves out. before: the
     scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all known.
-    same_code: code that both sides used though it belongs to the repository, so that it wasn't compared.
+    same_code: code that both sides used though it belongs to the repository, so that it wasn't compared. laxer: what is
+    checked less strictly than by the base, one sentence each.
     """
 
     base: str
@@ -32,6 +33,7 @@ class Evidence:
     before: tuple[Scenario, ...] = ()
     untold: tuple[str, ...] = ()
     same_code: tuple[str, ...] = ()
+    laxer: tuple[str, ...] = ()
 
     @cached_property
     def by_id(self) -> Mapping[str, CaseEvidence]:

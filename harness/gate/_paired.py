@@ -142,6 +142,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         before=cases.before,
         untold=cases.untold,
         same_code=sides.same_code,
+        laxer=cases.laxer,
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(

@@ -41,6 +41,7 @@ from harness.processes.messages import (
     decode_question,
     encode,
 )
+from harness.processes.strictness import strictness
 from harness.processes.used import UsedFiles
 
 _PR_SET_PDEATHSIG = 1
@@ -81,7 +82,9 @@ class Worker:
                 known = tuple(job.case.id for job in jobs if self._knows(job.case))
                 plans = [self._plan(Path(file)) for file in files]
                 asked = tuple(plan.jobs if plan else None for plan in plans)
-                return Surveyed(asked, known, tuple(plan.scenarios if plan else () for plan in plans), self._used(top))
+                scenarios = tuple(plan.scenarios if plan else () for plan in plans)
+                ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
+                return Surveyed(asked, known, scenarios, self._used(top), strictness(ops.values()))
 
     def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file."""

@@ -15,6 +15,7 @@ from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement, Scenario
+from harness.processes.strictness import Strictness
 
 VERSION = 2
 """Version of these messages and of the records in them. `version1.py` translates the one before."""
@@ -113,13 +114,14 @@ class Surveyed(_Numbered):
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: those of each file, with their floors and roles; an earlier harness tells none.
-    used: files of the folder `top` that the process has used.
+    used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
     known: tuple[str, ...]
     scenarios: tuple[tuple[Scenario, ...], ...] = ()
     used: tuple[str, ...] = ()
+    checks: tuple[Strictness, ...] = ()
     kind: Literal["surveyed"] = "surveyed"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from harness import __version__, cli
+from harness import __version__, cli, gate
 from harness.cli import app, values
 
 COMMANDS = ["run", "list", "env", "peak", "report", "compare", "gate"]
@@ -28,6 +28,12 @@ def test_help_shows_an_example(command: str, flag: str) -> None:
     result = invoke(command, flag)
     assert result.exit_code == 0
     assert f"\n    harness {command}" in result.stdout
+
+
+def test_help_of_the_gate_names_what_may_be_accepted() -> None:
+    option = " ".join(invoke("gate", "--help").stdout.partition("--accept RULE")[2].partition("--advisory")[0].split())
+    named = re.findall(r"\w+", option.partition("pass: ")[2].partition(";")[0].replace(" or ", " "))
+    assert sorted(named) == sorted(gate.acceptable())
 
 
 def test_help_names_every_command() -> None:

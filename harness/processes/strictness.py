@@ -1,0 +1,48 @@
+"""How strictly the outputs of ops are checked, so that the gate can compare two codes in that too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from harness.check import TOLERANCE
+from harness.ops import Op
+
+Strictness = tuple[str, str, float, float]
+"""An op, a dtype, and the relative and absolute error that its outputs may have.
+
+Both errors are -1 for an op with a check of its own, which doesn't tell what it allows.
+"""
+_OWN_CHECK = (-1.0, -1.0)
+
+
+def strictness(ops: Iterable[Op]) -> tuple[Strictness, ...]:
+    """One entry for each op and dtype whose outputs are checked: an op with neither check nor reference has none."""
+    checked = [op for op in ops if op.check or op.reference]
+    return tuple((op.name, dtype, *_allowed(op, dtype)) for op in checked for dtype in op.dtypes)
+
+
+def laxer(before: Iterable[Strictness], now: Mapping[str, Op]) -> tuple[str, ...]:
+    """What is checked less strictly now, one sentence for each op and dtype. Ops and dtypes that are gone are left out.
+
+    before: as another code checks them.
+    """
+    found: list[str] = []
+    for name, dtype, relative, absolute in before:
+        op = now.get(name)
+        if op is None or dtype not in op.dtypes:
+            continue
+        if not (op.check or op.reference):
+            found.append(f"{name} has neither a reference nor a check now")
+            continue
+        errors = _allowed(op, dtype)
+        told = _OWN_CHECK not in (errors, (relative, absolute))
+        if told and (errors[0] > relative or errors[1] > absolute):
+            found.append(
+                f"{name} in {dtype} may be off by {errors[0]:g} (relative) and {errors[1]:g} (absolute) now, "
+                f"by {relative:g} and {absolute:g} before"
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def _allowed(op: Op, dtype: str) -> tuple[float, float]:
+    return _OWN_CHECK if op.check else op.tolerance.get(dtype, TOLERANCE.get(dtype, (0.0, 0.0)))

@@ -1,0 +1,57 @@
+"""How strictly two codes check the outputs of an op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.ops import Op
+from harness.processes.strictness import laxer, strictness
+
+
+def op(**fields: Any) -> Op:
+    known: dict[str, Any] = {"dtypes": ("float32", "float16"), "reference": lambda *_: {}}
+    return Op("mine", "y = x", {"N": "elements"}, **{**known, **fields})
+
+
+def checked(**_: Any) -> list[str]:
+    return []
+
+
+def test_the_tolerance_of_each_dtype_is_told_and_what_is_not_checked_is_not() -> None:
+    assert strictness([op(tolerance={"float32": (0.1, 0.2)})]) == (
+        ("mine", "float32", 0.1, 0.2),
+        ("mine", "float16", 1e-3, 1e-6),
+    )
+    assert strictness([op(check=checked, dtypes=("float32",))]) == (("mine", "float32", -1.0, -1.0),)
+    assert strictness([op(reference=None)]) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "words"),
+    [
+        ({}, {}, []),
+        ({"tolerance": {"float32": (1e-2, 1e-2)}}, {}, []),
+        ({"reference": None}, {}, []),
+        ({}, {"check": checked}, []),  # what a check of its own allows isn't known
+        ({}, {"dtypes": ("float32",), "tolerance": {"float16": (1, 1)}}, []),
+        ({}, {"tolerance": {"float16": (1e-2, 1e-6)}}, ["mine in float16 may be off by 0.01 (relative) and 1e-06"]),
+        (
+            {},
+            {"tolerance": {"float32": (1e-6, 1.0)}},
+            ["mine in float32 may be off by 1e-06 (relative) and 1 (absolute)"],
+        ),
+        ({}, {"reference": None}, ["mine has neither a reference nor a check now"]),
+        ({"check": checked}, {"reference": None}, ["mine has neither a reference nor a check now"]),
+        ({"check": checked}, {}, []),
+    ],
+)
+def test_what_became_laxer_is_told(before: dict[str, Any], now: dict[str, Any], words: list[str]) -> None:
+    found = laxer(strictness([op(**before)]), {"mine": op(**now)})
+    assert len(found) == len(words)
+    assert all(text.startswith(start) for text, start in zip(found, words, strict=True))
+
+
+def test_an_op_that_is_gone_is_left_to_others() -> None:
+    assert laxer(strictness([op()]), {}) == ()

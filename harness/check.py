@@ -97,7 +97,7 @@ def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: Si
 
 def verdict(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> comparer.Verdict:
     """Judge as `complaint` does, but a library's result that is off by up to `LEEWAY` is inexact, not wrong."""
-    leeway = LEEWAY if variant.role in ("baseline", "peer") else 1.0
+    leeway = LEEWAY if variant.role in ("baseline", "peer") else 0.0
     return comparer.judged(_found(ctx, variant, before, after), leeway)
 
 
@@ -115,9 +115,10 @@ class Watch:
         inputs, self._declared = ctx.op.tensors(variant)
         self._ctx = ctx
         # A variant's own declaration of an input stands in place of the op's.
-        every = {tensor.name: tensor for tensor in (*ctx.op.inputs, *inputs) if hasattr(tensors, tensor.name)}
+        named = {tensor.name: tensor for tensor in (*ctx.op.inputs, *inputs)}
+        every = {name: tensor for name, tensor in named.items() if _is_dense(getattr(tensors, name, None))}
         self._inputs = {name: getattr(tensors, name) for name in every}
-        self._outputs = None if variant.returns else {t.name: getattr(tensors, t.name) for t in self._declared}
+        self._outputs = None if variant.returns else [_tensors(getattr(tensors, t.name)) for t in self._declared]
         self._before = {name: getattr(canonical, name, None) for name, tensor in every.items() if not tensor.inplace}
         if variant.encode is not None:
             for name, before in list(self._before.items()):
@@ -136,8 +137,9 @@ class Watch:
         """What is wrong with the form of the outputs; None if nothing is. returned: what `as_tuple` gave of it."""
         if self._outputs is not None:
             returned = tuple(getattr(tensors, tensor.name, None) for tensor in self._declared)
-            for tensor, value in zip(self._declared, returned, strict=True):
-                if value is not self._outputs[tensor.name]:
+            for tensor, value, given in zip(self._declared, returned, self._outputs, strict=True):
+                found = _tensors(value)
+                if len(found) != len(given) or any(one is not other for one, other in zip(found, given, strict=True)):
                     return (
                         f"{tensor.name} isn't the tensor that the variant was given: write into that one, or declare "
                         "the variant with returns=True"
@@ -190,10 +192,21 @@ class _Region:
 def _flattened(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
     """Each tensor that isn't empty with its name, also those of lists."""
     for name, value in tensors.items():
-        several = isinstance(value, (list, tuple))
-        for i, part in enumerate(value if several else [value]):
+        for i, part in enumerate(_tensors(value)):
             if part.numel():
-                yield f"{name}[{i}]" if several else name, part
+                yield f"{name}[{i}]" if isinstance(value, (list, tuple)) else name, part
+
+
+def _tensors(value: Any) -> tuple[Any, ...]:
+    """The tensors of a list, or the one tensor."""
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _is_dense(value: Any) -> bool:
+    """Whether it is a tensor with all its elements in memory, or a list of such. Sparse inputs aren't watched."""
+    import torch
+
+    return all(isinstance(part, torch.Tensor) and part.layout == torch.strided for part in _tensors(value))
 
 
 def _shared(regions: Sequence[_Region], first_output: int) -> str | None:

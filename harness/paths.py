@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,3 +21,23 @@ def cache() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "gpu-bench-harness"
+
+
+def python_path() -> list[str]:
+    """The folders that PYTHONPATH names. An empty entry, which Python takes for the working folder, names none."""
+    return [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+
+
+def import_folders() -> list[str]:
+    """Where modules are looked for: `sys.path` without the working folder, unless PYTHONPATH names that folder.
+
+    Python adds the working folder for `-m`, `-c`, notebooks, and for empty entries of PYTHONPATH.
+    """
+    entries = [entry for entry in sys.path if entry]
+    try:
+        here = Path.cwd().resolve()
+    except FileNotFoundError:  # somebody has removed it, so it holds no modules
+        return entries
+    if here in (Path(entry).resolve() for entry in python_path()):
+        return entries
+    return [entry for entry in entries if Path(entry).resolve() != here]

@@ -47,6 +47,8 @@ def measured() -> Any:
         ("several", "list"),
         ("several", "tuple"),
         ("several", "wrapped"),
+        ("several", "writes"),
+        ("sparse", "dense"),
     ],
 )
 def test_what_keeps_the_contract_is_timed(measured, op, variant):
@@ -81,6 +83,7 @@ def test_what_keeps_the_contract_is_timed(measured, op, variant):
         ("pair", "view", "b shares memory with the input x"),
         ("constant", "overlapping", "b shares memory with the output a"),
         ("constant", "expanded", "b has several elements in one place of memory"),
+        ("several", "replaces", "y isn't the tensor that the variant was given"),
         ("several", "one_of_two", "y has 1 tensors, declared are 2"),
         ("several", "second_wide", "y[1] has the dtype float64, declared is float16"),
         ("several", "second_is_x", "y[1] shares memory with the input x[1]"),
@@ -109,6 +112,13 @@ def test_a_library_s_result_that_is_a_little_off_is_timed_and_the_distance_told(
     assert "units in the last place of float16" in warning.message
     assert "times the tolerance); element 5 is " in warning.message
     assert warning.advice
+
+
+def test_one_unit_is_inexact_for_a_library_and_wrong_for_ours_where_the_result_is_exact(measured):
+    found = measured("baseline_1", "exact")
+    assert found.status == "ok"
+    assert "by up to 1 units in the last place of float16 (none is allowed)" in str(found.warnings)
+    assert measured("ours_1", "exact").status == "wrong"
 
 
 @pytest.mark.parametrize("variant", ["published_4", "ours_4", "control_4", "baseline_40"])

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from harness import __version__
+from harness import __version__, paths
 from harness.cli import compare, env, gate, listing, peak, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
@@ -50,6 +50,7 @@ def harness(
 
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
+    sys.path[:] = paths.import_folders()
     try:
         app(prog_name="harness")
     except (SystemExit, KeyboardInterrupt):

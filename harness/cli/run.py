@@ -163,9 +163,11 @@ def _write_report(folder: Path, plugins: Sequence[Path]) -> None:
     """
     import subprocess
 
+    from harness.processes import python
+
     known = [argument for plugin in plugins for argument in ("--ops", str(plugin))]
-    command = [sys.executable, "-m", "harness", "report", str(folder), *known]
-    written = subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+    command = python.command("harness", ["report", str(folder), *known])
+    written = subprocess.run(command, stdout=subprocess.DEVNULL, env=python.environment(), check=False)
     if written.returncode:
         raise typer.Exit(written.returncode)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -22,6 +23,7 @@ def architecture() -> str:
 def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
     """Machine code of `file` for `arch`. Compiles only what isn't in the cache; processes may share the cache.
 
+    An entry of the cache that isn't whole, as a full disk or a crash leaves it, counts as none: it is made anew.
     Raises CompileError with the compiler's log, MachineError where NVRTC or the CUDA headers are missing.
     """
     from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
@@ -35,11 +37,25 @@ def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
         extra_digest=_headers_digest(file.parent),
     )
     with FileStreamProgramCache(paths.cache() / "kernels") as cache:
-        code: bytes | None = cache.get(key)
+        entry: bytes | None = cache.get(key)
+        code = None if entry is None else _opened(entry)
         if code is None:
             code, _ = compile_verbose(file, macros, arch)
-            cache[key] = code
+            # Written under another name first, then renamed: no other process sees a part of it.
+            cache[key] = _sealed(code)
     return code
+
+
+def _sealed(code: bytes) -> bytes:
+    """An entry of the cache: the code behind its hash."""
+    return hashlib.sha256(code).digest() + code
+
+
+def _opened(entry: bytes) -> bytes | None:
+    """The code in an entry of the cache; None if it isn't what was stored, or if an older harness stored it."""
+    size = hashlib.sha256().digest_size
+    code = entry[size:]
+    return code if code and _sealed(code) == entry else None
 
 
 def compile_verbose(file: Path, macros: Mapping[str, str | int], arch: str) -> tuple[bytes, str]:
@@ -97,8 +113,6 @@ def _cuda_headers() -> tuple[Path, ...]:
 
 def _headers_digest(own: Path) -> bytes:
     """Hash of what a kernel might include: the contents of our headers, the versions of CUDA's and CCCL's."""
-    import hashlib
-
     digest = hashlib.sha256()
     # Beside the source too, where NVRTC looks first: another revision may lie at the same path later.
     for folder in (own, own / "include", paths.data("kernels") / "include"):

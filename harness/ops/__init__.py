@@ -8,6 +8,9 @@ A variant is a function `prepare(ctx: Context) -> launch`. It does what isn't ti
 and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list where the
 declaration gives several shapes). Our kernels write into the declared outputs; a variant with
 `returns=True` makes its own outputs, as torch does, and returns them as a tuple in the declared order.
+
+Outputs must have the declared dtype and shape, lie on the case's device, and have memory of their own. Inputs must stay
+as they are, unless they are declared with `inplace=True`. A case that breaks this is wrong and has no time.
 """
 
 from __future__ import annotations

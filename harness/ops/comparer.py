@@ -34,7 +34,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a comparison found: what is `wrong`, or how far off outputs are that are only `inexact`. None: nothing."""
+    """What a comparison found: what is `wrong`, or how far off what is only `inexact` is; None for nothing."""
 
     wrong: str | None = None
     inexact: str | None = None

@@ -1,4 +1,4 @@
-"""The process that measures: `python -m harness.processes.child`, which the parent starts and asks through stdin.
+"""The process that measures: `harness.processes.child`, which the parent starts and asks through standard input.
 
 What it measures may kill it; the parent then starts another one. Each process is one rank: the ranks that measure a
 case together all get the same questions, and each answers on its own pipe.
@@ -19,11 +19,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-import harness
-from harness import devices, limits, measure, ranks, scenario
+from harness import devices, limits, measure, ranks, scenario, source
 from harness.errors import HarnessError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
+from harness.processes import python
 from harness.processes.messages import (
     VERSION,
     Failed,
@@ -152,8 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _tie_to_parent()
     pipe = _Pipe(options.replies)
     try:
+        digest = source.digest(options.ops)  # before the rest is imported, so that it isn't of later code
         worker = Worker(options.device, options.ops, pipe.send)
-        pipe.send(Ready(VERSION, str(Path(harness.__file__).resolve().parents[1])))
+        pipe.send(Ready(VERSION, str(python.own_root()), digest))
         for line in sys.stdin:
             question = decode_question(line)
             pipe.number = question.number

@@ -75,10 +75,12 @@ class Ready(_Numbered):
     """Sent once, unasked: torch is imported, no device is in use yet, and the ranks have found each other.
 
     protocol: VERSION of the process's code, 0 for code older than any version. root: the folder with its package.
+    digest: the hash over its code and plug-ins, as `source.digest` gives it; "" from revisions that don't tell it.
     """
 
     protocol: int = 0
     root: str = ""
+    digest: str = ""
     kind: Literal["ready"] = "ready"
 
 

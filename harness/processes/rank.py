@@ -6,15 +6,13 @@ import io
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import harness
-from harness.processes import version1
+from harness.processes import python, version1
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
@@ -22,7 +20,6 @@ GRACE = 2.0
 _MODULE = "harness.processes.child"
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
-_PATH_LENGTH = 256
 
 
 class Rank:
@@ -39,7 +36,7 @@ class Rank:
         replies, sink = os.pipe()
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
-        environment = {"RANK": str(number), "LOCAL_RANK": str(number), "PYTHONPATH": _python_path(root)}
+        environment = {"RANK": str(number), "LOCAL_RANK": str(number)}
         try:
             self._process = subprocess.Popen(
                 _command(device, plugins, sink, root),
@@ -48,7 +45,7 @@ class Rank:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[sink],
-                env={**os.environ, **meeting, **environment},
+                env={**python.environment(root), **meeting, **environment},
                 start_new_session=True,
             )
         finally:
@@ -133,9 +130,8 @@ class Rank:
 
 
 def _command(device: str, plugins: Sequence[Path], replies: int, root: Path | None) -> list[str]:
-    # -P: a file such as copy.py in the current folder must not be taken for the standard library's.
-    command = [sys.executable, "-P", "-m", _module(root), "--device", device, "--replies", str(replies)]
-    return [*command, "--ops", *map(str, plugins)] if plugins else command
+    arguments = ["--device", device, "--replies", str(replies)]
+    return python.command(_module(root), [*arguments, *(["--ops", *map(str, plugins)] if plugins else [])])
 
 
 def _module(root: Path | None) -> str:
@@ -143,14 +139,3 @@ def _module(root: Path | None) -> str:
     if root is None or root.joinpath(*_MODULE.split(".")).with_suffix(".py").is_file():
         return _MODULE
     return version1.MODULE
-
-
-def _python_path(root: Path | None) -> str:
-    """Folders where the process looks for modules: `root`, if there is one, then those of the parent as full paths."""
-    entries = [entry or str(Path.cwd()) for entry in sys.path]
-    if root is None:
-        return os.pathsep.join(entries)
-    own = Path(harness.__file__).resolve().parents[1]
-    others = [entry for entry in entries if Path(entry).resolve() != own]
-    # The same length for every root: the size of the environment decides where a process's stack lies.
-    return os.pathsep.join([str(root).ljust(_PATH_LENGTH, "/"), *others])

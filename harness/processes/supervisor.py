@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
+from harness import source
 from harness.errors import HarnessError, MachineError
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
-from harness.processes import version1
+from harness.processes import python, version1
 from harness.processes.messages import (
     ANOTHER_CODE,
     VERSION,
@@ -23,7 +24,7 @@ from harness.processes.messages import (
     SurveyCode,
     Surveyed,
 )
-from harness.processes.team import LostError, Report, Team
+from harness.processes.team import EDITED, LostError, Report, Team
 
 _NAMES_A_RANK = re.compile(r"rank \d+: ")
 _LIMITS_LIMIT = 900.0
@@ -39,7 +40,9 @@ class Workers:
     def __init__(self, device: str, plugins: Sequence[Path] = (), root: Path | None = None) -> None:
         self._device = device
         self._plugins = tuple(plugins)
-        self._root = root
+        self._root = (root or python.own_root()).resolve()
+        # Another revision may make its hash in another way. Then that of its first process stands for all of them.
+        self._digest = source.digest(self._plugins) if self._root == python.own_root() else ""
         self._team: Team | None = None
 
     def measure(self, job: Job, process: int = 0) -> Measurement:
@@ -47,17 +50,26 @@ class Workers:
 
         Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
-        team = self._ready(job.case.world)
         try:
-            answers = team.ask(Measure(job, process), Measured, job.timing.timeout)
+            team, answers = self._ask(job, process)
         except LostError as lost:
-            self._team = None
             return Measurement(job.case, lost.status, error=lost.text, process=process)
         measurement = _joined(answers, team.size)
         # After anything but 'ok', the ranks of a team may be at different places.
         if answers[0].leaving if team.size == 1 else measurement.status != "ok":
             self.restart()
         return measurement
+
+    def _ask(self, job: Job, process: int, again: bool = True) -> tuple[Team, dict[int, Measured]]:
+        """The answers of a team. One that answers an earlier question has forked: a new one is asked once more."""
+        team = self._ready(job.case.world)
+        try:
+            return team, team.ask(Measure(job, process), Measured, job.timing.timeout)
+        except LostError as lost:
+            self._team = None
+            if lost.stale and again:
+                return self._ask(job, process, again=False)
+            raise
 
     def limits(self, needs: Needs, report: Report, fresh: bool = False) -> Limits:
         """What the machine can do, as far as the needs ask for it. fresh: measure anew, whatever was measured earlier.
@@ -133,7 +145,7 @@ class Workers:
         return Team(self._device, self._plugins, size, self._root)
 
     def _check(self, team: Team) -> None:
-        """Wait until the team is ready. Raises MachineError if its code is from another folder or too old."""
+        """Wait until the team is ready. Raises MachineError if its code is too old, or isn't the one to measure."""
         try:
             ready = team.wait_until_ready()
         except HarnessError:
@@ -146,10 +158,17 @@ class Workers:
                 f"this one {VERSION} and {version1.VERSION}",
                 ANOTHER_CODE,
             )
-        if self._root and Path(ready.root).resolve() != self._root.resolve():
+        if Path(ready.root).resolve() != self._root:
             raise MachineError(
                 f"the measuring process imported the harness in {ready.root}, not that in {self._root}",
                 "find what changes sys.path when Python starts: sitecustomize, usercustomize or a .pth file",
+            )
+        self._digest = self._digest or ready.digest
+        if ready.digest != self._digest:
+            raise MachineError(
+                f"the code in {self._root}, or a plug-in, isn't what it was when the run began "
+                f"(hash {ready.digest[:12] or 'unknown'}, at first {self._digest[:12]})",
+                EDITED,
             )
 
 

@@ -16,6 +16,7 @@ from harness.processes.messages import (
     ANOTHER_CODE,
     Failed,
     LimitsMeasured,
+    Measure,
     Measured,
     Progress,
     Question,
@@ -35,13 +36,21 @@ Report = Callable[[str, float], None]
 Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
 
 
-class LostError(Exception):
-    """A team is dead: one of its processes died, or it took too long. `text` says how, with the last of stderr."""
+EDITED = "leave the code as it is while it is measured; start again, or go on with a run by --resume"
+"""Advice where two processes of one run have different codes."""
 
-    def __init__(self, status: Literal["crashed", "timeout"], text: str) -> None:
+
+class LostError(Exception):
+    """A team is dead: one of its processes died, or it took too long. `text` says how, with the last of stderr.
+
+    stale: it gave the answer to an earlier question, so the question that it was asked isn't to blame.
+    """
+
+    def __init__(self, status: Literal["crashed", "timeout"], text: str, stale: bool = False) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
+        self.stale = stale
 
 
 class Team:
@@ -68,13 +77,18 @@ class Team:
         return all(rank.status is None for rank in self._ranks)
 
     def wait_until_ready(self) -> Ready:
-        """Wait, once, until all are ready.
+        """Wait, once, until all are ready. Gives what each of them says of itself.
 
-        Raises LostError, or the HarnessError that one of them reports, after which all are dead.
+        Raises LostError, or the HarnessError that one of them reports, after which all are dead. It's a MachineError if
+        they don't have the same code.
         """
         if self.ready is None:
             try:
-                self.ready = self._answers(Ready, _START_LIMIT)[0]
+                said = set(self._answers(Ready, _START_LIMIT).values())
+                if len(said) > 1:
+                    codes = " and ".join(sorted(f"{ready.root} ({ready.digest[:12]})" for ready in said))
+                    raise MachineError(f"the measuring processes have different codes: {codes}", EDITED)
+                self.ready = said.pop()
             except BaseException:
                 self.kill()
                 raise
@@ -145,8 +159,10 @@ class Team:
             raise MachineError(
                 f"a measuring process sent a message that this harness can't read: {error}", ANOTHER_CODE
             ) from error
-        if reply.number != self._asked:
-            raise LostError("crashed", f"rank {rank.number} answered question {reply.number}, not {self._asked}")
+        if reply.number != self._asked or _is_of_another_case(reply, self._question):
+            which = f"question {reply.number}" if reply.number != self._asked else "another question"
+            text = f"rank {rank.number} answered {which}, not {self._asked}"
+            raise LostError("crashed", text, stale=reply.number <= self._asked)
         if isinstance(reply, kind):
             return reply
         match reply:
@@ -194,6 +210,14 @@ class Team:
         return "\n".join(
             f"{name}{fate}\n{rank.tail()}".rstrip() for name, (rank, fate) in zip(names, fates, strict=True)
         )
+
+
+def _is_of_another_case(reply: Reply, question: Question | None) -> bool:
+    """Whether the reply is the measurement of another case, or of another process index, than the question's."""
+    if not (isinstance(reply, Measured) and isinstance(question, Measure)):
+        return False
+    found = reply.measurement
+    return (found.case, found.process) != (question.job.case, question.process)
 
 
 def _is_bad(answer: Reply) -> bool:

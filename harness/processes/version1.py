@@ -75,8 +75,9 @@ def _old_job(job: Job) -> Json | None:
 def _reply(message: Json, question: Question | None) -> Json:
     match message.get("kind"), question:
         case "result", Measure(job):
-            # The case is the one asked for; version 1 didn't store the number of devices with it.
-            measurement = {**upgrade_measurement(message["measurement"]), "case": json.loads(store.dump(job.case))}
+            measurement = upgrade_measurement(message["measurement"])
+            # Version 1 didn't store the number of devices with a case.
+            measurement["case"] = {**measurement["case"], "world": job.case.world}
             return {**message, "kind": "measurement", "measurement": measurement}
         case "measured", _:
             return {"kind": "limits", "limits": message["ceilings"]}

@@ -46,7 +46,8 @@ class Writer:
         path = self.folder / HEADER
         draft = path.with_suffix(".json.tmp")
         try:
-            with draft.open("w", encoding="utf-8") as file:
+            draft.unlink(missing_ok=True)  # left by a process that was killed, or a link in somebody else's folder
+            with draft.open("x", encoding="utf-8") as file:
                 file.write(f"{dump(header, indent=2)}\n")
                 file.flush()
                 os.fsync(file.fileno())

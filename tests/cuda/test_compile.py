@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import multiprocessing
 from pathlib import Path
 
@@ -38,6 +39,32 @@ def test_the_second_time_comes_from_the_disk(cache, monkeypatch):
     first = cubin(PRELU, MACROS, "sm_90")
     monkeypatch.setattr("harness.cuda.compile.compile_verbose", None)
     assert cubin(PRELU, MACROS, "sm_90") == first
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        lambda whole: b"",
+        lambda whole: whole[:10],
+        lambda whole: whole[:32],
+        lambda whole: whole[:-1],
+        lambda whole: whole[: len(whole) // 2] + b"\0" * (len(whole) - len(whole) // 2),
+        lambda whole: whole + b"\0",
+        lambda whole: whole[32:],
+        lambda whole: hashlib.sha256(b"").digest(),
+    ],
+    ids=["empty", "shorter than a hash", "only a hash", "cut", "zeros", "longer", "of an older harness", "no code"],
+)
+def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, spoiled):
+    source = tmp_path / "k.cu"
+    source.write_text('extern "C" __global__ void k(int* p) { *p = 1; }')
+    first = cubin(source, {}, "sm_90")
+    [entry] = entries(cache)
+    whole = entry.read_bytes()
+    entry.write_bytes(spoiled(whole))
+    assert cubin(source, {}, "sm_90") == first
+    [entry] = entries(cache)
+    assert entry.read_bytes() == whole
 
 
 def test_content_options_and_architecture_make_the_key(cache, tmp_path):

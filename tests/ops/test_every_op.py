@@ -1,4 +1,4 @@
-"""Every bundled baseline keeps the contract of its op, in every dtype and with every choice, as the check sees it."""
+"""Every bundled variant keeps the contract of its op, as the check sees it: baselines on the CPU, all on a GPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from harness import devices
 from harness.devices.cpu import Cpu
 from harness.model import Case, Value
 from harness.ops import Catalogue, Choice, Op
@@ -27,18 +28,18 @@ def values(choice: Choice) -> list[Value]:
     return list(choice.values or {choice.usual, choice.low, choice.high})
 
 
-def cases(op: Op) -> Iterator[Case]:
+def cases(op: Op, device: str) -> Iterator[Case]:
     """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice."""
     shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
     for variant in op.variants.values():
-        if "cpu" in variant.devices and variant.name != "compile":
+        if device in variant.devices and variant.name != "compile":
             for dtype, chosen in itertools.product(op.dtypes, itertools.product(*map(values, op.choices.values()))):
-                yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, "cpu")
+                yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
 
 
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_baselines_keep_the_contract(op: Op) -> None:
-    made = list(cases(op))
+    made = list(cases(op, "cpu"))
     assert made
     for case in made:
         with Session(case, op, SmallCpu()) as session:
@@ -46,3 +47,21 @@ def test_baselines_keep_the_contract(op: Op) -> None:
             assert session.check() is None
             assert session.check_inputs() is None
         assert session.warnings == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_variants_keep_the_contract_on_a_gpu(op: Op) -> None:
+    """A library's results may be inexact there. Compiled variants take part in halves, where dtypes can differ."""
+    usual = tuple((name, choice.usual) for name, choice in op.choices.items())
+    shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
+    half = next(dtype for dtype in ("float16", *op.dtypes) if dtype in op.dtypes)
+    compiled = [Case(op.name, "compile", half, shape, usual, 1, "cuda")] if "compile" in op.variants else []
+    found = {}
+    for case in [*cases(op, "cuda"), *compiled]:
+        with Session(case, op, devices.kinds()["cuda"]) as session:
+            if session.obstacle() is None:
+                session.prepare()
+                found[case.id] = session.check() or session.check_inputs()
+    assert found
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}

@@ -294,6 +294,24 @@ def listed(name: str, summary: str, make: Callable[[Tensors], Any]) -> None:
     SEVERAL.variant(name, summary, devices=("cpu",), returns=True)(lambda _: make)
 
 
+@SEVERAL.variant("replaces", "puts another tensor into the list", devices=("cpu",))
+def replaces_one(_: Context) -> Launch:
+    def launch(t: Tensors) -> None:
+        t.y[0].copy_(t.x[0])
+        t.y[1] = t.x[1].clone()
+
+    return launch
+
+
+@SEVERAL.variant("writes", "nothing is wrong: writes into the tensors that it was given", devices=("cpu",))
+def writes(_: Context) -> Launch:
+    def launch(t: Tensors) -> None:
+        for y, x in zip(t.y, t.x, strict=True):
+            y.copy_(x)
+
+    return launch
+
+
 listed("list", "nothing is wrong", lambda t: [x.clone() for x in t.x])
 listed("tuple", "nothing is wrong: a tuple of tensors for one output", lambda t: tuple(x.clone() for x in t.x))
 listed("wrapped", "nothing is wrong: the list in a tuple", lambda t: ([x.clone() for x in t.x],))
@@ -305,10 +323,21 @@ listed("second_is_x", "the second tensor is the input's", lambda t: [t.x[0].clon
 # Results of a library that are a little off.
 
 
-def off_by(units: int, role: str) -> None:
+EXACT = Op(
+    "exact",
+    "y = 2 x, to the last bit",
+    symbols=OP.symbols,
+    inputs=OP.inputs,
+    outputs=OP.outputs,
+    reference=doubled,
+    tolerance={"float16": (0.0, 0.0)},
+)
+
+
+def off_by(units: int, role: str, op: Op = OP) -> None:
     """A variant of this role whose y is off by so many units in the last place."""
 
-    @OP.variant(f"{role}_{units}", f"y is off by {units} units in the last place", role=role, devices=("cpu",))
+    @op.variant(f"{role}_{units}", f"y is off by {units} units in the last place", role=role, devices=("cpu",))
     def prepare(_: Context) -> Launch:
         def launch(t: Tensors) -> None:
             import torch
@@ -322,3 +351,26 @@ def off_by(units: int, role: str) -> None:
 for kind in ("baseline", "peer", "published", "ours", "control"):
     off_by(4, kind)
 off_by(40, "baseline")
+off_by(1, "baseline", EXACT)
+off_by(1, "ours", EXACT)
+
+
+# Inputs that don't have all their elements in memory.
+
+
+def mostly_zeros(ctx: Context) -> dict[str, Any]:
+    import torch
+
+    return {"x": torch.eye(ctx.s.N, dtype=ctx.dtype).to_sparse()}
+
+
+SPARSE = Op(
+    "sparse",
+    "y = 2 x with a sparse x",
+    symbols={"N": "rows and columns"},
+    inputs=(Tensor("x", ("N", "N")),),
+    outputs=(Tensor("y", ("N", "N")),),
+    make=mostly_zeros,
+    reference=lambda _, t: {"y": t.x.to_dense().double() * 2},
+)
+SPARSE.variant("dense", "nothing is wrong", devices=("cpu",), returns=True)(lambda _: lambda t: t.x.to_dense() * 2)

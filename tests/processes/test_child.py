@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from harness import store
+from harness import source, store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Case, Job, Limits, Scenario, StreamPoint
@@ -22,7 +22,7 @@ from harness.processes import child, messages
 
 ROOT = Path(store.__file__).parents[2]
 PLUGINS = [ROOT / "tests" / "plugins" / name for name in ("faults.py", "small.py")]
-READY = messages.Ready(messages.VERSION, str(ROOT))
+READY = messages.Ready(messages.VERSION, str(ROOT), source.digest(PLUGINS))
 
 
 class Bare:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness import source
 from harness.errors import MachineError, UsageError
 from harness.model import Job, Measurement
 from harness.processes import supervisor
@@ -16,6 +17,7 @@ from harness.processes.supervisor import Workers
 from harness.processes.team import LostError
 
 ROOT = Path("/elsewhere")
+OWN = Path(source.__file__).resolve().parents[1]
 
 
 class FakeTeam:
@@ -89,6 +91,56 @@ def test_what_it_reports_is_raised_as_it_is(teams: type[FakeTeam], job: Callable
     teams.starts = [UsageError("mine.py: broken")]
     with Workers("cpu", root=ROOT) as made, pytest.raises(UsageError, match=r"mine\.py: broken"):
         made.measure(job("fine"))
+
+
+@pytest.mark.parametrize("root", [None, OWN])
+def test_the_code_that_runs_is_the_one_that_measures(
+    teams: type[FakeTeam], job: Callable[..., Job], root: Path | None
+) -> None:
+    digest = source.digest()
+    changed = f"isn't what it was when the run began (hash 000000000000, at first {digest[:12]})"
+    for ready, words in [
+        (Ready(VERSION, str(ROOT), digest), f"imported the harness in {ROOT}, not that in {OWN}"),
+        (Ready(VERSION, str(OWN), "0" * 64), changed),
+        (Ready(VERSION, str(OWN)), "hash unknown"),
+    ]:
+        teams.starts = [ready]
+        with Workers("cpu", root=root) as made, pytest.raises(MachineError) as caught:
+            made.measure(job("fine"))
+        assert words in caught.value.message
+        assert caught.value.advice
+    teams.starts = [Ready(VERSION, str(OWN), digest)]
+    with Workers("cpu", root=root) as made:
+        assert made.measure(job("fine")).status == "ok"
+
+
+def test_code_that_changes_during_a_run_ends_it(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
+    """Also that of another revision, whose hash the parent can't know before."""
+    teams.starts = [Ready(VERSION, str(ROOT), "a" * 64), Ready(VERSION, str(ROOT), "b" * 64)]
+    with Workers("cpu", root=ROOT) as made:
+        assert made.measure(job("fine")).status == "ok"
+        made.restart()
+        with pytest.raises(MachineError, match=r"hash bbbbbbbbbbbb, at first aaaaaaaaaaaa"):
+            made.measure(job("fine"))
+
+
+@pytest.mark.parametrize("stale", [1, 2])
+def test_an_answer_to_an_earlier_question_is_not_that_of_this_case(
+    teams: type[FakeTeam], job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, stale: int
+) -> None:
+    """A process that gives one has forked: the case goes to a new one, once."""
+    raised = iter([LostError("crashed", "rank 0 answered question 1, not 2", stale=True)] * stale)
+    answered = FakeTeam.ask
+
+    def ask(team: FakeTeam, *arguments: Any) -> dict[int, Measured]:
+        if error := next(raised, None):
+            raise error
+        return answered(team, *arguments)
+
+    monkeypatch.setattr(FakeTeam, "ask", ask)
+    with Workers("cpu", root=ROOT) as made:
+        found = made.measure(job("fine"))
+    assert (found.status, len(teams.made)) == (("ok", 2) if stale == 1 else ("crashed", 2))
 
 
 @pytest.mark.parametrize(

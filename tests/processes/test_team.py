@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,53 @@ def test_an_answer_to_another_question_ends_the_team(measure: Measure) -> None:
     found = measure("late")
     assert found.status == "crashed"
     assert found.error == "rank 1 answered question 0, not 1"
+
+
+LATE = """
+late = ROOT / "late"
+if late.exists():
+    old = late.read_bytes()
+    late.unlink()
+    os.write(FD, old)
+    time.sleep(0.05)
+found = {"case": question["job"]["case"], "status": "ok", "error": variant, "process": question["process"]}
+answer = {"kind": KIND, "measurement": found, "number": question.get("number", 0)}
+os.write(FD, json.dumps(answer).encode() + b"\\n")
+if variant == "forks":
+    late.write_text(json.dumps(answer) + "\\n")
+"""
+"""What a process does that has forked: it gives an answer once more when the next question is there."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("measurement", {}), ("result", {"module": "worker.py", "protocol": 1})], ids=["2", "1"]
+)
+def test_a_case_that_is_answered_twice_is_not_taken_for_the_next_one(
+    revision: Revision, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+) -> None:
+    """A variant that forks was stored twice, and the last case never."""
+    monkeypatch.setattr(team, "GRACE", 0.2)
+    with Workers("cpu", root=revision(LATE.replace("KIND", repr(kind)), **options)) as workers:
+        for asked in (job("forks"), job("fine"), job("slow", n=64)):
+            found = workers.measure(asked)
+            assert (found.case, found.status, found.error) == (asked.case, "ok", asked.case.variant)
+
+
+def test_the_measurement_of_another_process_index_is_not_taken(revision: Revision, job: Callable[..., Job]) -> None:
+    with Workers("cpu", root=revision('measured("ok", process=1)')) as workers:
+        assert workers.measure(job("fine"), 1).status == "ok"
+        found = workers.measure(job("fine"), 0)
+    assert found.status == "crashed"
+    assert found.error == "rank 0 answered another question, not 1"
+
+
+def test_ranks_with_different_codes_measure_nothing(revision: Revision, job: Callable[..., Job]) -> None:
+    root = revision('measured("ok")')
+    file = root / "harness" / "processes" / "child.py"
+    file.write_text(file.read_text().replace('say("ready",', 'say("ready", digest="abc"[RANK],'))
+    asked = job("fine")
+    with Workers("cpu", root=root) as workers, pytest.raises(MachineError, match="have different codes"):
+        workers.measure(replace(asked, case=replace(asked.case, world=2)))
 
 
 def test_a_rank_that_dies_is_named_with_its_last_words(measure: Measure) -> None:

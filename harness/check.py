@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 TOLERANCE = {"float64": (1e-12, 0.0), "float32": (1e-6, 1e-7), "float16": (1e-3, 1e-6), "bfloat16": (8e-3, 1e-6)}
 """Relative and absolute error allowed against a reference in higher precision: about one unit in the last place."""
 LEEWAY = 8.0
-"""How far off a library's result may be and still be timed, as a multiple of the error allowed.
+"""How far off a library's result may be and still be timed: so many times the error allowed, or so many units in the
+last place of its dtype at the size of a typical element.
 
-Three bits are lost then beyond those that the tolerance gives up, of 11 in float16: a library that rounds in other
-places than the reference loses one to three. What is computed wrongly (a term or a row left out, a wrong sign) is off
-by far more, and so is infinity or NaN.
+Eight units are three bits, of the 11 that float16 has. A library that rounds in other places than the reference, such
+as the partial sums of a column, loses one or two. What is computed wrongly, with a wrong sign, a term left out, or
+outputs mixed up, is off by about the size of the elements: a thousand units of float16, a hundred of bfloat16.
 """
 _POISON_BYTE = 0xA5
 _LARGEST = 2**31 - 1

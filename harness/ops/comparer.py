@@ -51,8 +51,9 @@ def complaint(found: Iterable[Expected | str]) -> str | None:
 def judged(found: Iterable[Expected | str], leeway: float = 0.0) -> Verdict:
     """Judge as `complaint` does, but floats that are off by up to `leeway` times what is allowed are only inexact.
 
-    At least one unit in the last place counts as allowed there. Of several inexact outputs the one that is most times
-    the tolerance off is told.
+    At least one unit in the last place counts as allowed there: of the dtype, at the size of the element, or of a
+    typical one (the root of the mean square) where the element is smaller. For a sum's rounding depends on the sizes
+    of its terms. Of several inexact outputs the worst one is told. leeway: 0 allows no more than the tolerance.
     """
     if isinstance(found, str):
         # A text is a sequence of letters: without this, a check that returns a text would give its first letter.
@@ -60,30 +61,31 @@ def judged(found: Iterable[Expected | str], leeway: float = 0.0) -> Verdict:
     outputs: list[_Output] = []
     for part in found:
         last = outputs[-1] if outputs else None
-        if last and last.is_wrong(leeway) and (isinstance(part, str) or part.name != last.name):
+        if last and last.is_wrong and (isinstance(part, str) or part.name != last.name):
             return Verdict(last.complaint)
         if isinstance(part, str):
             return Verdict(part)
         if last is None or part.name != last.name:
-            outputs.append(last := _Output(part.name))
+            outputs.append(last := _Output(part.name, leeway))
         if tuple(part.got.shape) != tuple(part.want.shape):
             return Verdict(f"{part.name} has shape {tuple(part.got.shape)}, the reference {tuple(part.want.shape)}")
         last.compare(part)
-    worst = max(outputs, key=lambda output: output.times, default=None)
-    if worst is None or not worst.wrong:
-        return Verdict()
-    return Verdict(worst.complaint) if worst.is_wrong(leeway) else Verdict(inexact=worst.inexactness)
+    if outputs and outputs[-1].is_wrong:
+        return Verdict(outputs[-1].complaint)
+    worst = max((output for output in outputs if output.wrong), key=lambda output: output.times, default=None)
+    return Verdict(inexact=worst.inexactness if worst else None)
 
 
 @dataclass(slots=True)
 class _Output:
     """An output as far as it has been compared: its elements, the wrong ones, how far off, and the first of them.
 
-    units, tolerances, times: how far off the worst ones are, in units in the last place of the dtype, in multiples of
-    what is allowed, and in multiples of the larger of the two. All are infinite for what isn't a finite float.
+    units, tolerances, times: how far off the worst ones are, in units in the last place, in multiples of what is
+    allowed, and in multiples of the larger of the two. They are infinite for what isn't a finite float.
     """
 
     name: str
+    leeway: float
     elements: int = 0
     wrong: int = 0
     worst: float = 0.0
@@ -93,9 +95,10 @@ class _Output:
     times: float = 0.0
     dtype: str = ""
 
-    def is_wrong(self, leeway: float) -> bool:
-        """Whether an element is off by more than `leeway` times what is allowed."""
-        return self.times > leeway
+    @property
+    def is_wrong(self) -> bool:
+        """Whether an element is further off than is let through."""
+        return self.wrong > 0 and (not self.leeway or self.times > self.leeway)
 
     @property
     def complaint(self) -> str:
@@ -105,8 +108,8 @@ class _Output:
     @property
     def inexactness(self) -> str:
         count = f"{self.wrong} of {self.elements} elements are further off than allowed"
+        units = f"{self.units:.3g} units in the last place of {self.dtype} at the size of a typical element"
         against = f"{self.tolerances:.3g} times the tolerance" if math.isfinite(self.tolerances) else "none is allowed"
-        units = f"{self.units:.3g} units in the last place of {self.dtype}"
         return f"{self.name}: {count}, by up to {units} ({against}); {self.first}"
 
     def compare(self, part: Expected) -> None:
@@ -128,17 +131,23 @@ class _Output:
             distance = (got[here][bad].double() - want[here][bad].double()).abs()
             distance = distance.nan_to_num(nan=math.inf, posinf=math.inf)
             self.worst = max(self.worst, float(distance.max()))
-            self._measure(distance, got, want[here][bad], None if allowed is None else allowed[here][bad])
+            if self.leeway:
+                self._measure(distance, bad, got, want[here], None if allowed is None else allowed[here])
 
     def _measure(
-        self, distance: torch.Tensor, got: torch.Tensor, want: torch.Tensor, allowed: torch.Tensor | None
+        self,
+        distance: torch.Tensor,
+        bad: torch.Tensor,
+        got: torch.Tensor,
+        want: torch.Tensor,
+        allowed: torch.Tensor | None,
     ) -> None:
-        """Note how far off wrong elements are in units in the last place of `got`, and in multiples of `allowed`."""
+        """Note how far off the wrong elements of a chunk are, which are those of `bad`."""
         if not (got.dtype.is_floating_point and want.dtype.is_floating_point):
             self.units = self.tolerances = self.times = math.inf
             return
-        unit = _unit(want.double(), got.dtype)
-        tolerance = unit.new_zeros(()) if allowed is None else allowed.double().nan_to_num(nan=0.0)
+        unit = _unit(want[bad].double().abs().maximum(_typical(want)), got.dtype)
+        tolerance = unit.new_zeros(()) if allowed is None else allowed[bad].double().nan_to_num(nan=0.0)
         self.units = max(self.units, float((distance / unit).max()))
         self.tolerances = max(self.tolerances, float((distance / tolerance).max()))
         self.times = max(self.times, float((distance / tolerance.maximum(unit)).max()))
@@ -156,12 +165,20 @@ def _flat(part: Expected) -> torch.Tensor | None:
     return part.allowed.expand(part.want.shape).reshape(-1)
 
 
-def _unit(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The unit in the last place of a dtype at each value: the distance of neighbouring numbers there."""
+def _typical(values: torch.Tensor) -> torch.Tensor:
+    """The root of the mean square of the values that are finite."""
+    import torch
+
+    finite = values.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.linalg.vector_norm(finite, dtype=torch.float64) / math.sqrt(values.numel())
+
+
+def _unit(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The unit in the last place of a dtype at numbers of these sizes: how far apart its numbers are there."""
     import torch
 
     facts = torch.finfo(dtype)
-    _, exponent = values.abs().clamp(facts.tiny, facts.max).frexp()
+    _, exponent = sizes.nan_to_num(nan=0.0).clamp(facts.tiny, facts.max).frexp()
     return facts.eps * torch.exp2(exponent.double() - 1)
 
 

@@ -212,7 +212,8 @@ def test_a_little_too_far_off_is_inexact_and_says_how_far():
     found = judged([17 + 3 / 64, 20], [17, 20], 1 / 128)
     assert found == comparer.Verdict(
         inexact="y: 1 of 2 elements are further off than allowed, by up to 3 units in the last place of float16 "
-        "(6 times the tolerance); element 0 is 17.046875, the reference 17.0 within 0.00781"
+        "at the size of a typical element (6 times the tolerance); element 0 is 17.046875, the reference 17.0 within "
+        "0.00781"
     )
     assert judged([17 + 3 / 64], [17], 1 / 128, leeway=0).wrong
     assert judged([17 + 3 / 64], [17], 3 / 64) == comparer.Verdict()
@@ -229,7 +230,10 @@ def test_beyond_eight_times_the_tolerance_it_is_wrong(units, allowed, wrong):
 
 
 def test_a_rounding_to_the_other_side_is_inexact_where_nothing_is_allowed():
-    assert "1 units in the last place of float16 (none is allowed)" in judged([17 + 1 / 64], [17]).inexact
+    assert (
+        "1 units in the last place of float16 at the size of a typical element (none is allowed)"
+        in judged([17 + 1 / 64], [17]).inexact
+    )
 
 
 @pytest.mark.parametrize("got", [INF, -INF, NAN])
@@ -259,3 +263,21 @@ def test_the_smallest_numbers_have_a_unit_too():
     smallest = 2.0**-24
     assert judged([3 * smallest], [0.0]).inexact
     assert judged([9 * smallest], [0.0]).wrong
+
+
+def test_the_small_ones_among_large_sums_have_the_unit_of_a_typical_one():
+    """Partial sums that are rounded to halves are off by a unit of their own size, however small the whole sum is."""
+    want = torch.tensor([300.0, -400.0, 350.0, 0.01] * 100)
+    off = torch.zeros(400)
+    off[3] = 0.5  # two units of numbers from 256 to 512, thousands of units of 0.01
+    found = comparer.judged([Expected("sums", (want + off).half(), want, 1e-2 + want.abs() * 2**-11)], 8.0)
+    assert "sums: 1 of 400 elements are further off than allowed, by up to 2" in found.inexact
+    off[3] = 5.0
+    assert comparer.judged([Expected("sums", (want + off).half(), want, 1e-2 + want.abs() * 2**-11)], 8.0).wrong
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_what_is_computed_wrongly_is_not_inexact(dtype):
+    want = torch.randn(1000, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    for wrong in (-want, want.roll(1), want * 1.1, want + 0.1, torch.zeros_like(want)):
+        assert comparer.judged([Expected("y", wrong.to(dtype), want, want.abs() * 1e-3)], 8.0).wrong

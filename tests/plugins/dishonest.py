@@ -350,7 +350,7 @@ def off_by(units: int, role: str, op: Op = OP) -> None:
 
 for kind in ("baseline", "peer", "published", "ours", "control"):
     off_by(4, kind)
-off_by(40, "baseline")
+off_by(400, "baseline")
 off_by(1, "baseline", EXACT)
 off_by(1, "ours", EXACT)
 

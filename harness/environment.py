@@ -135,7 +135,7 @@ def _compiler() -> Iterator[Fact]:
 def _profilers() -> Iterator[Fact]:
     for name, purpose in _PROFILERS.items():
         path = shutil.which(name)
-        yield Fact(name, path or "not on PATH", "" if path else f"only for profiling; {purpose}")
+        yield Fact(name, path or "not on PATH", "" if path else f"no command of the harness needs it; {purpose}")
 
 
 def _folders() -> Iterator[Fact]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
+import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
-_FRAMES = 4
 NO_EXIT = "remove the call of sys.exit: code that the harness calls returns, or raises an Exception"
 
 
@@ -85,15 +87,60 @@ def without_exit(what: str) -> Iterator[None]:
 
 
 def described(error: BaseException) -> str:
-    """The error, then the innermost frames that it came through, the last one first.
+    """The error, the place in the user's code that it comes from (marked by '>'), and all frames, the last one first.
 
-    Errors that the harness itself reports say everything in their message and advice.
+    The user's code is that of an op, bundled or not: neither Python's and other packages' nor the harness's own. Errors
+    that the harness itself reports say everything in their message and advice.
     """
     if isinstance(error, HarnessError):
         return f"{error.message}\n{error.advice}".rstrip()
     summary = "".join(traceback.format_exception_only(error)).rstrip()
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    return "\n".join([summary, *(f"  {f.filename}:{f.lineno} in {f.name}: {f.line}" for f in reversed(frames))])
+    frames = [f for f in reversed(traceback.extract_tb(error.__traceback__)) if not f.filename.startswith("<frozen")]
+    own = next((f for f in frames if _is_of_an_op(f.filename)), None)
+    marked = [f"> {_written(own)}"] if own else []
+    return "\n".join([summary, *marked, *(f"  {_written(f)}" for f in frames)])
+
+
+def brief(text: str) -> str:
+    """A described error, or the last words of a process, in one line: what happened, and where in the user's code."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if not lines:
+        return ""
+    places = [_shortened(*found.groups()) for line in lines if (found := _MARKED.match(line))]
+    # What faulthandler writes when a signal kills the process, the innermost frame first.
+    places += [
+        _shortened(f"{found[1]}:{found[2]}", f" in {found[3]}")
+        for line in lines
+        if (found := _OF_FAULTHANDLER.match(line)) and _is_of_an_op(found[1])
+    ]
+    said = lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][: _LONGEST - 1]}…"
+    return f"{said} ({places[0]})" if places else said
+
+
+_LONGEST = 160  # characters of a message, which may be a compiler's log
+_MARKED = re.compile(r"> (.+?:\d+)( in .*)$")
+_OF_FAULTHANDLER = re.compile(r'File "(.+)", line (\d+) in (\S+)')
+
+
+def _written(frame: traceback.FrameSummary) -> str:
+    code = f": {frame.line}" if frame.line else ""
+    return f"{frame.filename}:{frame.lineno} in {frame.name}{code}"
+
+
+def _is_of_an_op(file: str) -> bool:
+    """Whether a file is code of an op rather than Python's, another package's or the harness's."""
+    path = Path(file)
+    package = Path(__file__).parent
+    if path.is_relative_to(package):
+        return path.is_relative_to(package / "ops") and path.parent != package / "ops"
+    libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return path.suffix == ".py" and not any(path.is_relative_to(library) for library in libraries)
+
+
+def _shortened(place: str, rest: str) -> str:
+    """A place with its path as it is seen from the current folder, if it lies there."""
+    path = Path(place)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}{rest}"
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

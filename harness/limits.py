@@ -106,7 +106,7 @@ def missing(limits: Limits, needs: Needs) -> Needs:
 def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limits:
     """Measure what is needed: streams in every way and size, products of each kind, rings of each world."""
     sizes = [size for size in device.stream_sizes if 2 * size <= device.free_bytes()] if needs.streams else []
-    steps = len(sizes) + bool(sizes) + len(needs.kinds) + len(needs.worlds)
+    steps = len(sizes) + len(needs.kinds) + len(needs.worlds)
     done = iter(range(steps))
 
     def step(text: str) -> None:
@@ -131,7 +131,6 @@ def measure(device: Device, needs: Needs, progress: Progress = _silent) -> Limit
 def _streamed(device: Device, sizes: Sequence[int], step: Callable[[str], None]) -> Iterator[StreamPoint]:
     """Every stream at the sizes, from the smallest on, as far as the device's time for them goes: two sizes always."""
     deadline = time.monotonic() + device.stream_seconds
-    step("memory")
     streams, arena = list(device.streams()), _Arena(device, max(sizes))
     for number, size in enumerate(sizes):
         step(f"streams of {size / 1e6:.0f} MB")

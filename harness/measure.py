@@ -27,8 +27,10 @@ _SHORT = 100e-6  # seconds of a call below which the cost of timing it alone sho
 _Samples = list[float]
 
 
-def measure(job: Job, op: Op, device: Device, group: Group | None = None, process: int = 0) -> Measurement:
-    """Check and time one case on `device`.
+def measure(  # noqa: PLR0913 - what a question to a process holds
+    job: Job, op: Op, device: Device, group: Group | None = None, process: int = 0, *, timed: bool = True
+) -> Measurement:
+    """Check and time one case on `device`; only check it unless `timed`.
 
     A case that the variant can't run, too little memory and a wrong result become the measurement's status, on every
     rank of a group. So does an error of another rank, as 'crashed'. An error of this process is raised: after it the
@@ -39,7 +41,8 @@ def measure(job: Job, op: Op, device: Device, group: Group | None = None, proces
     found: dict[str, Any]
     try:
         with session:
-            found = _timed(session, job.timing)
+            _check(session)
+            found = _timed(session, job.timing) if timed else {"kernels": session.kernels}
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
     values, dtype = job.case.values, job.case.dtype
@@ -57,11 +60,15 @@ def measure(job: Job, op: Op, device: Device, group: Group | None = None, proces
     )
 
 
-def _timed(session: Session, timing: Timing) -> dict[str, Any]:
-    """The fields of a measurement that say how the case was timed. Raises EndedError for a case that is wrong."""
+def _check(session: Session) -> None:
+    """Prepare the case and check it. Raises EndedError for a case that is wrong."""
     session.prepare()
     if wrong := session.check():
         raise EndedError("wrong", wrong)
+
+
+def _timed(session: Session, timing: Timing) -> dict[str, Any]:
+    """The fields of a measurement that say how the case was timed."""
     calls = session.calls()
     device = session.device
     with session.phase("warm"):

@@ -40,8 +40,8 @@ class Observer(Protocol):
     def planned(self, total: int, done: int) -> None:
         """The run has `total` measurements, of which `done` exist already."""
 
-    def note(self, text: str) -> None:
-        """Something other than a case takes time."""
+    def note(self, text: str, share: float | None = None) -> None:
+        """Something other than a case takes time. share: how much of it is done, if that is known."""
 
     def limited(self, limits: Limits) -> None:
         """What the machine can do is known now."""
@@ -99,6 +99,18 @@ def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machi
         return devices.kinds()[device].machine(), _limits(workers, needs, observer, fresh=True)
 
 
+def check(jobs: Sequence[Job], device: str, plugins: tuple[Path, ...], observer: Observer) -> list[Measurement]:
+    """Check every job and time none, in processes as runs use them. Raises MachineError if these don't start."""
+    observer.planned(len(jobs), 0)
+    found = []
+    with Workers(device, plugins) as workers:
+        for job in jobs:
+            observer.started(job, 0)
+            found.append(workers.measure(job, timed=False))
+            observer.finished(found[-1])
+    return found
+
+
 def needs(plan: Plan) -> Needs:
     """The limits that the plan's cases are compared with: streams always; compute and links if the work needs them."""
     cases = (job.case for job in plan.jobs if job.case.op in plan.ops)
@@ -124,7 +136,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
             writer.append(measurement)
             observer.finished(measurement)
     workers.restart()
-    observer.note("memory streams once more, to see whether they drifted")
+    observer.note("streams once more, to see whether they drifted")
     limits = _limits(workers, request.needs, observer, start=limits)
     writer.update(replace(header, limits=limits, finished=_now()))
 
@@ -133,11 +145,7 @@ def _limits(
     workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
 ) -> Limits:
     """The machine's limits; given those of the start of the run, some of them measured again."""
-
-    def report(text: str, share: float) -> None:
-        observer.note(f"{text} ({units.percent(share, 0)})")
-
-    return workers.limits_again(start, report) if start else workers.limits(needs, report, fresh)
+    return workers.limits_again(start, observer.note) if start else workers.limits(needs, observer.note, fresh)
 
 
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:

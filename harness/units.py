@@ -89,6 +89,11 @@ def count(value: float) -> str:
     return f"{value:.0f}"
 
 
+def plural(number: int, noun: str) -> str:
+    """'1 case', '2 cases'."""
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
 Written = Callable[[float], str]
 
 

@@ -111,7 +111,7 @@ class Stopwatch:
     def planned(self, total: int, done: int) -> None:
         """Not timed."""
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, share: float | None = None) -> None:
         """Not timed."""
 
     def limited(self, limits: Limits) -> None:

@@ -125,7 +125,7 @@ class Watcher:
     def planned(self, total: int, done: int) -> None:
         self.plan = (total, done)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, share: float | None = None) -> None:
         self.notes.append(text)
 
     def limited(self, limits: Limits) -> None:

@@ -159,9 +159,9 @@ def test_works_need_peaks_of_their_operations_and_links_that_they_send_over():
 def test_progress_is_told():
     told: list[tuple[str, float]] = []
     limits.measure(FakeDevice(), EVERYTHING, lambda text, share: told.append((text, round(share, 2))))
-    assert [share for _, share in told] == [0, 0.12, 0.25, 0.38, 0.5, 0.62, 0.75, 0.88]
-    words = ["memory", *["MB"] * 3, *["float"] * 3, "2 dev"]
-    assert [word in text for (text, _), word in zip(told, words, strict=True)] == [True] * 8
+    assert [share for _, share in told] == [0, 0.14, 0.29, 0.43, 0.57, 0.71, 0.86]
+    words = [*["MB"] * 3, *["float"] * 3, "2 dev"]
+    assert [word in text for (text, _), word in zip(told, words, strict=True)] == [True] * 7
 
 
 def test_the_largest_streams_are_left_out_where_time_is_up():

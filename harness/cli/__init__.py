@@ -9,22 +9,26 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths
-from harness.cli import compare, env, gate, listing, peak, report, run
+from harness.cli import check, compare, env, gate, listing, peak, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
 
 app = typer.Typer(
     cls=Commands,
-    epilog="\b\nFirst steps:\n  harness env          what this machine has, and what is missing\n"
-    "  harness list         what can be measured\n  harness run quick    measure a little of everything",
+    epilog="\b\nFirst steps:\n"
+    "  harness env                    what this machine has, and what is missing\n"
+    "  harness list                   what can be measured\n"
+    "  harness run quick              measure two small PReLU layers\n"
+    "  harness check --ops mine.py    whether an op of your own gives right results\n"
+    "  harness --install-completion   complete names with the Tab key of your shell",
     context_settings={"help_option_names": ["-h", "--help"]},
     no_args_is_help=True,
-    add_completion=False,
     # Help that Rich draws would take as long as everything else together.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.command)
+app.command("check", epilog=check.EXAMPLES)(check.command)
 app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)
@@ -45,7 +49,10 @@ def harness(
         bool, typer.Option("--version", is_eager=True, callback=_show_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Measure GPU operators honestly, against what the memory can do."""
+    """Time GPU operators: beside what torch offers, and against what the machine can do at best.
+
+    Every result is checked before it is timed.
+    """
 
 
 def main() -> None:

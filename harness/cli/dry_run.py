@@ -9,14 +9,12 @@ from rich.table import Table
 
 from harness import devices, limits, units
 from harness.cli.console import open_console
+from harness.cli.estimate import Estimate
 from harness.metrics import Subject
 from harness.model import Job, Limits, Measurement
 from harness.ops import Op
 from harness.scenario import Plan
 from harness.session import bytes_needed
-
-_BESIDE_SAMPLING = 1.0  # seconds a case, for compiling and checking
-_START = 15.0  # seconds a process, for loading torch and measuring the machine
 
 
 def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
@@ -31,10 +29,11 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
         table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes))
     console = open_console()
     console.print(table)
-    total = len(plan.jobs) * repeat
-    longest = repeat * (_START + sum(job.timing.max_time + _BESIDE_SAMPLING for job in plan.jobs))
-    estimate = timedelta(seconds=round(longest))
-    console.print(f"\n{total} measurements on {machine.name}, at most about {estimate}", markup=False)
+    if plan.left_out:
+        console.print(f"\n{plan.left_out}", markup=False)
+    estimate = Estimate.make(plan, kind, repeat)
+    about = timedelta(seconds=round(estimate.total))
+    console.print(f"\n{units.plural(estimate.count, 'measurement')} on {machine.name}, about {about}", markup=False)
     if known is None:
         text = "There are no times at best: run 'harness peak' once on this machine, which measures its limits."
         console.print(text, markup=False)

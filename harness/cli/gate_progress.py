@@ -11,6 +11,7 @@ from typing import Self
 import typer
 from rich.console import Console
 
+from harness import units
 from harness.cli.console import open_console
 from harness.cli.progress import Bar, outcome
 from harness.gate.records import Decision, Revision, Side, Stage
@@ -75,7 +76,7 @@ class Teller:
     ) -> None:
         """Print what is compared with what, of which repository, and what isn't compared."""
         self._labels = {"base": base.label, "now": now.label}
-        count = f"{cases} case{'' if cases == 1 else 's'}"
+        count = units.plural(cases, "case")
         where = f" in {base.repository}" if base.repository else ""
         self.say(f"comparing {_named(now)} with {_named(base)}{where}: {count} on {machine.name}")
         if same_code:
@@ -89,7 +90,8 @@ class Teller:
         if self._bar:
             self._bar.planned(measurements, 0)
         else:
-            self.say(f"{stage}: {pairs} pairs of processes, {measurements} measurements")
+            told = units.plural(measurements, "measurement")
+            self.say(f"{stage}: {units.plural(pairs, 'pair')} of processes, {told}")
 
     def started(self, job: Job, side: Side) -> None:
         """Show the case in the bar."""
@@ -123,7 +125,7 @@ class Teller:
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         named = f": {', '.join(going[:_MOST_NAMED])}{' ...' if len(going) > _MOST_NAMED else ''}" if going else ""
-        self.say(f"after {pairs} pairs: {told or 'nothing to compare'}{named}")
+        self.say(f"after {units.plural(pairs, 'pair')}: {told or 'nothing to compare'}{named}")
 
 
 def _named(side: Revision) -> str:

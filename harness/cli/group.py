@@ -23,6 +23,14 @@ class QuickGroup(TyperGroup):
             option.default = False
         return option
 
+    def get_params(self, ctx: Any) -> Any:
+        """The parameters; those of completion have a default that typer needn't convert, too."""
+        params = super().get_params(ctx)
+        for param in params:
+            if param.name in ("install_completion", "show_completion"):
+                param.default = False
+        return params
+
 
 class Commands(QuickGroup):
     """The group of all commands."""

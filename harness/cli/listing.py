@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
+from harness.cli import completion
+from harness.cli.columns import Row, aligned
 from harness.cli.group import QuickGroup
-
-Row = Sequence[str]
 
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
     cls=QuickGroup,
     invoke_without_command=True,
     help="List ops, scenarios, report formats and devices.",
-    epilog="\b\nExamples:\n  harness list\n  harness list ops",
+    epilog="\b\nExamples:\n  harness list\n  harness list ops\n  harness list op softmax\n"
+    "  harness list scenario quick",
 )
 
 
@@ -55,13 +57,25 @@ def devices() -> None:
     _print(_devices())
 
 
+@app.command()
+def op(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.ops)]) -> None:
+    """One op: its sizes, choices, tensors and variants."""
+    from harness.cli import details
+
+    details.op(name)
+
+
+@app.command()
+def scenario(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.scenarios)]) -> None:
+    """One scenario, bundled or a file: what it shows, and what it measures."""
+    from harness.cli import details
+
+    details.scenarios(name)
+
+
 def _print(rows: Iterator[Row]) -> None:
-    """Aligned columns. Drawing them with rich would take longer than everything before it."""
-    table = list(rows)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
     # All lines in one call, since every call of echo flushes.
-    typer.echo("\n".join(f"  {line}" for line in lines))
+    typer.echo("\n".join(aligned(list(rows))))
 
 
 def _ops() -> Iterator[Row]:
@@ -77,7 +91,7 @@ def _scenarios() -> Iterator[Row]:
     from harness import scenario
 
     for entry in scenario.overview():
-        yield entry.name, entry.op, ",".join(entry.tags), entry.title
+        yield entry.name, f"{entry.title} ({entry.op}; {', '.join(entry.tags) or 'no tags'})"
 
 
 def _formats() -> Iterator[Row]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.cli import values
+from harness.cli import completion, values
 
 if TYPE_CHECKING:
     from harness.gate import Request
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 USUAL_MARGIN = 0.01
 
 Device = Annotated[
-    str | None, typer.Option(metavar="KIND", help="Device to measure on. Default: the first one that works.")
+    str | None,
+    typer.Option(
+        metavar="KIND",
+        help="Device to measure on: cuda (or gpu), or cpu. Default: the first one that works.",
+        autocompletion=completion.devices,
+    ),
 ]
 Only = Annotated[
     list[str] | None,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,6 +15,7 @@ import typer
 from typer.core import TyperCommand
 
 from harness.cli import values
+from harness.cli.choosing import Scenarios, Variants
 from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
 
@@ -27,7 +29,7 @@ EXAMPLES = (
     "  harness run scenarios/prelu.yaml --dry-run\n"
     "  harness run prelu --only 'prelu/*/float16/*' --variants tuned,compile --repeat 5\n"
     "  harness run mine.yaml --ops mine.py --output reports/mine\n"
-    "  harness run prelu --output reports/mine --resume\n"
+    "  harness run --resume reports/mine\n"
     "\n\b\nWhat --json writes, as results.json of the report has it:\n"
     '  {"schema": 2, "header": machine, limits, scenarios and command, as in run.json,\n'
     '   "results": [one object a case, with the columns of results.csv],\n'
@@ -37,35 +39,68 @@ _STREAMS = ("stdout", "stderr")
 
 
 class RunCommand(TyperCommand):
-    """`run`, whose --json takes a file or a stream as nvbench's does; without one it means stdout."""
+    """`run`, two of whose options may stand without a value.
+
+    --json takes a file or a stream as nvbench's does; without one it means stdout. --resume without a folder means that
+    of --output.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments parsed, after `stdout` was added to a --json without a value."""
-        spelled = []
-        for word, following in pairwise([*args, ""]):
-            lone = word == "--json" and following not in _STREAMS and not following.endswith(".json")
-            spelled.append("--json=stdout" if lone else word)
+        """The arguments parsed, after values were given to options without one, and those of a stored run added."""
+        spelled = _spelled(args)
+        given, _, _ = self.make_parser(ctx).parse_args(list(spelled))
+        if given.get("resume") and not given.get("scenarios"):
+            spelled = [*_stored_arguments(Path(given["resume"])), *spelled]
         return super().parse_args(ctx, spelled)
 
 
+def _spelled(args: Sequence[str]) -> list[str]:
+    """The arguments with `stdout` added to a lone --json, and nothing to a --resume that is about --output."""
+    named = any(word.partition("=")[0] == "--output" for word in args)
+    spelled = []
+    for word, following in pairwise([*args, ""]):
+        if word == "--json" and following not in _STREAMS and not following.endswith(".json"):
+            spelled.append("--json=stdout")
+        elif word == "--resume" and (named or not following or following.startswith("-")):
+            spelled.append("--resume=")
+        else:
+            spelled.append(word)
+    return spelled
+
+
+def _stored_arguments(folder: Path) -> list[str]:
+    """The arguments of the run in `folder`, except those that name its folder. Raises UsageError if it holds no run."""
+    from harness import store
+
+    kept: list[str] = []
+    dropped = ""
+    for word in _spelled(store.load(folder).header.command[2:]):
+        option, _, value = word.partition("=")
+        if option not in ("--output", "--resume") and dropped != "--output":
+            kept.append(word)
+        dropped = "" if value else option
+    return kept
+
+
 def command(
-    scenarios: Annotated[
-        list[str], typer.Argument(metavar="SCENARIO", help="Scenario files, folders of them, or bundled names.")
-    ],
+    scenarios: Scenarios = None,
     device: Device = None,
     only: Only = None,
     tag: Annotated[
         list[str] | None, typer.Option(metavar="TAGS", help="Only scenarios that have one of these tags.")
     ] = None,
-    variants: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these variants.")] = None,
+    variants: Variants = None,
     dtype: Annotated[list[str] | None, typer.Option(metavar="NAMES", help="Only these dtypes.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the cases, their bytes and their times at best; measure nothing.")
     ] = False,
     repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Measure everything in N fresh processes.")] = 1,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --output; what it holds isn't measured again.")
-    ] = False,
+        str | None,
+        typer.Option(
+            metavar="FOLDER", help="Go on with the run in FOLDER: its scenarios, its options, what is missing."
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run. Default: a new one in reports/.")
     ] = None,
@@ -79,17 +114,20 @@ def command(
     json: Annotated[
         str | None, typer.Option(metavar="[WHERE]", help="Write the results as JSON to WHERE: stdout, or a .json file.")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only what fails, and where the report lies.")] = False,
 ) -> None:
     """Measure scenarios and leave a report.
 
     Options that take NAMES or TAGS may be repeated, or given with commas. Progress goes to standard error.
     """
-    from harness import devices, scenario
+    from harness import devices, scenario, units
     from harness.model import FAILED
     from harness.ops import Catalogue
 
-    if resume and output is None:
-        raise UsageError("--resume needs --output", "name the folder of the run to continue")
+    if resume is not None:
+        output = _resumed(resume, output)
+    if not scenarios:
+        raise UsageError("Missing argument SCENARIO", "'harness list scenarios' shows the bundled ones")
     if json and json not in _STREAMS and not Path(json).parent.is_dir():
         raise UsageError(f"--json {json}: there is no folder {Path(json).parent}", "make it, or name another file")
     plugins = tuple(ops or ())
@@ -113,43 +151,61 @@ def command(
         return
     name = plan.scenarios[0].name if len(plan.scenarios) == 1 else "run"
     folder = output or Path("reports") / f"{name}-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume}
-    run = _measure(plan, folder=folder, fresh=fresh_ceilings, **request)
-    _print(run, json)
+    if plan.left_out and not quiet:
+        typer.echo(plan.left_out, err=True)
+    request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
+    began = time.monotonic()
+    run = _measure(plan, folder=folder, fresh=fresh_ceilings, quiet=quiet, **request)
+    _print(run, json, quiet)
     _write_report(folder, plugins)
+    if not quiet:
+        took = timedelta(seconds=round(time.monotonic() - began))
+        typer.echo(f"{units.plural(len(run.measurements), 'measurement')}, {took}", err=True)
     typer.echo(f"report: {folder}{os.sep}", err=json == "stdout")
     if failed := sum(result.status in FAILED for result in run.results):
-        typer.echo(f"{failed} of {len(run.results)} cases failed", err=True)
+        typer.echo(f"{failed} of {units.plural(len(run.results), 'case')} failed", err=True)
         raise typer.Exit(Exit.CASES_FAILED)
 
 
-def _measure(plan: Plan, *, folder: Path, **request: Any) -> Run:
+def _resumed(folder: str, output: Path | None) -> Path:
+    """The folder of the run to go on with, by --resume or by --output."""
+    if folder and output and Path(folder) != output:
+        raise UsageError(f"--resume={folder} and --output={output} name two folders", "leave out --output")
+    if not folder and output is None:
+        raise UsageError("--resume needs a folder", "name that of the run to go on with: harness run --resume FOLDER")
+    return Path(folder) if folder else output or Path()
+
+
+def _measure(plan: Plan, *, folder: Path, quiet: bool, **request: Any) -> Run:
     """Carry out the plan. On Ctrl-C print the results so far and how to continue, and end with 130."""
     from harness import runner, store
     from harness.cli.console import open_console
+    from harness.cli.estimate import Estimate
     from harness.cli.progress import follow
 
+    estimate = Estimate.make(plan, request["device"], request["repeat"], request["fresh"])
     arguments = ("harness", *sys.argv[1:])
     try:
-        with follow(open_console(err=True)) as observer:
+        with follow(open_console(err=True), estimate, quiet) as observer:
             return runner.run(plan, folder=folder, command=arguments, observer=observer, **request)
     except KeyboardInterrupt:
         if (folder / store.HEADER).exists():
             run = store.load(folder)
-            _print(run, None)
-            _tell_how_to_resume(run, folder, arguments)
+            _print(run, None, quiet)
+            _tell_how_to_resume(run, folder)
         raise typer.Exit(130) from None
 
 
-def _print(run: Run, json: str | None) -> None:
-    """Print the results as a table, and as JSON to where it is wanted."""
+def _print(run: Run, json: str | None, quiet: bool) -> None:
+    """Print the results as a table unless all is to be quiet, and as JSON to where it is wanted."""
     from harness.cli.console import open_console
     from harness.cli.messages import tell_losses
     from harness.report import terminal
     from harness.report.formats.json import text
 
     tell_losses(run)
-    terminal.render(run, open_console(err=json == "stdout"))
+    if not quiet:
+        terminal.render(run, open_console(err=json == "stdout"))
     if json in _STREAMS:
         typer.echo(text(run), err=json == "stderr")
     elif json:
@@ -172,11 +228,11 @@ def _write_report(folder: Path, plugins: Sequence[Path]) -> None:
         raise typer.Exit(written.returncode)
 
 
-def _tell_how_to_resume(run: Run, folder: Path, arguments: Sequence[str]) -> None:
+def _tell_how_to_resume(run: Run, folder: Path) -> None:
     import shlex
 
+    from harness import units
+
     done, total = len(run.measurements), run.header.jobs * run.header.repeat
-    given = {argument.partition("=")[0] for argument in arguments}
-    missing = [option for option in (f"--output={folder}", "--resume") if option.partition("=")[0] not in given]
-    typer.echo(f"stopped after {done} of {total} measurements; to continue:", err=True)
-    typer.echo(f"  {shlex.join([*arguments, *missing])}", err=True)
+    typer.echo(f"stopped after {done} of {units.plural(total, 'measurement')}; to continue:", err=True)
+    typer.echo(f"  {shlex.join(['harness', 'run', '--resume', str(folder)])}", err=True)

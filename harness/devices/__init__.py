@@ -23,6 +23,8 @@ CACHES = 4
 FEWEST_SETS = 4
 """The fewest sets of buffers: their addresses change a time by some tenths of a percent, which a few sets average."""
 
+_OTHER_NAMES = {"gpu": "cuda"}
+
 
 def covering_sets(cache_bytes: int, set_bytes: int) -> int:
     """How many sets of buffers it takes to cover the cache often enough that no call finds its data there."""
@@ -212,13 +214,14 @@ def kinds() -> dict[str, Device]:
 
 
 def choose(requested: str | None) -> str:
-    """The kind to use: the requested one, else the first that works here.
+    """The kind to use: the requested one, else the first that works here. 'gpu' means cuda.
 
     Raises UsageError for a kind that is unknown or can't be used here.
     """
     available = kinds()
     if requested is None:
         return next(name for name, device in available.items() if device.missing() is None)
+    requested = _OTHER_NAMES.get(requested, requested)
     if requested not in available:
         raise UsageError(f"no device named '{requested}'", nearest(requested, available))
     if reason := available[requested].missing():

@@ -68,9 +68,10 @@ class Worker:
     def answer(self, question: Question) -> Reply:
         """The answer to one question. Raises errors after which the device's context may be unusable."""
         match question:
-            case Measure(job, process):
+            case Measure(job, process, timed):
+                op = self._ops[job.case.op]
                 try:
-                    measurement = measure.measure(job, self._ops[job.case.op], self._device, self._group, process)
+                    measurement = measure.measure(job, op, self._device, self._group, process, timed=timed)
                 except HarnessError as error:
                     measurement = _crashed(job.case, process, described(error))
                 return Measured(measurement)

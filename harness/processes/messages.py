@@ -33,10 +33,14 @@ class _Numbered:
 
 @dataclass(frozen=True, slots=True)
 class Measure(_Numbered):
-    """Asks for `Measured`. process: index of the fresh process that the measurement is marked with."""
+    """Asks for `Measured`.
+
+    process: index of the fresh process that the measurement is marked with. timed: False to check the case only.
+    """
 
     job: Job
     process: int = 0
+    timed: bool = True
     kind: Literal["measure"] = "measure"
 
 

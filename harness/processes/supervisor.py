@@ -45,13 +45,15 @@ class Workers:
         self._digest = source.digest(self._plugins) if self._root == python.own_root() else ""
         self._team: Team | None = None
 
-    def measure(self, job: Job, process: int = 0) -> Measurement:
+    def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
         """The job's measurement; the death of a process is one too, as 'crashed' or 'timeout'.
+
+        timed: False to check the case only, which gives no samples.
 
         Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
         try:
-            team, answers = self._ask(job, process)
+            team, answers = self._ask(job, process, timed)
         except LostError as lost:
             return Measurement(job.case, lost.status, error=lost.text, process=process)
         measurement = _joined(answers, team.size)
@@ -60,15 +62,15 @@ class Workers:
             self.restart()
         return measurement
 
-    def _ask(self, job: Job, process: int, again: bool = True) -> tuple[Team, dict[int, Measured]]:
+    def _ask(self, job: Job, process: int, timed: bool, again: bool = True) -> tuple[Team, dict[int, Measured]]:
         """The answers of a team. One that answers an earlier question has forked: a new one is asked once more."""
         team = self._ready(job.case.world)
         try:
-            return team, team.ask(Measure(job, process), Measured, job.timing.timeout)
+            return team, team.ask(Measure(job, process, timed), Measured, job.timing.timeout)
         except LostError as lost:
             self._team = None
             if lost.stale and again:
-                return self._ask(job, process, again=False)
+                return self._ask(job, process, timed, again=False)
             raise
 
     def limits(self, needs: Needs, report: Report, fresh: bool = False) -> Limits:

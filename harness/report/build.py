@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from harness import units
 from harness.compare import Verdict
+from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
 from harness.report import _claims, _columns, _facts, _figures, _limits, _sweep
 from harness.report._frame import Line, by_scenario
-from harness.report._text import as_text, first_line, plural
+from harness.report._text import as_text, plural
 from harness.report.tree import (
     Block,
     Cell,
@@ -156,7 +157,7 @@ def _failures(results: Sequence[Result]) -> Iterator[Note]:
     """Why cases have no time, for the first few of them."""
     for result in results[:_MOST_FAILURES]:
         kind: Kind = "failure" if result.status in FAILED else "warning"
-        yield Note(first_line(result.error or ""), kind, result.status.replace("_", " "), result.case.id)
+        yield Note(brief(result.error or ""), kind, result.status.replace("_", " "), result.case.id)
     if len(results) > _MOST_FAILURES:
         yield Note(f"and {len(results) - _MOST_FAILURES} more without a time, see the tables")
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.ops import Op
-from harness.scenario.definition import Definition
+from harness.scenario.definition import Definition, Setting
 from harness.scenario.documents import Overview, find, overview
 from harness.scenario.planning import Plan, Selection, plan
 
-__all__ = ["Definition", "Overview", "Plan", "Selection", "find", "json_schema", "load", "overview", "plan"]
+__all__ = ["Definition", "Overview", "Plan", "Selection", "Setting", "find", "json_schema", "load", "overview", "plan"]
 
 # pydantic is imported only where it is needed: it would double the time that `harness list` takes.
 

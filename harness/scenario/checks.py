@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,11 +10,14 @@ from pathlib import Path
 from harness.errors import InputError, Problem, nearest
 from harness.expressions import ExpressionError
 from harness.model import Case, Claim, Curve, Expectation, Timing
-from harness.ops import Op
+from harness.ops import ITEMSIZE, Op
 from harness.scenario.definition import Definition, Setting
 from harness.scenario.documents import Document, KeyPath, read
 from harness.scenario.schema import Names, ScenarioKeys, validate
 from harness.scenario.shapes import expand, value
+
+_SURELY_MEANT = 0.75
+"""Similarity of names from which on an unknown one is taken for a spelling mistake."""
 
 
 def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition, ...]:
@@ -56,7 +60,9 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
     keys, wrong, structure = validate(document, names)
     problems = [*document.problems, *structure]
     settings: tuple[Setting, ...] = ()
-    if names.op and not wrong & {"op", "shapes", "choices"}:
+    if names.op is None:
+        problems += _impossible_dtypes(document)
+    elif names.op.variants and not wrong & {"shapes", "choices"}:
         settings, unfit = expand(document, keys, names.op, names.dtypes, names.variants)
         # A claim about a shape that is wrong would only report the same mistake again.
         problems += unfit or [
@@ -93,12 +99,26 @@ def _floors(keys: ScenarioKeys) -> Iterator[Expectation]:
 
 
 def _names(data: Mapping[str, object], catalogue: Mapping[str, Op]) -> Names:
-    """The names that a file may use, by the data before it is checked, so that one wrong name hides no other."""
+    """The names that a file may use, by the data before it is checked, so that one wrong name hides no other.
+
+    The op is the one named, or where there is none the one that is surely meant.
+    """
     name = data.get("op")
-    if not isinstance(name, str) or name not in catalogue:
+    if not isinstance(name, str):
         return Names(catalogue)
-    op = catalogue[name]
+    close = [name] if name in catalogue else difflib.get_close_matches(name, catalogue, n=1, cutoff=_SURELY_MEANT)
+    if not close:
+        return Names(catalogue)
+    op = catalogue[close[0]]
     return Names(catalogue, op, _chosen(data.get("dtypes"), op.dtypes), _chosen(data.get("variants"), op.variants))
+
+
+def _impossible_dtypes(document: Document) -> Iterator[Problem]:
+    """A problem for each dtype that no op can have, where the op itself isn't known."""
+    listed = document.data.get("dtypes")
+    for index, name in enumerate(listed if isinstance(listed, list) else [listed]):
+        if isinstance(name, str) and name not in ITEMSIZE:
+            yield document.problem(("dtypes", index), f"no dtype is named '{name}'", nearest(name, ITEMSIZE))
 
 
 def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:

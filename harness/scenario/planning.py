@@ -14,6 +14,9 @@ from harness.scenario.definition import Definition
 
 _Candidate = tuple[Definition, Case]
 
+_MOST_OPS = 3
+"""Ops whose variants are named where they can't run; of more, only their number is told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -33,11 +36,16 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run, in order. A case that several scenarios ask for is one job. ops: those of the jobs, by name."""
+    """What to run, in order. A case that several scenarios ask for is one job.
+
+    ops: those of the jobs, by name. left_out: the variants that were asked for and don't run on the device, and why, in
+    one line; empty if there is none.
+    """
 
     scenarios: tuple[Scenario, ...]
     jobs: tuple[Job, ...]
     ops: Mapping[str, Op] = field(default_factory=dict)
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +64,9 @@ class _Filter:
 def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Plan:
     """The jobs for one device: by scenario, dtype, shape, then variant with the baseline first.
 
-    Variants that don't run on the device are left out. A case that several scenarios ask for is timed once, as the
-    strictest of them asks. Raises InputError for filters with unknown names, UsageError if nothing is left to run.
+    Variants that don't run on the device are left out, and named in the plan. A case that several scenarios ask for is
+    timed once, as the strictest of them asks. Raises InputError for filters with unknown names, and UsageError if
+    nothing is left to run.
     """
     if not definitions:
         raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
@@ -65,11 +74,13 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
     problems = [*_unknown(definitions, catalogue, selection), *_unmatched(candidates, catalogue, selection)]
     if problems:
         raise InputError(problems)
+    left_out = _needing_another_device(candidates, catalogue, selection)
     chosen = _filtered(candidates, catalogue, selection)
     jobs = _jobs(chosen, selection)
     cases = {d.name: tuple(case.id for owner, case in chosen if owner is d) for d in definitions}
     scenarios = (_scenario(d, catalogue[d.op], cases[d.name]) for d in definitions if cases[d.name])
-    return Plan(tuple(scenarios), jobs, {job.case.op: catalogue[job.case.op] for job in jobs})
+    ops = {job.case.op: catalogue[job.case.op] for job in jobs}
+    return Plan(tuple(scenarios), jobs, ops, left_out and f"left out on {selection.device}: {left_out}")
 
 
 def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]:
@@ -108,8 +119,45 @@ def _unmatched(
     ids = list(dict.fromkeys(case.id for definition, case in candidates if device.keeps((definition, case))))
     for pattern in selection.only:
         if ids and not any(fnmatchcase(id_, pattern) for id_ in ids):
+            elsewhere = [case for _, case in candidates if fnmatchcase(case.id, pattern)]
+            found = f", only cases on another device: {_needs(elsewhere, catalogue)}" if elsewhere else ""
             near = ", ".join(difflib.get_close_matches(pattern, ids, n=3, cutoff=0))
-            yield Problem("--only", f"'{pattern}' matches no case on {selection.device}", f"cases near it: {near}")
+            yield Problem(
+                "--only", f"'{pattern}' matches no case on {selection.device}{found}", f"cases near it: {near}"
+            )
+
+
+def _needing_another_device(candidates: Sequence[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> str:
+    """The variants that all filters but that of the device keep, and what they need; empty if there is none.
+
+    Raises UsageError if these are all that was asked for.
+    """
+    device, *others = _filters(catalogue, selection)
+    asked = [candidate for candidate in candidates if all(filter_.keeps(candidate) for filter_ in others)]
+    dropped = [candidate for candidate in asked if not device.keeps(candidate)]
+    told = _needs((case for _, case in dropped), catalogue)
+    if asked and len(dropped) == len(asked):
+        advice = "name other variants, or run it where such a device is; 'harness env' says what this machine has"
+        raise UsageError(f"nothing to run on {selection.device}: {told}", advice)
+    return told
+
+
+def _needs(cases: Iterable[Case], catalogue: Mapping[str, Op]) -> str:
+    """Variants and the devices that they need, in one line: 'prelu/naive, tuned (need cuda)'."""
+    by_devices: dict[str, dict[str, dict[str, None]]] = {}
+    for case in cases:
+        devices = " or ".join(catalogue[case.op].variants[case.variant].devices) or "a device that none has"
+        by_devices.setdefault(devices, {}).setdefault(case.op, {})[case.variant] = None
+    return "; ".join(f"{_grouped(ops)} {devices})" for devices, ops in by_devices.items())
+
+
+def _grouped(ops: Mapping[str, Mapping[str, None]]) -> str:
+    count = sum(map(len, ops.values()))
+    verb = "needs" if count == 1 else "need"
+    named = [f"{op}/{', '.join(variants)}" for op, variants in ops.items()]
+    if len(named) <= _MOST_OPS:
+        return f"{'; '.join(named)} ({verb}"
+    return f"{count} variants of {len(ops)} ops, such as {named[0]} ({verb}"
 
 
 def _filtered(candidates: list[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> list[_Candidate]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner, Result
 from harness import __version__, cli, gate
 from harness.cli import app, values
 
-COMMANDS = ["run", "list", "env", "peak", "report", "compare", "gate"]
+COMMANDS = ["run", "list", "env", "peak", "report", "compare", "gate", "check"]
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -39,10 +40,10 @@ def test_help_of_the_gate_names_what_may_be_accepted() -> None:
 def test_help_names_every_command() -> None:
     result = invoke("--help")
     assert result.exit_code == 0
-    assert re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[:7] == [
-        *(command for command in COMMANDS if command != "list"),
-        "list",
-    ]
+    assert sorted(re.findall(r"^  (\w+) {2,}\S", result.stdout.partition("Commands:")[2], re.MULTILINE)[:8]) == sorted(
+        COMMANDS
+    )
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_version() -> None:
@@ -59,19 +60,32 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
     [
         (["rnu"], "Did you mean 'run'?"),
         (["run", "quick", "--varaints=eager"], "--variants"),
-        (["list", "scenarois"], "Did you mean 'scenarios'?"),
+        (["list", "scenarois"], "Did you mean 'scenarios'"),
         (["run"], "Missing argument"),
         (["run", "quick", "--repeat=0"], "--repeat"),
         (["run", "quick", "--precision=2"], "'2' isn't between 0 and 1; write 0.002 or 0.2%."),
         (["run", "quick", "--precision=high"], "'high' isn't a number."),
         (["run", "quick", "--max-time=nan"], "'nan' isn't a positive number of seconds."),
-        (["run", "quick", "--resume"], "error: --resume needs --output"),
+        (["run", "quick", "--resume"], "error: --resume needs a folder"),
+        (["run", "--resume"], "error: --resume needs a folder"),
+        (["run", "--resume", "gone"], "error: gone: holds no run"),
+        (["run", "--resume=one", "quick", "--output=two"], "--resume=one and --output=two name two folders"),
+        (["run", "quick", "--device=cpu", "--variants=tuned"], "nothing to run on cpu: prelu/tuned (needs cuda)"),
+        (
+            ["run", "quick", "--device=cpu", "--only=*/tuned/*"],
+            "only cases on another device: prelu/tuned (needs cuda)",
+        ),
+        (["check"], "error: nothing to check"),
+        (["check", "quikc"], "did you mean 'quick'?"),
+        (["check", "quick", "--device=cpu", "--variants=tuned"], "prelu/tuned (needs cuda)"),
         (["run", "quick", "--json=gone/results.json"], "error: --json gone/results.json: there is no folder gone"),
         (["run", "quikc"], "did you mean 'quick'?"),
         (["run", "missing.yaml"], "missing.yaml"),
-        (["run", "quick", "--device=gpu"], "error: no device named 'gpu'"),
+        (["run", "quick", "--device=tpu"], "error: no device named 'tpu'"),
         (["run", "quick", "--device=cpu", "--variants=eagre"], "eager"),
         (["run", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
+        (["list", "op", "sofmax"], "did you mean 'softmax'?"),
+        (["list", "scenario", "quikc"], "did you mean 'quick'?"),
         (["run", "quick", "--ops=missing.py"], "missing.py: not a Python file"),
         (["report", "missing"], "missing: holds no run"),
         (["compare", "missing", "gone"], "missing: holds no run"),
@@ -81,7 +95,7 @@ def test_python_m_harness_is_the_same(harness: Harness) -> None:
         (["gate", "before", "after", "--seed=0", "--only=prelu/*"], "nothing is measured, so --only, --seed can't be"),
         (["gate", "--base=nowhere", "quick", "--device=cpu"], "git knows no revision 'nowhere'"),
         (["gate", "--base=HEAD", "quikc"], "did you mean 'quick'?"),
-        (["gate", "--base=HEAD", "quick", "--device=gpu"], "error: no device named 'gpu'"),
+        (["gate", "--base=HEAD", "quick", "--device=tpu"], "error: no device named 'tpu'"),
         (["gate", "--base=HEAD", "quick", "--device=cpu", "--only=nothing/*"], "nothing/*"),
         (["gate", "--base=HEAD", "quick", "--margin=2"], "'2' isn't between 0 and 1"),
         (["gate", "--base=HEAD", "quick", "--accept=flor"], "did you mean 'floor'?"),
@@ -143,6 +157,7 @@ def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
 
     monkeypatch.setattr("harness.cli.listing._ops", leave)
     monkeypatch.setattr("sys.argv", ["harness", "list", "ops"])
+    monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == code
@@ -154,6 +169,14 @@ def test_a_device_that_is_not_there_is_refused(harness: Harness) -> None:
     assert done.returncode == 2
     assert "CUDA_VISIBLE_DEVICES='' hides every GPU" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_gpu_means_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    from harness import devices
+    from harness.devices.cuda import Cuda
+
+    monkeypatch.setattr(Cuda, "missing", lambda _: None)
+    assert devices.choose("gpu") == "cuda"
 
 
 @pytest.mark.parametrize(("text", "value"), [("0.002", 0.002), ("0.2%", 0.002), ("1e-3", 0.001), ("50%", 0.5)])
@@ -192,6 +215,7 @@ def test_a_bug_is_not_taken_for_a_gate_that_failed(monkeypatch, capsys):
         raise ZeroDivisionError("of ours")
 
     monkeypatch.setattr(cli, "app", broken)
+    monkeypatch.setattr("sys.path", [*sys.path])  # main() takes the working folder out
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 70

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,9 @@ from typer.testing import CliRunner, Result
 from harness import runner, store
 from harness.cli import app
 from harness.cli.progress import follow
-from harness.model import Job, Limits, Machine, Measurement, StreamPoint
+from harness.cli.run import _spelled as as_spelled
+from harness.cli.run import _stored_arguments as stored_arguments
+from harness.model import Header, Job, Limits, Machine, Measurement, StreamPoint
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = [
@@ -85,7 +88,8 @@ def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(harne
     [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("prelu/eager/float32/N8-C64-H56-W56")]
     # x and alpha are read, y is written: 4 * 8 * 64 * 56 * 56 bytes and 4 * 64 more.
     assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "32.11", "MB"]
-    assert "12 measurements on " in done.stdout
+    assert re.search(r"^12 measurements on .*, about 0:0\d:\d\d$", done.stdout, re.MULTILINE)
+    assert re.search(r"^left out on cpu: prelu/naive, .*tuned \(need cuda\)$", done.stdout, re.MULTILINE)
     assert "run 'harness peak'" in done.stdout
     assert not (folder / "reports").exists()
 
@@ -172,6 +176,52 @@ def test_report_writes_again_what_was_stored_and_names_what_is_lost(
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 2
 
 
+def test_a_run_is_gone_on_with_by_its_own_arguments(
+    finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
+) -> None:
+    assert finished.returncode == 0
+    assert stored_arguments(folder / "one")[:2] == [str(folder / "copies.yaml"), "--device=cpu"]
+    assert stored_arguments(folder / "one")[-1] == "--json=stdout"
+    before = (folder / "one" / "results.jsonl").read_bytes()
+    done = harness("run", "--resume", "one", "--quiet", "--json=again.json")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "report: one/\n", "")
+    assert (folder / "one" / "results.jsonl").read_bytes() == before
+    assert json.loads((folder / "again.json").read_text())["results"] == json.loads(finished.stdout)["results"]
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        (["quick", "--json"], ["quick", "--json=stdout"]),
+        (["--json", "a.json", "quick"], ["--json", "a.json", "quick"]),
+        (["quick", "--output", "x", "--resume"], ["quick", "--output", "x", "--resume="]),
+        (["--output=x", "--resume", "quick"], ["--output=x", "--resume=", "quick"]),
+        (["--resume", "x", "--quiet"], ["--resume", "x", "--quiet"]),
+        (["--resume", "--quiet"], ["--resume=", "--quiet"]),
+        (["--resume"], ["--resume="]),
+    ],
+)
+def test_options_may_stand_without_a_value(words: list[str], spelled: list[str]) -> None:
+    assert as_spelled(words) == spelled
+
+
+def test_the_folder_of_a_stored_run_is_not_one_of_its_arguments(tmp_path: Path, header: Header) -> None:
+    command = (
+        "harness",
+        "run",
+        "a.yaml",
+        "--output",
+        "old",
+        "--resume",
+        "--only",
+        "x/*",
+        "--output=older",
+        "--repeat=2",
+    )
+    store.create(tmp_path / "run", replace(header, command=command)).close()
+    assert stored_arguments(tmp_path / "run") == ["a.yaml", "--only", "x/*", "--repeat=2"]
+
+
 def test_an_unknown_format_is_refused(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
     assert finished.returncode == 0
     result = invoke("report", folder / "one", "--format=cvs")
@@ -222,11 +272,13 @@ def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Har
     assert "fine" in printed
     *_, stopped, again = told.splitlines()
     assert stopped == "stopped after 1 of 4 measurements; to continue:"
-    assert again.split() == ["harness", *command, "--resume"]
+    assert again.split() == ["harness", "run", "--resume", "stopped"]
     assert "Traceback" not in told
     gate.touch()
+    # Scenario and options come from the stored run.
     done = harness(*again.split()[1:], FAULT_GATE=str(gate))
     assert done.returncode == 0, done.stderr
+    assert len(store.load(folder / "stopped").measurements) == 4
     assert "[2/4]" in done.stderr
     assert "[1/4]" not in done.stderr
 
@@ -270,7 +322,9 @@ def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(
     slowly = ["--max-time=0.5", "--precision=0.0001%"]
     command = [*HARNESS, "run", "drawn.yaml", "--device=cpu", *PLUGINS, *slowly, "--output=drawn"]
     drawn = on_a_terminal(command, folder, environment(NO_COLOR="1"))
-    assert re.search(r"0/1 .*left  fault/fine/float32/N4096", drawn)
+    assert re.search(r"0/1 .*0:00:\d\d ~0:00:\d\d left +fault/fine/float32/N4096", drawn)
+    assert re.search(r"\[1/1\] fault/fine/float32/N4096  [\d.]+ us  ", drawn)
+    assert "1 measurement, 0:0" in drawn
     assert "report: drawn/" in drawn
     assert not re.search(COLOUR, drawn)
 
@@ -282,15 +336,15 @@ def test_a_bar_has_colour_otherwise(monkeypatch: pytest.MonkeyPatch, job: Callab
         bar.planned(total=4, done=1)
         bar.started(job("fine"), 2)
     assert "1/4" in drawn.getvalue()
-    assert "left  fault/fine/float32/N4096 (process 3)" in drawn.getvalue()
+    assert "fault/fine/float32/N4096 (process 3)" in drawn.getvalue()
     assert re.search(COLOUR, drawn.getvalue())
 
 
-def test_failures_stay_above_the_bar(job: Callable[..., Job]) -> None:
+def test_finished_cases_stay_above_the_bar(job: Callable[..., Job]) -> None:
     drawn = io.StringIO()
-    with follow(Console(file=drawn, force_terminal=True, width=100)) as bar:
+    with follow(Console(file=drawn, force_terminal=True, width=100, highlight=False)) as bar:
         bar.planned(total=2, done=0)
         bar.finished(Measurement(job("abort").case, "crashed", error="killed by signal SIGABRT\nand more"))
         bar.finished(Measurement(job("fine").case, "ok", samples=(1e-6,)))
-    assert "fault/abort/float32/N4096 crashed: killed by signal SIGABRT\n" in drawn.getvalue()
-    assert "fault/fine" not in drawn.getvalue()
+    assert "[1/2] fault/abort/float32/N4096 crashed: killed by signal SIGABRT\n" in drawn.getvalue()
+    assert "[2/2] fault/fine/float32/N4096  1.000 us\n" in drawn.getvalue()

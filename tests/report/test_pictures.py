@@ -40,10 +40,10 @@ def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
     monkeypatch.setattr(_draw, "draw", fail)
     paths = report.write(run, tmp_path)
     # One failing picture doesn't cost the next.
-    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg", "ceilings.png"]
+    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg"]
     assert all(path.stat().st_size for path in paths)
     told = capsys.readouterr().err
-    first = "warning: plots/prelu-float32.png can't be drawn; all other files are written: ValueError: slice step"
+    first = "warning: plots/prelu-float32.svg can't be drawn; all other files are written: ValueError: slice step"
     assert first in told
     assert told.count("warning: ") == 3
 
@@ -53,7 +53,7 @@ def test_the_limits_of_a_machine_are_written_without_their_picture(
 ) -> None:
     monkeypatch.setattr(_limits, "draw", fail)
     assert [path.name for path in report.write_limits(gpu, limits, tmp_path)] == ["peak.md", "peak.csv"]
-    assert "warning: peak.png can't be drawn" in capsys.readouterr().err
+    assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
 
 def test_harness_report_ends_with_0_where_a_picture_fails(
@@ -64,4 +64,4 @@ def test_harness_report_ends_with_0_where_a_picture_fails(
     ended = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert ended.exit_code == 0
     assert {*TEXTS, "plots"} == {path.name for path in tmp_path.iterdir()}
-    assert "warning: plots/prelu-float32.png can't be drawn" in ended.stderr
+    assert "warning: plots/prelu-float32.svg can't be drawn" in ended.stderr

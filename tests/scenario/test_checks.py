@@ -162,10 +162,25 @@ def test_missing_keys_say_what_belongs_there(refused: Refused) -> None:
 
 
 def test_an_unknown_op_doesn_t_hide_the_rest(refused: Refused) -> None:
-    assert refused("title: 7\nop: ad\nshapes: [{X: 0}]\ncach: hot\n") == [
+    assert refused("title: 7\nop: ad\nshapes: [{X: 0}]\ndtypes: [flaot32]\nvariants: [fats]\ncach: hot\n") == [
         ("1: title", "must be text, found 7"),
         ("2: op", "no op is named 'ad'; did you mean 'add'?"),
-        ("4: cach", "unknown key 'cach'; did you mean 'cache'?"),
+        # All that follows is compared with the op that is surely meant.
+        ("3: shapes[0]", "no size for M, N; op 'add' has M, N"),
+        ("3: shapes[0].X", "op 'add' has no such symbol; allowed: M, N"),
+        ("4: dtypes[0]", "op 'add' has no dtype 'flaot32'; did you mean 'float32'?"),
+        ("5: variants[0]", "op 'add' has no variant 'fats'; did you mean 'fast'?"),
+        ("6: cach", "unknown key 'cach'; did you mean 'cache'?"),
+    ]
+
+
+def test_an_op_that_no_other_resembles_hides_no_more_than_its_own_names(refused: Refused) -> None:
+    """Its variants and symbols may be right: perhaps only --ops was forgotten."""
+    text = "title: t\nop: mine\nshapes: [{X: 8}]\ndtypes: [float32, flaot32]\nvariants: [own]\ncache: lukewarm\n"
+    assert refused(text) == [
+        ("2: op", "no op is named 'mine'; allowed: add, scale, shrink"),
+        ("4: dtypes[1]", "no dtype is named 'flaot32'; did you mean 'float32'?"),
+        ("6: cache", "'lukewarm' isn't known here; allowed: cold, hot"),
     ]
 
 

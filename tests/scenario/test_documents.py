@@ -115,7 +115,7 @@ def test_an_anchor_holds_within_its_document(refused: Refused) -> None:
 def test_overview_names_the_bundled_scenarios() -> None:
     found = {scenario.name: scenario for scenario in overview()}
     assert {"copy", "prelu", "quick"} <= found.keys()
-    assert found["quick"] == Overview("quick", "A first look", "prelu", ("quick", "ci"))
+    assert found["quick"] == Overview("quick", "Two small PReLU layers", "prelu", ("quick", "ci"))
 
 
 def test_overview_and_plan_leave_pydantic_alone() -> None:

@@ -109,8 +109,8 @@ def test_filters_that_name_what_is_not_there_are_told_together(
     [
         (
             Selection("cpu", variants=("fast",)),
-            "nothing to run: --variants fast keeps none of the 4 cases that are left",
-            "these cases have eager",
+            "nothing to run on cpu: add/fast (needs cuda)",
+            "name other variants, or run it where such a device is; 'harness env' says what this machine has",
         ),
         (
             Selection("cuda", dtypes=("bfloat16",)),
@@ -133,11 +133,30 @@ def test_an_empty_selection_names_the_filter_that_emptied_it(
 
 
 def test_nothing_that_the_device_runs(both: list[Definition], catalogue: dict[str, Op]) -> None:
-    with pytest.raises(UsageError, match=r"--device cpu keeps none of the 2 cases") as caught:
+    with pytest.raises(UsageError, match=r"nothing to run on cpu: shrink/first, second \(need cuda\)"):
         plan(both[1:], catalogue, Selection("cpu"))
-    assert caught.value.advice == "these cases have cuda"
     with pytest.raises(UsageError, match="no scenario was given"):
         plan([], catalogue, Selection("cpu"))
+
+
+def test_what_was_asked_for_and_needs_another_device_is_named(both: list[Definition], catalogue: dict[str, Op]) -> None:
+    assert plan(both, catalogue, Selection("cuda")).left_out == ""
+    everything = plan(both, catalogue, Selection("cpu")).left_out
+    assert everything == "left out on cpu: add/fast, slow; shrink/first, second (need cuda)"
+    some = plan(both, catalogue, Selection("cpu", variants=("eager", "slow"))).left_out
+    assert some == "left out on cpu: add/slow (needs cuda)"
+    assert plan(both, catalogue, Selection("cpu", variants=("eager",))).left_out == ""
+    with pytest.raises(
+        InputError, match=r"matches no case on cpu, only cases on another device: add/fast \(needs cuda\)"
+    ):
+        plan(both, catalogue, Selection("cpu", only=("*/fast/*",)))
+
+
+def test_what_many_ops_leave_out_is_counted(both: list[Definition], catalogue: dict[str, Op]) -> None:
+    others = {f"op{i}": replace(catalogue["shrink"], name=f"op{i}") for i in range(3)}
+    more = [replace(both[1], name=name, op=name) for name in others]
+    told = plan([*both, *more], catalogue | others, Selection("cpu")).left_out
+    assert told == "left out on cpu: 10 variants of 5 ops, such as add/fast, slow (need cuda)"
 
 
 def test_timing_given_by_hand_replaces_the_scenario_s(loaded: Loaded, catalogue: dict[str, Op]) -> None:

@@ -1,0 +1,52 @@
+"""Aligned columns. Drawing them with rich would take longer than everything that a listing does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+Row = Sequence[str]
+
+_GAP = 2
+_NARROWEST = 24  # characters that the last column has at least
+
+
+def aligned(rows: Sequence[Row], indent: int = 2) -> list[str]:
+    """The rows as lines. On a terminal the last column is wrapped where the terminal ends; in a pipe it never is."""
+    if not rows:
+        return []
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+    start = indent + sum(width + _GAP for width in widths)
+    room = _columns() - start
+    if room < _NARROWEST:
+        # The last column stands below the others, where they leave no room beside them.
+        start, room = 2 * indent + _GAP, _columns() - 2 * indent - _GAP
+        return [line for row in rows for line in _below(row, widths, indent, start, room)]
+    return [line for row in rows for line in _beside(row, widths, indent, start, room)]
+
+
+def _beside(row: Row, widths: Sequence[int], indent: int, start: int, room: int) -> list[str]:
+    first, *more = _wrapped(row[-1], room)
+    return [f"{_cells(row, widths, indent):{start}}{first}".rstrip(), *(f"{'':{start}}{line}" for line in more)]
+
+
+def _below(row: Row, widths: Sequence[int], indent: int, start: int, room: int) -> list[str]:
+    return [_cells(row, widths, indent).rstrip(), *(f"{'':{start}}{line}" for line in _wrapped(row[-1], room) if line)]
+
+
+def _cells(row: Row, widths: Sequence[int], indent: int) -> str:
+    return " " * indent + (" " * _GAP).join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=False))
+
+
+def _wrapped(text: str, room: int) -> list[str]:
+    return textwrap.wrap(text, room, break_on_hyphens=False) or [""]
+
+
+def _columns() -> int:
+    """Width of the terminal, or of COLUMNS; endless in a pipe."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        return shutil.get_terminal_size().columns
+    return sys.maxsize

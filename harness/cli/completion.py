@@ -1,0 +1,51 @@
+"""What a shell may complete. Quick: nothing here imports torch or reads more than names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def scenarios(incomplete: str) -> Iterator[str]:
+    """Bundled scenarios, then files and folders."""
+    from harness.paths import data
+
+    yield from _beginning(sorted(file.stem for file in data("scenarios").glob("*.yaml")), incomplete)
+    folder = Path(incomplete).parent
+    for path in sorted(folder.glob("*")):
+        if path.is_dir() or path.suffix == ".yaml":
+            yield from _beginning([f"{path}/" if path.is_dir() else str(path)], incomplete)
+
+
+def ops(incomplete: str) -> Iterator[str]:
+    """Bundled ops."""
+    from harness.ops import Catalogue
+
+    return _beginning(Catalogue(), incomplete)
+
+
+def variants(incomplete: str) -> Iterator[str]:
+    """The variants of all bundled ops, after the commas of those that are named already."""
+    from harness.ops import Catalogue
+
+    named, comma, last = incomplete.rpartition(",")
+    every = sorted({name for op in Catalogue().values() for name in op.variants})
+    return (f"{named}{comma}{name}" for name in _beginning(every, last))
+
+
+def devices(incomplete: str) -> Iterator[str]:
+    """Kinds of device."""
+    from harness.devices import kinds
+
+    return _beginning([*kinds(), "gpu"], incomplete)
+
+
+def formats(incomplete: str) -> Iterator[str]:
+    """Report formats."""
+    from harness.report import every_format
+
+    return _beginning(every_format(), incomplete)
+
+
+def _beginning(names: Iterable[str], start: str) -> Iterator[str]:
+    return (name for name in names if name.startswith(start))

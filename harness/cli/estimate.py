@@ -1,0 +1,60 @@
+"""About how long a run takes: everything from the first process to the report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness import devices, limits
+from harness.scenario import Plan
+
+# Measured on two cores without other work, and over the 2835 cases of the stored runs of an H200.
+_START = 3.0  # seconds until a process has loaded torch
+_BESIDE = 0.25  # seconds of a case besides sampling: compiling our kernels, checking, setting up, calls one by one
+_COMPILE = 6.5  # seconds until torch.compile has made its first kernel in a process
+_PROBE = 1.5  # seconds for a probe of limits that are known, and for streams at the end of a run
+_LIMITS = {"cpu": 5.0}  # seconds for measuring all streams
+_USUAL_LIMITS = 15.0
+_REPORT = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Seconds of the parts of a run.
+
+    start: of a process. limits: what the machine can do. each: a measurement, with its share of what is done once for
+    each process. after: streams once more, and the report. count: measurements.
+    """
+
+    start: float
+    limits: float
+    each: float
+    after: float
+    count: int
+
+    @classmethod
+    def make(cls, plan: Plan, kind: str, repeat: int, fresh: bool = False) -> Estimate:
+        """That of a plan on this machine, measured by `repeat` processes one after the other."""
+        known = not fresh and limits.recall(devices.kinds()[kind].machine()) is not None
+        cases = sum(job.timing.max_time + _BESIDE for job in plan.jobs)
+        once = _START + _COMPILE * len(plan.ops)
+        return cls(
+            start=_START,
+            limits=_PROBE if known else _LIMITS.get(kind, _USUAL_LIMITS),
+            each=(cases + once) / max(1, len(plan.jobs)),
+            after=_START + _PROBE + _REPORT,
+            count=repeat * len(plan.jobs),
+        )
+
+    @property
+    def before(self) -> float:
+        """Seconds until the first case begins."""
+        return self.start + self.limits
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole run."""
+        return self.of(self.count)
+
+    def of(self, count: int) -> float:
+        """Seconds if only `count` measurements are left to do."""
+        return self.before + count * self.each + self.after

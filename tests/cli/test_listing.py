@@ -1,0 +1,88 @@
+"""Listings that fit a terminal, one thing in detail, and what a shell may complete."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness.cli import app, completion
+from harness.cli.columns import aligned
+
+
+def listed(*arguments: str, columns: str | None = None) -> str:
+    result = CliRunner().invoke(app, ["list", *arguments], env={"COLUMNS": columns})
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize("arguments", [[], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join)
+def test_a_listing_fits_80_columns_and_loses_nothing(arguments: list[str]) -> None:
+    narrow, endless = listed(*arguments, columns="80"), listed(*arguments)
+    # A path has no place to be broken at.
+    assert max(len(line) for line in narrow.splitlines() if "/" not in line) <= 80
+    assert narrow.split() == endless.split()
+    assert len(narrow.splitlines()) >= len(endless.splitlines())
+
+
+def test_the_last_column_goes_below_where_there_is_no_room_beside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    rows = [("a" * 20, "b", "one two three four five six seven eight"), ("c", "d", "")]
+    first, *more, last = aligned(rows)
+    assert first.split() == ["a" * 20, "b"]
+    assert " ".join(line.strip() for line in more) == rows[0][-1]
+    assert last.split() == ["c", "d"]
+    assert aligned([]) == []
+
+
+def test_one_op_in_detail() -> None:
+    lines = listed("op", "softmax").splitlines()
+    assert lines[0].startswith("softmax: ")
+    for title in ("sizes", "inputs", "outputs", "dtypes", "variants", "scenarios", "file"):
+        assert title in lines
+    assert any(line.split()[:3] == ["eager", "baseline", "cuda,cpu"] for line in lines)
+    assert "  softmax, softmax_few_rows" in lines
+    assert any(line.split()[0] == "p" for line in listed("op", "dropout").splitlines())
+
+
+def test_one_scenario_in_detail() -> None:
+    words = {line.split()[0]: line for line in listed("scenario", "quick").splitlines()}
+    assert words["shapes"].endswith("N=8, C=64, H=56, W=56")
+    assert words["variants"].endswith("eager, compile, naive, packed, tuned")
+    assert words["timing"].endswith("at most 0.5 s a case")
+    assert "floors" not in words
+
+
+def test_what_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quicker.yaml").touch()
+    (tmp_path / "quince.txt").touch()
+    (tmp_path / "quiet").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert list(completion.scenarios("qui")) == ["quick", "quicker.yaml", "quiet/"]
+    assert list(completion.ops("softm")) == ["softmax", "softmax_grad"]
+    assert "eager,tuned" in list(completion.variants("eager,tun"))
+    assert list(completion.devices("")) == ["cuda", "cpu", "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"), [("harness run qui", "quick"), ("harness list op softmax_", "softmax_grad")]
+)
+def test_a_shell_completes_names_without_torch(
+    words: str, completed: str, tmp_path: Path, environment: Callable[..., dict[str, str]]
+) -> None:
+    program = "import sys; sys.modules['torch'] = None; from harness.cli import main; main()"
+    asked = {"_HARNESS_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env=environment(**asked),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.stdout.split() == [completed], done.stderr

@@ -1,0 +1,73 @@
+"""What is told of an error: the whole of it in a record, one line on a terminal."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from harness.errors import UsageError, brief, described
+
+OP = """
+import json
+import statistics
+
+def decodes(text):
+    return json.loads(text)
+
+def launch(text):
+    decodes(text)
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> ModuleType:
+    """A user's file, whose errors are raised inside Python's own packages."""
+    file = tmp_path / "mine.py"
+    file.write_text(OP)
+    spec = importlib.util.spec_from_file_location("mine", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def raised(mine: ModuleType) -> ValueError:
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        mine.launch("nonsense")
+    return caught.value
+
+
+def test_the_innermost_frame_of_the_user_is_marked_and_no_frame_is_lost(mine: ModuleType) -> None:
+    text = described(raised(mine))
+    first, marked, *frames = text.splitlines()
+    assert first == "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    assert marked == f"> {mine.__file__}:6 in decodes: return json.loads(text)"
+    assert "decoder.py" in frames[0]
+    assert [frame.rpartition(" in ")[2].partition(":")[0] for frame in frames][-3:] == ["decodes", "launch", "raised"]
+
+
+def test_a_line_says_what_happened_and_where(mine: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = described(raised(mine))
+    said = "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)"
+    assert brief(text) == f"{said} ({mine.__file__}:6 in decodes: return json.loads(text))"
+    monkeypatch.chdir(Path(mine.__file__).parent)
+    assert brief(text) == f"{said} (mine.py:6 in decodes: return json.loads(text))"
+
+
+def test_an_error_of_the_harness_is_all_that_is_said() -> None:
+    assert described(UsageError("no table", "make one")) == "no table\nmake one"
+    assert brief("no table\nmake one") == "no table"
+    assert brief("") == ""
+    assert brief("x" * 500) == "x" * 159 + "…"
+
+
+def test_the_frames_of_a_killed_process_name_the_place_too(tmp_path: Path) -> None:
+    import json
+
+    text = (
+        "killed by signal SIGSEGV\nFatal Python error: Segmentation fault\n"
+        f'  File "{json.__file__}", line 3 in loads\n  File "{tmp_path}/mine.py", line 9 in launch\n'
+    )
+    assert brief(text) == f"killed by signal SIGSEGV ({tmp_path}/mine.py:9 in launch)"

@@ -156,7 +156,8 @@ def _checked(measurement: Measurement, limits: Limits) -> Measurement:
     warning = Warning(
         "above-ceiling",
         f"{units.percent(share)} of the ceiling, which is more than the machine can do",
-        "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work",
+        "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work; or other "
+        "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew",
     )
     return replace(measurement, warnings=(*measurement.warnings, warning))
 

@@ -25,8 +25,8 @@ def test_cuda_is_preferred_and_the_cpu_always_there():
 
 
 def test_an_unknown_device():
-    with pytest.raises(UsageError, match="no device named 'gpu'") as error:
-        devices.choose("gpu")
+    with pytest.raises(UsageError, match="no device named 'tpu'") as error:
+        devices.choose("tpu")
     assert "cpu" in error.value.advice
 
 

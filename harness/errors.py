@@ -83,7 +83,7 @@ def without_exit(what: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception | KeyboardInterrupt) and getattr(error, "exit_code", None) != 0:
             raise
-        raise UsageError(f"{what}: {described(error)}", NO_EXIT) from error
+        raise UsageError(f"{what}: {brief(described(error))}", NO_EXIT) from error
 
 
 def described(error: BaseException) -> str:

@@ -34,7 +34,8 @@ class Broken:
 class Wanted:
     """What the working tree asks for. files: those that it can load; broken: the others, with all their problems.
 
-    every: the scenarios with all their cases, whether the gate measures them or not.
+    every: the scenarios with all their cases, whether the gate measures them or not. left_out: the variants that don't
+    run on the device, and why, in one line; '' if all do.
     """
 
     scenarios: tuple[Scenario, ...]
@@ -42,6 +43,7 @@ class Wanted:
     files: tuple[Path, ...]
     broken: Mapping[Path, InputError]
     every: tuple[Scenario, ...]
+    left_out: str = ""
 
     @property
     def known(self) -> frozenset[str]:
@@ -90,7 +92,7 @@ def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Select
     ours = [_without_libraries(d, catalogue[d.op], selection) for d in definitions]
     plan = scenario.plan(ours, catalogue, selection)
     jobs = tuple(_timed(job, selection) for job in plan.jobs)
-    return Wanted(plan.scenarios, jobs, whole, broken, every.scenarios)
+    return Wanted(plan.scenarios, jobs, whole, broken, every.scenarios, every.left_out)
 
 
 def common(

@@ -12,6 +12,9 @@ from harness.model import Job, Machine, Measurement
 class GateObserver(Protocol):
     """Receives reports of what happens, in the thread that called the gate."""
 
+    def say(self, text: str) -> None:
+        """Something that the reader must know, such as what isn't measured here."""
+
     def note(self, text: str) -> None:
         """Something takes time, and meanwhile nothing is measured."""
 

@@ -108,6 +108,8 @@ def prepare(
     shared = device.shared() or ""
     catalogue = Catalogue(request.plugins)
     asked = wanted(request.files, catalogue, request.selection)
+    if asked.left_out:
+        observer.say(asked.left_out)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
     base = codes["base"]
     old = repository.old(base, request.files, request.folders) if repository else ()

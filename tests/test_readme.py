@@ -16,7 +16,7 @@ from harness.scenario import Selection, load, plan
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *(page for room in ("harness", "kernels") for page in (ROOT / room).rglob("*.md"))]
-SMALL = Path(__file__).parent / "plugins" / "small.py"
+LIMITED = Path(__file__).parent / "plugins" / "limited.py"
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def files(tmp_path: Path) -> Path:
 
 def test_the_op_of_the_readme_runs(files):
     command = [sys.executable, "-m", "harness", "run", "mine.yaml", "--ops", "mine.py", "--max-time", "0.05"]
-    # On a CPU that looks small: its ceilings have tests of their own.
-    on_cpu = [*command, "--ops", SMALL, "--device", "cpu", "--output", "report"]
+    # With limits that take no time: ceilings have tests of their own.
+    on_cpu = [*command, "--ops", LIMITED, "--device", "cpu", "--output", "report"]
     done = subprocess.run(on_cpu, cwd=files, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 ok" in done.stdout

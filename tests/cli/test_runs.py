@@ -32,6 +32,7 @@ ROOT = Path(__file__).parents[2]
 PLUGINS = [
     f"--ops={file}" for file in sorted((ROOT / "tests" / "plugins").glob("*.py")) if file.stem in ("faults", "small")
 ]
+LIMITED = [*PLUGINS, f"--ops={ROOT / 'tests' / 'plugins' / 'limited.py'}"]
 HARNESS = [sys.executable, "-m", "harness"]
 SCENARIO = """
 title: Copies
@@ -241,7 +242,7 @@ def test_a_run_is_no_different_from_itself(finished: subprocess.CompletedProcess
 
 def test_failed_cases_end_with_5_and_leave_a_report(harness: Harness, folder: Path) -> None:
     scenario = write_scenario(folder / "faulty.yaml", [4096], ["fine", "abort"])
-    done = harness("run", scenario, "--device=cpu", *PLUGINS)
+    done = harness("run", scenario, "--device=cpu", *LIMITED)
     assert done.returncode == 5
     assert done.stderr.splitlines()[-1] == "1 of 2 cases failed"
     assert "crashed" in done.stdout
@@ -252,7 +253,7 @@ def test_failed_cases_end_with_5_and_leave_a_report(harness: Harness, folder: Pa
 def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Harness, environment: Environment) -> None:
     scenario = write_scenario(folder / "waiting.yaml", [4096, 8192], ["fine", "waits"])
     gate = folder / "gate"
-    command = ["run", str(scenario), "--device=cpu", *PLUGINS, "--output=stopped"]
+    command = ["run", str(scenario), "--device=cpu", *LIMITED, "--output=stopped"]
     process = subprocess.Popen(
         [*HARNESS, *command],
         cwd=folder,
@@ -322,7 +323,7 @@ def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(
     write_scenario(folder / "drawn.yaml", [4096], ["fine"])
     # Long enough to be drawn, which happens ten times a second.
     slowly = ["--max-time=0.5", "--precision=0.0001%"]
-    command = [*HARNESS, "run", "drawn.yaml", "--device=cpu", *PLUGINS, *slowly, "--output=drawn"]
+    command = [*HARNESS, "run", "drawn.yaml", "--device=cpu", *LIMITED, *slowly, "--output=drawn"]
     drawn = on_a_terminal(command, folder, environment(NO_COLOR="1"))
     assert re.search(r"0/1 .*0:00:\d\d ~0:00:\d\d left +fault/fine/float32/N4096", drawn)
     assert re.search(r"\[1/1\] fault/fine/float32/N4096  [\d.]+ us  ", drawn)

@@ -199,7 +199,7 @@ def _rows_of(n: int) -> str:
 
 
 OPS = (
-    ("`relu_mask`", "relu_mask", "N134217728"),
+    ("`relu_mask` (3)", "relu_mask", "N134217728"),
     ("`relu_grad`", "relu_grad", "N134217728"),
     ("`dropout` (1)", "dropout", "N134217728/p=0.1"),
     ("`dropout_grad` (1)", "dropout_grad", "N134217728/p=0.1"),

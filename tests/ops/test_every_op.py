@@ -11,6 +11,7 @@ from harness import devices
 from harness.devices.cpu import Cpu
 from harness.model import Case, Value
 from harness.ops import Catalogue, Choice, Op
+from harness.ops._baselines import MODES
 from harness.session import Session
 
 OPS = Catalogue()
@@ -32,7 +33,7 @@ def cases(op: Op, device: str) -> Iterator[Case]:
     """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice."""
     shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
     for variant in op.variants.values():
-        if device in variant.devices and variant.name != "compile":
+        if device in variant.devices and variant.name not in MODES:
             for dtype, chosen in itertools.product(op.dtypes, itertools.product(*map(values, op.choices.values()))):
                 yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
 

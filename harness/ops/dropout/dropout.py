@@ -24,6 +24,7 @@ from harness.ops.dropout._dropout import (
     arguments,
     expected_share,
     expected_y,
+    input_itself,
     split,
 )
 
@@ -79,7 +80,7 @@ def eager(ctx: Context) -> Launch:
     return lambda t: torch.native_dropout(t.x, probability, True)
 
 
-@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES)
+@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES, unsupported=input_itself(0.0, "x"))
 def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel, with its own random numbers."""
     import torch

@@ -14,7 +14,17 @@ from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import WORDS, bytes_of_bits, unpack
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
-from harness.ops.dropout._dropout import CALL, DROPPED, NARROW, WIDE, arguments, expected_share, expected_y, split
+from harness.ops.dropout._dropout import (
+    CALL,
+    DROPPED,
+    NARROW,
+    WIDE,
+    arguments,
+    expected_share,
+    expected_y,
+    input_itself,
+    split,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -68,7 +78,7 @@ def eager(ctx: Context) -> Launch:
     return lambda t: function(t.x, t.addend)
 
 
-@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES)
+@compiled_variants(OP, "torch.compile of the same", outputs=_BYTES, unsupported=input_itself(1.0, "addend"))
 def compile_(ctx: Context, compiled: Compile) -> Launch:
     """Inductor makes one kernel, with its own random numbers."""
     function = compiled(_chain(ctx.s.p))

@@ -12,6 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness import check
+from harness.model import Case
+from harness.ops import Catalogue
+from harness.ops._baselines import MODES
 from harness.ops._bits import pack, unpack
 from harness.ops.dropout._dropout import NARROW, WIDE, Keep
 from harness.ops.dropout._philox import numbers
@@ -255,6 +258,22 @@ def test_naive_uses_every_number_of_the_stream_once():
 @pytest.mark.parametrize("p", PROBABILITIES)
 def test_torch_passes_the_check(trial, dtype, p):
     assert trial("dropout", "eager", dtype, N=10_001, p=p).complaint_after_call() is None
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "returned"),
+    [("dropout", 0.0, "x"), ("dropout_add", 1.0, "addend"), ("bias_dropout_residual", 1.0, "residual")],
+)
+@pytest.mark.parametrize("variant", MODES)
+def test_compiled_code_that_returns_its_input_is_not_run(name, p, returned, variant):
+    op = Catalogue()[name]
+
+    def reason(share):
+        shape = tuple((symbol, 8) for symbol in op.symbols)
+        return op.variants[variant].unsupported(Case(name, variant, "float32", shape, (("p", share),)))
+
+    assert f"returns {returned} itself" in reason(p)
+    assert [reason(share) for share in (0.1, 0.5, 1 - p)] == [None] * 3
 
 
 @pytest.fixture

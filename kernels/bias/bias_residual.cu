@@ -107,27 +107,43 @@ extern "C" __global__ void bias_residual_any(const T* __restrict__ x, const T* _
   }
 }
 
-// 7. What step 6 does, as two kernels: x + bias, which is written, then read again to add the residual. Each addition
-//    rounds to T.
+// 7. What steps 3 and 6 do, as two kernels: x + bias, which is written, then read again to add the residual. Each
+//    addition rounds to T. As there, rows of whole packs have a kernel of their own, which loads packs of biases; and
+//    all loads of a thread come before it waits for one.
+template <bool Whole>
+__device__ __forceinline__ void add_bias(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
+                                         INDEX n, int aligned, const Columns<INDEX>& row) {
+  const INDEX first = thread() * SIZE;
+  if (aligned && first + SIZE <= n) {
+    Pack<T> pack = load_pack(x + first);
+    const Pack<T> along = load_bias<Whole>(bias, first, row);
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(along.at[j]));
+    store_pack(y + first, pack);
+  } else {
+#pragma unroll 1
+    for (INDEX i = first; i < n && i < first + SIZE; ++i) y[i] = T(to_float(x[i]) + to_float(bias[row.of(i)]));
+  }
+}
 extern "C" __global__ void bias_residual_first(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                                INDEX n, int aligned, INDEX columns, INDEX multiplier, unsigned shift) {
-  const Columns<INDEX> row{columns, multiplier, shift};
-  const INDEX first = thread() * SIZE;
-  if (first >= n) return;
-  const unsigned count = filled<T>(n, first);
-  Pack<T> pack = load_filled(x + first, count, aligned);
-  const Pack<T> along = load_bias<false>(bias, first, row);
-#pragma unroll
-  for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(along.at[j]));
-  store_filled(y + first, pack, count, aligned);
+  add_bias<false>(x, bias, y, n, aligned, {columns, multiplier, shift});
+}
+extern "C" __global__ void bias_residual_first_whole(const T* __restrict__ x, const T* __restrict__ bias,
+                                                     T* __restrict__ y, INDEX n, int aligned, INDEX columns,
+                                                     INDEX multiplier, unsigned shift) {
+  add_bias<true>(x, bias, y, n, aligned, {columns, multiplier, shift});
 }
 extern "C" __global__ void bias_residual_second(const T* __restrict__ residual, T* y, INDEX n, int aligned) {
   const INDEX first = thread() * SIZE;
-  if (first >= n) return;
-  const unsigned count = filled<T>(n, first);
-  Pack<T> pack = load_filled(y + first, count, aligned);
-  const Pack<T> other = load_filled(residual + first, count, aligned);
+  if (aligned && first + SIZE <= n) {
+    Pack<T> pack = *reinterpret_cast<const Pack<T>*>(y + first);  // not load_pack: this kernel writes y
+    const Pack<T> other = load_pack(residual + first);
 #pragma unroll
-  for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(other.at[j]));
-  store_filled(y + first, pack, count, aligned);
+    for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = T(to_float(pack.at[j]) + to_float(other.at[j]));
+    store_pack(y + first, pack);
+  } else {
+#pragma unroll 1
+    for (INDEX i = first; i < n && i < first + SIZE; ++i) y[i] = T(to_float(y[i]) + to_float(residual[i]));
+  }
 }

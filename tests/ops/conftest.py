@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -243,6 +244,22 @@ def ptx() -> Callable[..., str]:
         return kernel
 
     return text
+
+
+@pytest.fixture(scope="session")
+def accesses_of_packs(ptx: Callable[..., str]) -> Callable[..., list[str]]:
+    """accesses_of_packs(file, entry, macros): what a thread with a whole pack loads and stores, such as 'ld.nc.v4'.
+
+    Fails unless they are in one piece of code without a branch. A load behind a branch waits for the one before it.
+    """
+
+    def accesses(file: str, entry: str, macros: dict[str, str | int]) -> list[str]:
+        pieces = re.split(r"\n\$L\w+:|\bbra[^\n]*", ptx(file, entry, macros))
+        found = [re.findall(r"\b(ld|st)\.global(\.nc)?(?:\.L\w+)*(\.v\d)?\.\w\d+", piece) for piece in pieces]
+        (of_packs,) = [every for every in found if any(width == ".v4" for *_, width in every)]
+        return ["".join(access) for access in of_packs]
+
+    return accesses
 
 
 @pytest.fixture(scope="session")

@@ -142,11 +142,13 @@ def unfused(ctx: Context) -> Launch:
     """What a chain of element-wise kernels costs: a launch more, and a tensor that is written and read again."""
     pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
     (first, word), (second, _) = (_kernel(ctx, f"bias_residual_{step}", n) for step in ("first", "second"))
+    whole = _kernel(ctx, "bias_residual_first_whole", n)[0] if ctx.s.C % pack == 0 else None
     grid, columns = blocks(-(-n // pack)), _columns(ctx.s.C, word)
     ctx.report(LAUNCHES.name, 2)
 
     def launch(t: Tensors) -> None:
-        first(grid, BLOCK, t.x, t.bias, t.y, word(n), ctypes.c_int(aligned(t.x, t.y)), *columns)
+        add_bias = whole if whole and aligned(t.x, t.bias, t.y) else first
+        add_bias(grid, BLOCK, t.x, t.bias, t.y, word(n), ctypes.c_int(aligned(t.x, t.y)), *columns)
         second(grid, BLOCK, t.residual, t.y, word(n), ctypes.c_int(aligned(t.residual, t.y)))
 
     return launch

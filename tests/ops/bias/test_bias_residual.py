@@ -8,8 +8,8 @@ import re
 import pytest
 
 from harness.model import Case, Traffic
-from harness.ops import Context
-from harness.ops._elementwise import CUDA_TYPE
+from harness.ops import ITEMSIZE, Context
+from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
 from harness.ops.bias.bias_residual import OP, two_passes
 
 # Below and from 2^31 threads on: of one element, of two and of eight.
@@ -172,6 +172,37 @@ def test_unrolled_loads_all_before_it_stores_any(ptx, dtype):
     text = ptx("bias_residual.cu", "bias_residual_unrolled", {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned"})
     accesses = re.findall(r"\b(ld|st)\.global", text)
     assert accesses == ["ld"] * 12 + ["st"] * 4
+
+
+def test_unfused_asks_for_all_before_it_waits_as_tuned_does(accesses_of_packs, dtype):
+    """Its second kernel writes y, so it reads y by a plain load: the read-only path is for what no thread writes."""
+    size = PACK_BYTES // ITEMSIZE[dtype]
+
+    def accesses(entry):
+        macros = {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned"}
+        return accesses_of_packs("bias_residual.cu", f"bias_residual_{entry}", macros)
+
+    biases = ["ld.nc"] * size
+    assert accesses("any") == ["ld.nc.v4", "ld.nc.v4", *biases, "st.v4"]
+    assert accesses("first") == ["ld.nc.v4", *biases, "st.v4"]
+    assert accesses("first_whole") == ["ld.nc.v4", "ld.nc.v4", "st.v4"]
+    assert accesses("second") == ["ld.v4", "ld.nc.v4", "st.v4"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shifted", "entry"), [(64, 0, "first_whole"), (60, 0, "first"), (64, 1, "first")], ids=str
+)
+def test_unfused_loads_packs_of_biases_where_tuned_does(trial, monkeypatch, columns, shifted, entry):
+    import torch
+
+    launched = []
+    monkeypatch.setattr(Context, "kernel", lambda _self, _file, name, _macros: lambda *_: launched.append(name))
+    made = trial("bias_residual", "unfused", "float16", R=4, C=columns)
+    bias = torch.empty(columns + 8 + shifted, dtype=torch.float16)
+    begin = -(bias.data_ptr() // 2) % 8 + shifted
+    made.inputs.bias = bias[begin : begin + columns]
+    made.call()
+    assert launched == [f"bias_residual_{entry}", "bias_residual_second"]
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(1, 1), (7, 7), (8, 8), (1000, 8)])

@@ -156,7 +156,12 @@ def unfused(ctx: Context) -> Launch:
 
 @OP.variant("eight_launches", "tuned, launched for an eighth of the rows at a time", rows=("S3",))
 def eight_launches(ctx: Context) -> Launch:
-    """Launches alone: bytes and arithmetic are `tuned`'s, so what it takes longer is the cost of seven launches."""
+    """What seven kernels more cost.
+
+    A seventh of the difference to `tuned` is what one kernel more costs: the gap, and the time in which its first loads
+    and its last stores leave the memory idle. Bytes and arithmetic are those of `tuned` where an eighth of the rows is
+    whole packs.
+    """
     add_all = _in_packs(ctx)
     ends = [ctx.s.R * part // PARTS for part in range(PARTS + 1)]
     parts = [slice(begin, end) for begin, end in pairwise(ends) if begin < end]

@@ -103,25 +103,33 @@ extern "C" __global__ void two_biases_whole(const T* __restrict__ x, const T* __
 }
 
 // 5. The same for rows of any length, at any address: the rows and columns of a pack's other elements follow from those
-//    of its first one. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's last pack, elements go one
-//    by one.
+//    of its first one. All are loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they
+//    don't, and in the tensor's last pack, elements go one by one.
 extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
                                           const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
                                           INDEX size, INDEX multiplier, unsigned shift) {
   const INDEX first = thread_index<INDEX>() * SIZE;
-  if (first >= n) return;
   INDEX row = fast_divide<INDEX>(first, multiplier, shift), column = first - row * size;
-  const unsigned count = filled<T>(n, first);
-  Pack<T> pack = load_filled(x + first, count, aligned);
-#pragma unroll
-  for (unsigned j = 0; j < SIZE; ++j) {
-    if (j < count) pack.at[j] = sum(pack.at[j], rows[row], columns[column]);
+  const auto step = [&] {
     if (++column == size) {
       column = 0;
       ++row;
     }
+  };
+  if (aligned && first + SIZE <= n) {
+    Pack<T> pack = load_pack(x + first), across, along;
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j, step()) {
+      across.at[j] = rows[row];
+      along.at[j] = columns[column];
+    }
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = sum(pack.at[j], across.at[j], along.at[j]);
+    store_pack(y + first, pack);
+  } else {
+#pragma unroll 1
+    for (INDEX i = first; i < n && i < first + SIZE; ++i, step()) y[i] = sum(x[i], rows[row], columns[column]);
   }
-  store_filled(y + first, pack, count, aligned);
 }
 
 #endif  // INDEX

@@ -8,7 +8,8 @@ import re
 import pytest
 
 from harness.model import Case, Traffic
-from harness.ops._elementwise import CUDA_TYPE
+from harness.ops import ITEMSIZE
+from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
 from harness.ops.bias.two_biases import OP, two_passes
 
 # Rows of whole packs and others, below and from 2^31 elements on.
@@ -149,6 +150,13 @@ def test_the_compiler_puts_two_divisions_by_one_number_together(ptx, variant, co
     assert divisions(ptx("two_biases.cu", f"two_biases_{variant}", macros)) == {"32": count}
     # Each division of 64 bits has a way for numbers that fit into 32 bits beside it.
     assert divisions(ptx("two_biases.cu", f"two_biases_{variant}64", macros)) == {"64": count, "32": count}
+
+
+def test_all_biases_are_asked_for_before_x_is_waited_for(accesses_of_packs, dtype):
+    macros = {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned"}
+    biases = 2 * PACK_BYTES // ITEMSIZE[dtype]
+    found = accesses_of_packs("two_biases.cu", "two_biases_any", macros)
+    assert found == ["ld.nc.v4", *["ld.nc"] * biases, "st.v4"]
 
 
 def test_the_machine_code_has_as_many(machine_code, dtype):

@@ -26,8 +26,12 @@ extern "C" __global__ void relu_scalar(const T* __restrict__ x, T* __restrict__ 
 //    in the tensor's last pack, elements move one by one.
 extern "C" __global__ void relu_packed(const T* __restrict__ x, T* __restrict__ y, long long n, int aligned) {
   const long long first = thread_index() * Pack<T>::SIZE;
-  const unsigned count = filled<T>(n, first);
-  Pack<T> pack = load_filled(x + first, count, aligned);
-  relu_pack(pack);
-  store_filled(y + first, pack, count, aligned);
+  if (aligned && first + Pack<T>::SIZE <= n) {
+    Pack<T> pack = load_pack(x + first);
+    relu_pack(pack);
+    store_pack(y + first, pack);
+  } else {
+#pragma unroll 1
+    for (long long i = first; i < n && i < first + Pack<T>::SIZE; ++i) y[i] = relu(x[i]);
+  }
 }

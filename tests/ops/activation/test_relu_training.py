@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.activation.relu_training import OP
 
 COMPILED = [{"N": 1000}]
@@ -71,6 +72,12 @@ def test_eager_gives_the_reference(trial, dtype):
     assert given.complaint_after_call() is None
     assert "dx: " in given.complaint_after_call(lambda t: t.dx.copy_(t.dy))
     assert "y: " in given.complaint_after_call(lambda t: t.y.copy_(t.x))
+
+
+def test_the_forward_without_bits_moves_packs_as_the_one_with_bits_does(accesses_of_packs, dtype):
+    macros = {"SCALAR": CUDA_TYPE[dtype]}
+    assert accesses_of_packs("relu_training.cu", "relu_packed", macros) == ["ld.nc.v4", "st.v4"]
+    assert accesses_of_packs("relu_mask.cu", "relu_mask_tuned", macros)[:2] == ["ld.nc.v4", "st.v4"]
 
 
 def test_the_forward_and_the_backward_are_compiled_apart(trial, monkeypatch):

@@ -4,7 +4,8 @@
 //
 // Latency times throughput is what has to be under way, for arithmetic as for memory (bytes_in_flight.cu). By the text a
 // multiprocessor issues 4 warps' FMAs a cycle and a result takes 4 cycles, so 16 must be under way to keep it busy: 16
-// warps with a chain each, or 4 warps with four chains a thread. Fewer leave it idle in proportion.
+// warps with a chain each, or 4 warps with four chains a thread. Fewer leave it idle in proportion, if `count` is large:
+// each round begins with a load of x, for which a warp waits some hundred cycles. By the text its steps take 4 * count.
 
 constexpr unsigned UNROLL = 64 / CHAINS;  // steps of the loop's body, which has 64 FMAs whatever CHAINS is
 

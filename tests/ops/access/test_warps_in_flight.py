@@ -9,6 +9,7 @@ import pytest
 from harness import cuda
 from harness.model import Case
 from harness.ops.access.warps_in_flight import OP, limits
+from harness.scenario import find, load
 
 COMPILED = [{"N": 1000, "K": 64, "T": 2048, "U": chains} for chains in (1, 2, 4, 8)]
 SIZES = [0, 1, 31, 1023, 4099, 100_003, 2**21 + 1]
@@ -79,6 +80,16 @@ def test_what_can_not_be_resident_is_said(monkeypatch, n, threads, chains, said)
     assert limits(Case("warps_in_flight", "chains", "float32", sizes)) == said
     of_full = OP.variants["full"].unsupported(Case("warps_in_flight", "full", "float32", sizes))
     assert of_full == (said if n == 2**31 else None)
+
+
+def test_the_scenario_has_whole_rounds_and_values_that_float32_has_exactly(catalogue):
+    """But for T = 320, of which a last round in 20 or more is a part. Of a round, the load that begins it is little."""
+    (scenario,) = load(find(["warps_in_flight"]), catalogue)
+    for shape in (dict(setting.shape) for setting in scenario.settings):
+        rounds = shape["N"] / (132 * shape["T"] * shape["U"])
+        assert rounds == int(rounds) or (shape["T"] == 320 and rounds > 19), shape
+        assert 1000 + shape["K"] <= 2**24
+        assert shape["K"] >= 2**13
 
 
 def test_the_work_is_fmas_alone():

@@ -16,7 +16,8 @@
 // deviations would cost 13 of a float's 24 bits, and so would a shift that is an outlier, 100 deviations from the mean.
 // So each partial sum takes the median of three of the values that it reads first. At most one value of 144 is more
 // than 12 deviations from the mean (Chebyshev's inequality); two of the three must be, for invstd to be off by about
-// 1e-5.
+// 1e-5. This holds but for the parts of one or two elements that a tile may have of a row (bn_statistics_rows): there
+// at least two of the three are the same value, so one outlier is enough. It is the shift of that part alone.
 
 #include "batch_norm.cuh"
 #include "bitmask.cuh"

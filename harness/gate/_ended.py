@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from harness.model import FAILED, Measurement
 
@@ -25,6 +26,23 @@ def complaint(measurements: Sequence[Measurement]) -> str:
 def is_wrong(measurements: Sequence[Measurement]) -> bool:
     """Whether a process crashed, gave a wrong result or took too long."""
     return any(m.status in FAILED for m in measurements)
+
+
+def is_worse(before: Sequence[Measurement], after: Sequence[Measurement]) -> bool:
+    """Whether a case that the base has ends worse now: it isn't ok any more, or it is wrong and lost more often.
+
+    A process of the base that failed once doesn't excuse any number of failures now, so the shares are compared.
+    """
+    if not complaint(after):
+        return False
+    more = _lost(after) > _lost(before)
+    never = never_timed(after) and not never_timed(before)
+    return not complaint(before) or never or (is_wrong(after) and (more or not is_wrong(before)))
+
+
+def _lost(measurements: Sequence[Measurement]) -> Fraction:
+    """The share of the processes that have no time."""
+    return Fraction(sum(m.time is None for m in measurements), len(measurements))
 
 
 def needs_other(measurements: Sequence[Measurement]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.gate._decision import CONFIRM_PAIRS
-from harness.gate._ended import complaint, is_wrong, needs_other, never_timed
+from harness.gate._ended import complaint, is_worse, is_wrong, needs_other, never_timed
 from harness.gate._evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 
@@ -32,23 +32,21 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
     if not found.base:
         text = f"new: {base} doesn't have it" + (f"; {after}" if after else "")
         return None if is_wrong(found.now) else Finding("uncompared", "note", text, "", found.case)
-    if not found.now or found.decision is not None:
-        return None
+    if not found.now or found.decision is not None or is_worse(found.base, found.now):
+        return None  # where it is worse, the rule 'wrong' fails it
     if not never_timed(found.base):
-        return None if never_timed(found.now) else _too_few(found, base, before, after)
+        return _too_few(found, base, before, after)
     if never_timed(found.now):
-        text, fine = f"not compared: {after}; in {base} it {before}", not is_wrong((*found.base, *found.now))
+        text, needs = f"not compared: {after}; in {base} it {before}", (*found.base, *found.now)
     else:
-        text, fine = f"not compared: ok now; in {base} it {before}", needs_other(found.base)
-    if fine:  # the machine or its software can't do it, so it says nothing about the code
+        text, needs = f"not compared: ok now; in {base} it {before}", found.base
+    if needs_other(needs):  # the machine or its software can't do it, so it says nothing about the code
         return Finding("uncompared", "note", text, "", found.case)
     return Finding("uncompared", "undecided", text, f"name a base that can measure it; {_ACCEPT}", found.case)
 
 
-def _too_few(found: CaseEvidence, base: str, before: str, after: str) -> Finding | None:
+def _too_few(found: CaseEvidence, base: str, before: str, after: str) -> Finding:
     """The finding about a case that some processes of both sides could measure, but too few pairs."""
-    if after and not before:
-        return None  # the rule 'wrong' fails it
     why = "".join(f"; {where} it {text}" for where, text in ((f"in {base}", before), ("now", after)) if text)
     message = f"too few processes to decide (pairs: {len(found.pairs)}){why}"
     return Finding("uncompared", "undecided", message, _ENOUGH, found.case)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.gate._ended import complaint, is_wrong, never_timed
+from harness.gate._ended import complaint, is_worse, is_wrong
 from harness.gate._evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """A failure for each case that was ok with the base and isn't now, and for each new case that is wrong."""
+    """A failure for each case that ends worse than with the base, and for each new case that is wrong."""
     for found in evidence.cases:
         if found.now and (after := complaint(found.now)):
             yield from _judge(found, evidence.base, after)
@@ -22,7 +22,7 @@ def _judge(found: CaseEvidence, base: str, after: str) -> Iterator[Finding]:
     if not found.base:
         if is_wrong(found.now):
             yield Finding("wrong", "failure", f"new: {base} doesn't have it; {after}", advice, found.case)
-    elif not before or (never_timed(found.now) and not never_timed(found.base)):
+    elif is_worse(found.base, found.now):
         yield Finding("wrong", "failure", f"{after}; in {base} it {before or 'was ok'}", advice, found.case)
     elif found.decision is not None:
         yield Finding("wrong", "note", f"{after}; in {base} it {before}", "", found.case)

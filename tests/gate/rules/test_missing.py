@@ -42,7 +42,9 @@ def judged(evidence: Evidence) -> list[Finding]:
         ([WRONG] * 2, [WRONG] * 2, uncompared, "undecided", "not compared: ended as wrong: off by 3; in main it ended"),
         ([TIMEOUT] * 3, [TIMEOUT] * 3, uncompared, "undecided", "not compared: ended as timeout"),
         ([UNSUPPORTED] * 3, [UNSUPPORTED] * 3, uncompared, "note", "not compared: ended as unsupported"),
-        ([MEMORY] * 3, [MEMORY] * 3, uncompared, "note", "not compared: ended as out of memory"),
+        ([MEMORY] * 3, [MEMORY] * 3, uncompared, "undecided", "not compared: ended as out of memory"),
+        ([MEMORY] * 3, [UNSUPPORTED] * 3, uncompared, "undecided", "not compared: ended as unsupported"),
+        ([UNSUPPORTED] * 3, [WRONG] * 3, wrong, "failure", "ended as wrong: off by 3; in main it ended as unsupported"),
         ([WRONG] * 3, [OK] * 3, uncompared, "undecided", "not compared: ok now; in main it ended as wrong: off by 3"),
         ([MEMORY] * 3, [OK] * 3, uncompared, "undecided", "not compared: ok now"),
         ([UNSUPPORTED] * 3, [OK] * 3, uncompared, "note", "not compared: ok now; in main it ended as unsupported"),
@@ -82,6 +84,33 @@ def test_what_fails_now_and_then_with_both_codes_is_a_note_where_the_rest_decide
     [finding] = judged(Evidence("main", (), (evidence("ok", base=flaky, now=flaky),)))
     assert (finding.rule, finding.severity) == ("wrong", "note")
     assert finding.message == "ended as wrong in 1 of 4 processes; in main it ended as wrong in 1 of 4 processes"
+
+
+@pytest.mark.parametrize(
+    ("base", "now", "severity"),
+    [
+        ({"crashed": 1}, {"wrong": 7}, "failure"),
+        ({"crashed": 1}, {"wrong": 2}, "failure"),
+        ({"crashed": 1}, {"wrong": 1}, "note"),
+        ({"crashed": 2}, {"wrong": 1}, "note"),
+        ({"out_of_memory": 2}, {"wrong": 1}, "failure"),
+        ({"crashed": 1}, {"out_of_memory": 2}, "note"),
+    ],
+)
+def test_one_bad_process_of_the_base_excuses_no_more_of_them_now(
+    evidence: Callable[..., CaseEvidence],
+    measured: Callable[..., Measurement],
+    base: dict[str, int],
+    now: dict[str, int],
+    severity: str,
+) -> None:
+    def side(bad: dict[str, int]) -> tuple[Measurement, ...]:
+        statuses = [status for status, count in bad.items() for _ in range(count)]
+        return tuple(measured(status=status) for status in (*statuses, *["ok"] * (10 - len(statuses))))
+
+    [finding] = judged(Evidence("main", (), (evidence("ok", base=side(base), now=side(now)),)))
+    assert (finding.rule, finding.severity) == ("wrong", severity)
+    assert bool(finding.advice) == (severity == "failure")
 
 
 def test_nothing_is_said_of_what_was_decided(evidence: Callable[..., CaseEvidence]) -> None:

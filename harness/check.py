@@ -90,8 +90,8 @@ def collect(op: Op, variant: Variant, tensors: SimpleNamespace, returned: Any) -
 def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> str | None:
     """What is wrong with the values in `after`; None if nothing is. before: the op's inputs as they were.
 
-    If the op has its own check, that says what the outputs must be. Otherwise every tensor that the reference returns
-    (outputs, and inputs updated in place) is compared with the variant's.
+    If the op has its own check, that says what the outputs must be. Otherwise every output of the op, and
+    every input that it declares `inplace`, is compared with what the reference returns: it must return all of them.
     """
     return comparer.complaint(_found(ctx, variant, before, after))
 
@@ -309,6 +309,11 @@ def _expected(ctx: Context, decoded: SimpleNamespace, wanted: dict[str, Any]) ->
         else:
             for i, (one, other) in enumerate(zip(got, want, strict=True)):
                 yield from _parts(f"{name}[{i}]", one, other, tolerance)
+    updated = (tensor for tensor in ctx.op.inputs if tensor.inplace)
+    for tensor in (*ctx.op.outputs, *updated):
+        if tensor.name not in wanted:
+            advice = "return it too, or give the op a check"
+            yield f"{tensor.name}: the reference gives no value for it, so it can't be checked: {advice}"
 
 
 def _parts(name: str, got: torch.Tensor, want: torch.Tensor, tolerance: tuple[float, float]) -> Iterator[Expected]:

@@ -150,6 +150,18 @@ def test_every_tensor_of_a_list_is_compared(ctx):
     assert said(before.x) == "y has 1 tensors, the reference 2"
 
 
+def test_what_the_reference_leaves_out_is_not_taken_for_right(ctx):
+    """An output, or an input that the op updates: nobody would see that it is wrong."""
+    ctx.op.outputs = (Tensor("y", ("N",)), Tensor("z", ("N",)))
+    left_out = ": the reference gives no value for it, so it can't be checked: return it too, or give the op a check"
+    assert complaint(ctx, lambda y: None) == f"z{left_out}"
+    assert complaint(ctx, lambda y: y[5].add_(1)).startswith("y: 1 of 1000 elements")
+    ctx.op.inputs, ctx.op.outputs = (Tensor("x", ("N",), inplace=True),), (Tensor("y", ("N",)),)
+    assert complaint(ctx, lambda y: None) == f"x{left_out}"
+    ctx.op.reference = lambda _, t: {"y": t.x.double() * 2, "x": t.x}
+    assert complaint(ctx, lambda y: None) is None
+
+
 def test_chunks_report_the_place_in_the_whole(ctx, monkeypatch):
     monkeypatch.setattr(comparer, "CHUNK", 64)
     found = complaint(ctx, lambda y: y[500:502].add_(3))

@@ -35,8 +35,12 @@ def laxer(before: Iterable[Strictness], now: Mapping[str, Op]) -> tuple[str, ...
             found.append(f"{name} has neither a reference nor a check now")
             continue
         errors = _allowed(op, dtype)
-        told = _OWN_CHECK not in (errors, (relative, absolute))
-        if told and (errors[0] > relative or errors[1] > absolute):
+        if errors == _OWN_CHECK != (relative, absolute):
+            found.append(
+                f"{name} has a check of its own now, and nobody can tell whether it allows more than the reference "
+                "before"
+            )
+        elif (relative, absolute) != _OWN_CHECK and (errors[0] > relative or errors[1] > absolute):
             found.append(
                 f"{name} in {dtype} may be off by {errors[0]:g} (relative) and {errors[1]:g} (absolute) now, "
                 f"by {relative:g} and {absolute:g} before"

@@ -34,7 +34,9 @@ def test_the_tolerance_of_each_dtype_is_told_and_what_is_not_checked_is_not() ->
         ({}, {}, []),
         ({"tolerance": {"float32": (1e-2, 1e-2)}}, {}, []),
         ({"reference": None}, {}, []),
-        ({}, {"check": checked}, []),  # what a check of its own allows isn't known
+        # What a check of its own allows isn't known.
+        ({}, {"check": checked}, ["mine has a check of its own now, and nobody can tell"]),
+        ({"check": checked}, {"check": checked}, []),
         ({}, {"dtypes": ("float32",), "tolerance": {"float16": (1, 1)}}, []),
         ({}, {"tolerance": {"float16": (1e-2, 1e-6)}}, ["mine in float16 may be off by 0.01 (relative) and 1e-06"]),
         (

@@ -128,7 +128,7 @@ def common(
         asked=asked.every,
         before=before,
         untold=tuple(_untold(old, loaded, base)),
-        laxer=laxer(base.checks, catalogue),
+        laxer=tuple(_laxer(base, catalogue)),
     )
 
 
@@ -139,6 +139,13 @@ def _untold(old: Sequence[Path], loaded: Mapping[Path, object], base: Surveyed) 
             yield f"the base can't load its own {file.name}, so nobody knows which cases and floors it should have"
     if old and not base.scenarios:
         yield "the harness of the base is too old to tell the floors and roles of its scenarios"
+
+
+def _laxer(base: Surveyed, catalogue: Mapping[str, Op]) -> Iterator[str]:
+    """What is checked less strictly than by the base, one sentence each; also that the base doesn't tell it."""
+    yield from laxer(base.checks or (), catalogue)
+    if base.checks is None and any(file is not None for file in base.files):
+        yield "the harness of the base is too old to tell how strictly its ops are checked"
 
 
 def _is_wanted(case: Case, told: Sequence[Scenario], catalogue: Mapping[str, Op], selection: Selection) -> bool:

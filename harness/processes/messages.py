@@ -120,14 +120,15 @@ class Surveyed(_Numbered):
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: those of each file, with their floors and roles; an earlier harness tells none.
-    used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked.
+    used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked;
+    None from an earlier harness, which doesn't tell it.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
     known: tuple[str, ...]
     scenarios: tuple[tuple[Scenario, ...], ...] = ()
     used: tuple[str, ...] = ()
-    checks: tuple[Strictness, ...] = ()
+    checks: tuple[Strictness, ...] | None = None
     kind: Literal["surveyed"] = "surveyed"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -173,6 +174,23 @@ def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write
     assert "can't load its own old.yaml" in unread
     [silent] = _cases.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "too old to tell the floors" in silent
+
+
+@pytest.mark.parametrize(
+    ("loaded", "checks", "words"),
+    [
+        ((), None, ["the harness of the base is too old to tell how strictly its ops are checked"]),
+        (None, None, []),
+        ((), (), []),  # no op of the base is checked
+        ((), (("prelu", "float32", 1e-9, 1e-9),), ["prelu in float32 may be off by "]),
+    ],
+)
+def test_a_base_that_does_not_tell_its_checks_is_not_taken_for_lax(
+    catalogue: Catalogue, write: Write, loaded: Any, checks: Any, words: list[str]
+) -> None:
+    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
+    found = _cases.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
+    assert [text[: len(start)] for text, start in zip(found, words, strict=True)] == words
 
 
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:

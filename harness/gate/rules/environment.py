@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.gate._evidence import Evidence
-from harness.gate.records import CaseEvidence, Finding, Severity
-from harness.model import Measurement
+from harness.gate.records import CaseEvidence, Finding, Outcome, Severity
+from harness.model import Case, Measurement
 
 _ALONE = "end what else runs on the device, and run the gate again"
+_PASSES: tuple[Outcome, ...] = ("ok", "improved")
 _COOL = "let the device cool, check its power limit and what else runs on it, and run the gate again"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Findings where nothing could be measured, and where the library's copy got slower."""
+    """Findings where nothing could be measured, and where the library's copy changed."""
     yield from _nothing_measured(evidence)
     yield from _moved(evidence)
 
@@ -38,33 +39,50 @@ def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _moved(evidence: Evidence) -> Iterator[Finding]:
-    """A finding if the library's copy got slower. If at least half of the other cases did too, the machine is why."""
-    decided = [found for found in evidence.cases if found.decision]
-    slow = [found for found in decided if found.decision and found.decision.outcome == "regressed"]
-    controls = [found for found in slow if found.control]
-    others = [found for found in decided if not found.control]
-    losers = [found for found in slow if not found.control]
-    if not controls:
-        return
-    if losers and 2 * len(losers) >= len(others):
-        message = (
-            f"the library's copy got slower together with {len(losers)} of {len(others)} cases: the machine changed, "
-            "not the code"
-        )
-        yield Finding("environment", "environment", message, _ALONE, controls[0].case)
-    else:
-        message = "the library's copy got slower, which no change of the code can cause"
-        yield Finding("environment", "note", message, _ALONE, controls[0].case)
+    """A finding for each way in which the library's copy changed, which no change of the code can cause.
+
+    The machine is why if the same may be true of at least half of the other cases: they got slower, too; or they
+    passed, and a loss would pass where the machine got faster.
+    """
+    outcomes = [(found, found.decision.outcome) for found in evidence.cases if found.decision]
+    others = [outcome for found, outcome in outcomes if not found.control]
+    slow, fast = (
+        [found.case for found, outcome in outcomes if found.control and outcome == wanted]
+        for wanted in ("regressed", "improved")
+    )
+    if slow:
+        text = "the library's copy got slower"
+        lost = others.count("regressed")
+        graver = f"{text} together with {lost} of {len(others)} cases: the machine changed, not the code"
+        yield _control(slow[0], _most(lost, others), graver, f"{text}, which no change of the code can cause")
+    if fast:
+        passed = sum(outcome in _PASSES for outcome in others)
+        text = "the library's copy got faster, which no change of the code can cause"
+        yield _control(fast[0], _most(passed, others), f"{text}: the machine changed, and a loss may be hidden", text)
+
+
+def _most(count: int, others: Sequence[Outcome]) -> bool:
+    return count > 0 and 2 * count >= len(others)
+
+
+def _control(case: Case, grave: bool, graver: str, text: str) -> Finding:
+    return Finding("environment", "environment" if grave else "note", graver if grave else text, _ALONE, case)
 
 
 def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """A finding if clocks were lowered; it is graver if what other rules found about the case rests on them."""
+    """A finding if clocks were lowered; it is graver if the case's verdict rests on them.
+
+    Verdicts are what other rules found, and that the case passes: a base with lowered clocks hides a loss.
+    """
     before, after = _times_throttled(found.base), _times_throttled(found.now)
     if not before and not after:
         return
-    rests = any(_rests(finding, found, before, after) for finding in findings)
+    passes = found.decision is not None and found.decision.outcome in _PASSES and not found.control
+    hidden = passes and _clearly_more(before, after)
+    rests = hidden or any(_rests(finding, found, before, after) for finding in findings)
     reasons = next(w.message for m in (*found.now, *found.base) for w in m.warnings if w.code == "throttled")
     message = f"{reasons} ({before} of {len(found.base)} processes of the base, {after} of {len(found.now)} of now)"
+    message += ": a loss may be hidden" if hidden else ""
     yield Finding("environment", "environment" if rests else "note", message, _COOL, found.case)
 
 
@@ -76,8 +94,12 @@ def _rests(finding: Finding, found: CaseEvidence, before: int, after: int) -> bo
         # If some processes ran at full clocks and show the same, lowered clocks aren't the reason.
         return after == len(found.now)
     # If the base had lowered clocks about as often, both sides lost alike, and what is left is a loss of the code.
-    # Counts that differ by less than the root of their sum differ by chance.
-    return after - before > math.sqrt(after + before)
+    return _clearly_more(after, before)
+
+
+def _clearly_more(one: int, other: int) -> bool:
+    """Whether a count is larger than another one by more than chance: the root of their sum."""
+    return one - other > math.sqrt(one + other)
 
 
 def _times_throttled(measurements: Sequence[Measurement]) -> int:

@@ -11,6 +11,7 @@ from harness.gate.records import CaseEvidence, Finding, Outcome, Side
 from harness.gate.rules import environment
 from harness.model import Case, Expectation, Measurement, Scenario, Warning
 
+PASSES = ("ok", "improved")
 THROTTLED = Warning("throttled", "the device lowered its clocks: power cap", "let it cool")
 
 
@@ -29,9 +30,13 @@ def of_the_machine(evidence: Evidence) -> list[Finding]:
         ("regressed", [], "note"),
         ("inconclusive", ["regressed", "regressed"], None),
         ("ok", ["regressed", "regressed"], None),
+        ("improved", ["ok", "ok"], "environment"),
+        ("improved", ["improved", "regressed"], "environment"),
+        ("improved", ["ok", "regressed", "inconclusive"], "note"),
+        ("improved", [], "note"),
     ],
 )
-def test_a_copy_that_slows_down_with_the_rest_means_that_the_machine_moved(
+def test_a_copy_that_changes_while_the_rest_slows_down_or_passes_means_that_the_machine_moved(
     evidence: Callable[..., CaseEvidence],
     case: Callable[..., Case],
     control: Outcome,
@@ -52,6 +57,11 @@ def test_a_copy_that_slows_down_with_the_rest_means_that_the_machine_moved(
         ("regressed", 2, 2, "note"),
         ("regressed", 2, 3, "note"),
         ("regressed", 3, 0, "note"),
+        ("ok", 3, 0, "environment"),
+        ("improved", 3, 0, "environment"),
+        ("improved", 3, 1, "note"),
+        ("ok", 1, 0, "note"),
+        ("ok", 4, 4, "note"),
         ("inconclusive", 2, 0, "environment"),
         ("inconclusive", 0, 0, None),
     ],
@@ -71,6 +81,7 @@ def test_lowered_clocks_make_a_verdict_invalid_that_rests_on_them(
     found = of_the_machine(Evidence("main", (), cases))
     assert [finding.severity for finding in found] == ([severity] if severity else [])
     if found:
+        assert found[0].message.endswith("a loss may be hidden") == (severity == "environment" and outcome in PASSES)
         assert f"{before} of 4 processes of the base, {after} of 4 of now" in found[0].message
 
 
@@ -87,6 +98,13 @@ def test_a_floor_rests_on_lowered_clocks_only_where_all_processes_had_them(
     scenario = Scenario("prelu", "t", "prelu", (found.case.id,), expect=(floor,))
     [finding] = of_the_machine(Evidence("main", (scenario,), (found,)))
     assert finding.severity == severity
+
+
+def test_a_control_that_was_measured_at_lower_clocks_hides_nothing(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    found = evidence("ok", base=(measured(warnings=(THROTTLED,)),) * 4, control=True)
+    assert [finding.severity for finding in of_the_machine(Evidence("main", (), (found,)))] == ["note"]
 
 
 def test_a_machine_that_measures_nothing_does_not_pass(

@@ -114,7 +114,7 @@ def prepare(
     base = codes["base"]
     old = repository.old(base, request.files, request.folders) if repository else ()
     # In a process of its own, so that all processes that measure have done the same before they measure.
-    with Workers(device.kind, base.plugins, base.root) as workers:
+    with Workers(device.kind, base.plugins, base.root, base.digest) as workers:
         surveyed = workers.survey((*asked.files, *asked.broken, *old), asked.jobs)
         cases = common(asked, surveyed, catalogue, request.selection, old)
         new = repository.new(base, request.files, request.folders) if repository else ()
@@ -177,5 +177,5 @@ def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
         return None
     needs = Needs.of((m.work, found.case.world) for found in held for m in found.now if m.work)
     now = sides.codes["now"]
-    with Workers(sides.machine.kind, now.plugins, now.root) as workers:
+    with Workers(sides.machine.kind, now.plugins, now.root, now.digest) as workers:
         return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

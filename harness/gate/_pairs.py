@@ -82,7 +82,8 @@ class PairMeasurer:
         self._begun += count
 
     def _workers(self, side: Side) -> Workers:
-        return Workers(self.device, self.codes[side].plugins, self.codes[side].root)
+        code = self.codes[side]
+        return Workers(self.device, code.plugins, code.root, code.digest)
 
     def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
         for job in jobs:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness import compare
+from harness.errors import UsageError
 from harness.gate import _decision, _noise
 from harness.gate._cases import is_control, scenario_of
 from harness.gate._evidence import Evidence
@@ -30,9 +31,14 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     """Compare two runs, each given with its folder. Processes of the same index make pairs.
 
     If the runs differ in more than code, they aren't compared; with `advisory` they are, and the differences are notes.
+    Raises UsageError for a run that is compared with itself.
     """
     start = Start.now()
     (before_at, before), (after_at, after) = reference, run
+    if before_at.resolve() == after_at.resolve() or _is_same(before, after):
+        raise UsageError(
+            f"{after_at} is the reference itself: nothing is compared", "name two folders, each measured by itself"
+        )
     differences = tuple(_differences(before, after))
     refused = () if advisory else differences
     cases = () if refused else tuple(_cases(before, after, margin, noise))
@@ -57,6 +63,12 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         refused=refused,
         accept=accept,
     )
+
+
+def _is_same(before: Run, after: Run) -> bool:
+    """Whether one is the other, or a copy of it: a machine measures one run at a time."""
+    old, new = before.header, after.header
+    return (old.started, old.machine.fingerprint) == (new.started, new.machine.fingerprint)
 
 
 def _differences(before: Run, after: Run) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import IO
 from harness import paths, source
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Revision
+from harness.processes import python
 
 _MEASURES = (Path("processes", "child.py"), Path("worker.py"))
 """Files in a harness that start a measuring process: the present one, and that of version 0.1.0."""
@@ -36,6 +37,15 @@ class Checkout:
     root: Path | None
     plugins: tuple[Path, ...]
     folder: Path | None = None
+
+    @property
+    def digest(self) -> str:
+        """The hash that each process of this code must tell, or the code was edited since the gate began; "" for any.
+
+        Another revision of the harness may make its hash in another way, so only that of the harness that runs counts.
+        """
+        runs = self.root is None or self.root.resolve() == python.own_root()
+        return self.code.digest if runs else ""
 
 
 @dataclass(frozen=True, slots=True)

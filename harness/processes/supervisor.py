@@ -34,15 +34,16 @@ _SURVEY_LIMIT = 60.0
 class Workers:
     """Measures case by case, in new processes if the last case didn't end as 'ok'. A context manager.
 
-    root: a folder with another revision of the harness, whose ops and kernels are to be measured.
+    root: a folder with another revision of the harness, whose ops and kernels are to be measured. digest: the hash that
+    the code of every process must have, as `source.digest` gives it; "" for that of the code as it lies there now.
     """
 
-    def __init__(self, device: str, plugins: Sequence[Path] = (), root: Path | None = None) -> None:
+    def __init__(self, device: str, plugins: Sequence[Path] = (), root: Path | None = None, digest: str = "") -> None:
         self._device = device
         self._plugins = tuple(plugins)
         self._root = (root or python.own_root()).resolve()
         # Another revision may make its hash in another way. Then that of its first process stands for all of them.
-        self._digest = source.digest(self._plugins) if self._root == python.own_root() else ""
+        self._digest = digest or (source.digest(self._plugins) if self._root == python.own_root() else "")
         self._team: Team | None = None
 
     def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:

@@ -36,7 +36,7 @@ Report = Callable[[str, float], None]
 Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
 
 
-EDITED = "leave the code as it is while it is measured; start again, or go on with a run by --resume"
+EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"
 """Advice where two processes of one run have different codes."""
 
 

@@ -28,8 +28,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
     told: list[Needs] = []
 
     class Fake:
-        def __init__(self, device: str, plugins: Any, root: Path) -> None:
-            assert (device, plugins, root) == ("cpu", NOW.plugins, NOW.root)
+        def __init__(self, device: str, plugins: Any, root: Path, digest: str) -> None:
+            assert (device, plugins, root, digest) == ("cpu", NOW.plugins, NOW.root, NOW.digest)
 
         def __enter__(self) -> Self:
             return self

@@ -42,7 +42,10 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
 
     class Fake:
-        def __init__(self, device: str, plugins: Any, root: Path) -> None:
+        def __init__(self, device: str, plugins: Any, root: Path | None, digest: str) -> None:
+            if root is None:
+                told.append(("now", f"code {digest}"))
+            root = root or Path("/now")
             self.side = root.name
 
         def __enter__(self) -> Self:
@@ -163,6 +166,20 @@ def test_the_next_process_is_started_while_one_measures_where_that_disturbs_noth
     several, _ = pairs(ahead=1)
     several.measure("screen", 1, {"base": ranks, "now": ranks})
     assert [what for _, what in log] == ["begin 2", "a", "end", "a", "end"]
+
+
+def test_each_stage_measures_the_code_that_lay_there_when_the_gate_began(
+    log: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are held to the hash of that time. Another revision may make its hash in another way."""
+    made, _ = pairs()
+    made.codes = {**CODES, "now": Checkout(CODE, None, ())}
+    for stage in ("screen", "confirm"):
+        made.measure(stage, 1, {"base": [], "now": jobs("a")})
+    assert [what for _, what in log if what.startswith("code")] == [f"code {CODE.digest}"] * 2
+    assert CODES["now"].digest == ""
+    monkeypatch.setattr("harness.processes.python.own_root", lambda: Path("/now"))
+    assert CODES["now"].digest == CODE.digest
 
 
 def test_what_fails_on_a_side_or_is_known_to_one_gives_no_pair(log: list[tuple[str, str]]) -> None:

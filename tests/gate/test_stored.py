@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness import gate
-from harness.errors import Exit
+from harness.errors import Exit, UsageError
 from harness.gate import _noise
 from harness.gate.records import GateRun
 from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
@@ -44,7 +44,16 @@ def make_run(header: Header) -> MakeRun:
 
 
 def judge(before: Run, after: Run, **options: Any) -> GateRun:
-    return gate.stored((Path("before"), before), (Path("after"), after), **options)
+    later = replace(after, header=replace(after.header, started="2026-01-02T00:00:00+00:00"))
+    return gate.stored((Path("before"), before), (Path("after"), later), **options)
+
+
+@pytest.mark.parametrize("folder", ["after", "before", "other/../before"])
+def test_a_run_is_not_compared_with_itself_or_a_copy(make_run: MakeRun, folder: str) -> None:
+    run = make_run()
+    other = run if folder == "after" else replace(run, header=replace(run.header, started="later"))
+    with pytest.raises(UsageError, match=f"{folder} is the reference itself: nothing is compared"):
+        gate.stored((Path("before"), run), (Path(folder), other), advisory=True)
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,20 @@ def test_code_that_changes_during_a_run_ends_it(teams: type[FakeTeam], job: Call
             made.measure(job("fine"))
 
 
+def test_code_that_was_edited_before_the_first_process_is_refused_too(
+    teams: type[FakeTeam], job: Callable[..., Job]
+) -> None:
+    """The gate starts new workers for each stage, and tells them the hash that the code had at first."""
+    teams.starts = [Ready(VERSION, str(ROOT), "b" * 64)]
+    with (
+        Workers("cpu", root=ROOT, digest="a" * 64) as made,
+        pytest.raises(MachineError, match=r"hash bbbbbbbbbbbb, at first aaaaaaaaaaaa") as caught,
+    ):
+        made.measure(job("fine"))
+    assert "start again" in caught.value.advice
+    assert "harness run --resume FOLDER" in caught.value.advice
+
+
 @pytest.mark.parametrize("stale", [1, 2])
 def test_an_answer_to_an_earlier_question_is_not_that_of_this_case(
     teams: type[FakeTeam], job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, stale: int

@@ -121,7 +121,6 @@ def command(
     Options that take NAMES or TAGS may be repeated, or given with commas. Progress goes to standard error.
     """
     from harness import devices, scenario, units
-    from harness.model import FAILED
     from harness.ops import Catalogue
 
     if resume is not None:
@@ -162,9 +161,21 @@ def command(
         took = timedelta(seconds=round(time.monotonic() - began))
         typer.echo(f"{units.plural(len(run.measurements), 'measurement')}, {took}", err=True)
     typer.echo(f"report: {folder}{os.sep}", err=json == "stdout")
+    _judge(run)
+
+
+def _judge(run: Run) -> None:
+    """Raise typer.Exit if some case failed, or if none has a time: such a run is no success."""
+    from harness import units
+    from harness.model import FAILED
+
     if failed := sum(result.status in FAILED for result in run.results):
         typer.echo(f"{failed} of {units.plural(len(run.results), 'case')} failed", err=True)
-        raise typer.Exit(Exit.CASES_FAILED)
+    elif any(result.time is not None for result in run.results):
+        return
+    else:
+        typer.echo("no case was timed", err=True)
+    raise typer.Exit(Exit.CASES_FAILED)
 
 
 def _resumed(folder: str, output: Path | None) -> Path:

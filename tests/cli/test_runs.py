@@ -14,19 +14,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from harness import runner, store
 from harness.cli import app
 from harness.cli.progress import follow
+from harness.cli.run import _judge as judge
 from harness.cli.run import _spelled as as_spelled
 from harness.cli.run import _stored_arguments as stored_arguments
-from harness.model import Header, Job, Limits, Machine, Measurement, StreamPoint
+from harness.errors import Exit
+from harness.model import Header, Job, Limits, Machine, Measurement, Run, StreamPoint
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = [
@@ -248,6 +252,28 @@ def test_failed_cases_end_with_5_and_leave_a_report(harness: Harness, folder: Pa
     assert "crashed" in done.stdout
     [report] = (folder / "reports").glob("faulty-cpu-*/report.md")
     assert "crashed" in report.read_text()
+
+
+@pytest.mark.parametrize(
+    ("statuses", "said"),
+    [
+        (["ok", "unsupported"], ""),
+        (["unsupported", "out_of_memory"], "no case was timed\n"),
+        ([], "no case was timed\n"),
+        (["unsupported", "wrong"], "1 of 2 cases failed\n"),
+    ],
+)
+def test_a_run_that_timed_nothing_is_no_success(
+    statuses: list[str], said: str, header: Header, job: Callable[..., Job], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tuple(
+        Measurement(job(f"v{i}").case, status, samples=(1e-3,) if status == "ok" else ())
+        for i, status in enumerate(statuses)
+    )
+    with pytest.raises(typer.Exit) if said else nullcontext() as caught:
+        judge(Run(header, found))
+    assert capsys.readouterr().err == said
+    assert not said or caught.value.exit_code == Exit.CASES_FAILED
 
 
 def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Harness, environment: Environment) -> None:

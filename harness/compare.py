@@ -61,19 +61,25 @@ def other_setup(reference: Run, run: Run) -> list[str]:
     return [*_machines(reference.header.machine, run.header.machine), *_timers(reference, run)]
 
 
-def work_fields(before: Work, after: Work) -> tuple[str, ...]:
+def work_fields(before: Work, after: Work, *, strict: bool = False) -> tuple[str, ...]:
     """What differs in the work of a case, in words; empty if nothing does.
 
-    Operations differ only where both sides declare some, since an op need not declare any.
+    Operations, and bytes that are read again, differ only where both sides declare some, since an op need not declare
+    any, and older runs have none. With `strict` they also differ where one side declares some.
     """
     same = {
         "bytes read": before.read == after.read,
         "bytes written": before.written == after.written,
         "bytes sent": before.sent == after.sent,
-        "operations": not before.operations or not after.operations or before.operations == after.operations,
+        "bytes read again": _alike(before.again, after.again, strict),
+        "operations": _alike(before.operations, after.operations, strict),
         "items": before.items == after.items,
     }
     return tuple(name for name, alike in same.items() if not alike)
+
+
+def _alike(before: object, after: object, strict: bool) -> bool:
+    return before == after or (not strict and not (before and after))
 
 
 def _machines(before: Machine, after: Machine) -> Iterator[str]:

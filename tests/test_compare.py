@@ -114,10 +114,15 @@ def test_mismatches_name_what_else_could_explain_a_change() -> None:
         # An op need not declare its operations.
         (Work(1, 1, items=3), ()),
         (Work(1, 1, (("float16", 9),), sent=5), ("bytes sent", "items")),
+        (Work(1, 1, (("float16", 9),), items=3, again=1), ()),
     ],
 )
 def test_work_differs_where_both_sides_declare_it(after: Work, fields: tuple[str, ...]) -> None:
     assert work_fields(Work(1, 1, (("float16", 9),), items=3), after) == fields
+    strict = work_fields(Work(1, 1, (("float16", 9),), items=3), after, strict=True)
+    assert set(strict) - set(fields) == (
+        ({"operations"} if not after.flops else set()) | ({"bytes read again"} if after.again else set())
+    )
 
 
 def test_processes_that_disagree_are_noise() -> None:

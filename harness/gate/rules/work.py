@@ -21,7 +21,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     differing: list[str] = []
     for found in evidence.cases:
         before, after = _work(found.base), _work(found.now)
-        fields = compare.work_fields(before, after) if before and after else ()
+        fields = compare.work_fields(before, after, strict=True) if before and after else ()
         if fields:
             differing.append(f"{found.case.id} ({', '.join(fields)})")
     if differing:

@@ -22,7 +22,8 @@ EXAMPLES = (
     "  harness check mine.yaml --ops mine.py\n"
     "  harness check quick --variants eager\n"
     "\n\b\nExit codes:\n"
-    "  0 all results are right; 5 some case crashed, took too long or was wrong, or none could be checked"
+    "  0 no result is wrong, and at least one is right\n"
+    "  5 some case crashed, took too long or was wrong, or none could be checked"
 )
 _ALONE = 4096  # elements of an op with one symbol
 _SEVERAL = 8  # the sizes of several symbols are multiples of it

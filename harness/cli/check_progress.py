@@ -47,7 +47,8 @@ class Told(Lines):
         unchecked = measurement.status == "ok" and op.reference is None and op.check is None
         status = "unchecked" if unchecked else measurement.status.replace("_", " ")
         self._outcomes[status] += 1
-        self._say(f"{status:{_WIDTH}}  {measurement.case.id}")
+        parts = [f"{status:{_WIDTH}}", measurement.case.id, *(f"[{warning.code}]" for warning in measurement.warnings)]
+        self._say("  ".join(parts))
         reason = "the op has neither a reference nor a check" if unchecked else brief(measurement.error or "")
         if reason:
             self._say(f"{'':{_WIDTH}}  {reason}")

@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.cli import check
 from harness.cli.check_progress import Told
 from harness.errors import UsageError
-from harness.model import Measurement
+from harness.model import Measurement, Warning
 from harness.ops import Catalogue, Choice, Op, Tensor
 
 Harness = Callable[..., subprocess.CompletedProcess[str]]
@@ -83,6 +83,12 @@ def test_some_case_must_be_right_and_none_may_fail(
     ops = {"copy": Op("copy", "", {}, reference=lambda *_: {})}
     teller, _ = told(*(Measurement(case, status) for status in statuses), ops=ops)
     assert teller.passed is passed
+
+
+def test_a_result_that_is_a_little_off_is_marked(measurement: Callable[[int], Measurement]) -> None:
+    off = Measurement(measurement(8).case, "ok", warnings=(Warning("inexact", "y is off", "compare with care"),))
+    _, drawn = told(off, ops={"copy": Op("copy", "", {}, reference=lambda *_: {})})
+    assert drawn.splitlines()[0].split() == ["ok", "copy/eager/float32/N8", "[inexact]"]
 
 
 def test_an_op_without_a_reference_is_not_said_to_be_right(measurement: Callable[[int], Measurement]) -> None:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness import devices, limits, measure, ranks, scenario, source
-from harness.errors import HarnessError, UsageError, described
+from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
 from harness.processes import python
@@ -88,12 +88,17 @@ class Worker:
                 return Surveyed(asked, known, scenarios, self._used(top), strictness(ops.values()))
 
     def _plan(self, file: Path) -> scenario.Plan | None:
-        """What a scenario file asks for, as this code understands it; None if it can't load the file."""
+        """What a scenario file asks for, as this code understands it; None if it can't load the file.
+
+        It may ask for nothing on this device.
+        """
         try:
             definitions = scenario.load([file], self._ops)
             return scenario.plan(definitions, self._ops, scenario.Selection(self._device.kind))
-        except UsageError:
+        except InputError:
             return None
+        except UsageError:
+            return scenario.Plan((), ())
 
     def _used(self, top: str) -> tuple[str, ...]:
         """Files below `top` that this process has used since it was first asked for them."""

@@ -180,6 +180,15 @@ def test_a_process_tells_what_its_code_knows(worker: Bare, tmp_path: Path) -> No
     assert (scenario.op, dict(scenario.roles)["eager"], none, answer.used) == ("copy", "control", (), ())
 
 
+def test_a_file_that_asks_for_nothing_on_this_device_is_one_that_it_can_load(tmp_path: Path) -> None:
+    file, bad = tmp_path / "gpu.yaml", tmp_path / "bad.yaml"
+    file.write_text("title: t\nop: copy\nshapes: [{N: 8}]\nvariants: [memcpy]\nbaseline: memcpy\n")
+    bad.write_text("title: t\nop: gone\nshapes: [{N: 8}]\n")
+    answer = child.Worker("cpu", (), print).answer(messages.SurveyCode((str(file), str(bad))))
+    assert isinstance(answer, messages.Surveyed)
+    assert (answer.files, answer.scenarios, answer.checks) == (((), None), ((), ()), ())
+
+
 def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
     """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
     program = (

@@ -120,7 +120,8 @@ class Teller:
         counts = {
             f"of {cases} clear": outcomes.count("ok") + outcomes.count("improved"),
             "slower": outcomes.count("regressed"),
-            "undecided": 0 if going else outcomes.count("inconclusive"),
+            # Those that go on to the next look are inconclusive until then.
+            "undecided": sum(d.outcome == "inconclusive" and key not in going for key, d in decisions.items()),
             "to confirm": len(going),
         }
         told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)

@@ -68,6 +68,12 @@ def test_identical_code_and_a_commit_as_its_own_name_are_told(
         (["ok"] * 10, ["a", "b"], "after 4 pairs: 10 of 12 clear, 2 to confirm: a, b"),
         (["ok"], list("abcdef"), "after 4 pairs: 1 of 7 clear, 6 to confirm: a, b, c, d, e ..."),
         (["regressed", "inconclusive"], [], "after 4 pairs: 1 slower, 1 undecided"),
+        # The screen decides that a case is too noisy; case2 goes on to the next look.
+        (
+            ["ok", "inconclusive", "inconclusive"],
+            ["case2"],
+            "after 4 pairs: 1 of 3 clear, 1 undecided, 1 to confirm: case2",
+        ),
         ([], [], "after 4 pairs: nothing to compare"),
     ],
 )

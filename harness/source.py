@@ -68,7 +68,7 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
     for path in _python(package):
         yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
-        if path.suffix in _KERNEL_SUFFIXES:
+        if path.suffix in _KERNEL_SUFFIXES and path.is_file():
             yield f"kernels/{path.relative_to(kernels).as_posix()}", path
     for plugin in plugins:
         yield f"plugin/{plugin.name}", plugin
@@ -77,11 +77,12 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
 
 
 def _python(place: Path) -> list[Path]:
-    return [place] if place.suffix == ".py" else sorted(place.rglob("*.py"))
+    """The Python files at a place. An editor's lock is a link to nothing with the name of a file."""
+    return [place] if place.suffix == ".py" else sorted(path for path in place.rglob("*.py") if path.is_file())
 
 
 def _kernels_beside(file: Path) -> list[Path]:
-    return [path for path in file.absolute().parent.iterdir() if path.suffix in _KERNEL_SUFFIXES]
+    return [path for path in file.absolute().parent.iterdir() if path.suffix in _KERNEL_SUFFIXES and path.is_file()]
 
 
 def _needed(file: Path) -> list[Path]:

@@ -57,6 +57,16 @@ def test_what_python_leaves_behind_does_not_change_the_hash(package: Path) -> No
     assert source.digest() == before
 
 
+def test_the_lock_of_an_editor_does_not_change_the_hash(package: Path, tmp_path: Path) -> None:
+    """It's a link to nothing."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text("OP = 2\n")
+    before = source.digest([plugin])
+    for place in (package / "harness" / "ops" / ".#copy.py", package / "kernels" / ".#copy.cu", tmp_path / ".#mine.cu"):
+        place.symlink_to("me@host.123:456")
+    assert source.digest([plugin]) == before
+
+
 def test_a_page_beside_the_kernels_does_not_change_the_hash(package: Path) -> None:
     before = source.digest()
     (package / "kernels" / "README.md").write_text("# Kernels\n")

@@ -291,14 +291,14 @@ class Session:
 def bytes_needed(case: Case, op: Op) -> int:
     """The fewest bytes with which a case can run.
 
-    They are the op's inputs, and besides two sets of buffers, or one set and the reference's outputs.
+    They are the op's inputs, two sets of buffers, of which the check has filled one, and the reference's outputs.
     """
     values = case.values
     canonical = sum(tensor.bytes(values, case.dtype) for tensor in op.inputs)
     elements = sum(math.prod(shape) for tensor in op.outputs for shape in tensor.shapes(values))
     reference = elements * _WIDEST if op.reference is not None else 0
     one_set = _set_bytes(case, op)
-    return canonical + one_set + max(one_set, reference)
+    return canonical + 2 * one_set + reference
 
 
 def _set_bytes(case: Case, op: Op) -> int:

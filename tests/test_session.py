@@ -112,7 +112,7 @@ def test_steps_out_of_order_are_refused():
     ("options", "device", "status", "text"),
     [
         ({"unsupported": lambda _: "N is even"}, FakeDevice(), "unsupported", "N is even"),
-        ({}, FakeDevice(free=9000), "out_of_memory", "needs 20.48 kB, 9.000 kB are free on the device"),
+        ({}, FakeDevice(free=9000), "out_of_memory", "needs 28.67 kB, 9.000 kB are free on the device"),
     ],
 )
 def test_an_obstacle_is_known_before_anything_is_made(options, device, status, text):
@@ -253,5 +253,5 @@ def test_buffers_are_gone_before_memory_is_given_back(after):
 
 
 def test_bytes_needed():
-    """x to compare with, one set of x and y, and y in double precision."""
-    assert bytes_needed(CASE, op()) == 4096 + 2 * 4096 + 8192
+    """x to compare with, two sets of x and y, and y in double precision: all of them are there during the check."""
+    assert bytes_needed(CASE, op()) == 4096 + 2 * 2 * 4096 + 8192

@@ -28,7 +28,6 @@ from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant
-from harness.ops.comparer import Verdict
 from harness.ranks import ALONE, Group, PeerError
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
@@ -140,7 +139,12 @@ class Session:
         """
         ctx, ready = self._ready()
         with self.phase("check"):
-            found = self._judged_call(ctx, ready)
+            after = self._watched_call(ctx, ready)
+            # All ranks agree before the reference runs, since it may wait for the other ranks.
+            if fault := self.group.verdict(after if isinstance(after, str) else None):
+                return fault
+            assert not isinstance(after, str)
+            found = check.verdict(ctx, self.variant, ready.canonical, after)
             if wrong := self.group.verdict(found.wrong):
                 return wrong
             if inexact := self.group.verdict(found.inexact):
@@ -228,17 +232,15 @@ class Session:
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
-    def _judged_call(self, ctx: Context, ready: _Prepared) -> Verdict:
-        """Call the variant with new buffers and judge what it did."""
+    def _watched_call(self, ctx: Context, ready: _Prepared) -> SimpleNamespace | str:
+        """Call the variant with new buffers. Gives the tensors after it, or what is wrong with their form or inputs."""
         tensors = self._set(ctx, ready.canonical)
         watch = check.Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
         if wrong := watch.changed() or watch.malformed(tensors, returned):
-            return Verdict(wrong)
-        del watch  # it may hold copies, and the reference needs memory
-        after = check.collect(self.op, self.variant, tensors, returned)
-        return check.verdict(ctx, self.variant, ready.canonical, after)
+            return wrong
+        return check.collect(self.op, self.variant, tensors, returned)
 
     def _context(self) -> Context:
         import torch

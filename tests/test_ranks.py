@@ -188,6 +188,39 @@ def test_a_wrong_rank_ends_the_case_on_every_rank(rank):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("fault", ["the input x was changed", "y isn't the tensor that the variant was given"])
+def test_a_fault_of_a_rank_is_told_before_the_reference_waits_for_that_rank(rank, fault):
+    """A reference of a collective communicates itself: the right rank would wait there until its time is up."""
+    meeting = threading.Barrier(2, timeout=5)
+    asked: list[int] = []
+
+    def reference(ctx: Context, t: Tensors) -> dict[str, Any]:
+        asked.append(ctx.group.rank)
+        meeting.wait()
+        return {"y": t.x.double() * 2}
+
+    def prepare(ctx: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            twice(t)
+            if ctx.group.rank != rank:
+                return
+            if "input" in fault:
+                t.x.zero_()
+            else:
+                t.y = t.y.clone()
+
+        return launch
+
+    sheet = op(prepare)
+    sheet.reference = reference
+    found = on_both(sheet)
+    assert [m.status for m in found] == ["wrong"] * 2
+    assert found[0].error == found[1].error
+    assert found[0].error.startswith(f"rank {rank}: {fault}")
+    assert asked == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("calls", [0, 1, 2, 50])
 def test_memory_that_runs_out_on_a_rank_ends_the_case_on_every_rank(rank, calls):
     """Memory runs out in the first call, in the check, in the estimate, or while the case is sampled."""
@@ -231,7 +264,7 @@ def test_what_one_rank_cannot_do_no_rank_does():
 
     errors = together(lambda g: step(g, 2**30), lambda g: step(g, 1000))
     assert [error.status for error in errors] == ["out_of_memory"] * 2
-    assert errors[0].text == errors[1].text == "rank 1: needs 81.92 kB, 1.000 kB are free on the device"
+    assert errors[0].text == errors[1].text == "rank 1: needs 114.7 kB, 1.000 kB are free on the device"
 
 
 def test_the_rank_with_the_least_memory_decides_how_many_sets_there_are():

@@ -139,11 +139,10 @@ class Session:
         """
         ctx, ready = self._ready()
         with self.phase("check"):
-            after = self._watched_call(ctx, ready)
+            fault, after = self._watched_call(ctx, ready)
             # All ranks agree before the reference runs, since it may wait for the other ranks.
-            if fault := self.group.verdict(after if isinstance(after, str) else None):
-                return fault
-            assert not isinstance(after, str)
+            if wrong := self.group.verdict(fault):
+                return wrong
             found = check.verdict(ctx, self.variant, ready.canonical, after)
             if wrong := self.group.verdict(found.wrong):
                 return wrong
@@ -232,15 +231,15 @@ class Session:
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
-    def _watched_call(self, ctx: Context, ready: _Prepared) -> SimpleNamespace | str:
-        """Call the variant with new buffers. Gives the tensors after it, or what is wrong with their form or inputs."""
+    def _watched_call(self, ctx: Context, ready: _Prepared) -> tuple[str | None, SimpleNamespace]:
+        """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
         tensors = self._set(ctx, ready.canonical)
         watch = check.Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
         if wrong := watch.changed() or watch.malformed(tensors, returned):
-            return wrong
-        return check.collect(self.op, self.variant, tensors, returned)
+            return wrong, tensors
+        return None, check.collect(self.op, self.variant, tensors, returned)
 
     def _context(self) -> Context:
         import torch

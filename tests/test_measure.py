@@ -271,7 +271,7 @@ def test_steady_samples_that_differ_are_noisy():
 def test_memory_is_predicted_before_it_is_taken():
     result = run(FakeDevice([1e-6], free=30_000), n=10_000)
     assert (result.status, result.phases, result.samples) == ("out_of_memory", (), ())
-    assert result.error == "needs 200.0 kB, 30.00 kB are free on the device"
+    assert result.error == "needs 280.0 kB, 30.00 kB are free on the device"
 
 
 def test_memory_that_runs_out_is_recorded():

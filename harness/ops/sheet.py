@@ -225,10 +225,10 @@ class Op:
 
     symbols: meaning of each size, in the order of ids. defaults: expressions for symbols that a scenario may leave out
     (sizes are 1 or more; 0 too where a default is '0'). choices: named options that aren't sizes, in the order of ids.
-    reference(ctx, t): the declared outputs by name, in higher precision. make(ctx): inputs by name, where random
-    numbers won't do. check(ctx, t): what each output must be and how far off it may be, or a complaint, where the
-    comparison with the reference won't do; `t.before` has the inputs as they were. tolerance: relative and absolute, by
-    dtype.
+    reference(ctx, t): all declared outputs, and the inputs that are updated in place, by name, in higher precision.
+    make(ctx): inputs by name, where random numbers won't do. check(ctx, t): what each output must be and how far off it
+    may be, or a complaint, where the comparison with the reference won't do; `t.before` has the inputs as they were.
+    tolerance: relative and absolute, by dtype.
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
     by the type that the operations are done in. items: an expression, what a user counts of a call; `item` names it.

@@ -92,7 +92,7 @@ def test_a_dry_run_measures_nothing_and_shows_bytes_and_what_it_would_take(harne
     assert done.returncode == 0, done.stderr
     [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("prelu/eager/float32/N8-C64-H56-W56")]
     # x and alpha are read, y is written: 4 * 8 * 64 * 56 * 56 bytes and 4 * 64 more.
-    assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "32.11", "MB"]
+    assert row[1:] == ["6.423", "MB", "6.423", "MB", "-", "44.96", "MB"]
     assert re.search(r"^12 measurements on .*, about 0:0\d:\d\d$", done.stdout, re.MULTILINE)
     [left_out] = re.findall(r"left out on cpu: (.*?) \(need cuda\)", " ".join(done.stdout.split()))
     assert left_out.startswith("prelu/compile_autotune, naive, ")

@@ -8,7 +8,8 @@
 
 PYTHON ?= python3
 ARGS ?=
-# One more than cores: tests that wait for a process leave a core idle.
+# One more than cores: tests that wait for a process leave a core idle. A file's tests run in one process, since what
+# some files start for all of their tests takes seconds.
 TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 GPU_JOBS ?= 4
 
@@ -22,7 +23,7 @@ bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
 
 test: lint
-	$(BIN)/pytest -n $(TEST_JOBS) --dist worksteal -m "not gpu" $(ARGS)
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

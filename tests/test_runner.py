@@ -42,9 +42,13 @@ FAULTS = {
 
 @pytest.fixture
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the memory can do needs no processes; `wreck` has them measured."""
+    """What the memory can do needs no processes."""
+    _know_limits(monkeypatch)
+
+
+def _know_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     point = StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True)
-    monkeypatch.setattr(runner, "_limits", lambda *_, **__: Limits((point,)))
+    monkeypatch.setattr(runner, "_limits", lambda *_, **__: Limits((point,), end=(point,)))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +61,9 @@ def wreck(
         jobs += [job(variant, n=n, timeout=1.0 if variant == "endless" else 60.0), job("fine", n=n)]
     jobs += [job("slow"), job("fine", op="lie")]
     watcher = make_watcher()
-    return run_jobs(tmp_path_factory.mktemp("wreck") / "run", *jobs, watcher=watcher), watcher.ended
+    with pytest.MonkeyPatch.context() as patch:
+        _know_limits(patch)
+        return run_jobs(tmp_path_factory.mktemp("wreck") / "run", *jobs, watcher=watcher), watcher.ended
 
 
 @pytest.mark.parametrize("variant", FAULTS)

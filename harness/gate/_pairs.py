@@ -19,7 +19,7 @@ from harness.processes.supervisor import Workers
 
 Jobs = Mapping[Side, Sequence[Job]]
 BALANCED = 10
-"""Of so many pairs in sequence, wherever the sequence begins, each side goes first in half."""
+"""Pairs in sequence, wherever the sequence begins, in half of which each side goes first."""
 
 
 @dataclass(frozen=True, slots=True)

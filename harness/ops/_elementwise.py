@@ -15,6 +15,8 @@ BLOCK = 256
 CUDA_TYPE = {"float32": "float", "float16": "__half", "bfloat16": "__nv_bfloat16"}
 WORD_TYPE = {2: "unsigned short", 4: "unsigned"}
 """The type of an element by its bytes, for kernels that only move elements."""
+INDEX_TYPE = {32: "unsigned", 64: "unsigned long long"}
+"""The type of an index by its bits."""
 BOTH = ("cuda", "cpu")
 """Devices of a variant that is plain torch."""
 LIMIT_32 = 2**31

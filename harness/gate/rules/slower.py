@@ -28,7 +28,7 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
             message = f"{estimate} slower than {base} ({what}), more than the margin of {margin}"
             advice = f"look at what changed in {found.case.op}, or allow it with --margin"
             yield Finding("slower", "failure", message, advice, found.case, _TIMES)
-        # Of a case that is too noisy the rule `calibration` says why it is undecided: more pairs wouldn't help.
+        # The rule `calibration` says why a case that is too noisy is undecided: more pairs wouldn't help.
         case "inconclusive" if not found.too_noisy:
             estimate = units.change(share(decision.estimate))
             message = f"{estimate} against {base} ({what}): the loss may be more than the margin of {margin}, or less"

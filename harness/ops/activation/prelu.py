@@ -16,6 +16,7 @@ from harness.ops._elementwise import (
     BLOCK,
     BOTH,
     CUDA_TYPE,
+    INDEX_TYPE,
     LIMIT_32,
     PACK_BYTES,
     aligned,
@@ -171,7 +172,7 @@ class _Tuned:
         macros: dict[str, str | int] = {
             "SCALAR": CUDA_TYPE[ctx.case.dtype],
             "BLOCK": BLOCK,
-            "INDEX": "unsigned" if bits == 32 else "unsigned long long",
+            "INDEX": INDEX_TYPE[bits],
             "ALPHA": _alpha_mode(inner, channels, head, pack),
             "SHIFTED": int(misaligned > 0),
             "PACKS": per_thread,

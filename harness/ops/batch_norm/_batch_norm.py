@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.ops import Choice, Context, Symbols, Tensor
-from harness.ops._elementwise import CUDA_TYPE
+from harness.ops._elementwise import CUDA_TYPE, INDEX_TYPE
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,7 @@ def divisor(size: int, bits: int = 32) -> tuple[Any, Any, Any]:
 
 def kernel(ctx: Context, file: str, entry: str) -> cuda.Kernel:
     """A kernel of one of the two files, with indexes that can count the case's elements."""
-    index = {32: "unsigned", 64: "unsigned long long"}[ImageSizes.of(ctx).bits]
+    index = INDEX_TYPE[ImageSizes.of(ctx).bits]
     return ctx.kernel(file, entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": index})
 
 

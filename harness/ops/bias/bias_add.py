@@ -18,6 +18,7 @@ from harness.ops._elementwise import (
     BLOCK,
     BOTH,
     CUDA_TYPE,
+    INDEX_TYPE,
     LIMIT_32,
     PACK_BYTES,
     aligned,
@@ -120,7 +121,7 @@ def tuned(ctx: Context) -> Launch:
     pack, n = PACK_BYTES // size, _elements(ctx)
     bits = 32 if n < LIMIT_32 else 64
     word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
-    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": "unsigned" if bits == 32 else "unsigned long long"}
+    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[bits]}
     kernel = ctx.kernel("bias_add.cu", "bias_add_any", macros)
     whole_rows = ctx.s.inner == 1 and ctx.s.bias % pack == 0
     by_rows = ctx.kernel("bias_add.cu", "bias_add_rows", macros) if whole_rows else None

@@ -16,7 +16,7 @@ from harness import cuda, metrics, units
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
 
 if TYPE_CHECKING:
     import torch
@@ -216,7 +216,7 @@ def _kernel(ctx: Context, entry: str, count: int) -> tuple[cuda.Kernel, type[cty
     small = count < 2**31
     macros: dict[str, str | int] = {
         "SCALAR": CUDA_TYPE[ctx.case.dtype],
-        "INDEX": "unsigned" if small else "unsigned long long",
+        "INDEX": INDEX_TYPE[32 if small else 64],
     }
     if ctx.case.dtype in PAIR:
         macros["PAIR"] = PAIR[ctx.case.dtype]

@@ -17,6 +17,7 @@ from harness.ops._elementwise import (
     BLOCK,
     BOTH,
     CUDA_TYPE,
+    INDEX_TYPE,
     LIMIT_32,
     PACK_BYTES,
     aligned,
@@ -114,7 +115,7 @@ def tuned(ctx: Context) -> Launch:
     n, pack = _elements(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     bits = 32 if n < LIMIT_32 else 64
     word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
-    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": "unsigned" if bits == 32 else "unsigned long long"}
+    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[bits]}
     kernel = ctx.kernel("two_biases.cu", "two_biases_any", macros)
     whole = ctx.kernel("two_biases.cu", "two_biases_whole", macros) if ctx.s.C % pack == 0 else None
     # An empty tensor may have rows of length 0; nothing is launched for it.

@@ -16,7 +16,7 @@ from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._bits import bytes_of_bits, unpack
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.dropout._dropout import (
     CALL,
     DROPPED,
@@ -161,7 +161,7 @@ def _kernels(ctx: Context, entry: str) -> Callable[[bool], Kernel]:
     def kernel(whole: bool) -> Kernel:
         macros: dict[str, str | int] = {
             "SCALAR": CUDA_TYPE[ctx.case.dtype],
-            "INDEX": "unsigned" if _index_bits(ctx) == 32 else "unsigned long long",
+            "INDEX": INDEX_TYPE[_index_bits(ctx)],
             "WHOLE": int(whole),
         }
         return ctx.kernel("bias_dropout_residual.cu", entry, macros)

@@ -80,7 +80,6 @@ def _chosen(catalogue: Mapping[str, Op], plugins: Sequence[Path]) -> tuple[Defin
 def _definition(op: Op) -> Definition:
     """A scenario of one small shape, with every dtype and variant of the op."""
     from harness.expressions import ExpressionError, evaluate
-    from harness.model import Timing
     from harness.scenario import Definition, Setting
 
     sizes: dict[str, int] = {}
@@ -104,13 +103,4 @@ def _definition(op: Op) -> Definition:
         dtypes=op.dtypes,
         variants=tuple(op.variants),
         baseline=next(iter(op.variants)),
-        shows="",
-        source="",
-        rows=(),
-        tags=(),
-        cache="cold",
-        timing=Timing(),
-        expect=(),
-        claims=(),
-        curve=None,
     )

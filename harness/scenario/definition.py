@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.model import Cache, Case, Claim, Curve, Expectation, Timing, Value
@@ -38,15 +38,15 @@ class Definition:
     dtypes: tuple[str, ...]
     variants: tuple[str, ...]
     baseline: str
-    shows: str
-    source: str
-    rows: tuple[str, ...]
-    tags: tuple[str, ...]
-    cache: Cache
-    timing: Timing
-    expect: tuple[Expectation, ...]
-    claims: tuple[Claim, ...]
-    curve: Curve | None
+    shows: str = ""
+    source: str = ""
+    rows: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    cache: Cache = "cold"
+    timing: Timing = field(default_factory=Timing)
+    expect: tuple[Expectation, ...] = ()
+    claims: tuple[Claim, ...] = ()
+    curve: Curve | None = None
 
     def cases(self, device: str) -> Iterator[Case]:
         """Every case, by dtype, setting, then variant, the baseline first so that its number comes first."""

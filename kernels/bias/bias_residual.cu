@@ -72,7 +72,7 @@ extern "C" __global__ void bias_residual_packed(const T* __restrict__ x, const T
 }
 
 // 4. and 5. One half an access, and two, added by one instruction: half the memory instructions and half the threads.
-//    Both add in halves: each addition rounds, as it does in two kernels. Of pairs, rows must have a whole number, which
+//    Both add in halves: each addition rounds, as it does in two kernels. Step 5 needs rows of whole pairs, whose number
 //    is `columns`.
 #ifdef PAIR
 extern "C" __global__ void bias_residual_half1(const T* __restrict__ x, const T* __restrict__ bias,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ _FONT = "DejaVu Sans"
 """The font that comes with matplotlib, so that every machine lays a figure out alike."""
 _FONTS = f"'{_FONT}', Verdana, sans-serif"
 """What a viewer of an SVG takes: the second has letters of nearly the same width."""
+_TITLE_CHARACTERS = 46  # of a line, beside the names of variants
+_TITLE_LINE = 0.12  # inches
 _LEGEND_CHARACTERS = 68
 _STYLE = {
     "font.family": _FONT,
@@ -121,15 +124,20 @@ def variant_lines(names: Sequence[str], roles: Mapping[str, str]) -> dict[str, d
 def canvas(
     height: float, title: str, width: float = WIDTH
 ) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
-    """An empty figure of `width` x `height` inches; the style holds while the context lasts."""
+    """An empty figure of `width` x `height` inches; the style holds while the context lasts.
+
+    A long title takes more lines, and the figure is higher by these.
+    """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     with mpl.rc_context(_STYLE):
         # A figure of its own, not pyplot's: no window system, no global state.
+        lines = textwrap.wrap(title, int(_TITLE_CHARACTERS * width / WIDTH))
+        height += _TITLE_LINE * (len(lines) - 1)
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
-        axes.set_title(title, loc="left")
+        axes.set_title("\n".join(lines), loc="left")
         yield figure, axes
 
 

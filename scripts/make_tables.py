@@ -199,8 +199,9 @@ def _rows_of(n: int) -> str:
 
 
 OPS = (
-    ("`relu_mask` (3)", "relu_mask", "N134217728"),
+    ("`relu_mask` (2)", "relu_mask", "N134217728"),
     ("`relu_grad`", "relu_grad", "N134217728"),
+    ("`relu_training`", "relu_training", "N134217728"),
     ("`dropout` (1)", "dropout", "N134217728/p=0.1"),
     ("`dropout_grad` (1)", "dropout_grad", "N134217728/p=0.1"),
     ("`dropout_add` (1)", "dropout_add", "N134217728/p=0.1"),
@@ -208,13 +209,14 @@ OPS = (
     ("`bias_add`, inner 1", "bias_add", "outer131072-bias1024-inner1"),
     ("`bias_add`, inner 16384", "bias_add", "outer128-bias64-inner16384"),
     ("`bias_residual`", "bias_residual", "R131072-C1024"),
+    ("`two_biases`", "two_biases", "R131072-C1024"),
     ("`prelu_grad`, 56 x 56", "prelu_grad", "N336-C128-H56-W56"),
     ("`prelu_grad`, 7 x 7", "prelu_grad", "N5376-C512-H7-W7"),
     *((f"`{op}`, N = {n}", op, _rows_of(n)) for op, sizes in (
         ("softmax", (1024, 131072)), ("softmax_grad", (1024, 131072)), ("layer_norm", (1024, 65536)),
         ("layer_norm_grad", (49, 1024, 16384)), ("rms_norm", (1024,)), ("rms_norm_grad", (49, 1024)),
     ) for n in sizes),
-    *((f"`{op}`, {label} (2)", op, setting) for op in ("bn_add_relu", "bn_add_relu_grad") for label, setting in (
+    *((f"`{op}`, {label}", op, setting) for op in ("bn_add_relu", "bn_add_relu_grad") for label, setting in (
         ("56 x 56", "N656-C64-H56-W56/layout=nchw"), ("56 x 56, channels last", "N656-C64-H56-W56/layout=nhwc"),
         ("7 x 7", "N5376-C512-H7-W7/layout=nchw"),
     )),

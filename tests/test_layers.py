@@ -28,6 +28,7 @@ ROWS = [
     {"measure"},
     {"processes"},
     {"runner"},
+    {"profile"},
     {"compare"},
     {"gate"},
     {"report"},
@@ -37,7 +38,7 @@ ROWS = [
 ]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions.
-WORKER = {"ops", "devices", "limits", "check", "session", "measure", "processes", "ranks", "cuda"}
+WORKER = {"ops", "devices", "limits", "check", "session", "measure", "processes", "ranks", "cuda", "profile"}
 
 
 def room(file: Path) -> str:

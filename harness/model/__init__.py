@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from harness.model.case import FAILED, Cache, Case, Job, Status, Timing, Value
+from harness.model.counters import COUNTERS, PIPE, STALL, Counter
 from harness.model.limits import COMPUTE_KINDS, Bound, ComputePoint, Limits, LinkPoint, StreamPoint
 from harness.model.machine import Conditions, DeviceFacts, Machine
 from harness.model.measurement import (
     Attachment,
     Code,
     KernelFacts,
+    KernelProfile,
     Measurement,
     Result,
     Timer,
@@ -22,9 +24,12 @@ from harness.model.scenario import LIBRARY_ROLES, Claim, Curve, Expectation, Say
 
 __all__ = [
     "COMPUTE_KINDS",
+    "COUNTERS",
     "FAILED",
     "LIBRARY_ROLES",
+    "PIPE",
     "SCHEMA",
+    "STALL",
     "Attachment",
     "Bound",
     "Cache",
@@ -33,6 +38,7 @@ __all__ = [
     "Code",
     "ComputePoint",
     "Conditions",
+    "Counter",
     "Curve",
     "DeviceFacts",
     "Difference",
@@ -40,6 +46,7 @@ __all__ = [
     "Header",
     "Job",
     "KernelFacts",
+    "KernelProfile",
     "Limits",
     "LinkPoint",
     "Machine",

@@ -190,13 +190,30 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelProfile:
+    """What a tool saw of one kernel of a case.
+
+    launches: how often one call of the case launches it. values: figures by name, in SI units, the mean of a launch;
+    `counters.py` lists the names.
+    """
+
+    name: str
+    launches: float
+    values: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
-    """What a profiler or an audit found about a case: figures by name, in SI units, and files of the run's folder."""
+    """What a profiler or an audit found about a case: figures of a call, in SI units, and files of the run's folder.
+
+    kernels: what it saw of each kernel, in the order of their first launch.
+    """
 
     case: str
     tool: str
     values: tuple[tuple[str, float], ...] = ()
     files: tuple[str, ...] = ()
+    kernels: tuple[KernelProfile, ...] = ()
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:

@@ -1,4 +1,4 @@
-"""Records of version 1 as records of version 2: on the lines of committed runs, and on what no run holds."""
+"""Records of version 1 as records of version 2: on lines of runs of that time, and on what no run holds."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from harness import store
 from harness.model import Case, Header, Job, Measurement, Traffic
 from harness.store import parse, version1
 
-REPORTS = Path(__file__).parents[2] / "reports" / "h200"
+RUNS = Path(__file__).parent / "version1"
+"""Every ninth line of runs of an H200, as they were stored."""
 
 
 def lines(run: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (REPORTS / run / "results.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (RUNS / run / "results.jsonl").read_text().splitlines()]
 
 
 def header(run: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((REPORTS / run / "run.json").read_text())
+    loaded: dict[str, Any] = json.loads((RUNS / run / "run.json").read_text())
     return loaded
 
 
@@ -73,7 +74,7 @@ def test_the_header_of_a_stored_run(run: str) -> None:
     assert [asdict(point) for point in new.limits.points] == old["ceilings"]["points"]
     assert [asdict(point) for point in new.limits.end] == old["ceilings"]["end"]
     measured = {version1.upgrade_measurement(line)["case"]["op"] for line in lines(run)}
-    assert {scenario.op for scenario in new.scenarios} == measured
+    assert {scenario.op for scenario in new.scenarios} >= measured
     planned = {case for scenario in new.scenarios for case in scenario.cases}
     assert {version1.upgrade_id(old_id(line["case"])) for line in lines(run)} <= planned
     assert all("layout=" in case or "p=" in case for case in planned)
@@ -119,7 +120,7 @@ def test_a_case_survives_the_way_there_and_back(run: str) -> None:
 def test_a_run_that_can_not_be_gone_on_with_is_left_as_it_is(tmp_path: Path) -> None:
     """Its last line lacks the line end. As a line of version 2 it would count as cut."""
     for name, cut in (("run.json", 0), ("results.jsonl", 1)):
-        content = (REPORTS / "prelu" / name).read_bytes()
+        content = (RUNS / "prelu" / name).read_bytes()
         (tmp_path / name).write_bytes(content[: len(content) - cut])
     before = (tmp_path / "results.jsonl").read_bytes()
     run, writer = store.reopen(tmp_path)

@@ -73,7 +73,7 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
     device = session.device
     with session.phase("warm"):
         batch = _warm_batch(session, calls)
-    with session.phase("sample"):
+    with session.phase("sample"), device.watched():
         before = device.conditions()
         samples, stopped = _sample(session.group, batch, timing)
         after = device.conditions()

@@ -28,6 +28,7 @@ from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant
+from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
@@ -80,6 +81,7 @@ class Session:
         self._closers = _Closers()
         self._ctx: Context | None = None
         self._prepared: _Prepared | None = None
+        self._range = NvtxRange(f"case: {case.id}")
 
     @property
     def variant(self) -> Variant:
@@ -176,13 +178,13 @@ class Session:
     def phase(self, name: str) -> Iterator[None]:
         """Take a step of the case on all ranks. Profilers see it as an NVTX range: the case's id for 'sample'.
 
+        All of these lie in the range 'case: ID'.
+
         A failure of any rank ends the case on every rank, by EndedError. Errors other than that and out of memory are
         raised as they are on the rank that has them: after such an error its device may be unusable.
         """
-        import nvtx
-
         start = time.perf_counter()
-        with nvtx.annotate(self.case.id if name == "sample" else f"{name}: {self.case.id}", domain="harness"):
+        with NvtxRange(self.case.id if name == "sample" else f"{name}: {self.case.id}"):
             try:
                 with self._together():
                     yield
@@ -193,6 +195,7 @@ class Session:
         # Done before anything touches a device. If there is no such device, `obstacle` says so.
         if self.case.world > 1 and not self._too_few_devices():
             self.device.use(self.group.rank)
+        self._range.__enter__()
         return self
 
     def __exit__(
@@ -202,6 +205,7 @@ class Session:
         self._prepared = None
         traceback.clear_frames(trace)  # they hold buffers, too
         self.device.release()
+        self._range.__exit__()
 
     @contextmanager
     def _together(self) -> Iterator[None]:

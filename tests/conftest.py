@@ -67,6 +67,26 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What a profiler is told of ranges: ('push', name) and ('pop', '')."""
+    told: list[tuple[str, str]] = []
+
+    class Domain:
+        def get_event_attributes(self, message: str) -> str:
+            return message
+
+        def push_range(self, attributes: str) -> None:
+            told.append(("push", attributes))
+
+        def pop_range(self) -> None:
+            told.append(("pop", ""))
+
+    monkeypatch.setattr("harness.ranges._domain", Domain)
+    monkeypatch.setattr("harness.ranges._attributes", lambda name: name)
+    return told
+
+
+@pytest.fixture
 def machine() -> Machine:
     return Machine(kind="cpu", fingerprint="f00d", devices=(DeviceFacts("A processor", 2**34, 2**25),))
 

@@ -16,7 +16,7 @@ import harness
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
-    {"errors", "units", "expressions", "paths", "ranks", "stats"},
+    {"errors", "units", "expressions", "paths", "ranges", "ranks", "stats"},
     {"discover", "model"},
     {"metrics", "store", "source"},
     {"cuda"},

@@ -6,7 +6,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -163,12 +162,21 @@ def test_the_advised_time_is_enough():
     assert stats.relative_width(samples[: int(100 * seconds / 0.5)]) < 1.2 * 0.002
 
 
-def test_profilers_see_the_sampling_under_the_id_of_the_case(monkeypatch):
-    seen = []
-    monkeypatch.setattr("nvtx.annotate", lambda message, domain: seen.append((message, domain)) or nullcontext())
+def test_profilers_see_each_part_of_a_case_and_the_timed_one_under_its_id(recorded):
     run(FakeDevice([1e-6]))
-    assert ("twice/ours/float32/N1024", "harness") in seen
-    assert ("check: twice/ours/float32/N1024", "harness") in seen
+    case = "twice/ours/float32/N1024"
+    assert recorded[0] == ("push", f"case: {case}")
+    assert recorded[-1] == ("pop", "")
+    pushed = [name for kind, name in recorded if kind == "push"]
+    assert pushed[1:] == [f"setup: {case}", f"compile: {case}", f"check: {case}", f"setup: {case}", f"warm: {case}",
+                          case, f"calls: {case}"]  # fmt: skip
+    # One after the other inside of that of the case.
+    assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 7
+
+
+def test_a_case_that_fails_leaves_no_range_open(recorded):
+    assert run(FakeDevice([1e-6]), n=2**45).status == "out_of_memory"
+    assert [kind for kind, _ in recorded].count("push") == [kind for kind, _ in recorded].count("pop")
 
 
 def test_precision_decides_what_is_noisy():

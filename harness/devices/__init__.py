@@ -6,6 +6,7 @@ A file defines `KIND`, a Device class. Its objects are made without torch; only 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -163,6 +164,9 @@ class Device(Protocol):
     def torch_device(self) -> torch.device: ...
 
     def synchronize(self) -> None: ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """What runs in it is what a profiler should record, if one was told to wait for that."""
 
     def release(self) -> None:
         """Give cached memory back, so that the next case starts clean."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,6 +90,10 @@ class Cpu:
 
     def synchronize(self) -> None:
         """Do nothing: calls return when they are done."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Nothing: no profiler of processors waits to be told."""
+        return nullcontext()
 
     def release(self) -> None:
         """Do nothing: no memory is kept."""

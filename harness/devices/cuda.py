@@ -6,7 +6,7 @@ import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -178,6 +178,18 @@ class Cuda:
         import torch
 
         torch.cuda.synchronize()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """A range of the CUDA profiler, of which nsys (--capture-range) and ncu (--profile-from-start off) know."""
+        import torch
+
+        torch.cuda.profiler.start()
+        try:
+            yield
+            self.synchronize()  # what was issued must run before the recording ends
+        finally:
+            torch.cuda.profiler.stop()
 
     def release(self) -> None:
         """Return torch's cached memory to the device."""

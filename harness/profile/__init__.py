@@ -15,8 +15,6 @@ from harness.discover import discover
 from harness.errors import MachineError
 from harness.model import Attachment
 
-DOMAIN = "harness"
-"""The NVTX domain of our ranges."""
 MARK = "harness_mark"
 """The kernel that is launched before the calls of a case, where a profiler watches: its grid has as many blocks as the
 case has number, counted from 1. So a list of kernels tells which case each belongs to."""

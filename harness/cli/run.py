@@ -156,7 +156,7 @@ def command(
     began = time.monotonic()
     run = _measure(plan, folder=folder, fresh=fresh_ceilings, quiet=quiet, **request)
     _print(run, json, quiet)
-    _write_report(folder, plugins)
+    write_report(folder, plugins)
     if not quiet:
         took = timedelta(seconds=round(time.monotonic() - began))
         typer.echo(f"{units.plural(len(run.measurements), 'measurement')}, {took}", err=True)
@@ -223,7 +223,7 @@ def _print(run: Run, json: str | None, quiet: bool) -> None:
         Path(json).write_text(f"{text(run)}\n", encoding="utf-8")
 
 
-def _write_report(folder: Path, plugins: Sequence[Path]) -> None:
+def write_report(folder: Path, plugins: Sequence[Path]) -> None:
     """Write the report by `harness report` in another process: matplotlib would double the memory of this one.
 
     Raises typer.Exit with the exit code of that process if it fails.

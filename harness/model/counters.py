@@ -10,7 +10,7 @@ from dataclasses import dataclass
 STALL = "stall_"
 """Begins the names of stall reasons: stall_long_scoreboard is the share of warps' time spent in it."""
 PIPE = "pipe_"
-"""Begins the names of pipes: pipe_alu is how many instructions of warps went through it."""
+"""Begins the names of pipes: pipe_alu is the share of the instructions that it could have taken."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from harness.discover import discover
 from harness.errors import MachineError
 from harness.model import Attachment
 
+CALLS = 4
+"""Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
 MARK = "harness_mark"
 """The kernel that is launched before the calls of a case, where a profiler watches: its grid has as many blocks as the
 case has number, counted from 1. So a list of kernels tells which case each belongs to."""
@@ -23,7 +25,7 @@ case has number, counted from 1. So a list of kernels tells which case each belo
 class Tool(Protocol):
     """What the file of a tool offers.
 
-    SUMMARY: what it is good for, in one line. SUFFIXES: of the files that `read` understands, the tool's own first.
+    SUMMARY: what it is good for, in one line. SUFFIXES: of the files that `imported` understands.
     """
 
     SUMMARY: str
@@ -32,22 +34,28 @@ class Tool(Protocol):
     def refuse(self) -> None:
         """Raise MachineError if the tool can't be used here: it is missing, or too old."""
 
-    def command(self, target: Sequence[str], base: Path) -> list[str]:
-        """The command line that runs `target` under the tool. It leaves files whose names begin with `base`."""
+    def commands(self, target: Sequence[str], base: Path) -> list[list[str]]:
+        """Command lines that run `target` under the tool, one after the other. Their files' names begin with `base`."""
 
     def failure(self, output: str) -> MachineError | None:
         """What a run that failed means, by what the tool wrote, and what to do; None if that isn't known."""
 
-    def read(self, file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
-        """What the tool found about each case.
+    def read(self, base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+        """What the tool found about each case, from the files that its commands left.
 
-        cases: ids, in the order in which they ran; empty for a file that was made elsewhere, where the file must tell
-        them. calls: of each case that the tool watched. Raises UsageError for a file that it can't read.
+        cases: ids, in the order in which they ran; '' for one that ended without a call. calls: of each case.
+        """
+
+    def imported(self, file: Path, cases: Sequence[str]) -> list[Attachment]:
+        """What the tool found, from a file of its own that was made elsewhere.
+
+        cases: ids of those that the file may be about. Raises UsageError if it can't be read, or doesn't tell which
+        of several cases it is about.
         """
 
 
 @cache
 def tools() -> dict[str, Tool]:
     """Every tool by name. Raises UsageError for a file of this folder that isn't one."""
-    found = discover("harness.profile", ["SUMMARY", "SUFFIXES", "refuse", "command", "failure", "read"])
+    found = discover("harness.profile", ["SUMMARY", "SUFFIXES", "refuse", "commands", "failure", "read", "imported"])
     return {name: cast(Tool, module) for name, module in found.items()}

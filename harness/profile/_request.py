@@ -1,0 +1,60 @@
+"""What a process under a profiler is asked to do, and what it says of each case: two files, which outlive a crash."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.model import Job, Status
+from harness.profile import CALLS
+from harness.store import dump, parse
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRequest:
+    """The cases to run, as for timing, but each only `calls` times. plugins: files with more ops.
+
+    checked: the cases were checked by a process before this one.
+
+    traces: where torch's own profiler writes a trace of each case, as the beginning of file names; "" for none.
+    """
+
+    device: str
+    plugins: tuple[str, ...]
+    jobs: tuple[Job, ...]
+    calls: int = CALLS
+    traces: str = ""
+    checked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRan:
+    """How a case ended under a profiler. number: of the case among those of the request, from 1."""
+
+    case: str
+    number: int
+    status: Status
+    error: str = ""
+
+
+def write(request: ProfileRequest, file: Path) -> None:
+    """Write the request."""
+    file.write_text(dump(request), encoding="utf-8")
+
+
+def read(file: Path) -> ProfileRequest:
+    """The request in a file."""
+    return parse(ProfileRequest, file.read_bytes())
+
+
+def answers(file: Path) -> list[CaseRan]:
+    """The cases that have ended, in order. A last line that is cut short is left out."""
+    if not file.exists():
+        return []
+    *lines, _ = file.read_text(encoding="utf-8").split("\n")
+    return [parse(CaseRan, line) for line in lines]
+
+
+def answers_file(request: Path) -> Path:
+    """Where the process writes its answers to the request in a file."""
+    return request.with_suffix(".answers")

@@ -1,0 +1,87 @@
+"""The process that a profiler watches: `harness.profile._target REQUEST`.
+
+It prepares and checks each case as for timing. Then it calls the case a few times, between the start and the stop of
+the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+from harness import cuda, devices
+from harness.devices import Device
+from harness.errors import described
+from harness.model import Job
+from harness.ops import Catalogue, Op
+from harness.profile import MARK, _request
+from harness.profile._request import CaseRan, ProfileRequest
+from harness.session import EndedError, Session
+from harness.store import dump
+
+_WARM_ROTATIONS = 2
+
+
+def main(arguments: list[str]) -> int:
+    """Run every case of the request, and write how each ended. Returns 1 after an error, which ends the process.
+
+    After an error of a kernel the device can't be used by this process any more.
+    """
+    file = Path(arguments[0])
+    request = _request.read(file)
+    device = devices.kinds()[request.device]
+    catalogue = Catalogue(tuple(map(Path, request.plugins)))
+    with _request.answers_file(file).open("a", encoding="utf-8") as answers:
+        for number, job in enumerate(request.jobs, 1):
+            ran = _ran(request, job, number, catalogue[job.case.op], device)
+            answers.write(f"{dump(ran)}\n")
+            answers.flush()
+            if ran.status == "crashed":
+                return 1
+    return 0
+
+
+def _ran(request: ProfileRequest, job: Job, number: int, op: Op, device: Device) -> CaseRan:
+    try:
+        _run(request, job, number, op, device)
+    except EndedError as ended:
+        return CaseRan(job.case.id, number, ended.status, ended.text)
+    except Exception as error:  # of a user's op, too
+        return CaseRan(job.case.id, number, "crashed", described(error))
+    return CaseRan(job.case.id, number, "ok")
+
+
+def _run(request: ProfileRequest, job: Job, number: int, op: Op, device: Device) -> None:
+    with Session(job.case, op, device) as session:
+        session.prepare()
+        if not request.checked and (wrong := session.check()):
+            raise EndedError("wrong", wrong)
+        calls = session.calls()
+        with session.phase("warm"):
+            for call in calls * _WARM_ROTATIONS:
+                call()
+            device.synchronize()
+        with _recording(request, number), device.watched():
+            _mark(number, device)
+            with session.phase("sample"):
+                for turn in range(request.calls):
+                    calls[turn % len(calls)]()
+                device.synchronize()
+
+
+def _recording(request: ProfileRequest, number: int) -> AbstractContextManager[None]:
+    if not request.traces:
+        return nullcontext()
+    from harness.profile._record import recording
+
+    return recording(Path(f"{request.traces}-{number}.json.gz"))
+
+
+def _mark(number: int, device: Device) -> None:
+    if device.kind == "cuda":
+        cuda.load(Path(__file__).with_name("mark.cu"), MARK, {})(number, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

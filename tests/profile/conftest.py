@@ -1,0 +1,32 @@
+"""A tool on the PATH that isn't the real one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
+    """Put a script of this name on the PATH, ahead of all others; text: what it does, as a shell script."""
+
+    def put(name: str, text: str) -> Path:
+        home = tmp_path / "bin"
+        home.mkdir(exist_ok=True)
+        script = home / name
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{home}{os.pathsep}{os.environ['PATH']}")
+        return script
+
+    return put
+
+
+@pytest.fixture
+def fake_ncu(on_the_path: Callable[[str, str], Path]) -> Path:
+    """`fake_ncu.py` as ncu."""
+    return on_the_path("ncu", f'exec {sys.executable} {Path(__file__).with_name("fake_ncu.py")} "$@"')

@@ -1,0 +1,96 @@
+"""`harness profile`: cases of a stored run under a stand-in for a tool, imports, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness import store
+from harness.cli import profile, run
+from harness.errors import UsageError
+
+STORED = Path(__file__).parents[2] / "reports" / "h200" / "ci"
+TUNED = "dropout/tuned/float16/N67108864/p=0.1"
+APP = typer.Typer(pretty_exceptions_enable=False)
+APP.command(cls=profile.ProfileCommand)(profile.command)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stored run. Its cases run in a process that says how each ended, and does nothing else."""
+    light = [sys.executable, str(Path(__file__).with_name("light_target.py"))]
+    monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*light, *arguments])
+    monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
+    monkeypatch.chdir(tmp_path)
+    copied = tmp_path / "mine"
+    shutil.copytree(STORED, copied)
+    return copied
+
+
+def profiled(*arguments: object) -> Any:
+    return CliRunner().invoke(APP, [*map(str, arguments)], catch_exceptions=True)
+
+
+@pytest.mark.usefixtures("fake_ncu")
+def test_what_the_tool_found_stands_in_the_run(folder: Path) -> None:
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*")
+    assert done.exit_code == 0, done.output
+    (attachment,) = store.load(folder).attachments
+    assert (attachment.case, attachment.tool) == (TUNED, "ncu")
+    assert dict(attachment.values)["read_bytes"] == 4096
+    assert "copy_kernel" in done.output
+    assert f"{TUNED}, by ncu:" in done.output
+    assert (folder / "report.md").read_text() == "rendered again"
+
+
+@pytest.mark.usefixtures("fake_ncu")
+def test_cases_that_fail_under_the_tool_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIGHT_WRONG", "tuned")
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*")
+    assert done.exit_code == 5
+    assert "1 of 1 cases failed under ncu" in done.output
+    assert store.load(folder).attachments == ()
+
+
+def test_print_runs_nothing(folder: Path) -> None:
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*", "--print")
+    first, second = done.output.splitlines()
+    assert first.startswith("env 'HARNESS_IMPORTS=")
+    assert " ncu --profile-from-start off " in first
+    assert "--section WarpStateStats" in second
+    assert not (folder / "attachments.jsonl").exists()
+
+
+def test_a_file_that_was_made_elsewhere_is_attached_to_the_case(folder: Path) -> None:
+    page = folder / "a.csv"
+    page.write_text(
+        '"ID","Kernel Name","Grid Size","dram__bytes_read.sum"\n"","","","byte"\n"0","mine","(4, 1, 1)","5"\n'
+    )
+    done = profiled("ncu", "--run", folder, "--only", TUNED, "--import", page)
+    assert done.exit_code == 0, done.output
+    (attachment,) = store.load(folder).attachments
+    assert (attachment.case, dict(attachment.values)) == (TUNED, {"kernels": 1, "read_bytes": 5})
+    assert isinstance(profiled("ncu", "--run", folder, "--import", page).exception, UsageError)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nuc", "quick"), "no tool is named 'nuc'"),
+        (("ncu",), "name either scenarios or --run"),
+        (("ncu", "quick", "--run", "mine"), "name either scenarios or --run"),
+        (("ncu", "quick", "--import", "a.csv"), "--import needs the run"),
+        (("ncu", "--run", "mine", "--only", "softmax/none/*"), "no case with a time is like that"),
+    ],
+)
+def test_what_can_not_be_done_is_said(folder: Path, arguments: tuple[str, ...], said: str) -> None:
+    assert folder.exists()
+    error = profiled(*arguments).exception
+    assert isinstance(error, UsageError)
+    assert said in error.message

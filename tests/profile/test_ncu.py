@@ -1,0 +1,155 @@
+"""Nsight Compute: its command lines, its raw page as CSV, and what its figures become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from harness.errors import MachineError, UsageError
+from harness.model import COUNTERS
+from harness.profile import CALLS, ncu
+from harness.profile._ncu_metrics import _NAMES, BYTES, DETAILS, translated
+
+CASES = ["copy/a/float32/N8", "copy/b/float32/N8", "copy/c/float32/N8"]
+METRICS = ("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "launch__registers_per_thread")
+Kernel = tuple[str, int, Sequence[float]]  # name, blocks, what METRICS are
+
+
+def page(kernels: Sequence[Kernel]) -> str:
+    """The raw page as ncu prints it: a line of its own, the head, the units, and a row for each launch."""
+    head = ["ID", "Kernel Name", "Block Size", "Grid Size", *METRICS]
+    rows = [head, ["", "", "", "", "ns", "byte", "byte", "register/thread"]]
+    for number, (name, blocks, values) in enumerate(kernels):
+        rows.append([str(number), name, "(256, 1, 1)", f"({blocks}, 1, 1)", *(f"{value:,}" for value in values)])
+    return "==PROF== Disconnected\n" + "".join(",".join(f'"{cell}"' for cell in row) + "\n" for row in rows)
+
+
+def mark(number: int) -> Kernel:
+    return "harness_mark", number, [1_000, 0, 0, 8]
+
+
+def written(file: Path, kernels: Sequence[Kernel]) -> Path:
+    file.write_text(page(kernels))
+    return file
+
+
+def test_kernels_belong_to_the_case_whose_mark_is_ahead_of_them(tmp_path: Path) -> None:
+    two: list[Kernel] = [("sum", 4, [2_000, 1_024, 0, 16]), ("divide", 8, [6_000.5, 2_048, 4_096, 32])]
+    one: list[Kernel] = [("sum", 4, [1_000, 512, 0, 16])]
+    file = written(tmp_path / "a.csv", [mark(1), *two * CALLS, mark(3), *one * 2 * CALLS])
+    a, c = ncu.imported(file, CASES)
+    assert (a.case, c.case, a.tool) == (CASES[0], CASES[2], "ncu")
+    assert dict(a.values) == pytest.approx({"kernels": 2, "time": 8.0005e-6, "read_bytes": 3072, "written_bytes": 4096})
+    assert [(kernel.name, kernel.launches) for kernel in a.kernels] == [("sum", 1), ("divide", 1)]
+    assert dict(a.kernels[1].values) == pytest.approx(
+        {"time": 6.0005e-6, "read_bytes": 2048, "written_bytes": 4096, "registers": 32}
+    )
+    assert dict(c.values) == pytest.approx({"kernels": 2, "time": 2e-6, "read_bytes": 1024, "written_bytes": 0})
+    assert [(kernel.name, kernel.launches) for kernel in c.kernels] == [("sum", 2)]
+
+
+def test_figures_of_a_kernel_are_means_of_its_launches(tmp_path: Path) -> None:
+    launches: list[Kernel] = [("sum", 4, [1_000 * (i + 1), 0, 0, 16]) for i in range(CALLS)]
+    (found,) = ncu.imported(written(tmp_path / "a.csv", [mark(1), *launches]), CASES[:1])
+    assert dict(found.kernels[0].values)["time"] == pytest.approx(1e-6 * (CALLS + 1) / 2)
+
+
+def test_a_report_without_marks_is_about_the_only_case(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.csv", [("mine", 4, [5_000, 1, 2, 3])])
+    (found,) = ncu.imported(file, CASES[:1])
+    assert (found.case, found.kernels[0].launches) == (CASES[0], 1)
+    with pytest.raises(UsageError, match="doesn't tell which of 3 cases"):
+        ncu.imported(file, CASES)
+
+
+def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "a.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(UsageError, match=r"a\.csv: isn't the raw page"):
+        ncu.imported(other, CASES)
+    with pytest.raises(UsageError, match="no such file"):
+        ncu.imported(tmp_path / "b.csv", CASES)
+
+
+def test_a_report_that_ncu_can_not_read_is_refused(tmp_path: Path, on_the_path: Callable[[str, str], Path]) -> None:
+    on_the_path("ncu", 'case "$1" in --version) echo "Version 2025.3.1";; *) echo "made by 2026.1" >&2; exit 1;; esac')
+    report = tmp_path / "a.ncu-rep"
+    report.write_bytes(b"NVR\0")
+    with pytest.raises(UsageError, match=r"ncu can't read it: made by 2026\.1"):
+        ncu.imported(report, CASES)
+
+
+def test_the_first_run_counts_bytes_in_one_pass_and_the_second_everything(tmp_path: Path) -> None:
+    first, second = ncu.commands(["python", "target.py"], tmp_path / "ncu-1")
+    for command in (first, second):
+        assert command[0] == "ncu"
+        assert command[-2:] == ["python", "target.py"]
+        assert command[command.index("--cache-control") + 1] == "none"
+        assert command[command.index("--clock-control") + 1] == "none"
+        assert command[command.index("--profile-from-start") + 1] == "off"
+    assert first[first.index("--metrics") + 1].split(",") == list(BYTES)
+    assert "--section" not in first
+    assert set(second[second.index("--metrics") + 1].split(",")) == {*BYTES, *DETAILS}
+    assert "WarpStateStats" in second
+
+
+def test_every_counter_has_a_name_of_ncu_but_local_bytes_which_the_compiler_tells() -> None:
+    assert COUNTERS.keys() - _NAMES.keys() == {"local_bytes"}
+    assert _NAMES.keys() <= COUNTERS.keys()
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        ({"lts__t_sector_hit_rate.pct": 25.0}, {"l2_hit": 0.25}),
+        (
+            {"launch__shared_mem_per_block_static": 16.0, "launch__shared_mem_per_block_dynamic": 1024.0},
+            {"shared_bytes": 1040.0},
+        ),
+        ({"launch__shared_mem_per_block_static": 16.0}, {}),
+        (
+            {
+                "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio": 6.0,
+                "smsp__average_warps_issue_stalled_wait_per_issue_active.ratio": 2.0,
+            },
+            {"stall_long_scoreboard": 0.75, "stall_wait": 0.25},
+        ),
+        ({"sm__inst_executed_pipe_alu.avg.pct_of_peak_sustained_active": 40.0}, {"pipe_alu": 0.4}),
+        ({"smsp__cycles_elapsed.avg.per_second": 1.98e9}, {"clock": 1.98e9}),
+        ({"a__metric.of_no_interest": 1.0}, {}),
+    ],
+)
+def test_translations(found: Mapping[str, float], wanted: Mapping[str, float]) -> None:
+    assert translated(found) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("output", "meaning", "advice"),
+    [
+        ("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission", "doesn't let this user", "as root"),
+        ("==ERROR== Failed to initialize the profiler: LibraryNotLoaded", "can't reach the driver's", "container"),
+        ("==ERROR== Cuda driver is not compatible with Nsight Compute.", "don't fit", "update the driver"),
+    ],
+)
+def test_known_failures_say_what_to_do(output: str, meaning: str, advice: str) -> None:
+    failure = ncu.failure(f"a line\n{output}\n")
+    assert failure
+    assert meaning in failure.message
+    assert advice in failure.advice
+    assert ncu.failure("Segmentation fault") is None
+
+
+def test_a_missing_and_an_old_tool_are_refused(
+    on_the_path: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", str(tmp_path))
+        with pytest.raises(MachineError, match="isn't on the PATH"):
+            ncu.refuse()
+    on_the_path("ncu", "echo 'Version 2021.3.1.0 (build 5)'")
+    with pytest.raises(MachineError, match=r"ncu 2021\.3 is too old: 2022\.2 or later"):
+        ncu.refuse()
+    on_the_path("ncu", "echo 'Version 2025.3.1.0 (build 5)'")
+    ncu.refuse()

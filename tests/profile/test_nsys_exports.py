@@ -146,7 +146,8 @@ def two_cases(export: Export) -> Path:
     export.kernel("tuned", 2930, 2940, 9)
     export.range(TUNED, 3000, 4000)
     export.call(3100, 3200, 10)  # a launch of a graph of two kernels
-    export.call(3110, 3130, 11)  # a call of the driver inside it
+    export.call(3110, 3130, 11)  # calls of the driver inside it
+    export.call(3150, 3170, 12)
     export.kernel("tuned", 3300, 3400, 10, graphNodeId=71)
     export.kernel("tail", 3400, 3450, 10, graphNodeId=72)
     # Another process: the same correlation, another domain by the same number, and a thread inside no range of its own.

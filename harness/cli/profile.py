@@ -27,6 +27,7 @@ EXAMPLES = (
     "  harness profile ncu --run reports/mine --only '*/tuned/*'\n"
     "  harness profile nsys prelu --print           the command line, to run it elsewhere\n"
     "  harness profile ncu --run reports/mine --only '*/tuned/*' --import tuned.ncu-rep\n"
+    "  harness profile nsys --import mine.sqlite    the kernels of any recording\n"
     "  harness profile torch -- python train.py     a program of your own\n"
     "\n\b\nTools:\n"
     "  ncu    hardware counters of each kernel: bytes, stalls, pipes (Nsight Compute)\n"
@@ -89,10 +90,13 @@ def command(
     if program := ctx.meta.get(_PROGRAM):
         _profile_program(tool, program, output)
         return
+    if import_file and run is None and not scenarios:
+        _show(known[tool].imported(import_file, []))
+        return
     if bool(scenarios) == (run is not None):
         raise UsageError("name either scenarios or --run", "'harness list scenarios' shows the bundled ones")
-    if run is None and import_file:
-        raise UsageError("--import needs the run that the file is about", "name it: --run FOLDER")
+    if import_file and run is None:
+        raise UsageError("--import takes a run that the file is about, not scenarios", "name it: --run FOLDER")
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
@@ -213,14 +217,20 @@ def _keep(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Pat
     """Attach what was found to the run, print it, and render the run's report again."""
     from harness import store
     from harness.cli import run
+
+    store.attach(folder, attachments)
+    _show(attachments)
+    run.write_report(folder, plugins)
+    typer.echo(f"report: {folder}{os.sep}")
+
+
+def _show(attachments: Sequence[Attachment]) -> None:
+    """Print a table for each case."""
     from harness.cli.console import open_console
     from harness.report import kernels, terminal
     from harness.report.tree import Page
 
-    store.attach(folder, attachments)
     terminal.show(Page("", tuple(kernels.tables(attachments))), open_console())
-    run.write_report(folder, plugins)
-    typer.echo(f"report: {folder}{os.sep}")
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:

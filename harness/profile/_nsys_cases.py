@@ -16,8 +16,9 @@ from typing import Protocol
 
 from harness.errors import UsageError
 from harness.model import Attachment, KernelProfile
-from harness.profile import DOMAIN, MARK
-from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, NvtxRange
+from harness.profile import MARK
+from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, TraceRange
+from harness.ranges import DOMAIN
 
 _CASE = re.compile(r"[\w.=,@+-]+(/[\w.=,@+-]+){3,}")
 """An id of a case: op, variant, dtype and shape, perhaps more. Ranges of other steps, 'check: <id>', aren't ids."""
@@ -93,7 +94,7 @@ def _marks(trace: NsysTrace) -> set[tuple[int, int | None]]:
     return {(each.process, each.correlation) for each in trace.work if each.name == MARK}
 
 
-def _in_ranges(trace: NsysTrace, ranges: Sequence[NvtxRange]) -> dict[str, list[_Part]]:
+def _in_ranges(trace: NsysTrace, ranges: Sequence[TraceRange]) -> dict[str, list[_Part]]:
     """What happened in each range, by the text of the range."""
     if not trace.calls:
         raise UsageError(
@@ -121,32 +122,32 @@ def _in_ranges(trace: NsysTrace, ranges: Sequence[NvtxRange]) -> dict[str, list[
     return found
 
 
-def _by_thread(ranges: Iterable[NvtxRange]) -> dict[int, list[NvtxRange]]:
+def _by_thread(ranges: Iterable[TraceRange]) -> dict[int, list[TraceRange]]:
     """The outermost ranges of each thread."""
-    found: dict[int, list[NvtxRange]] = defaultdict(list)
+    found: dict[int, list[TraceRange]] = defaultdict(list)
     for each in ranges:
         found[each.thread].append(each)
     return {thread: _outermost(own) for thread, own in found.items()}
 
 
-def _by_process(ranges: Iterable[NvtxRange]) -> dict[int, list[NvtxRange]]:
+def _by_process(ranges: Iterable[TraceRange]) -> dict[int, list[TraceRange]]:
     """The outermost ranges of each process, of whichever thread."""
-    found: dict[int, list[NvtxRange]] = defaultdict(list)
+    found: dict[int, list[TraceRange]] = defaultdict(list)
     for each in ranges:
         found[each.process].append(each)
     return {process: _outermost(own) for process, own in found.items()}
 
 
-def _outermost(ranges: Iterable[NvtxRange]) -> list[NvtxRange]:
+def _outermost(ranges: Iterable[TraceRange]) -> list[TraceRange]:
     """The ranges that don't begin inside another one, in order. They don't overlap."""
-    kept: list[NvtxRange] = []
+    kept: list[TraceRange] = []
     for each in sorted(ranges, key=lambda each: (each.start, -each.end)):
         if not kept or each.start >= kept[-1].end:
             kept.append(each)
     return kept
 
 
-def _open_at(ranges: Sequence[NvtxRange], time: int) -> NvtxRange | None:
+def _open_at(ranges: Sequence[TraceRange], time: int) -> TraceRange | None:
     """The one of some ranges that don't overlap which was open at a time."""
     last = bisect_right(ranges, time, key=lambda each: each.start) - 1
     return ranges[last] if last >= 0 and time < ranges[last].end else None

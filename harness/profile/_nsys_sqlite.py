@@ -42,7 +42,7 @@ _WORSE_THAN_INFO = 1  # severity of diagnostics
 
 
 @dataclass(frozen=True, slots=True)
-class NvtxRange:
+class TraceRange:
     """A range of a thread. text and domain are '' where there is none. A range that wasn't closed never ends."""
 
     text: str
@@ -88,7 +88,7 @@ class NsysTrace:
     """
 
     file: Path
-    ranges: tuple[NvtxRange, ...]
+    ranges: tuple[TraceRange, ...]
     calls: tuple[HostCall, ...]
     work: tuple[GpuWork, ...]
 
@@ -131,7 +131,7 @@ class _Export:
         """The rows of a query, none if the export lacks the table."""
         return iter(self._database.execute(query)) if table in self._tables else iter(())
 
-    def _ranges(self) -> Iterator[NvtxRange]:
+    def _ranges(self) -> Iterator[TraceRange]:
         # A text that the program registered is a number, which StringIds explains.
         text, source = "coalesce(t.text, '')", "NVTX_EVENTS t"
         if "StringIds" in self._tables:
@@ -144,7 +144,7 @@ class _Export:
         )
         for label, domain, start, end, process, thread in self._rows("NVTX_EVENTS", query):
             last = sys.maxsize if end is None else end
-            yield NvtxRange(label, domains.get((process, domain), ""), start, last, process, thread)
+            yield TraceRange(label, domains.get((process, domain), ""), start, last, process, thread)
 
     def _calls(self) -> Iterator[HostCall]:
         table = "CUPTI_ACTIVITY_KIND_RUNTIME"

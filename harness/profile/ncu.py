@@ -83,17 +83,17 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
     """The counters in a report, or in its raw page as CSV (ncu --import FILE --page raw --csv --print-units base).
 
     The marks of a report that our command made say which case a kernel belongs to. Without marks all kernels belong to
-    the only case, and each was launched once.
+    the only case, or to none ('') if no case is named, and it was called once.
     """
     rows = list(_rows(file))
-    if any(row[_NAME].startswith(MARK) for row in rows):
+    if cases and any(row[_NAME].startswith(MARK) for row in rows):
         found = _by_case(rows, cases)
         return [_attachment(case, _kernels(found[case], CALLS)) for case in cases if found[case]]
-    if len(cases) != 1:
+    if len(cases) > 1:
         raise UsageError(
             f"{file}: doesn't tell which of {len(cases)} cases it is about", "choose one by --only, or run our command"
         )
-    return [_attachment(cases[0], _kernels(rows, 1))]
+    return [_attachment(cases[0] if cases else "", _kernels(rows, 1))]
 
 
 def _report(base: Path, part: str) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.errors import MachineError, UsageError, brief
 from harness.model import Attachment
-from harness.profile import _nsys_cases, _nsys_sqlite
+from harness.profile import CALLS, _nsys_cases, _nsys_sqlite
 
 SUMMARY = "kernels of each call with their times, the gaps between them, copies, and the time in CUDA calls"
 SUFFIXES = (".sqlite", ".nsys-rep")
@@ -85,26 +85,18 @@ def refuse() -> None:
         )
 
 
-def command(target: Sequence[str], base: Path) -> list[str]:
+def commands(target: Sequence[str], base: Path) -> list[list[str]]:
     """The command line that records `target` and writes BASE.nsys-rep and BASE.sqlite.
 
     It records the whole process, and `read` takes what lies in the ranges of cases. cudaProfilerStart and
     cudaProfilerStop don't limit it, since each pair of them would end in a report of its own
     (--capture-range-end=repeat), or only the first would count (stop).
     """
-    return [
-        "nsys",
-        "profile",
-        "--trace=cuda,nvtx",
-        "--sample=none",
-        "--cpuctxsw=none",
-        "--capture-range=none",
-        "--cuda-graph-trace=node",
-        "--force-overwrite=true",
-        "--export=sqlite",
-        f"--output={str(base).replace('%', '%%')}",  # nsys replaces %p, %h and the like
-        *target,
-    ]
+    recorded = ["--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--capture-range=none"]
+    written = ["--cuda-graph-trace=node", "--force-overwrite=true", "--export=sqlite"]
+    # nsys replaces %p, %h and the like in names.
+    output = f"--output={str(base).replace('%', '%%')}"
+    return [["nsys", "profile", *recorded, *written, output, *target]]
 
 
 def failure(output: str) -> MachineError | None:
@@ -115,14 +107,28 @@ def failure(output: str) -> MachineError | None:
     return None
 
 
-def read(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
-    """What a recording tells about each case. All figures are of one call; times are in seconds.
+def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+    """What the recording of our command tells about each case. All figures are of one call; times are in seconds.
 
     kernels: launches. time: of the kernels. span: from the first kernel's start to the last one's end. gap: the part of
     the span in which no kernel ran. copies and copy_bytes: of cudaMemcpy and the like, if there are any. host: in calls
-    of the CUDA runtime and driver. calls: how often each range made its calls; 0 if that isn't known, then the figures
-    are of a range. A case that the recording lacks has no attachment. With no `cases`, those of the recording count; in
-    a recording of another program these are its outermost NVTX ranges, or the whole by the id ''.
+    of the CUDA runtime and driver. A case that the recording lacks has no attachment.
+    """
+    return recorded(base.with_name(f"{base.name}.sqlite"), [case for case in cases if case], calls)
+
+
+def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
+    """The same of a recording that was made elsewhere by our command line.
+
+    Without `cases`, those of the recording count. In a recording of another program these are its outermost NVTX
+    ranges, or the whole by the id ''; then a figure is of a range.
+    """
+    return recorded(file, cases, CALLS if cases else 0)
+
+
+def recorded(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+    """What a recording tells, where each range made so many calls; 0 if that isn't known: then figures are of a range.
+
     Raises UsageError for a file that isn't a recording with kernels.
     """
     if file.suffix != ".nsys-rep":

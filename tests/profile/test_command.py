@@ -79,13 +79,23 @@ def test_a_file_that_was_made_elsewhere_is_attached_to_the_case(folder: Path) ->
     assert isinstance(profiled("ncu", "--run", folder, "--import", page).exception, UsageError)
 
 
+def test_a_file_alone_is_shown(tmp_path: Path) -> None:
+    page = tmp_path / "a.csv"
+    rows = ['"ID","Kernel Name","Grid Size","dram__bytes_read.sum"', '"","","","byte"', '"0","mine","(4, 1, 1)","5e9"']
+    page.write_text("\n".join(rows))
+    done = profiled("ncu", "--import", page)
+    assert done.exit_code == 0, done.output
+    assert "a program, by ncu:" in done.output
+    assert "5.000 GB" in done.output
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("nuc", "quick"), "no tool is named 'nuc'"),
         (("ncu",), "name either scenarios or --run"),
         (("ncu", "quick", "--run", "mine"), "name either scenarios or --run"),
-        (("ncu", "quick", "--import", "a.csv"), "--import needs the run"),
+        (("ncu", "quick", "--import", "a.csv"), "--import takes a run"),
         (("ncu", "--run", "mine", "--only", "softmax/none/*"), "no case with a time is like that"),
     ],
 )

@@ -18,7 +18,8 @@ def test_it_is_a_tool() -> None:
 
 
 def test_the_command_line() -> None:
-    assert nsys.command(["python", "-m", "target"], Path("/runs/100%/nsys")) == [
+    (command,) = nsys.commands(["python", "-m", "target"], Path("/runs/100%/nsys"))
+    assert command == [
         "nsys",
         "profile",
         "--trace=cuda,nvtx",

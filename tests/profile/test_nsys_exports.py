@@ -15,7 +15,7 @@ import pytest
 
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment
-from harness.profile import nsys
+from harness.profile import CALLS, nsys
 
 NAIVE = "bias_add/naive/float32/outer131072-bias1024-inner1/p=0.1"
 TUNED = "bias_add/tuned_v2/float32/outer131072-bias1024-inner1/p=0.1/world=2/hot"
@@ -163,7 +163,7 @@ def values(attachment: Attachment) -> dict[str, float]:
 
 
 def test_the_sums_of_a_case_are_those_of_what_its_range_launched(two_cases: Path) -> None:
-    first, second = nsys.read(two_cases, [NAIVE, TUNED], calls=2)
+    first, second = nsys.recorded(two_cases, [NAIVE, TUNED], calls=2)
     assert (first.case, first.tool) == (NAIVE, "nsys")
     assert values(first) == pytest.approx(
         {
@@ -183,7 +183,7 @@ def test_the_sums_of_a_case_are_those_of_what_its_range_launched(two_cases: Path
 
 
 def test_kernels_are_told_one_by_one_in_the_order_of_their_first_launch(two_cases: Path) -> None:
-    first, second = nsys.read(two_cases, [NAIVE, TUNED], calls=2)
+    first, second = nsys.recorded(two_cases, [NAIVE, TUNED], calls=2)
     assert [(kernel.name, kernel.launches) for kernel in first.kernels] == [("naive", 1.5), ("reduce_kernel", 0.5)]
     assert [(kernel.name, kernel.launches) for kernel in second.kernels] == [("tuned", 0.5), ("tail", 0.5)]
     assert dict(first.kernels[0].values) == pytest.approx(
@@ -200,16 +200,16 @@ def test_kernels_are_told_one_by_one_in_the_order_of_their_first_launch(two_case
 
 
 def test_without_a_list_all_cases_of_the_recording_count_by_range(two_cases: Path) -> None:
-    found = nsys.read(two_cases, [], calls=0)
+    found = nsys.recorded(two_cases, [], calls=0)
     assert [attachment.case for attachment in found] == [NAIVE, TUNED]
     assert [values(attachment)["kernels"] for attachment in found] == [4, 2]
 
 
 def test_only_the_cases_that_were_asked_for_are_told_in_their_order(two_cases: Path) -> None:
-    found = nsys.read(two_cases, [TUNED, "bias_add/other/float32/N1", NAIVE], calls=1)
+    found = nsys.recorded(two_cases, [TUNED, "bias_add/other/float32/N1", NAIVE], calls=1)
     assert [attachment.case for attachment in found] == [TUNED, NAIVE]
     with pytest.raises(UsageError, match="holds the calls of no case that was asked for") as caught:
-        nsys.read(two_cases, ["bias_add/other/float32/N1"], calls=1)
+        nsys.recorded(two_cases, ["bias_add/other/float32/N1"], calls=1)
     assert NAIVE in caught.value.advice
 
 
@@ -219,7 +219,7 @@ def test_ranks_of_a_case_give_the_mean_of_a_rank(export: Export) -> None:
         export.range(TUNED, 0, 1000, domain=3, thread=thread)
         export.call(10, 20, 1, thread)
         export.kernel("ring", 100, 100 + length, 1, thread)
-    (found,) = nsys.read(export.done(), [TUNED], calls=1)
+    (found,) = nsys.recorded(export.done(), [TUNED], calls=1)
     assert values(found)["kernels"] == 1
     assert values(found)["time"] == pytest.approx(200e-9)
 
@@ -230,7 +230,7 @@ def test_a_case_that_launched_nothing_is_told_as_that(export: Export) -> None:
     export.range(TUNED, 200, None)  # the program died inside
     export.call(210, 220, 1)
     export.kernel("tuned", 300, 400, 1)
-    first, second = nsys.read(export.done(), [], calls=0)
+    first, second = nsys.recorded(export.done(), [], calls=0)
     assert values(first) == {"kernels": 0, "time": 0, "span": 0, "gap": 0, "host": 0}
     assert first.kernels == ()
     assert values(second)["kernels"] == 1
@@ -242,7 +242,7 @@ def test_a_run_in_which_no_case_came_to_its_calls_is_an_error(export: Export) ->
     export.call(10, 20, 1)
     export.kernel("naive", 30, 40, 1)
     with pytest.raises(UsageError, match=r"holds the calls of no case$"):
-        nsys.read(export.done(), [], calls=0)
+        nsys.recorded(export.done(), [], calls=0)
 
 
 def test_a_program_of_the_user_s_is_told_by_its_outermost_ranges(export: Export) -> None:
@@ -255,7 +255,7 @@ def test_a_program_of_the_user_s_is_told_by_its_outermost_ranges(export: Export)
     export.range("save", 2000, 2500, domain=0, kind=60)
     export.call(2010, 2020, 30)
     export.work("MEMCPY", 2100, 2300, 30, bytes=100, copyKind=2)
-    found = nsys.read(export.done(), [], calls=0)
+    found = nsys.recorded(export.done(), [], calls=0)
     assert [(each.case, values(each)["kernels"]) for each in found] == [("step", 1), ("save", 0)]
     assert values(found[0])["time"] == pytest.approx(100e-9)
     assert values(found[1])["copy_bytes"] == 100
@@ -265,7 +265,7 @@ def test_a_program_without_ranges_is_told_as_a_whole(export: Export) -> None:
     export.kernel("gemm", 100, 200, 1)  # and no table of calls or ranges
     export.kernel("gemm", 300, 400, 2)
     export.kernel("harness_mark", 410, 420, 3)
-    (found,) = nsys.read(export.done(), [], calls=0)
+    (found,) = nsys.recorded(export.done(), [], calls=0)
     assert found.case == ""
     assert values(found) == pytest.approx({"kernels": 2, "time": 200e-9, "span": 300e-9, "gap": 100e-9, "host": 0})
 
@@ -275,7 +275,7 @@ def test_an_export_without_calls_can_not_tell_cases(export: Export) -> None:
     export.range(NAIVE, 0, 100)
     export.kernel("naive", 10, 20, 1)
     with pytest.raises(UsageError, match="no calls of the CUDA runtime"):
-        nsys.read(export.done(), [NAIVE], calls=1)
+        nsys.recorded(export.done(), [NAIVE], calls=1)
 
 
 def test_graphs_without_their_kernels_are_refused_where_a_case_launched_them(export: Export) -> None:
@@ -287,9 +287,9 @@ def test_graphs_without_their_kernels_are_refused_where_a_case_launched_them(exp
     export.call(210, 220, 2)
     export.work("GRAPH_TRACE", 230, 290, 2, graphId=1, graphExecId=2)
     file = export.done()
-    assert [each.case for each in nsys.read(file, [NAIVE], calls=1)] == [NAIVE]
+    assert [each.case for each in nsys.recorded(file, [NAIVE], calls=1)] == [NAIVE]
     with pytest.raises(UsageError, match="recorded without their kernels") as caught:
-        nsys.read(file, [], calls=1)
+        nsys.recorded(file, [], calls=1)
     assert "--cuda-graph-trace=node" in caught.value.advice
 
 
@@ -298,7 +298,7 @@ def test_an_export_without_kernels_says_what_nsys_noted(export: Export) -> None:
     for severity, text in ((1, "CUDA injection is fine."), (2, "No CUDA events collected."), (2, "No NVTX events.")):
         export.insert("DIAGNOSTIC_EVENT", timestamp=0, timestampType=1, source=1, severity=severity, text=text)
     with pytest.raises(UsageError, match=r"report\.sqlite: holds no kernels") as caught:
-        nsys.read(export.done(), [], calls=0)
+        nsys.recorded(export.done(), [], calls=0)
     assert caught.value.message.endswith("noted: No CUDA events collected.")
 
 
@@ -314,19 +314,19 @@ def test_an_export_of_another_schema_is_refused(two_cases: Path, table: str, col
     with closing(sqlite3.connect(two_cases)) as database:
         database.execute(f"ALTER TABLE {table} DROP COLUMN {column}")
     with pytest.raises(UsageError, match=rf"report\.sqlite: its table {table} has no column {column}$"):
-        nsys.read(two_cases, [], calls=0)
+        nsys.recorded(two_cases, [], calls=0)
 
 
 def test_a_file_that_is_no_export_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "report.sqlite"
     with pytest.raises(UsageError, match=r"report\.sqlite: there is no such file"):
-        nsys.read(file, [], calls=0)
+        nsys.recorded(file, [], calls=0)
     file.write_text("not a database" * 100)
     with pytest.raises(UsageError, match=r"report\.sqlite: isn't an SQLite export"):
-        nsys.read(file, [], calls=0)
+        nsys.recorded(file, [], calls=0)
     file.write_bytes(b"")
     with pytest.raises(UsageError, match=r"report\.sqlite: holds no kernels"):
-        nsys.read(file, [], calls=0)
+        nsys.recorded(file, [], calls=0)
 
 
 @pytest.fixture
@@ -350,7 +350,7 @@ def test_a_report_is_exported_first(two_cases: Path, tmp_path: Path, fake: Calla
     fake(f'echo "$1 $2 $3 $5" > {tmp_path}/arguments\ncp {shlex.quote(str(two_cases))} "${{4#--output=}}"')
     report = tmp_path / "made elsewhere.nsys-rep"
     report.touch()
-    assert nsys.read(report, [], calls=0) == nsys.read(two_cases, [], calls=0)
+    assert nsys.recorded(report, [], calls=0) == nsys.recorded(two_cases, [], calls=0)
     assert (tmp_path / "arguments").read_text() == f"export --type=sqlite --force-overwrite=true {report}\n"
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "arguments",
@@ -365,18 +365,25 @@ def test_an_error_names_the_report_and_not_its_export(tmp_path: Path, fake: Call
     report = tmp_path / "empty.nsys-rep"
     report.touch()
     with pytest.raises(UsageError, match=r"holds no kernels") as caught:
-        nsys.read(report, [], calls=0)
+        nsys.recorded(report, [], calls=0)
     assert caught.value.message.startswith(f"{report}: ")
 
 
 def test_a_report_that_can_not_be_exported_is_refused(tmp_path: Path, fake: Callable[[str], Path]) -> None:
     report = tmp_path / "new.nsys-rep"
     with pytest.raises(UsageError, match="there is no such file"):
-        nsys.read(report, [], calls=0)
+        nsys.recorded(report, [], calls=0)
     report.touch()
     with pytest.raises(MachineError, match="only nsys can read it") as caught:
-        nsys.read(report, [], calls=0)
+        nsys.recorded(report, [], calls=0)
     assert f"nsys export --type=sqlite {report}" in caught.value.advice
     fake("echo 'The file was made by a newer version' >&2; exit 1")
     with pytest.raises(UsageError, match="nsys can't export it: The file was made by a newer version"):
-        nsys.read(report, [], calls=0)
+        nsys.recorded(report, [], calls=0)
+
+
+def test_our_own_recording_and_one_from_elsewhere_are_the_same(two_cases):
+    base = two_cases.with_suffix("")
+    assert nsys.read(base, ["", NAIVE], calls=2) == nsys.recorded(two_cases, [NAIVE], calls=2)
+    assert nsys.imported(two_cases, [NAIVE]) == nsys.recorded(two_cases, [NAIVE], calls=CALLS)
+    assert nsys.imported(two_cases, []) == nsys.recorded(two_cases, [], calls=0)

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.metrics import METRICS, Metric, named
-from harness.model import FAILED
+from harness.model import COUNTERS, FAILED
 from harness.report._frame import Line
 from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Kind, Table, text_column
-from harness.units import PLAIN
+from harness.units import BYTES, PLAIN, SECONDS, SHARE
 
 _BOUND = (
     "the limit of the machine that the ceiling comes from: memory, a type that operations are done in, or the link. "
     "Operations are compared with the burst peak, or with the settled one if the case keeps the machine under load"
 )
+
+_UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
+"""How counters of these units are written."""
 
 
 def table(lines: Sequence[Line], *, errors: bool = True) -> Table:
@@ -62,13 +65,14 @@ def _cell(metric: Metric, line: Line) -> Cell:
 
 
 def _attached(lines: Sequence[Line]) -> Iterator[Column]:
-    """A column for each figure that tools found. One that has the name of a metric is written as that metric is."""
+    """A column for each figure that tools found. One that has the name of a counter or a metric is written as it is."""
     for key in dict.fromkeys(key for line in lines for key in line.attached):
         tool, _, name = key.partition(".")
-        metric = METRICS.get(name)
+        counter, metric = COUNTERS.get(name), METRICS.get(name)
+        title = counter.title if counter else metric.title if metric else name
+        unit = _UNITS.get(counter.unit, PLAIN) if counter else metric.unit if metric else PLAIN
         cells = tuple(line.attached.get(key, "") for line in lines)
-        hint = f"{metric.title if metric else name}, as {tool} found it"
-        yield Column(f"{key} ({{unit}})", cells, metric.unit if metric else PLAIN, keep=3, hint=hint)
+        yield Column(f"{key} ({{unit}})", cells, unit, keep=3, hint=f"{title}, as {tool} found it")
 
 
 def _findings(lines: Sequence[Line], errors: bool) -> Iterator[Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import metrics
 from harness.metrics import Subject
-from harness.model import Case, Result, Run, Scenario, Value, by_group
+from harness.model import Attachment, Case, Result, Run, Scenario, Value, by_group
 from harness.report._roles import roles
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A case of a scenario, with its metrics by name, and what tools found about it as '<tool>.<name>'; SI units."""
+    """A case of a scenario, with its metrics by name, and what tools found about it; SI units.
+
+    attached: figures of all attachments as '<tool>.<name>'. attachments: in the order in which they were attached.
+    """
 
     scenario: Scenario
     result: Result
@@ -27,6 +31,7 @@ class Line:
     subject: Subject
     values: dict[str, float | None]
     attached: dict[str, float]
+    attachments: tuple[Attachment, ...] = ()
 
     @property
     def case(self) -> Case:
@@ -45,10 +50,9 @@ def lines(run: Run) -> tuple[Line, ...]:
 def _lines(run: Run) -> Iterator[Line]:
     results = {result.case.id: result for result in run.results}
     subjects = metrics.subjects(results.values(), run.limits)
-    attached: dict[str, dict[str, float]] = {}
+    attachments: dict[str, list[Attachment]] = defaultdict(list)
     for attachment in run.attachments:
-        found = {f"{attachment.tool}.{name}": value for name, value in attachment.values}
-        attached.setdefault(attachment.case, {}).update(found)
+        attachments[attachment.case].append(attachment)
     for scenario in run.header.scenarios:
         measured = [results[key] for key in scenario.cases if key in results]
         role = roles(scenario, (result.case.variant for result in measured))
@@ -58,7 +62,9 @@ def _lines(run: Run) -> Iterator[Line]:
                 case = result.case
                 subject = subjects[case.id].against(baseline)
                 values = metrics.values(subject)
-                yield Line(scenario, result, role[case.variant], subject, values, attached.get(case.id, {}))
+                own = tuple(attachments[case.id])
+                attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
+                yield Line(scenario, result, role[case.variant], subject, values, attached, own)
 
 
 def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from harness import units
@@ -11,7 +11,7 @@ from harness.compare import Verdict
 from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
-from harness.report import _claims, _columns, _facts, _figures, _limits, _sweep
+from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _sweep
 from harness.report._frame import Line, by_scenario
 from harness.report._text import as_text, plural
 from harness.report.tree import (
@@ -55,6 +55,7 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
                 "short. Their numbers are in the tables and in results.csv; a run of fewer scenarios draws them."
             )
         )
+    blocks += _audit.section(_counted.of_run(run))
     if warnings := _facts.warnings(run):
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
@@ -148,6 +149,7 @@ def screen(run: Run) -> Page:
             blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
         else:
             blocks.append(Section(scenario.title or scenario.name, (_columns.table(lines, errors=False), *claims)))
+    blocks += _audit.section(_counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
     blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
     return Page("", tuple(blocks))
@@ -174,6 +176,33 @@ def _closing(run: Run) -> Iterator[Note]:
         drift = _limits.drift(run.limits)
         yield Note(f"peak: a copy at {units.rate(run.limits.peak)}" + (f", {drift} at the end" if drift else ""))
     yield Note(f"{run.header.machine.name}: {_facts.outcome(run)}", "strong")
+
+
+# ---- Bytes by counters, of several runs.
+
+
+def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
+    """The audit of all cases with counters, a section an op; None if there is none.
+
+    runs: of one machine, by the name of their folders. Of a case that several have, the run that started last counts.
+    """
+    newest: dict[str, tuple[str, _counted.Counted]] = {}
+    for name, run in sorted(runs.items(), key=lambda item: item[1].header.started):
+        newest |= {found.line.case.id: (name, found) for found in _counted.of_run(run)}
+    if not newest:
+        return None
+    by_op: dict[str, list[_counted.Counted]] = defaultdict(list)
+    for _, found in newest.values():
+        by_op[found.line.case.op].append(found)
+    names = dict.fromkeys(name for name, _ in newest.values())
+    origin = ", ".join(f"[{name}]({name}/report.md) of {runs[name].header.started[:10]}" for name in names)
+    sections = [Section(op, _audit.blocks(found)) for op, found in sorted(by_op.items())]
+    every = [found for _, found in newest.values()]
+    machine = next(iter(runs.values())).header.machine.name
+    blocks: list[Block] = [*_audit.summary(every), *sections]
+    if terms := _terms(blocks):
+        blocks.append(Section("How to read the tables", (terms,)))
+    return Page(f"{_audit.TITLE}: {machine}", (*blocks, Prose(f"Runs: {origin}.")))
 
 
 # ---- Limits alone.

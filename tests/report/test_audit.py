@@ -148,6 +148,7 @@ def test_more_is_written_than_stored_where_the_cache_was_full(ask: Ask) -> None:
     counted = ask(1000, 518, {"store_sectors": 500 * MB / 32})
     text = "stores touched only 500.0 MB: the L2 wrote back what an earlier kernel had left in it"
     assert told(counted) == {"written": {"left before": text}}
+    assert told(ask(1000, 560, {"store_sectors": 500 * MB / 32})) == {"written": {}}, "60 MB weren't in 50 MB of L2"
 
 
 def test_strides_use_parts_of_sectors(ask: Ask) -> None:
@@ -173,6 +174,10 @@ def test_strided_stores_write_and_read_whole_sectors(ask: Ask) -> None:
         "filled sectors": "stores touched sectors of 800.0 MB to write 100.0 MB: "
         "what a store leaves of a sector has to be read"
     }
+
+
+def test_stores_of_whole_sectors_need_no_reads(ask: Ask) -> None:
+    assert told(ask(1200, 500, {"store_sectors": 500 * MB / 32})) == {"read": {}}
 
 
 def test_the_l2_may_read_pairs_of_sectors(ask: Ask) -> None:
@@ -214,6 +219,7 @@ def test_local_memory_may_reach_the_memory(ask: Ask) -> None:
     found = told(ask(1200, 700, {"local_sectors": 400 * MB / 32}))
     assert found["written"]["local memory"] == "loads and stores of local memory touched 400.0 MB"
     assert "local memory" in found["read"]
+    assert list(told(ask(1200, 500, {"local_sectors": 110 * MB / 32}))["read"]) == ["local memory"]
     assert told(ask(1200, 500, {"local_sectors": 90 * MB / 32})) == {"read": {}}, "less than half of the gap"
 
 

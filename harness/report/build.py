@@ -11,7 +11,7 @@ from harness.compare import Verdict
 from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
-from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _sweep
+from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _sweep, kernels
 from harness.report._frame import Line, by_scenario
 from harness.report._text import as_text, plural
 from harness.report.tree import (
@@ -37,6 +37,7 @@ from harness.report.tree import (
 CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
+_OF_KERNELS = "What profilers saw of each kernel. Figures are of a launch; launches are those of a call."
 _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
 
 
@@ -58,6 +59,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
     blocks += _audit.section(_counted.of_run(run))
     if warnings := _facts.warnings(run):
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
+    if seen := tuple(kernels.tables(run.attachments)):
+        blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details(f"All {plural(len(seen), 'table')}", seen))))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:

@@ -1,0 +1,84 @@
+"""Runs a user's own script under torch's profiler: `_script TRACE script.py ...` or `_script TRACE -m module ...`.
+
+The script runs as it does with `python script.py ...`: as `__main__`, with its folder first on the path, and with its own
+arguments. It ends with the exit code that it would have had. The trace is written in any case, after an error and after
+Ctrl-C too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from harness.profile._record import recording
+
+OWN = "HARNESS_OWN"
+"""The environment variable with the user's own values, as JSON, of variables that the harness sets for its processes."""
+_INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
+_FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the arguments name, after the path of the trace, and give its exit code."""
+    trace, *words = arguments
+    _restore(os.environ.pop(OWN, "{}"))
+    code = 0
+    try:
+        with recording(Path(trace)):
+            code = _run(words)
+    except Exception as error:  # of the profiler: those of the script have been told
+        print(f"the trace {trace} couldn't be written: {error}", file=sys.stderr)  # noqa: T201
+    return code
+
+
+def _restore(own: str) -> None:
+    """Give the script, and the processes that it starts, the user's own environment."""
+    for name, value in json.loads(own).items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _run(words: Sequence[str]) -> int:
+    try:
+        if words[0] == "-m":
+            sys.path.insert(0, str(Path.cwd()))
+            sys.argv = list(words[1:])
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            sys.argv = list(words)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as ended:
+        return _exit_code(ended.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, _without_ours(error.__traceback__))
+        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(code: object) -> int:
+    """The exit code that Python gives for what `sys.exit` was called with."""
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    print(code, file=sys.stderr)  # noqa: T201
+    return 1
+
+
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    """The frames from the first one of the script on."""
+    while frames and frames.tb_frame.f_code.co_filename in _FRAMES:
+        frames = frames.tb_next
+    return frames
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,155 @@
+"""torch's own profiler: when each kernel ran, so what share of the time kernels and families take, and what is idle."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import MachineError, UsageError
+from harness.model import Attachment, KernelProfile
+from harness.processes import python
+from harness.profile import _timeline, _trace
+from harness.profile._script import OWN
+from harness.profile._timeline import Timeline
+
+SUMMARY = "a timeline: shares of the time by kernel and family, gaps between kernels, the host's share"
+SUFFIXES = (".json.gz", ".json")
+TRACE = "trace.json.gz"
+"""The name of the trace of a user's script, in the folder that it is written to."""
+_SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
+_WORDS = ("python", "python3")
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptProfile:
+    """What a user's script did. trace: the file for Perfetto. exit_code: that of the script."""
+
+    timeline: Timeline
+    trace: Path
+    exit_code: int
+
+
+# ---- The cases of a plan.
+
+
+def refuse() -> None:
+    """Raise MachineError if torch is missing. Its profiler works on every machine, with a GPU and without."""
+    if importlib.util.find_spec("torch") is None:
+        raise MachineError("torch isn't installed, and the timeline needs its profiler", "pip install torch")
+
+
+def command(target: Sequence[str], base: Path) -> list[str]:
+    """The target itself, which records each case by `_record.recording` into the file that `trace_of` names."""
+    return [*target, "--trace", str(base)]
+
+
+def trace_of(base: Path, number: int) -> Path:
+    """The trace of a case. number: the case's, counted from 1."""
+    return base.with_name(f"{base.name}-{number}{SUFFIXES[0]}")
+
+
+def failure(output: str) -> MachineError | None:
+    """What the profiler's complaints about its access to the GPU mean; None for any other output."""
+    if "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES" in output:
+        return MachineError(
+            "the driver doesn't let users profile this GPU",
+            "run as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0",
+        )
+    if "CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED" in output:
+        return MachineError("another profiler listens to the GPU", "end it, then run this again")
+    return None
+
+
+def read(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+    """One attachment a case; values are of a call, shares of the time from the first kernel to the last one's end.
+
+    file: the base of the traces of the cases, or, without cases, one trace, whose attachment has no case. Values:
+    kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between kernels), host
+    (share in which the device waits for the host), and family_<name> (shares). Raises UsageError for a file that isn't
+    a trace.
+    """
+    if not cases:
+        return [_attachment("", file, calls)]
+    return [_attachment(case, trace_of(file, number), calls) for number, case in enumerate(cases, 1)]
+
+
+def timeline(trace: Path) -> Timeline:
+    """What the devices of a trace did. Raises UsageError for a file that isn't a trace, and for an empty one."""
+    return _timeline.timeline(_trace.read(trace))
+
+
+def _attachment(case: str, file: Path, calls: int) -> Attachment:
+    found = timeline(file)
+    values = (
+        ("kernels", found.count / calls),
+        ("time", found.busy / calls),
+        ("idle", found.idle_share),
+        ("gap", found.gap),
+        ("host", found.host_share),
+        *((f"family_{family.name}", family.share) for family in found.families),
+    )
+    kernels = tuple(
+        KernelProfile(kernel.name, kernel.count / calls, (("time", kernel.seconds / kernel.count), *kernel.figures))
+        for kernel in found.kernels
+    )
+    return Attachment(case, "torch", values, (file.name,), kernels)
+
+
+# ---- A user's own script.
+
+
+def of_script(arguments: Sequence[str], folder: Path) -> ScriptProfile:
+    """Run `python script.py ...` or `python -m module ...` under the profiler, with its trace in `folder`.
+
+    The script has the console: its input and output, and Ctrl-C. Raises UsageError for a command that isn't one of
+    Python's, or one of another Python's, and MachineError if the script was ended before the trace was written.
+    """
+    words = _words(arguments)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / TRACE
+    trace.unlink(missing_ok=True)
+    own = json.dumps({name: os.environ.get(name) for name in _SET_BY_US})
+    started = python.command("harness.profile._script", [str(trace.resolve()), *words])
+    code = _exit_code(started, {**python.environment(), OWN: own})
+    if not trace.exists():
+        raise MachineError(
+            f"{' '.join(arguments)}: ended with exit code {code} and left no trace",
+            "the profiler writes the trace at the end, so the script must neither be killed nor call os._exit",
+        )
+    return ScriptProfile(timeline(trace), trace, code)
+
+
+def _words(arguments: Sequence[str]) -> list[str]:
+    """The arguments without the Python at their front, if there is one, which must be the one that runs the harness."""
+    words = list(arguments)
+    example = "write: harness profile torch -- python train.py"
+    if words and Path(words[0]).name.startswith("python"):
+        first = Path(words.pop(0))
+        if str(first) not in _WORDS and first.absolute().parent != Path(sys.executable).parent:
+            raise UsageError(
+                f"{first} is another Python than {sys.executable}, which runs the harness",
+                f"install the harness for that Python, or {example}",
+            )
+    if words[:1] == ["-m"] and len(words) > 1:
+        return words
+    if not words or words[0].startswith("-") or not Path(words[0]).suffix == ".py":
+        raise UsageError(f"'{' '.join(arguments)}' is no script of Python's", f"{example} (or: python -m module)")
+    if not Path(words[0]).is_file():
+        raise UsageError(f"{words[0]}: no such file", "name the script as it is seen from the working folder")
+    return words
+
+
+def _exit_code(started: Sequence[str], environment: dict[str, str]) -> int:
+    """Run a command that has the console. Ctrl-C reaches it too, so only the command ends by it, after its trace."""
+    with subprocess.Popen(started, env=environment) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                continue

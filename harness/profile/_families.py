@@ -1,8 +1,8 @@
 """The family of a kernel or of a CPU operator, by its name.
 
 Operators of torch are looked up first. Then the first rule whose pattern occurs in the name decides, whatever the case
-of its letters. So a rule for what is special stands before one for what is general: the kernel of a convolution may have
-"gemm" in its name, and that of attention "softmax". A name that no rule knows is of the family "other".
+of its letters. So a rule for what is special stands before one for what is general: the kernel of a convolution may
+have "gemm" in its name, and that of attention "softmax". A name that no rule knows is of the family "other".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EVERY = (
     Family("copy", "copy", "copies, casts, fills, concatenations, gathers, scatters, changes of layout"),
     Family("optimiser", "optimiser", "fused updates of many tensors, and other work on lists of tensors"),
     Family("communication", "communication", "between devices; its time includes waiting for the other ones"),
-    Family(OTHER, "other", "kernels whose name no rule knows"),
+    Family(OTHER, "other", "names that no rule knows; on a CPU also views, allocations and autograd's own work"),
 )
 FAMILIES = {family.name: family for family in _EVERY}
 
@@ -47,10 +47,10 @@ _OPERATORS = {
     "logsumexp cumsum mse_loss l1_loss _local_scalar_dense item count_nonzero topk",
     "elementwise_vectorised": "add sub rsub mul div neg abs pow square sqrt rsqrt exp log sin cos tanh sigmoid relu "
     "gelu silu elu leaky_relu hardtanh hardswish softplus mish clamp clamp_min clamp_max threshold where masked_fill "
-    "maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not reciprocal lerp "
-    "addcmul addcdiv erf sign floor round ceil native_dropout dropout bernoulli normal uniform random _prelu_kernel "
-    "threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward hardswish_backward "
-    "leaky_relu_backward native_dropout_backward _prelu_kernel_backward",
+    "maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not "
+    "reciprocal lerp addcmul addcdiv erf sign floor round ceil native_dropout dropout bernoulli normal uniform random "
+    "_prelu_kernel threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
+    "hardswish_backward leaky_relu_backward native_dropout_backward _prelu_kernel_backward",
 }
 """Operators of torch on the CPU that are known by their whole name, without the '_' of those that work in place."""
 _BY_OPERATOR = {f"aten::{word}": name for name, words in _OPERATORS.items() for word in words.split()}

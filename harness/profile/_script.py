@@ -1,8 +1,8 @@
 """Runs a user's own script under torch's profiler: `_script TRACE script.py ...` or `_script TRACE -m module ...`.
 
-The script runs as it does with `python script.py ...`: as `__main__`, with its folder first on the path, and with its own
-arguments. It ends with the exit code that it would have had. The trace is written in any case, after an error and after
-Ctrl-C too.
+The script runs as it does with `python script.py ...`: as `__main__`, with its folder first on the path, and with its
+own arguments. It ends with the exit code that it would have had. The trace is written in any case, after an error and
+after Ctrl-C too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import TracebackType
 from harness.profile._record import recording
 
 OWN = "HARNESS_OWN"
-"""The environment variable with the user's own values, as JSON, of variables that the harness sets for its processes."""
+"""The environment variable that holds, as JSON, the user's own values of the variables that the harness sets."""
 _INTERRUPTED = 130  # as a shell reports a process that Ctrl-C ended
 _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
@@ -52,13 +52,15 @@ def _run(words: Sequence[str]) -> int:
             sys.argv = list(words[1:])
             runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
-            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            script = Path(words[0]).absolute()  # as Python names it in `__file__`
+            sys.path.insert(0, str(script.resolve().parent))
             sys.argv = list(words)
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(str(script), run_name="__main__")
     except SystemExit as ended:
         return _exit_code(ended.code)
     except BaseException as error:
-        sys.excepthook(type(error), error, _without_ours(error.__traceback__))
+        frames = _without_ours(error.__traceback__)
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
 

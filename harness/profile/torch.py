@@ -1,4 +1,4 @@
-"""torch's own profiler: when each kernel ran, so what share of the time kernels and families take, and what is idle."""
+"""The profiler of torch: when each kernel ran, what share of the time kernels and families took, and what was idle."""
 
 from __future__ import annotations
 
@@ -15,8 +15,14 @@ from harness.errors import MachineError, UsageError
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
 from harness.profile import _timeline, _trace
+from harness.profile._families import FAMILIES
 from harness.profile._script import OWN
-from harness.profile._timeline import Timeline
+from harness.profile._timeline import SHORT_GAP, Timeline
+
+__all__ = [
+    "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "command", "failure", "of_script",
+    "read", "refuse", "timeline", "trace_of",
+]  # fmt: skip
 
 SUMMARY = "a timeline: shares of the time by kernel and family, gaps between kernels, the host's share"
 SUFFIXES = (".json.gz", ".json")

@@ -14,11 +14,10 @@ from typer.core import TyperCommand
 from harness.cli import completion
 from harness.cli.choosing import Variants
 from harness.cli.options import Device, Only, Ops
-from harness.errors import Exit, UsageError, nearest
+from harness.errors import Exit, UsageError, brief, nearest
 
 if TYPE_CHECKING:
     from harness.model import Attachment, Job
-    from harness.profile import Tool
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -112,7 +111,7 @@ def command(
     elif import_file:
         _keep(folder, known[tool].imported(import_file, [job.case.id for job in jobs]), plugins)
     else:
-        _profile(tool, known[tool], jobs, kind, plugins, folder)
+        _profile(tool, jobs, kind, plugins, folder)
 
 
 Chosen = Sequence[str] | None
@@ -173,7 +172,7 @@ def _time(
 
     options = [f"--{name}={value}" for name, values in chosen.items() for value in values or ()]
     options += [f"--ops={plugin}" for plugin in plugins] + ([f"--device={device}"] if device else [])
-    command = python.command("harness", ["run", *scenarios, *options, f"--output={folder}", "--quiet"])
+    command = python.command("harness", ["run", *scenarios, *options, f"--output={folder}"])
     code = subprocess.run(command, stdout=subprocess.DEVNULL, env=python.environment(), check=False).returncode
     # Cases that failed have no time, and aren't profiled.
     if code not in (Exit.OK, Exit.CASES_FAILED):
@@ -188,7 +187,7 @@ def _print_commands(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Pa
         typer.echo(_procedure.shown(line))
 
 
-def _profile(tool: str, known: Tool, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> None:
+def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> None:
     """Run the cases under the tool, and keep what it found. Raises typer.Exit if a case failed under it."""
     from harness.profile import _procedure
     from harness.profile._request import CaseRan
@@ -201,7 +200,8 @@ def _profile(tool: str, known: Tool, jobs: Sequence[Job], kind: str, plugins: tu
         done += 1
         if ran.status not in ("ok", "unsupported"):
             failed.append(ran)
-        typer.echo(f"[{done}/{len(jobs)}] {ran.case}: {ran.error or known.SUMMARY}", err=True)
+        ended = f"{ran.status}: {brief(ran.error)}" if ran.error else "profiled"
+        typer.echo(f"[{done}/{len(jobs)}] {ran.case}: {ended}", err=True)
 
     try:
         found = _procedure.profile(tool, jobs, device=kind, plugins=plugins, folder=folder, told=told)
@@ -234,5 +234,16 @@ def _show(attachments: Sequence[Attachment]) -> None:
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:
-    """Profile a user's own program by torch's profiler."""
-    raise NotImplementedError
+    """Profile a user's own program by torch's profiler, and end with its exit code."""
+    from harness.cli.console import open_console
+    from harness.profile import torch
+    from harness.report import terminal, timeline
+
+    if tool != "torch":
+        raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
+    folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+    found = torch.of_script(program, folder)
+    terminal.show(timeline.page(found.timeline, found.trace), open_console())
+    for path in timeline.write(found.timeline, found.trace, folder):
+        typer.echo(path)
+    raise typer.Exit(found.exit_code if found.exit_code >= 0 else 128 - found.exit_code)

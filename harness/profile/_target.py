@@ -73,9 +73,10 @@ def _run(request: ProfileRequest, job: Job, number: int, op: Op, device: Device)
 def _recording(request: ProfileRequest, number: int) -> AbstractContextManager[None]:
     if not request.traces:
         return nullcontext()
+    from harness.profile import torch
     from harness.profile._record import recording
 
-    return recording(Path(f"{request.traces}-{number}.json.gz"))
+    return recording(torch.trace_of(Path(request.traces), number))
 
 
 def _mark(number: int, device: Device) -> None:

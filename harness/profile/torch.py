@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import MachineError, UsageError
@@ -20,8 +20,8 @@ from harness.profile._script import OWN
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
-    "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "command", "failure", "of_script",
-    "read", "refuse", "timeline", "trace_of",
+    "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "commands", "failure", "imported",
+    "of_script", "read", "refuse", "timeline", "trace_of",
 ]  # fmt: skip
 
 SUMMARY = "a timeline: shares of the time by kernel and family, gaps between kernels, the host's share"
@@ -50,9 +50,9 @@ def refuse() -> None:
         raise MachineError("torch isn't installed, and the timeline needs its profiler", "pip install torch")
 
 
-def command(target: Sequence[str], base: Path) -> list[str]:
+def commands(target: Sequence[str], base: Path) -> list[list[str]]:  # noqa: ARG001 - the request names the traces
     """The target itself, which records each case by `_record.recording` into the file that `trace_of` names."""
-    return [*target, "--trace", str(base)]
+    return [[*target]]
 
 
 def trace_of(base: Path, number: int) -> Path:
@@ -72,17 +72,20 @@ def failure(output: str) -> MachineError | None:
     return None
 
 
-def read(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
     """One attachment a case; values are of a call, shares of the time from the first kernel to the last one's end.
 
-    file: the base of the traces of the cases, or, without cases, one trace, whose attachment has no case. Values:
-    kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between kernels), host
-    (share in which the device waits for the host), and family_<name> (shares). Raises UsageError for a file that isn't
-    a trace.
+    Values: kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between
+    kernels), host (share in which the device waits for the host), and family_<name> (shares).
     """
-    if not cases:
-        return [_attachment("", file, calls)]
-    return [_attachment(case, trace_of(file, number), calls) for number, case in enumerate(cases, 1)]
+    return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
+
+
+def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
+    """The same of a trace that was made elsewhere, of one case or of none. Its figures are of the whole trace."""
+    if len(cases) > 1:
+        raise UsageError(f"{file}: doesn't tell which of {len(cases)} cases it is about", "choose one by --only")
+    return [replace(_attachment(case, file, 1), files=()) for case in (*cases, "")[:1]]
 
 
 def timeline(trace: Path) -> Timeline:
@@ -104,7 +107,7 @@ def _attachment(case: str, file: Path, calls: int) -> Attachment:
         KernelProfile(kernel.name, kernel.count / calls, (("time", kernel.seconds / kernel.count), *kernel.figures))
         for kernel in found.kernels
     )
-    return Attachment(case, "torch", values, (file.name,), kernels)
+    return Attachment(case, "torch", values, (str(file),), kernels)
 
 
 # ---- A user's own script.

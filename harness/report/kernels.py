@@ -37,7 +37,7 @@ def _table(attachment: Attachment) -> Table:
     values = [dict(kernel.values) for kernel in kernels]
     columns = [
         text_column("kernel", (_short(kernel.name) for kernel in kernels), code=True),
-        Column("launches", tuple(kernel.launches for kernel in kernels), keep=len(_SHOWN) + 1),
+        Column("launches", tuple(k.launches for k in kernels), units.COUNT, keep=len(_SHOWN) + 1),
     ]
     for place, name in enumerate(_SHOWN):
         cells = tuple(own.get(name, "") for own in values)

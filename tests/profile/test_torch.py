@@ -192,10 +192,8 @@ def test_it_is_found_as_a_tool() -> None:
     assert tools()["torch"].SUMMARY == tool.SUMMARY
 
 
-def test_the_target_is_told_where_traces_go() -> None:
-    assert tool.command(["python", "target.py", "--calls", "3"], Path("out/run")) == [
-        "python", "target.py", "--calls", "3", "--trace", "out/run",
-    ]  # fmt: skip
+def test_the_target_runs_as_it_is() -> None:
+    assert tool.commands(["python", "target.py", "request"], Path("out/run")) == [["python", "target.py", "request"]]
 
 
 def test_what_the_profiler_complains_about_is_explained() -> None:
@@ -211,9 +209,9 @@ def test_an_attachment_is_of_one_call_of_its_case(tmp_path: Path) -> None:
         events += [kernel(GEMM, 100 * call + 50, length) for call in range(2)]
         with gzip.open(tool.trace_of(tmp_path / "run", number), "wt") as file:
             json.dump({"traceEvents": events}, file)
-    one, two = tool.read(tmp_path / "run", ["copy/a", "copy/b"], calls=2)
-    assert (one.case, one.tool, one.files) == ("copy/a", "torch", ("run-1.json.gz",))
-    assert (two.case, two.files) == ("copy/b", ("run-2.json.gz",))
+    one, two = tool.read(tmp_path / "run", ["copy/a", "copy/b", ""], calls=2)
+    assert (one.case, one.tool, one.files) == ("copy/a", "torch", (str(tmp_path / "run-1.json.gz"),))
+    assert (two.case, two.files) == ("copy/b", (str(tmp_path / "run-2.json.gz"),))
     values = dict(two.values)
     assert values["kernels"] == 3
     assert values["time"] == pytest.approx(60e-6)
@@ -228,9 +226,13 @@ def test_an_attachment_is_of_one_call_of_its_case(tmp_path: Path) -> None:
     )
 
 
-def test_a_trace_made_elsewhere_has_no_case(tmp_path: Path) -> None:
-    (found,) = tool.read(trace(tmp_path, kernel(GEMM, 0, 10)), [], calls=1)
-    assert (found.case, found.files, dict(found.values)["kernels"]) == ("", ("trace.json",), 1)
+def test_a_trace_made_elsewhere_is_about_one_case_or_none(tmp_path: Path) -> None:
+    file = trace(tmp_path, kernel(GEMM, 0, 10))
+    (found,) = tool.imported(file, [])
+    assert (found.case, found.files, dict(found.values)["kernels"]) == ("", (), 1)
+    assert tool.imported(file, ["copy/a"])[0].case == "copy/a"
+    with pytest.raises(UsageError, match="doesn't tell which of 2 cases"):
+        tool.imported(file, ["copy/a", "copy/b"])
 
 
 # ---- What torch itself writes and sums, on the CPU.

@@ -32,6 +32,7 @@ ROWS = [
     {"compare"},
     {"gate"},
     {"report"},
+    {"explain"},
     {"environment"},
     {"cli"},
     {"__main__"},

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths
-from harness.cli import check, compare, env, gate, listing, peak, profile, report, run
+from harness.cli import check, compare, env, explain, gate, listing, peak, profile, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
 
@@ -35,6 +35,7 @@ app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("profile", cls=profile.ProfileCommand, epilog=profile.EXAMPLES)(profile.command)
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
+app.command("explain", epilog=explain.EXAMPLES)(explain.command)
 app.command("gate", cls=gate.GateCommand, epilog=gate.EXAMPLES)(gate.command)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -45,6 +46,18 @@ def formats(incomplete: str) -> Iterator[str]:
     from harness.report import every_format
 
     return _beginning(every_format(), incomplete)
+
+
+def cases(incomplete: str) -> Iterator[str]:
+    """Ids of the cases of the runs in reports/."""
+    import json
+
+    ids: dict[str, None] = {}
+    for file in sorted(Path("reports").rglob("run.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            scenarios = json.loads(file.read_bytes())["scenarios"]
+            ids |= dict.fromkeys(case for scenario in scenarios for case in scenario["cases"])
+    return _beginning(ids, incomplete)
 
 
 def _beginning(names: Iterable[str], start: str) -> Iterator[str]:

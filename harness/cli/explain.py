@@ -1,0 +1,113 @@
+"""`harness explain`: what bounds a case, and how much each remedy could save at most."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from harness import units
+from harness.cli import completion
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from harness.explain import Known, Reason
+
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness explain prelu/naive/float32/N134217728-C1-H1-W1\n"
+    "  harness explain 'softmax/*/float32/M131072-N1024' --run reports/h200/softmax"
+)
+_HOME = Path("reports")
+_FASTEST = 3  # other variants that are named
+
+
+def command(
+    case: Annotated[
+        str,
+        typer.Argument(
+            metavar="CASE",
+            help="Id of a case, as tables and 'harness run --dry-run' have it, or a glob on ids.",
+            autocompletion=completion.cases,
+        ),
+    ],
+    run: Annotated[
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Folder of the run. Default: for each case the newest run in reports/."),
+    ] = None,
+) -> None:
+    """Say what bounds a case, and how much each remedy could save at most.
+
+    It reads a stored run: time, ceiling, bytes, registers, and the counters that 'harness profile ncu' left there. Each
+    reason comes with its figures and sums, so that it can be checked by hand. This needs no GPU.
+    """
+    from harness import explain
+    from harness.cli.console import open_console
+    from harness.cli.messages import tell_losses
+    from harness.errors import UsageError
+
+    found = explain.newest(case, [run or _HOME])
+    tell_losses(*{id(run): run for _, run in found.values()}.values())
+    console = open_console()
+    for number, (key, (folder, stored)) in enumerate(found.items()):
+        if number:
+            console.print()
+        try:
+            known = explain.known(stored, key)
+        except UsageError as error:
+            if len(found) == 1:
+                raise
+            console.print(f"{error.message}.", markup=False)
+            continue
+        _show(known, folder, explain.explain(known), console)
+
+
+def _show(known: Known, folder: Path, reasons: Sequence[Reason], console: Console) -> None:
+    """The case, its verdict with the sums and the remedy, then the other reasons, and how to learn more."""
+    from harness import explain
+
+    console.print(known.case.id, style="bold", markup=False, soft_wrap=True)
+    for line in _facts(known, folder):
+        _tell(console, line)
+    _tell(console, explain.verdict(known, reasons), style="bold")
+    if reasons:
+        _body(console, reasons[0], known)
+    for number, reason in enumerate(reasons[1:], 2):
+        _tell(console, f"{number}. {reason.verdict}")
+        _body(console, reason, known)
+    if not known.kernels and not known.near_ceiling and known.case.device == "cuda":
+        _tell(console, "There are no counters of this case yet; they tell more:")
+        # One line, so that it can be pasted.
+        console.print(f"    {explain.command(known.scenario, known.case)}", markup=False, soft_wrap=True)
+
+
+def _facts(known: Known, folder: Path) -> list[str]:
+    bound, of_ceiling = known.subject.bound, known.of_ceiling
+    told = "no ceiling is known"
+    if bound and of_ceiling is not None:
+        told = f"{units.percent(of_ceiling)} of the ceiling: {units.seconds(bound.seconds)}, by {bound.limit}"
+    lines = [f"{units.seconds(known.time)}, {told}"]
+    if known.siblings:
+        others = ", ".join(f"{s.variant} {units.seconds(s.time)}" for s in known.siblings[:_FASTEST])
+        more = len(known.siblings) - _FASTEST
+        lines.append(f"other variants: {others}" + (f", and {more} slower" if more > 0 else ""))
+    counters = f"{known.tool}, {units.plural(len(known.kernels), 'kernel')}" if known.kernels else "none"
+    return [*lines, f"run: {folder}; counters: {counters}"]
+
+
+def _body(console: Console, reason: Reason, known: Known) -> None:
+    for line in reason.sums:
+        _tell(console, line, indent=4)
+    gain = "" if reason.saves is None else f" (saves {units.seconds(reason.saves)} at most)"
+    _tell(console, f"remedy: {reason.remedy}{gain}", indent=4)
+
+
+def _tell(console: Console, text: str, style: str = "", indent: int = 2) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console.print(Padding(Text(text, style=style), (0, 0, 0, indent)))

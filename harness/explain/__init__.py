@@ -1,0 +1,13 @@
+"""Explain a case: what bounds it, and how much each remedy could save at most.
+
+A rule is a file in `rules/`, found by its name. It offers SUMMARY, EFFECT_OF and `judge`, as `_rules` describes them.
+It reads what is known of a case (`Known`), and gives reasons (`Reason`), each with the figures that it follows from.
+"""
+
+from __future__ import annotations
+
+from harness.explain._known import command, known, newest
+from harness.explain._records import Known, Reason, Seen, Sibling
+from harness.explain._rules import all_rules, explain, verdict
+
+__all__ = ["Known", "Reason", "Seen", "Sibling", "all_rules", "command", "explain", "known", "newest", "verdict"]

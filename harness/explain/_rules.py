@@ -1,0 +1,74 @@
+"""The rules, found by the names of their files, and the order of what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, cast
+
+from harness import units
+from harness.discover import discover
+from harness.explain._records import Known, Reason
+
+LEAST = 0.03
+"""A reason that saves less than this share of the time isn't told: ceilings are no more exact than that."""
+ACCOUNTED = 0.5
+"""An effect stands behind a cause that saves at least this share of what the effect does."""
+
+
+class _Rule(Protocol):
+    """What the file of a rule offers.
+
+    SUMMARY: what it looks at, in a few words. EFFECT_OF: rules whose reasons are the cause of what this one finds.
+    """
+
+    SUMMARY: str
+    EFFECT_OF: tuple[str, ...]
+
+    def judge(self, known: Known) -> Iterator[Reason]:
+        """The reasons of this rule, in a case that has a time."""
+
+
+def all_rules() -> dict[str, _Rule]:
+    """Every rule by name. Raises UsageError for a file in rules/ that isn't one."""
+    found = discover("harness.explain.rules", ["SUMMARY", "EFFECT_OF", "judge"])
+    return {name: cast(_Rule, module) for name, module in found.items()}
+
+
+def explain(known: Known) -> tuple[Reason, ...]:
+    """The reasons of all rules: those that could save most first, an effect behind its cause; none if there is none."""
+    rules = all_rules()
+    found = [reason for rule in rules.values() for reason in rule.judge(known) if _matters(reason, known)]
+    ordered = sorted(found, key=_saves, reverse=True)
+    for effect in tuple(ordered):
+        causes = [reason for reason in ordered if reason.rule in rules[effect.rule].EFFECT_OF]
+        cause = next((reason for reason in causes if _saves(reason) >= ACCOUNTED * _saves(effect)), None)
+        if cause and ordered.index(cause) > ordered.index(effect):
+            ordered.remove(effect)
+            ordered.insert(ordered.index(cause) + 1, effect)
+    return tuple(ordered)
+
+
+def verdict(known: Known, reasons: Sequence[Reason]) -> str:
+    """What bounds the case, in a sentence or two: the first reason, or why there is none."""
+    if reasons:
+        return reasons[0].verdict
+    if known.floor is None:
+        return "Not known: the run has no ceiling for this work, and no rule finds anything."
+    if known.near_ceiling:
+        share = units.percent(known.of_ceiling or 0.0)
+        return f"At the ceiling: {share} of what this machine can do. Nothing is left to gain."
+    rest = units.seconds(known.time - known.floor)
+    if known.kernels:
+        return f"Not known: {rest} above the ceiling, and no rule finds a cause in what '{known.tool}' told."
+    return (
+        f"Not known: {rest} above the ceiling. What is known without counters (bytes by count, local memory, "
+        "registers, the host) doesn't explain it."
+    )
+
+
+def _matters(reason: Reason, known: Known) -> bool:
+    return not known.near_ceiling if reason.saves is None else reason.saves >= LEAST * known.time
+
+
+def _saves(reason: Reason) -> float:
+    return reason.saves or 0.0

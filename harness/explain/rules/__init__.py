@@ -1,0 +1,1 @@
+"""The rules of `harness explain`, one file each, found by their names."""

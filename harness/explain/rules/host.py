@@ -1,0 +1,31 @@
+"""Rule: the host issues calls more slowly than the device does them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness import units
+from harness.explain._records import Known, Reason
+from harness.explain._words import spared
+
+SUMMARY = "a host that issues calls too slowly"
+EFFECT_OF = ()
+SLOWER = 1.25  # times the device's time that a loop on the host takes; less is the noise of host clocks and of drivers
+
+
+def judge(known: Known) -> Iterator[Reason]:
+    """A reason if a loop of calls on the host, without a graph, takes longer than the device does."""
+    seen = known.subject.call_time
+    if known.case.device != "cuda" or seen is None or seen <= SLOWER * known.time:
+        return
+    yield Reason(
+        "host",
+        f"Host-bound outside of a graph: a loop of calls takes {units.seconds(seen)} a call, the device "
+        f"{units.seconds(known.time)}.",
+        (
+            f"{units.seconds(seen)} / {units.seconds(known.time)} = {seen / known.time:.2f}",
+            spared(seen, f"{units.seconds(seen)} - {units.seconds(known.time)}", seen - known.time),
+        ),
+        "capture the calls into a CUDA graph, or give each call more work; a faster kernel doesn't help such a loop",
+        seen - known.time,
+    )

@@ -1,0 +1,57 @@
+"""Rule: what it costs to launch kernels is a large part of the time on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness import units
+from harness.explain._records import Known, Reason
+from harness.explain._words import spared
+
+SUMMARY = "launch latency: short kernels, or many of them"
+EFFECT_OF = ()
+TYPICAL = 2e-6  # seconds from one kernel's end to the end of an empty one after it, in a graph; where none was measured
+SHORT = 3.0  # launches; a kernel that takes less than so many is mostly launch
+PART = 0.1  # of the time that launches beyond the first must take
+
+
+def judge(known: Known) -> Iterator[Reason]:
+    """A reason if launches beyond the first take a part of the time, or if all of it is little more than a launch."""
+    if known.case.device != "cuda":
+        return
+    launch, source = _launch(known)
+    count = sum(kernel.launches for kernel in known.kernels)
+    more = max(0.0, count - 1) * launch
+    if more >= PART * known.time:
+        saves = known.gain(more)
+        yield Reason(
+            "launches",
+            f"Launches: {count:.0f} kernels a call, whose launches take {units.seconds(count * launch)} of "
+            f"{units.seconds(known.time)}.",
+            (
+                f"a launch: {units.seconds(launch)}, {source}",
+                spared(known.time, f"({count:.0f} - 1) x {units.seconds(launch)}", saves),
+            ),
+            "fuse the kernels into one",
+            saves,
+        )
+    elif known.time < SHORT * launch:
+        yield Reason(
+            "launches",
+            f"Launch latency: the call takes {units.seconds(known.time)}, and a launch alone {units.seconds(launch)}.",
+            (
+                f"a launch: {units.seconds(launch)}, {source}",
+                f"{units.seconds(known.time)} / {units.seconds(launch)} = {known.time / launch:.1f} launches",
+                "the ceiling has a launch in it too, so only fewer launches go below it",
+            ),
+            "fuse it with the kernels before or after it, or do several calls' work in one launch",
+            min(launch, known.time),
+        )
+
+
+def _launch(known: Known) -> tuple[float, str]:
+    points = known.subject.limits.points if known.subject.limits else ()
+    least = min((point.seconds for point in points), default=TYPICAL)
+    if least < TYPICAL:
+        return least, "the shortest stream that was measured here, which is nearly all launch"
+    return TYPICAL, "typical"

@@ -75,10 +75,10 @@ def _show(known: Known, folder: Path, reasons: Sequence[Reason], console: Consol
         _tell(console, line)
     _tell(console, explain.verdict(known, reasons), style="bold")
     if reasons:
-        _body(console, reasons[0], known)
+        _body(console, reasons[0])
     for number, reason in enumerate(reasons[1:], 2):
         _tell(console, f"{number}. {reason.verdict}")
-        _body(console, reason, known)
+        _body(console, reason)
     if not known.kernels and not known.near_ceiling and known.case.device == "cuda":
         _tell(console, "There are no counters of this case yet; they tell more:")
         # One line, so that it can be pasted.
@@ -99,11 +99,10 @@ def _facts(known: Known, folder: Path) -> list[str]:
     return [*lines, f"run: {folder}; counters: {counters}"]
 
 
-def _body(console: Console, reason: Reason, known: Known) -> None:
+def _body(console: Console, reason: Reason) -> None:
     for line in reason.sums:
         _tell(console, line, indent=4)
-    gain = "" if reason.saves is None else f" (saves {units.seconds(reason.saves)} at most)"
-    _tell(console, f"remedy: {reason.remedy}{gain}", indent=4)
+    _tell(console, f"remedy: {reason.remedy}", indent=4)
 
 
 def _tell(console: Console, text: str, style: str = "", indent: int = 2) -> None:

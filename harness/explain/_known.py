@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,20 +20,19 @@ TOOLS = ("ncu", "nsys", "torch")
 _NEAREST = 3  # ids that an error names
 
 
-def newest(pattern: str, folders: Iterable[Path]) -> dict[str, tuple[Path, Run]]:
+def newest(pattern: str, folders: Sequence[Path]) -> dict[str, tuple[Path, Run]]:
     """The newest run that has a case, by id, for each case that the pattern matches, in the order of the runs.
 
-    pattern: an id, or a glob on ids. folders: run folders, or folders above such; those that hold no run that this
-    version can read are left out. Raises UsageError if no case matches.
+    pattern: an id, or a glob on ids. folders: run folders, or folders above such, of which runs that this version can't
+    read are left out. Raises UsageError if no case matches, and as `store.load` does for a run folder among `folders`.
     """
     from harness import store
 
-    runs: list[tuple[Path, Run]] = []
-    for folder in dict.fromkeys(file.parent for top in folders for file in sorted(top.rglob(store.HEADER))):
-        try:
+    named = {folder: store.load(folder) for folder in folders if (folder / store.HEADER).exists()}
+    runs = list(named.items())
+    for folder in (file.parent for top in folders if top not in named for file in sorted(top.rglob(store.HEADER))):
+        with suppress(UsageError):
             runs.append((folder, store.load(folder)))
-        except UsageError:
-            continue
     runs.sort(key=lambda found: _started(found[1]))
     every = {result.case.id: found for found in runs for result in found[1].results}
     if pattern in every:

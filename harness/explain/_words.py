@@ -12,8 +12,8 @@ def amount(value: float) -> str:
 
 
 def share(value: float) -> str:
-    """A share without decimals: 0.873 -> '87%'."""
-    return units.percent(value, 0)
+    """A share with three digits, so that sums can be checked by hand: 0.125 -> '12.5%', 0.9 -> '90%'."""
+    return f"{100 * value:.3g}%"
 
 
 def spared(of: float, text: str, saves: float) -> str:

@@ -18,13 +18,18 @@ SLACK = 1.3  # a misaligned request of 4 sectors has 5, which is a rule of its o
 
 
 class _Side(NamedTuple):
-    """Loads or stores of a kernel, in all launches of a call; need: bytes of the work, 0 if other kernels share it."""
+    """Loads or stores of a kernel, in all launches of a call.
+
+    need: bytes of the work, 0 if other kernels share it. other: sectors of a request of the other side, loads for
+    stores; 0 if they aren't known, or aren't those of a coalesced access.
+    """
 
     name: str
     requests: float
     sectors: float
     moved: float | None
     need: int
+    other: float
 
     @property
     def each(self) -> float:
@@ -39,7 +44,7 @@ class _Side(NamedTuple):
     @property
     def ideal(self) -> float | None:
         """Sectors of a request that would do; None if the requests aren't known to have too many."""
-        least = max(float(NARROW), self.needed)
+        least = max(float(NARROW), self.needed, self.other)
         if self.each > WIDEST * SLACK:
             return min(float(WIDEST), least)
         wasted = self.need and self.moved is not None and self.moved > SLACK * self.need
@@ -49,9 +54,10 @@ class _Side(NamedTuple):
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel whose loads or stores touch too many sectors.
 
-    What is ideal depends on the width of the accesses, which counters don't tell. Certain are two things. No coalesced
-    request has more than 16 sectors. And a kernel that is alone needs (bytes of the work / 32) sectors; if it touches
-    more, and more bytes than needed come through memory too, then parts of the sectors aren't used.
+    What is ideal depends on the width of the accesses, which counters don't tell. Certain is that no coalesced request
+    has more than 16 sectors. Besides, a kernel that is alone needs (bytes of the work / 32) sectors. Parts of sectors
+    aren't used if it touches more, if more bytes than needed come through memory too, and if it doesn't just read
+    twice by accesses as wide as its stores are.
     """
     for kernel in known.major:
         sides = list(_sides(known, kernel))
@@ -61,11 +67,16 @@ def judge(known: Known) -> Iterator[Reason]:
 
 def _sides(known: Known, kernel: Seen) -> Iterator[_Side]:
     alone = len(known.kernels) == 1
-    for name, moved, need in (("load", kernel.read, known.work.read), ("store", kernel.written, known.work.written)):
-        requests, sectors = kernel.get(f"{name}_requests"), kernel.get(f"{name}_sectors")
-        if requests and sectors:
-            launches = kernel.launches
-            yield _Side(name, requests * launches, sectors * launches, moved, need if alone else 0)
+    moved = {"load": (kernel.read, known.work.read), "store": (kernel.written, known.work.written)}
+    found = {
+        name: (requests * kernel.launches, sectors * kernel.launches)
+        for name in moved
+        if (requests := kernel.get(f"{name}_requests")) and (sectors := kernel.get(f"{name}_sectors"))
+    }
+    for name, (requests, sectors) in found.items():
+        others = [of[1] / of[0] for other, of in found.items() if other != name and of[1] <= WIDEST * of[0]]
+        by_counters, need = moved[name]
+        yield _Side(name, requests, sectors, by_counters, need if alone else 0, max(others, default=0.0))
 
 
 def _reason(known: Known, kernel: Seen, sides: list[_Side]) -> Reason:
@@ -90,9 +101,9 @@ def _reason(known: Known, kernel: Seen, sides: list[_Side]) -> Reason:
 def _sums(side: _Side) -> Iterator[str]:
     yield f"{side.name}s: {amount(side.sectors)} sectors / {amount(side.requests)} requests = {side.each:.1f}"
     if not side.need:
-        yield f"ideal {side.ideal:.1f}: lanes that access 4 bytes each, side by side"
+        yield f"ideal {side.ideal:.1f}: as the others have, at least {NARROW} (4 bytes a lane)"
         return
     yield f"needed: {units.size(side.need)} / {SECTOR} B / {amount(side.requests)} requests = {side.needed:.1f} sectors"
-    yield f"ideal {side.ideal:.1f}: as needed, but {NARROW} (4 bytes a lane) to {WIDEST} (16 bytes a lane)"
+    yield f"ideal {side.ideal:.1f}: as needed or as the others have, {NARROW} (4 bytes a lane) to {WIDEST} (16 bytes)"
     if side.moved is not None:
         yield f"through memory: {units.size(side.moved)}, {side.moved / side.need:.2f} times what is needed"

@@ -15,9 +15,10 @@ LOW = 0.5  # half of the warps, with packs of 16 bytes, have enough bytes in fli
 REGISTERS = 65536  # of 4 bytes, of a multiprocessor of any compute capability from 7.0 on
 _LIMITERS = {
     "blocks_by_registers": ("registers", "spend fewer registers: __launch_bounds__, smaller tiles, less unrolling"),
-    "blocks_by_shared": ("shared memory", "spend less shared memory for a block: smaller tiles or fewer stages"),
     "blocks_by_warps": ("the size of the blocks", "take blocks whose warps divide those of a multiprocessor"),
     "blocks_by_slots": ("the number of blocks", "take larger blocks: a multiprocessor holds only so many"),
+    # The last, since it says what the slots say where a block has no shared memory.
+    "blocks_by_shared": ("shared memory", "spend less shared memory for a block: smaller tiles or fewer stages"),
 }
 
 
@@ -37,7 +38,7 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
     limit = kernel.get("occupancy_limit")
     blocks = {name: value for name in _LIMITERS if (value := kernel.get(name)) is not None}
     least = min(blocks, key=lambda name: blocks[name], default="")
-    limited = bool(least) and (limit is None or limit < LOW)
+    limited = bool(least) and (limit is None or limit <= LOW)
     what, remedy = _LIMITERS[least] if limited else ("", "")
     why = (
         f"{what} allow no more than {share(limit or found)}"

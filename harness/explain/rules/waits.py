@@ -1,0 +1,49 @@
+"""Rule: warps wait for something that the other rules have no figure of: barriers, queues, the next instruction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness import units
+from harness.explain._records import Known, Reason
+from harness.explain._words import share, spared
+from harness.explain.rules.in_flight import DRAM_IDLE, ISSUE_IDLE
+from harness.model import STALL
+
+SUMMARY = "what else warps wait for: barriers, queues, instructions"
+EFFECT_OF = ("coalescing", "conflicts", "local_memory", "occupancy", "in_flight", "waves", "second_kernel", "bytes")
+MUCH = 0.3  # of warps' time; several waits of less each are the usual mix of a kernel that is bound by nothing else
+_WAITS = {
+    "barrier": (
+        "wait at barriers for other warps of their block",
+        "reduce in a warp by shuffles first, take smaller blocks, or give a block's warps equal work",
+    ),
+    "membar": ("wait at memory fences", "fence less often, or for a smaller scope"),
+    "lg_throttle": ("wait to queue loads and stores", "make fewer and wider accesses: packs of 16 bytes"),
+    "mio_throttle": ("wait to queue accesses of shared memory", "make fewer and wider accesses of shared memory"),
+    "short_scoreboard": ("wait for shared memory", "keep in registers what shared memory needn't hold"),
+    "no_instruction": ("wait for instructions to be fetched", "unroll less, so that the loop stays in the cache"),
+}
+
+
+def judge(known: Known) -> Iterator[Reason]:
+    """A reason for each kernel whose warps wait much for one of these, while memory and schedulers are idle."""
+    for kernel in known.major:
+        dram, issue = kernel.get("dram_active"), kernel.get("issue_active")
+        if dram is None or issue is None or dram >= DRAM_IDLE or issue >= ISSUE_IDLE:
+            continue
+        stalls = {name: value for name, value in kernel.beginning(STALL).items() if name in _WAITS}
+        name, part = max(stalls.items(), key=lambda item: item[1], default=("", 0.0))
+        if part < MUCH:
+            continue
+        what, remedy = _WAITS[name]
+        busy = known.busy(kernel)
+        saves = known.gain(min(kernel.seconds * part, kernel.seconds - busy))
+        text = f"{share(part)} of it, and {units.seconds(busy)} go to streaming and to instructions"
+        yield Reason(
+            "waits",
+            f"Waits: warps {what} in {share(part)} of their time, while memory is {share(dram)} busy.",
+            (f"in {known.label(kernel)}: {STALL}{name} is {share(part)}", spared(kernel.seconds, text, saves)),
+            remedy,
+            saves,
+        )

@@ -1,0 +1,144 @@
+"""`harness explain` on the committed runs, which have no counters, and on a run that has."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from harness import store
+from harness.cli import app, completion
+from harness.model import Attachment, Header, KernelProfile, Limits, Measurement, Scenario, StreamPoint
+
+H200 = Path(__file__).parents[2] / "reports" / "h200"
+
+
+def explained(*arguments: object, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["explain", *map(str, arguments)], env={"COLUMNS": "80"})
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Callable[[str], Path]:
+    """A committed run, without what tools found of it."""
+
+    def copy(name: str) -> Path:
+        folder = tmp_path / "reports" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in (store.HEADER, store.RESULTS):
+            shutil.copy(H200 / name / file, folder / file)
+        return folder
+
+    return copy
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("case", "run", "said"),
+    [
+        ("bias_add/index64/float32/outer131072-bias1024-inner1", "bias", "Not known: "),
+        ("prelu/naive/float32/N134217728-C1-H1-W1", "prelu", "Not known: "),
+        ("softmax/unfused/float32/M131072-N1024", "softmax", "5 kernels in place of one"),
+        (
+            "local_array/runtime_index/float32/G16777216-K3",
+            "compiler",
+            "Local memory: each thread of local_array_runtime",
+        ),
+        ("strided_copy/scalar/float32/N33554432-R32-W1", "access", "Bytes beyond need: it moves 4.50 times"),
+    ],
+)
+def test_a_case_without_counters_is_explained_by_count(
+    case: str, run: str, said: str, reference: Callable[[str], Path]
+) -> None:
+    text = explained(case, "--run", reference(run))
+    assert said in words(text)
+    assert f"--only '{case}'" in text
+    assert "counters: none" in words(text)
+    # A command is one line, so that it can be pasted, and a path has no place to be broken at.
+    assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
+
+
+def test_the_commands_name_the_scenario_that_has_the_case(reference):
+    assert "    harness profile ncu strided_read --only '" in explained(
+        "strided_copy/scalar/float32/N33554432-R32-W1", "--run", reference("access")
+    )
+    assert "    harness profile ncu bias_add --only '" in explained(
+        "bias_add/index64/float32/outer131072-bias1024-inner1", "--run", reference("bias")
+    )
+
+
+def test_a_case_at_its_ceiling_needs_no_counters(reference):
+    text = explained("softmax/tuned/float32/M131072-N1024", "--run", reference("softmax"))
+    assert "At the ceiling: 99" in text
+    assert "harness profile" not in text
+
+
+def test_a_glob_explains_every_case_that_it_matches(reference):
+    text = explained("local_array/*/float32/G524288-K3", "--run", reference("compiler"))
+    assert [line.split("/")[1] for line in text.splitlines() if line.startswith("local_array/")] == [
+        "eager", "compile", "compile_autotune", "runtime_index", "constant_index", "tuned",
+    ]  # fmt: skip
+    # Some of them ended without a time, which isn't an error where a glob names them.
+    some = explained("bias_add/*/float32/outer131072-bias1024-inner1", "--run", reference("bias"))
+    assert "bias_add/outer1/float32/outer131072-bias1024-inner1 has no time" in words(some)
+
+
+def test_the_newest_run_below_reports_is_the_default(reference, tmp_path, monkeypatch):
+    reference("prelu")
+    reference("trust")
+    monkeypatch.chdir(tmp_path)
+    # The run trust is older.
+    assert "run: reports/prelu;" in explained("prelu/tuned/float32/N134217728-C1-H1-W1")
+
+
+def test_what_is_refused(tmp_path, monkeypatch, reference):
+    text = explained("prelu/naiv/float32/N134217728-C1-H1-W1", "--run", reference("prelu"), code=2)
+    assert "did you mean prelu/naive/float32/N134217728-C1-H1-W1" in text
+    unsupported = "bias_add/outer1/float32/outer131072-bias1024-inner1"
+    assert f"error: {unsupported} has no time, it is unsupported" in explained(
+        unsupported, "--run", reference("bias"), code=2
+    )
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assert "there is no run to look in" in explained("prelu/naive", code=2)
+
+
+def test_counters_decide(tmp_path: Path, header: Header, measurement: Callable[[int], Measurement]) -> None:
+    """A copy of 2^20 floats in four times its ceiling, of which a profiler tells that it has one block."""
+    made = measurement(2**20)
+    made = replace(made, case=replace(made.case, device="cuda"), samples=(8e-6,) * 20)
+    device = replace(header.machine.device, multiprocessors=100)
+    limits = Limits(tuple(StreamPoint(n, n, n / 2e12, "kernel") for n in (2**20, 2**26)))
+    full = replace(
+        header,
+        machine=replace(header.machine, devices=(device,)),
+        limits=limits,
+        scenarios=(Scenario("copy", "", "copy", (made.case.id,)),),
+    )
+    with store.create(tmp_path / "run", full) as writer:
+        writer.append(made)
+    values = (("time", 8e-6), ("grid", 1.0))
+    store.attach(tmp_path / "run", [Attachment(made.case.id, "ncu", kernels=(KernelProfile("alone", 1.0, values),))])
+    text = words(explained(made.case.id, "--run", tmp_path / "run"))
+    # The ceiling is 2^22 B / 2e12 B/s = 2.097 us; 99% of 8 us would be less than that.
+    assert "8.000 us, 26.2% of the ceiling: 2.097 us, by memory" in text
+    assert "Too small a grid: 1 block for 100 multiprocessors, so 99% of the device is idle." in text
+    assert "saves at most 5.903 us of 8.000 us: 99% of it" in text
+    assert "counters: ncu, 1 kernel" in text
+    assert "harness profile" not in text
+
+
+def test_ids_are_completed(tmp_path, monkeypatch, reference):
+    reference("prelu")
+    monkeypatch.chdir(tmp_path)
+    assert "prelu/naive/float32/N134217728-C1-H1-W1" in list(completion.cases("prelu/naive/float32"))
+    (tmp_path / "reports" / "prelu" / "run.json").write_text("[1]")
+    assert list(completion.cases("")) == []

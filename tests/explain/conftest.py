@@ -1,0 +1,249 @@
+"""Kernels that each have one fault, with the counters that follow from what they do, and healthy ones beside them.
+
+The device has 132 multiprocessors of 64 warps and 65536 registers, and streams 4 TB/s. D is 2^29 bytes, a tensor of
+2^27 floats: a copy moves 2 D, for which the ceiling is 268.4 us.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness import metrics
+from harness.explain import Known, Seen, Sibling
+from harness.model import (
+    Case,
+    DeviceFacts,
+    KernelFacts,
+    KernelProfile,
+    Limits,
+    Measurement,
+    Result,
+    StreamPoint,
+    Traffic,
+    Work,
+)
+
+D = 2**29
+PEAK = 4e12
+FLOOR = 2 * D / PEAK
+WARPS = 2**20  # of a copy of D bytes by packs of 16 bytes: D / 512
+CLOCK = 1.7e9
+DEVICE = DeviceFacts("A GPU", 141 * 10**9, 50 * 10**6, "9.0", 132, 1.98e9)
+LIMITS = Limits(
+    tuple(
+        StreamPoint(size * read, size * written, size * (read + written) / PEAK, "kernel")
+        for size in (2**20, 2**30)
+        for read, written in ((2, 0), (1, 1), (0, 2))
+    )
+)
+
+COPY: dict[str, float] = {
+    "grid": WARPS / 8,
+    "block": 256,
+    "registers": 16,
+    "shared_bytes": 0,
+    "local_bytes": 0,
+    "occupancy": 0.9,
+    "occupancy_limit": 1.0,
+    "blocks_by_registers": 16,
+    "blocks_by_shared": 32,
+    "blocks_by_warps": 8,
+    "blocks_by_slots": 32,
+    "read_bytes": D,
+    "written_bytes": D,
+    "l2_hit": 0.5,
+    "load_requests": WARPS,
+    "load_sectors": 16 * WARPS,
+    "store_requests": WARPS,
+    "store_sectors": 16 * WARPS,
+    "local_sectors": 0,
+    "shared_wavefronts": 0,
+    "shared_conflicts": 0,
+    "instructions": 12 * WARPS,
+    "issue_active": 0.06,
+    "dram_active": 0.93,
+    "stall_long_scoreboard": 0.8,
+    "clock": CLOCK,
+}
+"""A healthy copy of D bytes: 512 bytes a request, 58 warps a multiprocessor, so 29 KB in flight where 15 KB will do."""
+IDLE = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
+"""Neither memory nor schedulers are busy, and warps don't wait for memory."""
+
+
+def scaled(times: float, **values: float) -> dict[str, float]:
+    """The copy with so many times the requests of global memory, and other changes."""
+    names = ("load_requests", "store_requests", "load_sectors", "store_sectors")
+    return {**COPY, **{name: COPY[name] * times for name in names}, **values}
+
+
+def _issued(share: float, time: float) -> float:
+    """Instructions of warps that four schedulers of each multiprocessor issue in that share of the cycles."""
+    return share * 4 * DEVICE.multiprocessors * CLOCK * time
+
+
+def seen(time: float, *kernels: tuple[str, float, dict[str, float]]) -> tuple[Seen, ...]:
+    """Kernels by name, share of the time and values of a launch; one launch each."""
+    return tuple(
+        Seen(KernelProfile(name, 1.0, tuple({**values, "time": share * time}.items())), share, share * time)
+        for name, share, values in kernels
+    )
+
+
+def made(time: float, work: Work, *kernels: tuple[str, float, dict[str, float]], **fields: Any) -> Known:
+    """What is known of a case with these kernels; facts and call_time as a measurement has them."""
+    case = Case("op", "variant", "float32", (("N", D // 4),))
+    facts, call = fields.pop("facts", ()), fields.pop("call_time", 1.01 * time)
+    measurement = Measurement(
+        case,
+        "ok",
+        (time,),
+        (call,),
+        "graph",
+        work,
+        fields.pop("traffic", Traffic(work.read, work.written)),
+        kernels=facts,
+    )
+    subject = metrics.Subject.of(Result(case, (measurement,)), fields.pop("limits", LIMITS))
+    known = Known(case, time, subject, DEVICE, "op", "ncu" if kernels else "", seen(time, *kernels), facts)
+    return replace(known, **fields)
+
+
+COPY_WORK = Work(D, D)
+SLOW = FLOOR / 0.5
+
+
+def _unfused() -> Known:
+    parts = {"max": (D, 0), "subtract": (D, D), "exp": (D, D), "sum": (D, 0), "divide": (D, D)}
+    time = 8 * D / PEAK / 0.9
+    kernels = [
+        (name, (read + written) / (8 * D), {**COPY, "read_bytes": read, "written_bytes": written, "store_requests": 0})
+        for name, (read, written) in parts.items()
+    ]
+    return made(time, COPY_WORK, *kernels)
+
+
+# fmt: off
+FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
+    # y[i] = x[32 * i], 2^25 floats: each lane's 4 bytes lie in a sector of their own, so 8 D / 4 bytes are read.
+    "stride_32": ("coalescing", lambda: made(
+        (2**30 + 2**27) / PEAK / 0.9, Work(2**27, 2**27), ("strided", 1.0, {
+            **COPY, "read_bytes": 2**30, "written_bytes": 2**27, "load_sectors": 32 * WARPS,
+            "store_sectors": 4 * WARPS}))),
+    # The same with a stride of 2: 8 sectors a request, of which half is used.
+    "stride_2": ("coalescing", lambda: made(
+        (2**28 + 2**27) / PEAK / 0.9, Work(2**27, 2**27), ("strided", 1.0, {
+            **COPY, "read_bytes": 2**28, "written_bytes": 2**27, "load_sectors": 8 * WARPS,
+            "store_sectors": 4 * WARPS}))),
+    # Each thread reads 8 neighbouring floats one by one: every request touches 32 sectors, which the L1 has kept.
+    "eight_a_thread": ("coalescing", lambda: made(SLOW, COPY_WORK, ("mask", 1.0, scaled(
+        4, load_sectors=32 * 4 * WARPS, store_sectors=4 * 4 * WARPS, **IDLE)))),
+    # Two divisions of 64 bits for each element, one element a thread.
+    "divisions": ("instructions", lambda: made(620e-6, COPY_WORK, ("bias_add", 1.0, scaled(
+        4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, grid=WARPS / 2, issue_active=0.9, dram_active=0.4,
+        instructions=_issued(0.9, 620e-6), pipe_alu=_issued(0.4, 620e-6), pipe_xu=_issued(0.05, 620e-6))))),
+    # A pipe of half an instruction a cycle and multiprocessor that is full, while schedulers issue in 40% of cycles.
+    "full_pipe": ("instructions", lambda: made(SLOW, COPY_WORK, ("gelu", 1.0, {
+        **COPY, **IDLE, "issue_active": 0.4, "pipe_xu": 0.9 * 0.5 * 132 * CLOCK * SLOW}))),
+    # An array of four floats a thread: stored and loaded once, beside a pack loaded and a pack stored.
+    "local_array": ("local_memory", lambda: made(491e-6, COPY_WORK, ("rotate", 1.0, {
+        **COPY, "local_bytes": 16, "local_sectors": 2 * D / 32, "dram_active": 0.5, "issue_active": 0.3,
+        "stall_long_scoreboard": 0.6}))),
+    # 168 registers and blocks of 256 threads: one block fits, so 8 of 64 warps with 512 bytes each.
+    "registers": ("occupancy", lambda: made(SLOW, COPY_WORK, ("tiled", 1.0, {
+        **COPY, **IDLE, "registers": 168, "occupancy": 0.125, "occupancy_limit": 0.125, "blocks_by_registers": 1}))),
+    # 32 blocks of one warp are all that a multiprocessor holds, and 4 bytes a lane are few for 32 warps.
+    "small_blocks": ("occupancy", lambda: made(SLOW, COPY_WORK, ("short", 1.0, scaled(
+        4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, **IDLE, grid=4 * WARPS, block=32, occupancy=0.4,
+        occupancy_limit=0.5, blocks_by_registers=128, blocks_by_warps=64)))),
+    # One float a lane: 128 bytes a warp, 7.4 KB in flight.
+    "narrow": ("in_flight", lambda: made(SLOW, COPY_WORK, ("naive", 1.0, scaled(
+        4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, **IDLE, grid=WARPS / 2)))),
+    "one_block": ("waves", lambda: made(60 * FLOOR, COPY_WORK, ("single", 1.0, {
+        **COPY, "dram_active": 0.02, "issue_active": 0.01, "grid": 1, "block": 1024, "occupancy": 0.5}))),
+    # 277 blocks, 132 x 2 at a time: 1.05 waves.
+    "tail": ("waves", lambda: made(SLOW, COPY_WORK, ("tailed", 1.0, {
+        **COPY, **IDLE, "grid": 277, "block": 1024, "occupancy": 0.55, "blocks_by_warps": 2}))),
+    # 140 blocks at once: 8 multiprocessors have two.
+    "uneven": ("waves", lambda: made(SLOW, COPY_WORK, ("uneven", 1.0, {
+        **COPY, **IDLE, "grid": 140, "block": 1024, "occupancy": 0.52, "blocks_by_warps": 2}))),
+    # Lanes that read a column of a 32 x 32 tile: 32 cycles in place of one.
+    "conflicts": ("conflicts", lambda: made(SLOW, COPY_WORK, ("transpose", 1.0, {
+        **COPY, **IDLE, "shared_wavefronts": 0.5 * 132 * CLOCK * SLOW,
+        "shared_conflicts": 0.5 * 31 / 33 * 132 * CLOCK * SLOW}))),
+    # Rows whose packs begin 4 bytes behind a sector: 17 sectors for 512 bytes.
+    "misaligned": ("partial_sectors", lambda: made(FLOOR / 0.9, COPY_WORK, ("shifted", 1.0, {
+        **COPY, "load_sectors": 17 * WARPS}))),
+    "misaligned_floats": ("partial_sectors", lambda: made(FLOOR / 0.85, COPY_WORK, ("shifted", 1.0, scaled(
+        4, load_sectors=20 * WARPS, store_sectors=16 * WARPS)))),
+    "unfused": ("second_kernel", _unfused),
+    # One kernel that reads its input a second time, from memory.
+    "two_passes": ("bytes", lambda: made(3 * D / PEAK, COPY_WORK, ("twice", 1.0, {
+        **COPY, "read_bytes": 2 * D, "load_requests": 2 * WARPS, "load_sectors": 32 * WARPS}))),
+    "barriers": ("waits", lambda: made(SLOW, COPY_WORK, ("reduce", 1.0, {**COPY, **IDLE, "stall_barrier": 0.6}))),
+    # 16 kernels of 2 us each, in a row.
+    "many_launches": ("launches", lambda: made(64e-6, Work(2**25, 2**25), *(
+        (f"part{i}", 1 / 16, {**COPY, "read_bytes": 2**21, "written_bytes": 2**21}) for i in range(16)))),
+    "short": ("launches", lambda: made(1.5e-6, Work(2**19, 2**19))),
+    "host": ("host", lambda: made(10e-6, Work(2**24, 2**24), call_time=30e-6)),
+}
+HEALTHY: dict[str, Callable[[], Known]] = {
+    "tuned": lambda: made(FLOOR / 0.98, COPY_WORK, ("tuned", 1.0, COPY)),
+    # As many blocks as run at a time, a quarter of the warps, and several loads of each under way.
+    "persistent": lambda: made(FLOOR / 0.97, COPY_WORK, ("resident", 1.0, {
+        **COPY, "grid": 132 * 2, "occupancy": 0.25, "occupancy_limit": 0.25, "registers": 120,
+        "blocks_by_registers": 2})),
+    # A bias beside x: half of the requests are for 16 sectors that the L1 has, so sectors are twice the bytes of x.
+    "bias_in_l1": lambda: made(FLOOR / 0.9, COPY_WORK, ("bias_add", 1.0, {
+        **COPY, "load_requests": 2 * WARPS, "load_sectors": 32 * WARPS, "dram_active": 0.85})),
+    # The L2 still has some of what is read, and keeps some of what is written.
+    "resident": lambda: made(FLOOR / 0.97, COPY_WORK, ("cached", 1.0, {
+        **COPY, "read_bytes": 0.8 * D, "written_bytes": 0.7 * D})),
+    "without_counters": lambda: made(FLOOR / 0.98, COPY_WORK, facts=(KernelFacts("tuned", 128, 0, 0),)),
+}
+# fmt: on
+
+
+@pytest.fixture
+def faulty() -> Callable[[str], Known]:
+    """What is known of the kernel with that fault."""
+    return lambda name: FAULTS[name][1]()
+
+
+@pytest.fixture
+def right() -> dict[str, str]:
+    """The rule that is right for each fault."""
+    return {name: rule for name, (rule, _) in FAULTS.items()}
+
+
+@pytest.fixture
+def healthy() -> dict[str, Callable[[], Known]]:
+    return HEALTHY
+
+
+@pytest.fixture
+def copying() -> Callable[..., Known]:
+    """copying(time=..., **values): a copy that takes twice its ceiling, with its counters changed."""
+
+    def make(time: float = SLOW, work: Work = COPY_WORK, **values: float) -> Known:
+        return made(time, work, ("copy", 1.0, {**COPY, **values}))
+
+    return make
+
+
+@pytest.fixture
+def uncounted() -> Callable[..., Known]:
+    """uncounted(time=..., **fields): a copy of which no profiler has told anything."""
+
+    def make(time: float = SLOW, work: Work = COPY_WORK, **fields: Any) -> Known:
+        return made(time, work, **fields)
+
+    return make
+
+
+@pytest.fixture
+def siblings() -> tuple[Sibling, ...]:
+    return (Sibling("tuned", FLOOR), Sibling("eager", SLOW))

@@ -1,0 +1,178 @@
+"""Each rule at both sides of its threshold, and its sums against sums done by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from harness.explain import Known, Reason, all_rules
+from harness.model import KernelFacts, Limits, StreamPoint, Traffic, Work
+
+D = 2**29
+WARPS = 2**20
+FLOOR = 2 * D / 4e12
+BUSY = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
+WIDER = {"load_requests": 2 * WARPS, "load_sectors": 24 * WARPS, "store_requests": 4 * WARPS}
+LATE = 132 * 1.7e9 * 2 * FLOOR  # cycles of all multiprocessors in the time of the fixture's copy
+
+
+def judged(rule: str, known: Known) -> list[Reason]:
+    return list(all_rules()[rule].judge(known))
+
+
+def told(reasons: Iterable[Reason]) -> str:
+    return "\n".join(line for reason in reasons for line in (reason.verdict, *reason.sums))
+
+
+@pytest.mark.parametrize(
+    ("rule", "quiet", "loud"),
+    [
+        ("bytes", {"read_bytes": 1.05 * D}, {"read_bytes": 1.07 * D}),
+        # 16 sectors are packs of 16 bytes; beyond 1.3 times that no coalesced access is possible.
+        ("coalescing", {"load_sectors": 20 * WARPS}, {"load_sectors": 21 * WARPS}),
+        # Loads of 12 sectors where 8 hold the bytes needed, beside stores of 4: judged by the bytes through memory.
+        ("coalescing", WIDER | {"read_bytes": 1.2 * D}, WIDER | {"read_bytes": 1.4 * D}),
+        ("partial_sectors", {"load_sectors": 16.8 * WARPS}, {"load_sectors": 17 * WARPS}),
+        ("partial_sectors", {"store_sectors": 17.2 * WARPS}, {"store_sectors": 17 * WARPS}),
+        # Other mixes that have 17 sectors a request aren't misaligned: they touch too many bytes.
+        ("partial_sectors", {"load_requests": 2 * WARPS, "load_sectors": 34 * WARPS}, {"load_sectors": 17 * WARPS}),
+        ("conflicts", BUSY | {"shared_wavefronts": LATE, "shared_conflicts": 0.09 * LATE},
+         BUSY | {"shared_wavefronts": LATE, "shared_conflicts": 0.11 * LATE}),
+        ("conflicts", BUSY | {"shared_wavefronts": 0.1 * LATE, "shared_conflicts": 0.04 * LATE},
+         BUSY | {"shared_wavefronts": 0.1 * LATE, "shared_conflicts": 0.06 * LATE}),
+        # 32 sectors are loaded and stored by a warp: 5% of all is 1.68 local ones.
+        ("local_memory", {"local_sectors": 1.6 * WARPS}, {"local_sectors": 1.8 * WARPS}),
+        ("instructions", BUSY | {"issue_active": 0.59}, BUSY | {"issue_active": 0.61}),
+        ("instructions", {"issue_active": 0.9, "dram_active": 0.81}, {"issue_active": 0.9, "dram_active": 0.79}),
+        # The pipe xu begins an instruction in two cycles.
+        ("instructions", BUSY | {"pipe_xu": 0.34 * LATE}, BUSY | {"pipe_xu": 0.36 * LATE}),
+        # One block fits a multiprocessor at a time.
+        ("waves", {"grid": 132 * 2 - 13, "blocks_by_warps": 1}, {"grid": 132 * 2 - 14, "blocks_by_warps": 1}),
+        ("waves", {"grid": 132}, {"grid": 131}),
+        ("waves", {"grid": 132 * 8}, {"grid": 132 * 8 + 132}),
+        ("occupancy", BUSY | {"occupancy": 0.51}, BUSY | {"occupancy": 0.49}),
+        ("occupancy", BUSY | {"occupancy": 0.3, "dram_active": 0.81}, BUSY | {"occupancy": 0.3, "dram_active": 0.79}),
+        ("occupancy", BUSY | {"occupancy": 0.3, "issue_active": 0.61}, BUSY | {"occupancy": 0.3, "issue_active": 0.59}),
+        # 2 TB/s of reads x 1 us / 132 = 15.15 KB; 512 bytes of 64 warps are 32.8 KB.
+        ("in_flight", BUSY | {"occupancy": 0.47}, BUSY | {"occupancy": 0.46}),
+        ("in_flight", BUSY | {"stall_long_scoreboard": 0.49}, BUSY | {"stall_long_scoreboard": 0.51}),
+        ("in_flight", BUSY | {"occupancy": 0.3, "dram_active": 0.8}, BUSY | {"occupancy": 0.3, "dram_active": 0.79}),
+        ("waits", BUSY | {"stall_barrier": 0.29}, BUSY | {"stall_barrier": 0.31}),
+        ("waits", BUSY | {"stall_barrier": 0.4, "dram_active": 0.8}, BUSY | {"stall_barrier": 0.4}),
+    ],
+)  # fmt: skip
+def test_a_rule_speaks_beyond_its_threshold_only(
+    rule: str, quiet: dict[str, float], loud: dict[str, float], copying: Callable[..., Known]
+) -> None:
+    assert judged(rule, copying(**quiet)) == []
+    assert [reason.rule for reason in judged(rule, copying(**loud))] == [rule]
+
+
+@pytest.mark.parametrize(
+    ("rule", "quiet", "loud"),
+    [
+        ("bytes", {"traffic": Traffic(int(1.05 * D), D)}, {"traffic": Traffic(int(1.07 * D), D)}),
+        # 128 registers leave 16 of 64 warps; 64 leave half.
+        ("occupancy", {"facts": (KernelFacts("k", 64, 0, 0),)}, {"facts": (KernelFacts("k", 65, 0, 0),)}),
+        ("local_memory", {"facts": (KernelFacts("k", 20, 0, 0),)}, {"facts": (KernelFacts("k", 20, 8, 0),)}),
+        (
+            "second_kernel",
+            {"facts": (KernelFacts("a", 20, 0, 0), KernelFacts("b", 20, 0, 0)), "traffic": Traffic(2 * D, D)},
+            {"facts": (KernelFacts("a", 20, 0, 0), KernelFacts("b", 20, 0, 0)), "traffic": Traffic(D, 2 * D)},
+        ),
+        ("host", {"call_time": 1.24 * 2 * FLOOR}, {"call_time": 1.26 * 2 * FLOOR}),
+    ],
+)
+def test_a_rule_without_counters(
+    rule: str, quiet: dict[str, Any], loud: dict[str, Any], uncounted: Callable[..., Known]
+) -> None:
+    assert judged(rule, uncounted(**quiet)) == []
+    assert [reason.rule for reason in judged(rule, uncounted(**loud))] == [rule]
+
+
+def test_a_launch_is_the_shortest_stream_or_a_typical_one(uncounted):
+    small = Work(2**19, 2**19)
+    shortest = Limits((StreamPoint(2**19, 2**19, 1.5e-6, "kernel"), StreamPoint(2**29, 2**29, 3e-4, "kernel")))
+    assert judged("launches", uncounted(4.6e-6, small, limits=shortest)) == []
+    (reason,) = judged("launches", uncounted(4.4e-6, small, limits=shortest))
+    assert reason.saves == 1.5e-6
+    assert "4.400 us / 1.500 us = 2.9 launches" in reason.sums
+    assert judged("launches", uncounted(6.1e-6, small, limits=None)) == []
+    assert judged("launches", uncounted(5.9e-6, small, limits=None))[0].saves == 2e-6
+
+
+def test_rules_that_need_counters_are_quiet_without(uncounted):
+    for rule in ("coalescing", "partial_sectors", "conflicts", "instructions", "waves", "in_flight", "waits"):
+        assert judged(rule, uncounted()) == []
+
+
+def test_sums_of_bytes_in_flight(faulty):
+    text = told(judged("in_flight", faulty("narrow")))
+    # 0.9 x 64 warps of 128 bytes; 2 TB/s x 1 us / 132.
+    assert "90% of 64 warps = 57.6 warps x 128 B (all that a warp reads from memory) = 7.373 kB" in text
+    assert "2000 GB/s of reads at best x 1.0 us (typical of a busy memory) / 132 = 15.15 kB" in text
+    assert "saves at most 268.4 us of 536.9 us: 268.4 us go to streaming" in text
+
+
+def test_sums_of_coalescing(faulty):
+    text = told(judged("coalescing", faulty("stride_32")))
+    assert "touches 32.0 sectors of 32 bytes, where 4.0 would do" in text
+    assert "loads: 33.55 M sectors / 1.049 M requests = 32.0" in text
+    assert "through memory: 1.074 GB, 8.00 times what is needed" in text
+    # Of 32 + 4 sectors 4 + 4 would do.
+    assert "8.389 M of 37.75 M sectors would do, 77.8% fewer" in text
+
+
+def test_sums_of_occupancy(faulty):
+    text = told(judged("occupancy", faulty("registers")))
+    assert "12.5% of the warps are resident; registers allow no more than 12.5%" in text
+    assert "= 8.0 warps a multiprocessor" in text
+    assert "registers 1, the size of the blocks 8, the number of blocks 32, shared memory 32" in text
+    assert "the number of blocks allow" in told(judged("occupancy", faulty("small_blocks")))
+
+
+def test_sums_of_waves(faulty):
+    assert "277 blocks / (132 multiprocessors x 2 at a time) = 1.05" in told(judged("waves", faulty("tail")))
+    assert "1 - 1.05 / 2 = 47.5%" in told(judged("waves", faulty("tail")))
+    assert "140 blocks / 132 multiprocessors = 1.06" in told(judged("waves", faulty("uneven")))
+    assert "1 block for 132 multiprocessors, so 99.2% of the device is idle" in told(
+        judged("waves", faulty("one_block"))
+    )
+
+
+def test_waves_by_the_profiler_where_it_tells_no_limits(copying):
+    names = ("blocks_by_registers", "blocks_by_shared", "blocks_by_warps", "blocks_by_slots")
+    unknown = dict.fromkeys(names, 0.0)
+    assert judged("waves", copying(**unknown, grid=400, waves=2.0)) == []
+    assert "1.50 waves, by the profiler" in told(judged("waves", copying(**unknown, grid=400, waves=1.5)))
+    assert judged("waves", copying(**unknown, grid=400)) == []
+
+
+def test_sums_of_instructions(faulty):
+    text = told(judged("instructions", faulty("divisions")))
+    # 0.9 x 4 x 132 x 1.7 GHz x 620 us = 500.9 M; x 32 / 2^28 words.
+    assert "500.9 M instructions of warps x 32 lanes / 268.4 M words of 4 bytes that the op moves = 59.7 a word" in text
+    # 0.4 x 4 of 2 a cycle.
+    assert "fullest pipe: alu" in text
+    assert "= 80%" in text
+    assert "saves at most 351.6 us of 620.0 us: 268.4 us is what its bytes take" in text
+    assert "the pipe 'xu' is 90% full" in told(judged("instructions", faulty("full_pipe")))
+
+
+def test_sums_of_conflicts(faulty):
+    text = told(judged("conflicts", faulty("conflicts")))
+    # 33 wavefronts where 2 would do; half of the time is wavefronts.
+    assert "16.5 times the cycles that it needs, 47% of the kernel's time" in text
+    assert "(132 x 1700 MHz) = 252.2 us" in text
+
+
+def test_sums_of_kernels_in_a_row(faulty):
+    text = told(judged("second_kernel", faulty("unfused")))
+    assert "5 kernels in place of one: they pass 1.074 GB through memory, by counters" in text
+    assert "subtract: 25% of the time, read 536.9 MB, written 536.9 MB" in text
+    assert "moved 4.295 GB / 1.074 GB needed = 4.00" in text
+    (reason,) = judged("launches", faulty("many_launches"))
+    # The shortest stream of the fixture: 2 MB at 4 TB/s.
+    assert reason.saves == pytest.approx(15 * 2**21 / 4e12)

@@ -109,4 +109,4 @@ def _tell(console: Console, text: str, style: str = "", indent: int = 2) -> None
     from rich.padding import Padding
     from rich.text import Text
 
-    console.print(Padding(Text(text, style=style), (0, 0, 0, indent)))
+    console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))

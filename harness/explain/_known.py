@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from harness import metrics
 from harness.errors import UsageError
 from harness.explain._records import Known, Seen, Sibling
+from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, by_group
 
 TOOLS = ("ncu", "nsys", "torch")
@@ -44,14 +44,14 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, tuple[Path, Run]]
 
 def known(run: Run, case_id: str) -> Known:
     """Everything that the run knows of a case. Raises UsageError if the case has no time."""
-    results = {result.case.id: result for result in run.results}
-    result = results[case_id]
+    results = run.results
+    result = next(result for result in results if result.case.id == case_id)
     if result.time is None:
         why = f": {result.error.splitlines()[0]}" if result.error else ""
         raise UsageError(
             f"{case_id} has no time, it is {result.status.replace('_', ' ')}{why}", "explain another variant"
         )
-    subject = metrics.subjects(results.values(), run.limits)[case_id]
+    subject = Subject.of(result, run.limits)
     tool, kernels = _kernels(run.attachments, case_id, result.time)
     return Known(
         case=result.case,
@@ -64,7 +64,7 @@ def known(run: Run, case_id: str) -> Known:
         tool=tool,
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
-        siblings=_siblings(result, by_group(run.results)[result.case.group]),
+        siblings=_siblings(result, by_group(results)[result.case.group]),
     )
 
 

@@ -111,6 +111,7 @@ def command(
     elif import_file:
         _keep(folder, known[tool].imported(import_file, [job.case.id for job in jobs]), plugins)
     else:
+        _refuse_another(folder, jobs, kind, plugins)
         _profile(tool, jobs, kind, plugins, folder)
 
 
@@ -152,6 +153,24 @@ def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job],
     if not jobs:
         raise UsageError(f"{folder}: no case with a time is like that", "leave out --only and --variants to see all")
     return _alone(jobs), run.header.machine.kind
+
+
+def _refuse_another(folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...]) -> None:
+    """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed."""
+    from harness import devices, source, store
+    from harness.ops import Catalogue
+
+    run, catalogue = store.load(folder), Catalogue(plugins)
+    machine = devices.kinds()[devices.choose(kind)].machine()
+    again = "measure anew: harness profile TOOL SCENARIO, without --run"
+    if machine.fingerprint != run.header.machine.fingerprint:
+        raise UsageError(f"{folder}: is a run of another machine ({run.header.machine.name})", again)
+    wanted = {job.case.id for job in jobs}
+    timed = {m.case.op: m.code.digest for m in run.measurements if m.case.id in wanted and m.code}
+    for name, digest in timed.items():
+        op = catalogue.get(name)
+        if op is None or op.file is None or source.code(name, op.file).digest != digest:
+            raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
 
 
 def _alone(jobs: Sequence[Job]) -> list[Job]:

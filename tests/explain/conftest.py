@@ -144,10 +144,10 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # Two divisions of 64 bits for each element, one element a thread.
     "divisions": ("instructions", lambda: made(620e-6, COPY_WORK, ("bias_add", 1.0, scaled(
         4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, grid=WARPS / 2, issue_active=0.9, dram_active=0.4,
-        instructions=_issued(0.9, 620e-6), pipe_alu=_issued(0.4, 620e-6), pipe_xu=_issued(0.05, 620e-6))))),
-    # A pipe of half an instruction a cycle and multiprocessor that is full, while schedulers issue in 40% of cycles.
+        instructions=_issued(0.9, 620e-6), pipe_alu=0.8, pipe_xu=0.4)))),
+    # A pipe that is full, while schedulers issue in 40% of cycles.
     "full_pipe": ("instructions", lambda: made(SLOW, COPY_WORK, ("gelu", 1.0, {
-        **COPY, **IDLE, "issue_active": 0.4, "pipe_xu": 0.9 * 0.5 * 132 * CLOCK * SLOW}))),
+        **COPY, **IDLE, "issue_active": 0.4, "pipe_xu": 0.9}))),
     # An array of four floats a thread: stored and loaded once, beside a pack loaded and a pack stored.
     "local_array": ("local_memory", lambda: made(491e-6, COPY_WORK, ("rotate", 1.0, {
         **COPY, "local_bytes": 16, "local_sectors": 2 * D / 32, "dram_active": 0.5, "issue_active": 0.3,

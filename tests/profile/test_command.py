@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness import store
+from harness import devices, source, store
 from harness.cli import profile, run
 from harness.errors import UsageError
+from harness.model import Case, Header, Job, Measurement, Run
+from harness.ops import Catalogue
 
 STORED = Path(__file__).parents[2] / "reports" / "h200" / "ci"
 TUNED = "dropout/tuned/float16/N67108864/p=0.1"
@@ -27,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     light = [sys.executable, str(Path(__file__).with_name("light_target.py"))]
     monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*light, *arguments])
     monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
+    monkeypatch.setattr(profile, "_refuse_another", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     copied = tmp_path / "mine"
     shutil.copytree(STORED, copied)
@@ -56,6 +61,40 @@ def test_cases_that_fail_under_the_tool_are_told(folder: Path, monkeypatch: pyte
     assert done.exit_code == 5
     assert "1 of 1 cases failed under ncu" in done.output
     assert store.load(folder).attachments == ()
+
+
+@pytest.fixture
+def measured(
+    header: Header, measurement: Callable[[int], Measurement], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A run of this machine, in which one case was measured by the code that is here."""
+    machine = devices.kinds()["cpu"].machine()
+    op = Catalogue()["prelu"]
+    assert op.file
+    case = Case("prelu", "eager", "float32", (("N", 2), ("C", 3), ("H", 4), ("W", 5)), device="cpu")
+    run = Run(
+        replace(header, machine=machine),
+        (replace(measurement(0), case=case, code=source.code("prelu", op.file)),),
+    )
+    monkeypatch.setattr(store, "load", lambda _: run)
+    return tmp_path
+
+
+def test_a_run_of_this_machine_and_code_is_profiled(measured: Path) -> None:
+    profile._refuse_another(measured, [Job(m.case) for m in store.load(measured).measurements], "cpu", ())
+
+
+def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = store.load(measured)
+    jobs = [Job(m.case) for m in run.measurements]
+    other = replace(run, header=replace(run.header, machine=replace(run.header.machine, fingerprint="other")))
+    monkeypatch.setattr(store, "load", lambda _: other)
+    with pytest.raises(UsageError, match="is a run of another machine"):
+        profile._refuse_another(measured, jobs, "cpu", ())
+    older = [replace(m, code=replace(m.code, digest="0" * 64)) for m in run.measurements if m.code]
+    monkeypatch.setattr(store, "load", lambda _: replace(run, measurements=tuple(older)))
+    with pytest.raises(UsageError, match="'prelu' was measured with other code"):
+        profile._refuse_another(measured, jobs, "cpu", ())
 
 
 def test_print_runs_nothing(folder: Path) -> None:

@@ -13,12 +13,6 @@ from harness.model import PIPE
 SUMMARY = "divisions and other instruction pressure"
 EFFECT_OF = ("coalescing", "local_memory")
 FULL_PIPE = 0.7  # of a pipe's rate; beyond, its queue makes warps wait
-RATES = {
-    "8.0": {"alu": 2.0, "fma": 2.0, "xu": 0.5, "lsu": 1.0, "fp64": 1.0},
-    "9.0": {"alu": 2.0, "fma": 4.0, "xu": 0.5, "lsu": 1.0, "fp64": 2.0},
-}
-"""Instructions of warps that a pipe of a multiprocessor begins in a cycle, by compute capability: a 32nd of the results
-a cycle in the table of arithmetic throughput of the CUDA programming guide."""
 
 
 def judge(known: Known) -> Iterator[Reason]:
@@ -27,7 +21,7 @@ def judge(known: Known) -> Iterator[Reason]:
         dram, issue = kernel.get("dram_active"), kernel.get("issue_active")
         if dram is None or issue is None or dram >= DRAM_IDLE:
             continue
-        pipe, use = _fullest(known, kernel)
+        pipe, use = _fullest(kernel)
         if issue >= ISSUE_IDLE or use >= FULL_PIPE:
             yield _reason(known, kernel, dram, max(issue, use), pipe if use >= max(issue, FULL_PIPE) else "")
 
@@ -56,28 +50,11 @@ def _counts(known: Known, kernel: Seen) -> Iterator[str]:
         every = count * kernel.launches
         moved = f"{amount(words)} words of 4 bytes that the op moves"
         yield f"{amount(every)} instructions of warps x 32 lanes / {moved} = {every * 32 / words:.1f} a word"
-    pipe, use = _fullest(known, kernel)
+    pipe, use = _fullest(kernel)
     if pipe:
-        rate, clock = RATES[known.device.compute_capability][pipe], _clock(known, kernel)
-        cycles = (kernel.get("time") or 0.0) * (clock or 0.0)
-        yield (
-            f"fullest pipe: {pipe}, {amount(kernel.beginning(PIPE)[pipe])} instructions / ({rate} a cycle x "
-            f"{known.device.multiprocessors} x {amount(cycles)} cycles) = {share(use)}"
-        )
+        yield f"fullest pipe: {pipe}, which got {share(use)} of the instructions that it can take"
 
 
-def _fullest(known: Known, kernel: Seen) -> tuple[str, float]:
-    """The pipe that is used most, and the share of its rate that is used; '' and 0 if no rate is known."""
-    rates = RATES.get(known.device.compute_capability, {})
-    time, clock = kernel.get("time"), _clock(known, kernel)
-    cycles = (time or 0.0) * (clock or 0.0) * known.device.multiprocessors
-    used = {
-        pipe: count / (rates[pipe] * cycles)
-        for pipe, count in kernel.beginning(PIPE).items()
-        if pipe in rates and cycles
-    }
-    return max(used.items(), key=lambda item: item[1], default=("", 0.0))
-
-
-def _clock(known: Known, kernel: Seen) -> float | None:
-    return kernel.get("clock") or known.device.max_sm_clock_hz
+def _fullest(kernel: Seen) -> tuple[str, float]:
+    """The pipe that is used most, and the share of its rate that is used; '' and 0 if no pipe was counted."""
+    return max(kernel.beginning(PIPE).items(), key=lambda item: item[1], default=("", 0.0))

@@ -15,13 +15,6 @@ UNITS = {"gpu__time_duration.sum": "ns", "dram__bytes_read.sum": "byte", "dram__
 
 
 def main(arguments: list[str]) -> int:
-    if arguments == ["--version"]:
-        print("NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 1) (public-release)")
-        return 0
-    if arguments[0] == "--import":
-        print("==PROF== a line ahead of the table")
-        print(Path(arguments[1]).read_text(), end="")
-        return 0
     report = Path(arguments[arguments.index("--export") + 1])
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
     target = arguments[arguments.index("--export") + 2 :]

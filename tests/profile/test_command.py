@@ -28,7 +28,7 @@ APP.command(cls=profile.ProfileCommand)(profile.command)
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A stored run. Its cases run in a process that says how each ended, and does nothing else."""
-    light = [sys.executable, str(Path(__file__).with_name("light_target.py"))]
+    light = [sys.executable, "-S", str(Path(__file__).with_name("light_target.py"))]
     monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*light, *arguments])
     monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
     monkeypatch.setattr(profile, "_refuse_another", lambda *_: None)

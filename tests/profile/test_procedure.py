@@ -23,7 +23,7 @@ LIGHT = Path(__file__).with_name("light_target.py")
 def light_target(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that doesn't load torch in place of the one that runs cases: `test_target.py` has that."""
     monkeypatch.setattr(
-        "harness.processes.python.command", lambda _, arguments: [sys.executable, str(LIGHT), *arguments]
+        "harness.processes.python.command", lambda _, arguments: [sys.executable, "-S", str(LIGHT), *arguments]
     )
 
 

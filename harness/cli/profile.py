@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -212,15 +213,15 @@ def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...
     from harness.profile._request import CaseRan
 
     failed: list[CaseRan] = []
-    done = 0
+    done: Counter[str] = Counter()
 
-    def told(ran: CaseRan) -> None:
-        nonlocal done
-        done += 1
+    def told(ran: CaseRan, which: str) -> None:
+        done[which] += 1
         if ran.status not in ("ok", "unsupported"):
             failed.append(ran)
+        run = f", run {which}" if which else ""
         ended = f"{ran.status}: {brief(ran.error)}" if ran.error else "profiled"
-        typer.echo(f"[{done}/{len(jobs)}] {ran.case}: {ended}", err=True)
+        typer.echo(f"[{done[which]}/{len(jobs)}{run}] {ran.case}: {ended}", err=True)
 
     try:
         found = _procedure.profile(tool, jobs, device=kind, plugins=plugins, folder=folder, told=told)
@@ -228,7 +229,7 @@ def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...
         raise typer.Exit(130) from None
     _keep(folder, found.attachments, plugins)
     if failed:
-        typer.echo(f"{len(failed)} of {len(jobs)} cases failed under {tool}", err=True)
+        typer.echo(f"{len({ran.case for ran in failed})} of {len(jobs)} cases failed under {tool}", err=True)
         raise typer.Exit(Exit.CASES_FAILED)
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from harness.model import Attachment, Job
@@ -21,7 +25,8 @@ _LAST_LINES = 12  # of a tool's output that an error repeats
 _TARGET = "harness.profile._target"
 _WRITES_TRACES = ("torch",)  # tools that are a part of the process which they watch
 
-Told = Callable[[CaseRan], None]
+Told = Callable[[CaseRan, str], None]
+"""Called for each case that has ended under the tool, with which of several runs it was, such as '2/2'; else ''."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,7 @@ class Part:
 def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     name: str, jobs: Sequence[Job], *, device: str, plugins: Sequence[Path], folder: Path, told: Told
 ) -> Profiled:
-    """Run the cases under the tool `name`, whose files go into `folder`/profile. told(case): a case has ended.
+    """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
     A case that ends the process doesn't keep the cases after it from being run: they run in another process. Raises
     MachineError if the tool can't be used here.
@@ -99,35 +104,45 @@ def _carried_out(part: Part, tool: Tool, told: Told) -> list[CaseRan]:
     Each later command runs the cases that ended well in the one before.
     """
     first, *later = part.commands
-    output, ran = _watched(first, part, told)
+    every = len(part.commands)
+    output, ran = _watched(first, part, partial(_tell, told, 1, every))
     if len(ran) < len(part.request.jobs) and not (ran and ran[-1].status == "crashed"):
         ran = [*ran, _crashed(part.request.jobs[len(ran)], ran, tool, output)]
-        told(ran[-1])
+        _tell(told, 1, every, ran[-1])
     # A case that ended the process is the last one.
     again = part.request.jobs[: len(ran) - (ran[-1].status == "crashed")]
-    for command in later:
+    for number, command in enumerate(later, 2):
         if any(case.status == "ok" for case in ran):
             _request.write(replace(part.request, jobs=again, checked=True), part.request_file)
             _request.answers_file(part.request_file).unlink(missing_ok=True)
-            _watched(command, part, lambda _: None)
+            _watched(command, part, partial(_tell, told, number, every))
     return ran
 
 
-def _watched(command: Sequence[str], part: Part, told: Told) -> tuple[str, list[CaseRan]]:
-    """Run a command; give its output and the cases that ended."""
+def _tell(told: Told, number: int, every: int, ran: CaseRan) -> None:
+    told(ran, f"{number}/{every}" if every > 1 else "")
+
+
+def _watched(command: Sequence[str], part: Part, ended: Callable[[CaseRan], None]) -> tuple[str, list[CaseRan]]:
+    """Run a command; give its output and the cases that ended, each of which is told when it ends."""
     answers = _request.answers_file(part.request_file)
     log = part.base.with_name(f"{part.base.name}.log")
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=python.environment()
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=python.environment(),
+            start_new_session=True,  # so that the tool and what it runs end together
         )
         try:
             for ran in _as_they_come(process, answers):
-                told(ran)
-        except BaseException:
-            process.terminate()
+                ended(ran)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            raise
     return log.read_text(encoding="utf-8", errors="replace"), _request.answers(answers)
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 def found_by(tool: str, folder: Path) -> dict[str, Attachment]:
     jobs = [Job(COPY), Job(UNFUSED)]
-    found = _procedure.profile(tool, jobs, device="cuda", plugins=[], folder=folder, told=lambda _: None)
+    found = _procedure.profile(tool, jobs, device="cuda", plugins=[], folder=folder, told=lambda *_: None)
     assert [ran.status for ran in found.cases] == ["ok", "ok"]
     return {attachment.case: attachment for attachment in found.attachments}
 

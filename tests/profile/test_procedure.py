@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -33,7 +34,12 @@ def jobs(*variants: str) -> list[Job]:
 
 def profiled(folder: Path, *variants: str) -> tuple[_procedure.Profiled, list[CaseRan]]:
     told: list[CaseRan] = []
-    return profile("ncu", jobs(*variants), device="cpu", plugins=[PLUGIN], folder=folder, told=told.append), told
+
+    def tell(ran: CaseRan, which: str) -> None:
+        if which == "1/2":
+            told.append(ran)
+
+    return profile("ncu", jobs(*variants), device="cpu", plugins=[PLUGIN], folder=folder, told=tell), told
 
 
 @pytest.mark.usefixtures("fake_ncu")
@@ -108,3 +114,13 @@ def test_a_request_names_everything_that_its_process_needs(tmp_path: Path, monke
     # A second request gets names of its own.
     again = _procedure.prepared("ncu", jobs("fine"), device="cpu", plugins=[PLUGIN], folder=Path("mine"))
     assert again.base.name == "ncu-2"
+
+
+def test_nothing_outlives_a_tool_that_is_stopped(tmp_path: Path, on_the_path: Callable[[str, str], Path]) -> None:
+    left = tmp_path / "left"
+    on_the_path(
+        "ncu", f'case "$1" in --version) echo Version 2025.3;; *) (sleep 1; touch {left}) & echo "gone"; exit 1;; esac'
+    )
+    profiled(tmp_path, "fine")
+    time.sleep(1.3)
+    assert not left.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
@@ -19,6 +20,7 @@ from harness.errors import Exit, UsageError, brief, nearest
 
 if TYPE_CHECKING:
     from harness.model import Attachment, Job
+    from harness.profile import Tool
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -43,9 +45,24 @@ class ProfileCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments parsed; a program is put aside."""
-        own, program = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
-        ctx.meta[_PROGRAM] = program
-        return super().parse_args(ctx, own)
+        if "--" in args:
+            ctx.meta[_PROGRAM] = args[args.index("--") + 1 :]
+            args = args[: args.index("--")]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Ctrl-C ends it with 130, and SIGTERM with 143; no process that it started goes on."""
+
+        def leave(number: int, _frame: object) -> None:
+            raise typer.Exit(128 + number)
+
+        previous = signal.signal(signal.SIGTERM, leave)
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
+        finally:
+            signal.signal(signal.SIGTERM, previous)
 
 
 def command(
@@ -87,33 +104,57 @@ def command(
     known = tools()
     if tool not in known:
         raise UsageError(f"no tool is named '{tool}'", nearest(tool, known))
-    if program := ctx.meta.get(_PROGRAM):
+    program = ctx.meta.get(_PROGRAM)
+    if program is not None:
+        if any((scenarios, run, only, variants, device, ops, print_only, import_file)):
+            raise UsageError("a program behind '--' takes no option but --output", "leave the others out")
         _profile_program(tool, program, output)
         return
-    if import_file and run is None and not scenarios:
-        _show(known[tool].imported(import_file, []))
-        return
-    if bool(scenarios) == (run is not None):
-        raise UsageError("name either scenarios or --run", "'harness list scenarios' shows the bundled ones")
-    if import_file and run is None:
-        raise UsageError("--import takes a run that the file is about, not scenarios", "name it: --run FOLDER")
+    _refuse_together(scenarios, run, output, import_file, print_only=print_only)
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    if run is None and print_only:
-        jobs, kind = _planned(scenarios or [], device, plugins, **chosen)
+    if import_file:
+        _import(known[tool], import_file, run, plugins, **chosen)
+    elif print_only:
+        planned = _of_run(run, **chosen) if run else _planned(scenarios or [], device, plugins, **chosen)
+        _print_commands(tool, *planned, plugins, folder)
     else:
+        code: int = Exit.OK
         if run is None:
-            known[tool].refuse()
-            _time(scenarios or [], device, plugins, folder, **chosen)
+            known[tool].refuse()  # before minutes of timing
+            code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = _of_run(folder, **chosen)
-    if print_only:
-        _print_commands(tool, jobs, kind, plugins, folder)
-    elif import_file:
-        _keep(folder, known[tool].imported(import_file, [job.case.id for job in jobs]), plugins)
-    else:
         _refuse_another(folder, jobs, kind, plugins)
-        _profile(tool, jobs, kind, plugins, folder)
+        if code := _profile(tool, jobs, kind, plugins, folder) or code:
+            raise typer.Exit(code)
+
+
+def _refuse_together(
+    scenarios: list[str] | None, run: Path | None, output: Path | None, import_file: Path | None, *, print_only: bool
+) -> None:
+    """Raise UsageError for options that contradict each other."""
+    if import_file and print_only:
+        raise UsageError("--print and --import exclude each other", "name one of them")
+    if import_file and scenarios:
+        raise UsageError("--import takes a run that the file is about, not scenarios", "name it: --run FOLDER")
+    if run and output:
+        raise UsageError("--output is the folder of a new run, --run that of an old one", "name one of them")
+    if bool(scenarios) == (run is not None) and not import_file:
+        raise UsageError("name either scenarios or --run", "'harness list scenarios' shows the bundled ones")
+
+
+def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: Chosen) -> None:
+    """Show what a file tells, and attach it to the run if there is one."""
+    from harness import store
+
+    if run is None:
+        _show(tool.imported(file, []))
+        return
+    jobs, _ = _of_run(run, **chosen)
+    found = tool.imported(file, [job.case.id for job in jobs])
+    store.attach(run, found)
+    _tell(run, found, plugins)
 
 
 Chosen = Sequence[str] | None
@@ -135,25 +176,29 @@ def _planned(
 
 
 def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
-    """The cases of a run that have a time, and its kind of device."""
+    """The cases of a run that have a time, and its kind of device. Tells how many others it has."""
     from fnmatch import fnmatchcase
 
-    from harness import store
+    from harness import store, units
     from harness.cli import values
     from harness.model import Job
 
     run = store.load(folder)
     named = values.names(list(variants or ()))
-    jobs = [
-        Job(result.case)
+    meant = [
+        result
         for result in run.results
-        if result.status == "ok"
-        and (not only or any(fnmatchcase(result.case.id, glob) for glob in only))
+        if (not only or any(fnmatchcase(result.case.id, glob) for glob in only))
         and (not named or result.case.variant in named)
     ]
-    if not jobs:
-        raise UsageError(f"{folder}: no case with a time is like that", "leave out --only and --variants to see all")
-    return _alone(jobs), run.header.machine.kind
+    if not meant:
+        raise UsageError(f"{folder}: no case is like that", "leave out --only and --variants to have all")
+    timed = [result for result in meant if result.status == "ok"]
+    if not timed:
+        raise UsageError(f"{folder}: no case has a time", "correct what its report says of them first")
+    if less := len(meant) - len(timed):
+        typer.echo(f"left out: {units.plural(less, 'case')} without a time", err=True)
+    return _alone([Job(result.case) for result in timed]), run.header.machine.kind
 
 
 def _refuse_another(folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...]) -> None:
@@ -170,7 +215,9 @@ def _refuse_another(folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple
     timed = {m.case.op: m.code.digest for m in run.measurements if m.case.id in wanted and m.code}
     for name, digest in timed.items():
         op = catalogue.get(name)
-        if op is None or op.file is None or source.code(name, op.file).digest != digest:
+        if op is None:
+            raise UsageError(f"{folder}: has cases of '{name}', an op that isn't here", "name its file by --ops")
+        if op.file is None or source.code(name, op.file).digest != digest:
             raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
 
 
@@ -179,13 +226,18 @@ def _alone(jobs: Sequence[Job]) -> list[Job]:
     alone = [job for job in jobs if job.case.world == 1]
     if not alone:
         raise UsageError("every case is one of several devices", "profile cases with world=1")
+    if less := len(jobs) - len(alone):
+        typer.echo(f"left out: {less} of several devices", err=True)
     return alone
 
 
 def _time(
     scenarios: Sequence[str], device: str | None, plugins: tuple[Path, ...], folder: Path, **chosen: Chosen
-) -> None:
-    """Time the cases by `harness run`, into the folder. Raises typer.Exit if that can't be done."""
+) -> int:
+    """Time the cases by `harness run`, into the folder. Gives its exit code: 0, or that of cases that failed.
+
+    Raises typer.Exit if nothing could be timed.
+    """
     import subprocess
 
     from harness.processes import python
@@ -193,10 +245,16 @@ def _time(
     options = [f"--{name}={value}" for name, values in chosen.items() for value in values or ()]
     options += [f"--ops={plugin}" for plugin in plugins] + ([f"--device={device}"] if device else [])
     command = python.command("harness", ["run", *scenarios, *options, f"--output={folder}"])
-    code = subprocess.run(command, stdout=subprocess.DEVNULL, env=python.environment(), check=False).returncode
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, env=python.environment()) as timing:
+        try:
+            code = timing.wait()
+        except BaseException:
+            timing.terminate()
+            raise
     # Cases that failed have no time, and aren't profiled.
     if code not in (Exit.OK, Exit.CASES_FAILED):
         raise typer.Exit(code)
+    return code
 
 
 def _print_commands(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> None:
@@ -207,38 +265,44 @@ def _print_commands(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Pa
         typer.echo(_procedure.shown(line))
 
 
-def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> None:
-    """Run the cases under the tool, and keep what it found. Raises typer.Exit if a case failed under it."""
+def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> int:
+    """Run the cases under the tool, and keep what it found. Gives the exit code: that of cases that failed, or 0."""
+    from harness import store
     from harness.profile import _procedure
     from harness.profile._request import CaseRan
 
-    failed: list[CaseRan] = []
+    failed: set[str] = set()
     done: Counter[str] = Counter()
 
     def told(ran: CaseRan, which: str) -> None:
         done[which] += 1
         if ran.status not in ("ok", "unsupported"):
-            failed.append(ran)
+            failed.add(ran.case)
         run = f", run {which}" if which else ""
         ended = f"{ran.status}: {brief(ran.error)}" if ran.error else "profiled"
         typer.echo(f"[{done[which]}/{len(jobs)}{run}] {ran.case}: {ended}", err=True)
 
-    try:
-        found = _procedure.profile(tool, jobs, device=kind, plugins=plugins, folder=folder, told=told)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    _keep(folder, found.attachments, plugins)
+    found = _procedure.profile(
+        tool,
+        jobs,
+        device=kind,
+        plugins=plugins,
+        folder=folder,
+        told=told,
+        keep=lambda attachments: store.attach(folder, attachments),
+    )
+    _tell(folder, found.attachments, plugins)
+    for problem in found.problems:
+        typer.echo(f"warning: {tool}: {problem}", err=True)
     if failed:
-        typer.echo(f"{len({ran.case for ran in failed})} of {len(jobs)} cases failed under {tool}", err=True)
-        raise typer.Exit(Exit.CASES_FAILED)
+        typer.echo(f"{len(failed)} of {len(jobs)} cases failed under {tool}", err=True)
+    return Exit.CASES_FAILED if failed or found.problems else Exit.OK
 
 
-def _keep(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Path]) -> None:
-    """Attach what was found to the run, print it, and render the run's report again."""
-    from harness import store
+def _tell(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Path]) -> None:
+    """Print what was found, and render the run's report again."""
     from harness.cli import run
 
-    store.attach(folder, attachments)
     _show(attachments)
     run.write_report(folder, plugins)
     typer.echo(f"report: {folder}{os.sep}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.processes import python
 from harness.profile import Tool, _request, tools
@@ -21,6 +22,7 @@ from harness.profile._request import CaseRan, ProfileRequest
 FOLDER = "profile"
 """The folder of a run that has the files of profilers."""
 _LOOK_EVERY = 0.2  # seconds between two looks at the answers
+_SLOWER = 3.0  # how many times as long as when it is timed a case may take under a tool
 _LAST_LINES = 12  # of a tool's output that an error repeats
 _TARGET = "harness.profile._target"
 _WRITES_TRACES = ("torch",)  # tools that are a part of the process which they watch
@@ -31,10 +33,11 @@ Told = Callable[[CaseRan, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """What a tool found, and how each case ended under it."""
+    """What a tool found, how each case ended under it, and what went wrong with the tool itself."""
 
-    attachments: tuple[Attachment, ...]
-    cases: tuple[CaseRan, ...]
+    attachments: tuple[Attachment, ...] = ()
+    cases: tuple[CaseRan, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +50,37 @@ class Part:
 
     @property
     def request_file(self) -> Path:
-        return self.base.with_name(f"{self.base.name}.request.json")
+        return self.base.with_name(f"{self.base.name}{_request.REQUEST}")
 
 
 def profile(  # noqa: PLR0913 - the command line passes all of it, by name
-    name: str, jobs: Sequence[Job], *, device: str, plugins: Sequence[Path], folder: Path, told: Told
+    name: str,
+    jobs: Sequence[Job],
+    *,
+    device: str,
+    plugins: Sequence[Path],
+    folder: Path,
+    told: Told,
+    keep: Callable[[Sequence[Attachment]], None] = lambda _: None,
 ) -> Profiled:
     """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
-    A case that ends the process doesn't keep the cases after it from being run: they run in another process. Raises
-    MachineError if the tool can't be used here.
+    A case that ends the process doesn't keep the cases after it from being run: they run in another process. keep: gets
+    what was found as soon as it is known, so that nothing is lost with what comes later. Raises MachineError if the
+    tool can't be used here, or leaves nothing to read.
     """
     tool = tools()[name]
     tool.refuse()
-    todo, found = list(jobs), Profiled((), ())
+    todo, found = list(jobs), Profiled()
     while todo:
         part = prepared(name, todo, device=device, plugins=plugins, folder=folder)
-        ran = _carried_out(part, tool, told)
-        found = Profiled((*found.attachments, *_read(tool, part, ran)), (*found.cases, *ran))
+        ran, outputs = _carried_out(part, tool, told)
+        attachments = _read(tool, part, ran, outputs)
+        keep(attachments)
+        # A case that ended the process says itself what happened.
+        told_of = outputs[ran[-1].status in ("crashed", "timeout") :]
+        problems = (problem for output in told_of if (problem := output.problem(tool)))
+        found = Profiled((*found.attachments, *attachments), (*found.cases, *ran), (*found.problems, *problems))
         todo = todo[len(ran) :]
     return found
 
@@ -98,35 +114,60 @@ def _unused(home: Path, name: str) -> Iterator[Path]:
         number += 1
 
 
-def _carried_out(part: Part, tool: Tool, told: Told) -> list[CaseRan]:
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """What a command wrote, where that lies, and its return code, negative for a signal. late: it was stopped."""
+
+    text: str
+    log: Path
+    code: int
+    late: bool = False
+
+    @property
+    def last(self) -> str:
+        """The last lines, in one."""
+        lines = [line.strip() for line in self.text.splitlines()[-_LAST_LINES:] if line.strip()]
+        return " | ".join(lines) or f"it ended with {self.code} and without a word"
+
+    def problem(self, tool: Tool) -> str:
+        """What is wrong with the tool; '' if it ended well."""
+        if not self.code or self.late:
+            return ""
+        failure = tool.failure(self.text)
+        return f"{failure.message}; {failure.advice}" if failure else f"{self.last} (all of it: {self.log})"
+
+
+def _carried_out(part: Part, tool: Tool, told: Told) -> tuple[list[CaseRan], list[_Output]]:
     """Run the commands. Gives the cases that ended in the first one, with the one that ended the process, if one did.
 
-    Each later command runs the cases that ended well in the one before.
+    Each later command runs the cases that ended well in the first one.
     """
     first, *later = part.commands
     every = len(part.commands)
-    output, ran = _watched(first, part, partial(_tell, told, 1, every))
+    output, ran = _watched(first, 1, part, partial(_tell, told, 1, every))
     if len(ran) < len(part.request.jobs) and not (ran and ran[-1].status == "crashed"):
         ran = [*ran, _crashed(part.request.jobs[len(ran)], ran, tool, output)]
         _tell(told, 1, every, ran[-1])
-    # A case that ended the process is the last one.
-    again = part.request.jobs[: len(ran) - (ran[-1].status == "crashed")]
+    outputs = [output]
+    good = tuple(case.number for case in ran if case.status == "ok")
     for number, command in enumerate(later, 2):
-        if any(case.status == "ok" for case in ran):
-            _request.write(replace(part.request, jobs=again, checked=True), part.request_file)
+        if good:
+            _request.write(replace(part.request, checked=True, numbers=good), part.request_file)
             _request.answers_file(part.request_file).unlink(missing_ok=True)
-            _watched(command, part, partial(_tell, told, number, every))
-    return ran
+            outputs.append(_watched(command, number, part, partial(_tell, told, number, every))[0])
+    return ran, outputs
 
 
 def _tell(told: Told, number: int, every: int, ran: CaseRan) -> None:
     told(ran, f"{number}/{every}" if every > 1 else "")
 
 
-def _watched(command: Sequence[str], part: Part, ended: Callable[[CaseRan], None]) -> tuple[str, list[CaseRan]]:
+def _watched(
+    command: Sequence[str], number: int, part: Part, ended: Callable[[CaseRan], None]
+) -> tuple[_Output, list[CaseRan]]:
     """Run a command; give its output and the cases that ended, each of which is told when it ends."""
     answers = _request.answers_file(part.request_file)
-    log = part.base.with_name(f"{part.base.name}.log")
+    log = part.base.with_name(f"{part.base.name}.{number}.log")
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
@@ -137,40 +178,61 @@ def _watched(command: Sequence[str], part: Part, ended: Callable[[CaseRan], None
             start_new_session=True,  # so that the tool and what it runs end together
         )
         try:
-            for ran in _as_they_come(process, answers):
-                ended(ran)
+            late = not _followed(process, answers, ended, _patience(part))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return log.read_text(encoding="utf-8", errors="replace"), _request.answers(answers)
+            code = process.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return _Output(text, log, code, late), _request.answers(answers)
 
 
-def _as_they_come(process: subprocess.Popen[bytes], answers: Path) -> Iterator[CaseRan]:
-    seen = 0
-    running = True
+def _patience(part: Part) -> float:
+    """Seconds without an answer after which a case counts as one that never ends. Tools are slow."""
+    return _SLOWER * max(job.timing.timeout for job in part.request.jobs)
+
+
+def _followed(
+    process: subprocess.Popen[bytes], answers: Path, ended: Callable[[CaseRan], None], patience: float
+) -> bool:
+    """Tell each case that ends, until the process does. Gives False if no case ended for so many seconds."""
+    seen, since, running = 0, time.monotonic(), True
     while running:
         running = process.poll() is None
-        new = _request.answers(answers)[seen:]
-        yield from new
-        seen += len(new)
+        for ran in _request.answers(answers)[seen:]:
+            ended(ran)
+            seen, since = seen + 1, time.monotonic()
         if running:
+            if time.monotonic() - since > patience:
+                return False
             time.sleep(_LOOK_EVERY)
+    return True
 
 
-def _crashed(job: Job, before: Sequence[CaseRan], tool: Tool, output: str) -> CaseRan:
+def _crashed(job: Job, before: Sequence[CaseRan], tool: Tool, output: _Output) -> CaseRan:
     """The case at which the process ended. Raises MachineError if it was the first one, and the tool was the reason."""
-    if not before and (failure := tool.failure(output)):
+    if not before and (failure := tool.failure(output.text)):
         raise failure
-    last = " | ".join(line.strip() for line in output.splitlines()[-_LAST_LINES:] if line.strip())
-    return CaseRan(job.case.id, len(before) + 1, "crashed", last or "the process ended without a word")
+    if output.late:
+        return CaseRan(job.case.id, len(before) + 1, "timeout", "it didn't end under the tool")
+    return CaseRan(job.case.id, len(before) + 1, "crashed", output.last)
 
 
-def _read(tool: Tool, part: Part, ran: Sequence[CaseRan]) -> list[Attachment]:
-    """What the tool found of the cases that ended well, with the names of its files in the run's folder."""
+def _read(tool: Tool, part: Part, ran: Sequence[CaseRan], outputs: Sequence[_Output]) -> list[Attachment]:
+    """What the tool found of the cases that ended well, with the names of its files in the run's folder.
+
+    Raises MachineError if it left nothing that can be read.
+    """
     ids = [case.case if case.status == "ok" else "" for case in ran]
     if not any(ids):
         return []
     home = part.base.parents[1]
-    found = tool.read(part.base, ids, part.request.calls)
+    try:
+        found = tool.read(part.base, ids, part.request.calls)
+    except UsageError as error:
+        for output in outputs:
+            if failure := tool.failure(output.text):
+                raise failure from None
+        told = f"{error.message}; the tool's last words: {outputs[-1].last}"
+        raise MachineError(told, f"all of them are in {outputs[-1].log}") from None
     return [replace(one, files=tuple(str(Path(name).relative_to(home)) for name in one.files)) for one in found]

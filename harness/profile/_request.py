@@ -9,12 +9,15 @@ from harness.model import Job, Status
 from harness.profile import CALLS
 from harness.store import dump, parse
 
+REQUEST = ".request.json"
+"""Ends the name of the file of a request."""
+
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
     """The cases to run, as for timing, but each only `calls` times. plugins: files with more ops.
 
-    checked: the cases were checked by a process before this one.
+    checked: the cases were checked by a process before this one. numbers: of the cases to run, from 1; all if empty.
 
     traces: where torch's own profiler writes a trace of each case, as the beginning of file names; "" for none.
     """
@@ -25,6 +28,7 @@ class ProfileRequest:
     calls: int = CALLS
     traces: str = ""
     checked: bool = False
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,13 @@ def answers(file: Path) -> list[CaseRan]:
         return []
     *lines, _ = file.read_text(encoding="utf-8").split("\n")
     return [parse(CaseRan, line) for line in lines]
+
+
+def beside(file: Path) -> ProfileRequest | None:
+    """The request that a file of a tool came from, by the beginning of its name; None if it isn't beside the file."""
+    found = [path for path in file.parent.glob(f"*{REQUEST}") if file.name.startswith(path.name.removesuffix(REQUEST))]
+    # Of ncu-1 and ncu-11, the longer name is meant.
+    return read(max(found, key=lambda path: len(path.name))) if found else None
 
 
 def answers_file(request: Path) -> Path:

@@ -34,6 +34,8 @@ def main(arguments: list[str]) -> int:
     catalogue = Catalogue(tuple(map(Path, request.plugins)))
     with _request.answers_file(file).open("a", encoding="utf-8") as answers:
         for number, job in enumerate(request.jobs, 1):
+            if request.numbers and number not in request.numbers:
+                continue
             ran = _ran(request, job, number, catalogue[job.case.op], device)
             answers.write(f"{dump(ran)}\n")
             answers.flush()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, KernelProfile
-from harness.profile import CALLS, MARK
+from harness.profile import MARK, _request
 from harness.profile._ncu_metrics import BYTES, DETAILS, SECTIONS, translated
 
 SUMMARY = "hardware counters of each kernel (Nsight Compute)"
 SUFFIXES = (".ncu-rep", ".csv")
 
-_OLDEST = (2022, 2)  # the first that knows sm_90
+_OLDEST = (2022, 3)  # of CUDA 11.8, the first toolkit for sm_90
 _PARTS = ("bytes", "details")
 _SUFFIX = ".ncu-rep"
 _NAME, _GRID, _ID = "Kernel Name", "Grid Size", "ID"
@@ -27,12 +29,18 @@ _PERMISSION = (
     "(developer.nvidia.com/ERR_NVGPUCTRPERM); 'harness profile torch' needs no counters"
 )
 _CONTAINER = "give the container the driver's libcuda and libnvidia-ml of the host; some sandboxes can't have counters"
+_END_IT = "end it (dcgm-exporter reads counters, too)"
 _FAILURES = (
     ("ERR_NVGPUCTRPERM", "the driver doesn't let this user read counters", _PERMISSION),
     ("LibraryNotLoaded", "Nsight Compute can't reach the driver's profiler", _CONTAINER),
     ("driver is not compatible", "Nsight Compute and the driver don't fit", "update the driver, or take an older ncu"),
     ("InterprocessLockFile", "another profiler holds Nsight Compute's lock", "wait for it, or remove the lock file"),
     ("already in use", "another profiler uses this GPU's counters", "end it (dcgm-exporter reads counters, too)"),
+    (
+        "concurrently collecting",
+        "another profiler uses this GPU's counters",
+        "end it (dcgm-exporter reads counters, too)",
+    ),
 )
 """What Nsight Compute writes, what it means, and what to do."""
 
@@ -42,7 +50,10 @@ def refuse() -> None:
     found = shutil.which("ncu")
     if not found:
         raise MachineError("ncu isn't on the PATH", f"{_WHERE}; 'harness profile torch' needs nothing")
-    told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        told = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise MachineError(f"{found} doesn't run: {error}", _WHERE) from None
     version = re.search(r"Version (\d+)\.(\d+)", told)
     if version and (int(version[1]), int(version[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
@@ -70,29 +81,37 @@ def failure(output: str) -> MachineError | None:
 
 
 def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
-    """The counters of each case: bytes and times of the first run, where it has them, and all else of the second."""
-    first, second = (_by_case(_rows(_report(base, part)), cases) for part in _PARTS)
+    """The counters of each case: bytes and times of the first run, where it has them, and all else of the second.
+
+    One of the two reports may be missing, if that run failed.
+    """
+    reports = [_report(base, part) for part in _PARTS]
+    if not any(report.exists() for report in reports):
+        raise UsageError(f"{reports[0]}: there is no such file", "ncu writes it when a kernel was counted")
+    first, second = (_by_case(_rows(report), cases) if report.exists() else {} for report in reports)
     return [
-        _attachment(case, _with(_kernels(first[case], calls), _kernels(second[case], calls)))
-        for case in filter(None, cases)
-        if first[case] or second[case]
+        _attachment(case, _with(_kernels(first.get(case, ()), calls), _kernels(second.get(case, ()), calls)))
+        for case in cases
+        if case and (first.get(case) or second.get(case))
     ]
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
     """The counters in a report, or in its raw page as CSV (ncu --import FILE --page raw --csv --print-units base).
 
-    The marks of a report that our command made say which case a kernel belongs to. Without marks all kernels belong to
-    the only case, or to none ('') if no case is named, and it was called once.
+    A report of our command lies beside its request, which tells the cases; then both of its parts are read. Any other
+    report is about the only case of `cases`, or about none (''), and the case was called once.
     """
+    if request := _request.beside(file):
+        base = file.with_name(file.name.partition(".")[0])
+        every = [job.case.id for job in request.jobs]
+        return read(base, [case if case in cases or not cases else "" for case in every], request.calls)
     rows = list(_rows(file))
-    if cases and any(row[_NAME].startswith(MARK) for row in rows):
-        found = _by_case(rows, cases)
-        return [_attachment(case, _kernels(found[case], CALLS)) for case in cases if found[case]]
+    if any(row[_NAME].startswith(MARK) for row in rows):
+        advice = f"put the request, {file.name.partition('.')[0]}{_request.REQUEST}, beside it"
+        raise UsageError(f"{file}: is of several cases, and what they are isn't known", advice)
     if len(cases) > 1:
-        raise UsageError(
-            f"{file}: doesn't tell which of {len(cases)} cases it is about", "choose one by --only, or run our command"
-        )
+        raise UsageError(f"{file}: doesn't tell which of {len(cases)} cases it is about", "choose one by --only")
     return [_attachment(cases[0] if cases else "", _kernels(rows, 1))]
 
 
@@ -101,32 +120,50 @@ def _report(base: Path, part: str) -> Path:
 
 
 Row = dict[str, str]
+_TO_BASE = {
+    "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9,
+    "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "Khz": 1e3, "Mhz": 1e6, "Ghz": 1e9,
+}  # fmt: skip
+"""What ncu's units are in its base units, which are ns, bytes and Hz."""
+_CYCLES = {"cycle/nsecond": 1e9, "cycle/ns": 1e9, "cycle/usecond": 1e6, "cycle/us": 1e6}
 
 
 def _rows(file: Path) -> Iterator[Row]:
-    """The kernels of a report, or of the CSV of its raw page, each with its columns as text."""
+    """The kernels of a report, or of the CSV of its raw page, each with its columns as text, in base units."""
     import csv
     import io
 
-    if not file.exists():
-        raise UsageError(f"{file}: there is no such file", "ncu writes it when a kernel was counted")
+    if not file.is_file():
+        raise UsageError(f"{file}: there is no such file", "name a report of ncu, or its raw page as CSV")
     text = _exported(file) if file.suffix == _SUFFIX else file.read_text(encoding="utf-8", errors="replace")
     start = text.find(f'"{_ID}"')
-    if start < 0:
-        raise UsageError(
-            f"{file}: isn't the raw page of a report of ncu", "make it by: ncu --import REPORT --page raw --csv"
-        )
-    rows = csv.DictReader(io.StringIO(text[start:]))
+    rows = csv.DictReader(io.StringIO(text[start:] if start >= 0 else ""))
+    columns = rows.fieldnames or ()
+    if not {_ID, _NAME, _GRID} <= {*columns} or "Metric Name" in columns:
+        how = "make it by: ncu --import REPORT --page raw --csv --print-units base"
+        raise UsageError(f"{file}: isn't the raw page of a report of ncu", how)
+    scales: dict[str, float] = {}
     for row in rows:
-        # The first row has the units.
         if row[_ID]:
-            yield row
+            yield {name: _scaled(text, scales.get(name, 1.0)) for name, text in row.items()}
+        else:  # the row with the units
+            scales = {name: _TO_BASE.get((unit or "").partition("/")[0], 1.0) for name, unit in row.items()}
+            scales |= {name: _CYCLES[unit] for name, unit in row.items() if unit in _CYCLES}
+
+
+def _scaled(text: str | None, scale: float) -> str:
+    if scale == 1.0 or not text:
+        return text or ""
+    return str(float(text.replace(",", "")) * scale)
 
 
 def _exported(report: Path) -> str:
     command = ["ncu", "--import", str(report), "--page", "raw", "--csv", "--print-units", "base"]
     refuse()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise MachineError(f"ncu doesn't run: {error}", _WHERE) from None
     if done.returncode:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise UsageError(
@@ -161,10 +198,10 @@ def _numbers(row: Row) -> dict[str, float]:
     """The columns that hold a number."""
     found = {}
     for name, text in row.items():
-        try:
-            found[name] = float((text or "").replace(",", ""))
-        except ValueError:
-            continue
+        with suppress(ValueError):
+            value = float(text.replace(",", ""))
+            if math.isfinite(value):
+                found[name] = value
     return found
 
 

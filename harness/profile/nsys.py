@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.errors import MachineError, UsageError, brief
 from harness.model import Attachment
-from harness.profile import CALLS, _nsys_cases, _nsys_sqlite
+from harness.profile import CALLS, _nsys_cases, _nsys_sqlite, _request
 
 SUMMARY = "kernels of each call with their times, the gaps between them, copies, and the time in CUDA calls"
 SUFFIXES = (".sqlite", ".nsys-rep")
@@ -123,7 +123,8 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
     Without `cases`, those of the recording count. In a recording of another program these are its outermost NVTX
     ranges, or the whole by the id ''; then a figure is of a range.
     """
-    return recorded(file, cases, CALLS if cases else 0)
+    request = _request.beside(file)
+    return recorded(file, cases, request.calls if request else CALLS if cases else 0)
 
 
 def recorded(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:

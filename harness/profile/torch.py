@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
-from harness.profile import _timeline, _trace
+from harness.profile import _request, _timeline, _trace
 from harness.profile._families import FAMILIES
 from harness.profile._script import OWN
 from harness.profile._timeline import SHORT_GAP, Timeline
@@ -82,7 +83,15 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
-    """The same of a trace that was made elsewhere, of one case or of none. Its figures are of the whole trace."""
+    """The same of a trace that was made elsewhere: by our command, whose request lies beside it, or by any program.
+
+    The trace of a program is about the only one of `cases`, or about none (''); its figures are of the whole trace.
+    """
+    number = re.search(r"-(\d+)\.json", file.name)
+    if (request := _request.beside(file)) and number:
+        case = request.jobs[int(number[1]) - 1].case.id
+        found = replace(_attachment(case, file, request.calls), files=())
+        return [found] if case in cases or not cases else []
     if len(cases) > 1:
         raise UsageError(f"{file}: doesn't tell which of {len(cases)} cases it is about", "choose one by --only")
     return [replace(_attachment(case, file, 1), files=()) for case in (*cases, "")[:1]]
@@ -162,3 +171,6 @@ def _exit_code(started: Sequence[str], environment: dict[str, str]) -> int:
                 return process.wait()
             except KeyboardInterrupt:
                 continue
+            except BaseException:  # SIGTERM, which reaches this process alone
+                process.terminate()
+                raise

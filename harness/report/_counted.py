@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -130,7 +131,7 @@ def bytes_of(line: Line) -> tuple[Attachment, Traffic] | None:
     A case of which no kernel was seen has none: its bytes were moved by the driver, whose copies no counter follows.
     """
     for attachment in reversed(line.attachments):
-        values = dict(attachment.values)
+        values = {name: value for name, value in attachment.values if math.isfinite(value)}
         if {"read_bytes", "written_bytes"} <= values.keys() and values.get("kernels", 1):
             return attachment, Traffic(round(values["read_bytes"]), round(values["written_bytes"]))
     return None

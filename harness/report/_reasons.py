@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from harness import units
 from harness.report._counted import LIMIT, Counted, Gap
+from harness.report._names import kernel_name
 
 UNEXPLAINED = "not explained"
 _NEARLY = 2
@@ -134,15 +135,9 @@ def several_kernels(gap: Gap) -> str | None:
     moved = sorted(((launches * each, name) for name, launches, each in seen), reverse=True)
     if not gap.is_covered_by(sum(bytes_ for bytes_, _ in moved) - max(each for *_, each in seen)):
         return None
-    listed = ", ".join(f"{_short(name)} {_size(bytes_)}" for bytes_, name in moved[:_MOST_KERNELS])
+    listed = ", ".join(f"{kernel_name(name, _NAME)} {_size(bytes_)}" for bytes_, name in moved[:_MOST_KERNELS])
     more = ", ..." if len(moved) > _MOST_KERNELS else ""
     return f"{gap.part} by {units.significant(gap.of.launches, 3)} kernels a call: {listed}{more}"
-
-
-def _short(name: str) -> str:
-    """The name of a kernel without its type, its template's arguments and its parameters."""
-    plain = name.removeprefix("void ").partition("(")[0].partition("<")[0].strip() or name
-    return plain if len(plain) <= _NAME else f"{plain[: _NAME - 1]}…"
 
 
 def local_memory(gap: Gap) -> str | None:

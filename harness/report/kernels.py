@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness import units
 from harness.model import COUNTERS, PIPE, STALL, Attachment, KernelProfile
+from harness.report._names import kernel_name
 from harness.report.tree import Column, Table, text_column
 from harness.units import Unit
 
@@ -36,8 +37,8 @@ def _table(attachment: Attachment) -> Table:
     kernels = attachment.kernels
     values = [dict(kernel.values) for kernel in kernels]
     columns = [
-        text_column("kernel", (_short(kernel.name) for kernel in kernels), code=True),
-        Column("launches", tuple(k.launches for k in kernels), units.COUNT, keep=len(_SHOWN) + 1),
+        text_column("kernel", (kernel_name(kernel.name, _LONGEST_NAME) for kernel in kernels), code=True),
+        Column("launches", tuple(f"{k.launches:.4g}" for k in kernels), keep=len(_SHOWN) + 1),
     ]
     for place, name in enumerate(_SHOWN):
         cells = tuple(own.get(name, "") for own in values)
@@ -48,13 +49,7 @@ def _table(attachment: Attachment) -> Table:
     columns.append(text_column("stalls", (_largest(kernel, STALL) for kernel in kernels), keep=3))
     columns.append(text_column("pipes", (_largest(kernel, PIPE) for kernel in kernels), keep=2))
     about = attachment.case or "a program"
-    return Table(tuple(column for column in columns if not column.is_empty), f"{about}, by {attachment.tool}:")
-
-
-def _short(name: str) -> str:
-    """A kernel's name without what its templates and arguments add, and no longer than a table can hold."""
-    plain = name.removeprefix("void ").split("<")[0].split("(")[0]
-    return plain if len(plain) <= _LONGEST_NAME else f"{plain[: _LONGEST_NAME - 1]}…"
+    return Table(tuple(column for column in columns if not column.is_empty), f"{about}, by {attachment.tool}")
 
 
 def _largest(kernel: KernelProfile, start: str) -> str:

@@ -6,6 +6,7 @@ counts everything a launch takes 30 us, in the one that counts bytes alone 20 us
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,9 @@ UNITS = {"gpu__time_duration.sum": "ns", "dram__bytes_read.sum": "byte", "dram__
 
 def main(arguments: list[str]) -> int:
     report = Path(arguments[arguments.index("--export") + 1])
+    if (fails := os.environ.get("FAKE_FAILS")) and fails in report.name:
+        print("no luck today")
+        return 1
     metrics = arguments[arguments.index("--metrics") + 1].split(",")
     target = arguments[arguments.index("--export") + 2 :]
     code = subprocess.run(target, check=False).returncode

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from harness import devices, source, store
 from harness.cli import profile, run
-from harness.errors import UsageError
+from harness.errors import MachineError, UsageError
 from harness.model import Case, Header, Job, Measurement, Run
 from harness.ops import Catalogue
 
@@ -50,7 +50,7 @@ def test_what_the_tool_found_stands_in_the_run(folder: Path) -> None:
     assert (attachment.case, attachment.tool) == (TUNED, "ncu")
     assert dict(attachment.values)["read_bytes"] == 4096
     assert "copy_kernel" in done.output
-    assert f"{TUNED}, by ncu:" in done.output
+    assert f"{TUNED}, by ncu" in done.output
     assert (folder / "report.md").read_text() == "rendered again"
 
 
@@ -97,6 +97,54 @@ def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, mo
         profile._refuse_another(measured, jobs, "cpu", ())
 
 
+def test_cases_without_a_time_are_told(folder: Path) -> None:
+    lines = (folder / "results.jsonl").read_text().splitlines()
+    changed = [line.replace('"status": "ok"', '"status": "wrong"') if '"dropout"' in line else line for line in lines]
+    (folder / "results.jsonl").write_text("\n".join(changed) + "\n")
+    error = profiled("ncu", "--run", folder, "--only", "dropout/*").exception
+    assert isinstance(error, UsageError)
+    assert error.message.endswith("no case has a time")
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*", "--only", "relu_mask/*", "--print")
+    assert "left out: 1 case without a time" in done.output
+
+
+def test_a_tool_that_fails_after_its_cases_is_told(folder: Path, on_the_path: Callable[[str, str], Path]) -> None:
+    light = Path(__file__).with_name("light_target.py")
+    run = f'for last; do :; done; {sys.executable} -S {light} "$last"; echo "==ERROR== ERR_NVGPUCTRPERM"'
+    on_the_path("ncu", f'case "$1" in --version) echo Version 2025.3;; *) {run};; esac')
+    error = profiled("ncu", "--run", folder, "--only", "dropout/*").exception
+    assert isinstance(error, MachineError)
+    assert "doesn't let this user read counters" in error.message
+
+
+@pytest.mark.usefixtures("fake_ncu")
+def test_bytes_are_kept_if_the_second_run_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_FAILS", "details")
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*")
+    assert done.exit_code == 5
+    assert "warning: ncu: no luck today" in done.output
+    (attachment,) = store.load(folder).attachments
+    assert dict(attachment.values)["read_bytes"] == 4096
+    assert "instructions" not in dict(attachment.kernels[0].values)
+
+
+@pytest.mark.usefixtures("fake_ncu")
+def test_a_report_of_our_command_is_imported_by_its_request(folder: Path) -> None:
+    profiled("ncu", "--run", folder, "--only", "dropout/*", "--only", "relu_mask/*")
+    before = store.load(folder).attachments
+    (folder / "attachments.jsonl").unlink()
+    report = folder / "profile" / "ncu-1.details.ncu-rep"
+    done = profiled("ncu", "--run", folder, "--only", "dropout/*", "--import", report)
+    assert done.exit_code == 0, done.output
+    # Of two cases the one that was asked for, with the bytes of the other part.
+    assert store.load(folder).attachments == tuple(found for found in before if found.case == TUNED)
+    request = folder / "profile" / "ncu-1.request.json"
+    request.unlink()
+    error = profiled("ncu", "--run", folder, "--only", "dropout/*", "--import", report).exception
+    assert isinstance(error, UsageError)
+    assert "ncu-1.request.json, beside it" in error.advice
+
+
 def test_print_runs_nothing(folder: Path) -> None:
     done = profiled("ncu", "--run", folder, "--only", "dropout/*", "--print")
     first, second = done.output.splitlines()
@@ -124,7 +172,7 @@ def test_a_file_alone_is_shown(tmp_path: Path) -> None:
     page.write_text("\n".join(rows))
     done = profiled("ncu", "--import", page)
     assert done.exit_code == 0, done.output
-    assert "a program, by ncu:" in done.output
+    assert "a program, by ncu" in done.output
     assert "5.000 GB" in done.output
 
 
@@ -135,7 +183,11 @@ def test_a_file_alone_is_shown(tmp_path: Path) -> None:
         (("ncu",), "name either scenarios or --run"),
         (("ncu", "quick", "--run", "mine"), "name either scenarios or --run"),
         (("ncu", "quick", "--import", "a.csv"), "--import takes a run"),
-        (("ncu", "--run", "mine", "--only", "softmax/none/*"), "no case with a time is like that"),
+        (("ncu", "--run", "mine", "--only", "softmax/none/*"), "no case is like that"),
+        (("ncu", "--run", "mine", "--output", "b"), "--output is the folder of a new run"),
+        (("ncu", "--run", "mine", "--import", "a", "--print"), "--print and --import exclude each other"),
+        (("torch", "quick", "--", "x.py"), "takes no option but --output"),
+        (("torch", "--"), "no script of Python's"),
     ],
 )
 def test_what_can_not_be_done_is_said(folder: Path, arguments: tuple[str, ...], said: str) -> None:

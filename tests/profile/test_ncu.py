@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from harness.errors import MachineError, UsageError
-from harness.model import COUNTERS
-from harness.profile import CALLS, ncu
+from harness.model import COUNTERS, Case, Job
+from harness.profile import CALLS, _request, ncu
 from harness.profile._ncu_metrics import _NAMES, BYTES, DETAILS, translated
+from harness.profile._request import ProfileRequest
 
 CASES = ["copy/a/float32/N8", "copy/b/float32/N8", "copy/c/float32/N8"]
 METRICS = ("gpu__time_duration.sum", "dram__bytes_read.sum", "dram__bytes_write.sum", "launch__registers_per_thread")
@@ -35,11 +36,24 @@ def written(file: Path, kernels: Sequence[Kernel]) -> Path:
     return file
 
 
+def ours(base: Path, kernels: Sequence[Kernel]) -> Path:
+    """A report of our command: beside its request, of which only the ids count here."""
+    jobs = tuple(Job(Case("copy", name, "float32", (("N", 8),))) for name in "abc")
+    _request.write(ProfileRequest("cuda", (), jobs), base.with_name(f"{base.name}{_request.REQUEST}"))
+    return written(base.with_name(f"{base.name}.details.ncu-rep"), kernels)
+
+
+@pytest.fixture
+def reads(on_the_path: Callable[[str, str], Path]) -> None:
+    on_the_path("ncu", 'case "$1" in --version) echo "Version 2025.3";; --import) exec cat "$2";; esac')
+
+
+@pytest.mark.usefixtures("reads")
 def test_kernels_belong_to_the_case_whose_mark_is_ahead_of_them(tmp_path: Path) -> None:
     two: list[Kernel] = [("sum", 4, [2_000, 1_024, 0, 16]), ("divide", 8, [6_000.5, 2_048, 4_096, 32])]
     one: list[Kernel] = [("sum", 4, [1_000, 512, 0, 16])]
-    file = written(tmp_path / "a.csv", [mark(1), *two * CALLS, mark(3), *one * 2 * CALLS])
-    a, c = ncu.imported(file, CASES)
+    ours(tmp_path / "ncu-1", [mark(1), *two * CALLS, mark(3), *one * 2 * CALLS])
+    a, c = ncu.read(tmp_path / "ncu-1", CASES, CALLS)
     assert (a.case, c.case, a.tool) == (CASES[0], CASES[2], "ncu")
     assert dict(a.values) == pytest.approx({"kernels": 2, "time": 8.0005e-6, "read_bytes": 3072, "written_bytes": 4096})
     assert [(kernel.name, kernel.launches) for kernel in a.kernels] == [("sum", 1), ("divide", 1)]
@@ -50,10 +64,39 @@ def test_kernels_belong_to_the_case_whose_mark_is_ahead_of_them(tmp_path: Path) 
     assert [(kernel.name, kernel.launches) for kernel in c.kernels] == [("sum", 2)]
 
 
+@pytest.mark.usefixtures("reads")
 def test_figures_of_a_kernel_are_means_of_its_launches(tmp_path: Path) -> None:
     launches: list[Kernel] = [("sum", 4, [1_000 * (i + 1), 0, 0, 16]) for i in range(CALLS)]
-    (found,) = ncu.imported(written(tmp_path / "a.csv", [mark(1), *launches]), CASES[:1])
+    ours(tmp_path / "ncu-1", [mark(1), *launches])
+    (found,) = ncu.read(tmp_path / "ncu-1", CASES[:1], CALLS)
     assert dict(found.kernels[0].values)["time"] == pytest.approx(1e-6 * (CALLS + 1) / 2)
+
+
+@pytest.mark.usefixtures("reads")
+def test_an_imported_report_of_ours_goes_by_its_request_and_not_by_what_is_asked_for(tmp_path: Path) -> None:
+    report = ours(tmp_path / "ncu-1", [mark(3), *[("sum", 4, [1_000, 512, 0, 16])] * CALLS])
+    (found,) = ncu.imported(report, [CASES[2], "another/case/float32/N1"])
+    assert found.case == CASES[2]
+    assert ncu.imported(report, [CASES[0]]) == []
+    marked = written(tmp_path / "mine.csv", [mark(1), ("sum", 4, [1, 1, 1, 1])])
+    with pytest.raises(UsageError, match="is of several cases"):
+        ncu.imported(marked, CASES[:1])
+
+
+def test_other_units_become_base_units(tmp_path: Path) -> None:
+    text = page([("mine", 4, [20.5, 100.25, 50, 16])]).replace('"ns","byte","byte"', '"usecond","Mbyte","Gbyte"')
+    (tmp_path / "a.csv").write_text(text)
+    (found,) = ncu.imported(tmp_path / "a.csv", [])
+    assert dict(found.kernels[0].values) == pytest.approx(
+        {"time": 20.5e-6, "read_bytes": 100.25e6, "written_bytes": 50e9, "registers": 16}
+    )
+
+
+def test_what_was_not_counted_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(page([("mine", 4, [20, 1, 2, 16])]).replace('"1"', '"nan"').replace('"2"', '"n/a"'))
+    (found,) = ncu.imported(tmp_path / "a.csv", [])
+    assert dict(found.kernels[0].values) == pytest.approx({"time": 20e-9, "registers": 16})
+    assert dict(found.values) == pytest.approx({"kernels": 1, "time": 20e-9})
 
 
 def test_a_report_without_marks_is_about_the_only_case(tmp_path: Path) -> None:
@@ -69,8 +112,14 @@ def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     other.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match=r"a\.csv: isn't the raw page"):
         ncu.imported(other, CASES)
-    with pytest.raises(UsageError, match="no such file"):
-        ncu.imported(tmp_path / "b.csv", CASES)
+    for missing in (tmp_path / "b.csv", tmp_path):
+        with pytest.raises(UsageError, match="no such file"):
+            ncu.imported(missing, CASES)
+    other.write_text(
+        '"ID","Kernel Name","Grid Size","Metric Name","Metric Value"\n"0","k","(1, 1, 1)","Duration","3"\n'
+    )
+    with pytest.raises(UsageError, match="isn't the raw page"):
+        ncu.imported(other, CASES)
 
 
 def test_a_report_that_ncu_can_not_read_is_refused(tmp_path: Path, on_the_path: Callable[[str, str], Path]) -> None:
@@ -149,7 +198,7 @@ def test_a_missing_and_an_old_tool_are_refused(
         with pytest.raises(MachineError, match="isn't on the PATH"):
             ncu.refuse()
     on_the_path("ncu", "echo 'Version 2021.3.1.0 (build 5)'")
-    with pytest.raises(MachineError, match=r"ncu 2021\.3 is too old: 2022\.2 or later"):
+    with pytest.raises(MachineError, match=r"ncu 2021\.3 is too old: 2022\.3 or later"):
         ncu.refuse()
     on_the_path("ncu", "echo 'Version 2025.3.1.0 (build 5)'")
     ncu.refuse()

@@ -60,7 +60,7 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
     if warnings := _facts.warnings(run):
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if seen := tuple(kernels.tables(run.attachments)):
-        blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details(f"All {plural(len(seen), 'table')}", seen))))
+        blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:

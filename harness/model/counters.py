@@ -44,6 +44,8 @@ _EVERY = (
     Counter("load_sectors", "sectors loaded", "", "of 32 bytes, that these requests touched"),
     Counter("store_requests", "stores", "", "requests of warps to write global memory"),
     Counter("store_sectors", "sectors stored", "", "of 32 bytes, that these requests touched"),
+    Counter("load_bytes_a_sector", "bytes used a sector loaded", "B", "of its 32 bytes, those that lanes asked for"),
+    Counter("store_bytes_a_sector", "bytes used a sector stored", "B", "of its 32 bytes, those that lanes wrote"),
     Counter("local_sectors", "local sectors", "", "of 32 bytes, that loads and stores of local memory touched"),
     Counter("shared_wavefronts", "shared wavefronts", "", "cycles that accesses of shared memory took"),
     Counter("shared_conflicts", "bank conflicts", "", "of these cycles, those that bank conflicts added"),

@@ -32,6 +32,8 @@ _NAMES: dict[str, tuple[float, tuple[str, ...]]] = {
     "load_sectors": (_PLAIN, ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",)),
     "store_requests": (_PLAIN, ("l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",)),
     "store_sectors": (_PLAIN, ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",)),
+    "load_bytes_a_sector": (_PLAIN, ("smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio",)),
+    "store_bytes_a_sector": (_PLAIN, ("smsp__sass_average_data_bytes_per_sector_mem_global_op_st.ratio",)),
     "local_sectors": (
         _PLAIN,
         ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from harness.explain import Known, Reason
+    from harness.explain import Known, Newest, Reason
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -51,41 +51,46 @@ def command(
     from harness.errors import UsageError
 
     found = explain.newest(case, [run or _HOME])
-    tell_losses(*{id(run): run for _, run in found.values()}.values())
+    tell_losses(*{id(own.run): own.run for own in found.values()}.values())
     console = open_console()
-    for number, (key, (folder, stored)) in enumerate(found.items()):
+    for number, (key, newest) in enumerate(found.items()):
         if number:
             console.print()
         try:
-            known = explain.known(stored, key)
+            known = explain.known(newest.run, key)
         except UsageError as error:
             if len(found) == 1:
                 raise
             console.print(f"{error.message}.", markup=False)
             continue
-        _show(known, folder, explain.explain(known), console)
+        _show(known, newest, explain.explain(known), console)
 
 
-def _show(known: Known, folder: Path, reasons: Sequence[Reason], console: Console) -> None:
+def _show(known: Known, newest: Newest, reasons: Sequence[Reason], console: Console) -> None:
     """The case, its verdict with the sums and the remedy, then the other reasons, and how to learn more."""
     from harness import explain
 
     console.print(known.case.id, style="bold", markup=False, soft_wrap=True)
-    for line in _facts(known, folder):
+    for line in _facts(known, newest):
         _tell(console, line)
     _tell(console, explain.verdict(known, reasons), style="bold")
-    if reasons:
-        _body(console, reasons[0])
-    for number, reason in enumerate(reasons[1:], 2):
+    causes = [reason for reason in reasons if not reason.aside]
+    if causes:
+        _body(console, causes[0])
+    for number, reason in enumerate(causes[1:], 2):
         _tell(console, f"{number}. {reason.verdict}")
         _body(console, reason)
-    if not known.kernels and not known.near_ceiling and known.case.device == "cuda":
+    for reason in reasons:
+        if reason.aside:
+            _tell(console, f"Besides: {reason.verdict}")
+            _body(console, reason)
+    if not known.has_counters and not known.near_ceiling and known.case.device == "cuda":
         _tell(console, "There are no counters of this case yet; they tell more:")
         # One line, so that it can be pasted.
         console.print(f"    {explain.command(known.scenario, known.case)}", markup=False, soft_wrap=True)
 
 
-def _facts(known: Known, folder: Path) -> list[str]:
+def _facts(known: Known, newest: Newest) -> list[str]:
     bound, of_ceiling = known.subject.bound, known.of_ceiling
     told = "no ceiling is known"
     if bound and of_ceiling is not None:
@@ -95,8 +100,12 @@ def _facts(known: Known, folder: Path) -> list[str]:
         others = ", ".join(f"{s.variant} {units.seconds(s.time)}" for s in known.siblings[:_FASTEST])
         more = len(known.siblings) - _FASTEST
         lines.append(f"other variants: {others}" + (f", and {more} slower" if more > 0 else ""))
-    counters = f"{known.tool}, {units.plural(len(known.kernels), 'kernel')}" if known.kernels else "none"
-    return [*lines, f"run: {folder}; counters: {counters}"]
+    seen = f"{known.tool}, {units.plural(len(known.kernels), 'kernel')}" if known.kernels else "none"
+    counters = seen if known.has_counters or not known.kernels else f"none (of {seen}, only times)"
+    lines.append(f"run: {newest.folder}; counters: {counters}")
+    if newest.counted and not known.has_counters:
+        lines.append(f"an older run, {newest.counted}, has counters: name it by --run")
+    return lines
 
 
 def _body(console: Console, reason: Reason) -> None:

@@ -6,8 +6,20 @@ It reads what is known of a case (`Known`), and gives reasons (`Reason`), each w
 
 from __future__ import annotations
 
-from harness.explain._known import command, known, newest
+from harness.explain._known import Newest, command, known, newest
 from harness.explain._records import Known, Reason, Seen, Sibling
 from harness.explain._rules import all_rules, explain, verdict
 
-__all__ = ["Known", "Reason", "Seen", "Sibling", "all_rules", "command", "explain", "known", "newest", "verdict"]
+__all__ = [
+    "Known",
+    "Newest",
+    "Reason",
+    "Seen",
+    "Sibling",
+    "all_rules",
+    "command",
+    "explain",
+    "known",
+    "newest",
+    "verdict",
+]

@@ -9,9 +9,10 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.errors import UsageError
-from harness.explain._records import Known, Seen, Sibling
+from harness.explain._records import Known, Seen, Sibling, counts
 from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, by_group
 
@@ -20,7 +21,15 @@ TOOLS = ("ncu", "nsys", "torch")
 _NEAREST = 3  # ids that an error names
 
 
-def newest(pattern: str, folders: Sequence[Path]) -> dict[str, tuple[Path, Run]]:
+class Newest(NamedTuple):
+    """The newest run that has a case. counted: the newest run that has counters of it, this one or another, or None."""
+
+    folder: Path
+    run: Run
+    counted: Path | None
+
+
+def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
     """The newest run that has a case, by id, for each case that the pattern matches, in the order of the runs.
 
     pattern: an id, or a glob on ids. folders: run folders, or folders above such, of which runs that this version can't
@@ -34,7 +43,12 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, tuple[Path, Run]]
         with suppress(UsageError):
             runs.append((folder, store.load(folder)))
     runs.sort(key=lambda found: _started(found[1]))
-    every = {result.case.id: found for found in runs for result in found[1].results}
+    counted = {a.case: folder for folder, run in runs for a in run.attachments if any(map(counts, a.kernels))}
+    every = {
+        result.case.id: Newest(folder, run, counted.get(result.case.id))
+        for folder, run in runs
+        for result in run.results
+    }
     if pattern in every:
         return {pattern: every[pattern]}
     if chosen := {key: found for key, found in every.items() if fnmatchcase(key, pattern)}:

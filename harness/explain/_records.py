@@ -6,12 +6,20 @@ from dataclasses import dataclass
 
 from harness import units
 from harness.metrics import Subject
-from harness.model import Case, DeviceFacts, KernelFacts, KernelProfile, Work
+from harness.model import PIPE, Case, DeviceFacts, KernelFacts, KernelProfile, Work
 
 NEAR = 0.95
 """From this share of the ceiling on a case counts as at the ceiling: ceilings and times agree within a few percent."""
 MINOR = 0.05
-"""A kernel that takes less than this share of the time isn't looked at: no remedy there would be seen in the time."""
+"""A kernel that takes less than this share of the time is looked at only if larger ones aren't most of the time."""
+MOST = 0.8
+"""The share of the time that the kernels which are looked at take together at least."""
+MEMORY_BUSY = 0.8
+"""From this share of its time on that a plain stream of its bytes takes, memory is what bounds a kernel."""
+COUNTED = "by counters"
+"""Who says how many bytes are moved, if a profiler does."""
+SECTOR = 32
+"""Bytes of a sector, which is what memory and caches move at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +28,8 @@ class Reason:
 
     rule: the name of the file that found it. verdict: what bounds the case, a sentence. sums: lines with the figures
     and how they were computed, to be checked by hand. remedy: what to change. saves: seconds of a call that the remedy
-    saves at most; None where that can't be said.
+    saves at most; None where that can't be said. aside: it is true, but it isn't why the device takes as long, so it
+    is never the verdict.
     """
 
     rule: str
@@ -28,6 +37,7 @@ class Reason:
     sums: tuple[str, ...]
     remedy: str
     saves: float | None = None
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +77,30 @@ class Seen:
         """Bytes that all launches of a call write to the device's memory."""
         return self._of_a_call("written_bytes")
 
+    @property
+    def loaded(self) -> float | None:
+        """Bytes of the sectors that loads of registers touch in a call; None if they weren't counted."""
+        sectors = self.get("load_sectors")
+        return None if sectors is None else sectors * SECTOR * self.launches
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether most of what it reads doesn't come by loads of registers, but by copies to shared memory."""
+        return self.read is not None and self.loaded is not None and self.loaded < 0.5 * self.read
+
+    @property
+    def fullest(self) -> tuple[str, float]:
+        """The pipe that is used most, and the share of its rate that is used; '' and 0 if no pipe was counted."""
+        return max(self.beginning(PIPE).items(), key=lambda item: item[1], default=("", 0.0))
+
     def _of_a_call(self, name: str) -> float | None:
         value = self.get(name)
         return None if value is None else value * self.launches
+
+
+def counts(profile: KernelProfile) -> bool:
+    """Whether there are counters of memory among the figures of a kernel."""
+    return bool({"read_bytes", "load_requests"} & dict(profile.values).keys())
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +150,18 @@ class Known:
 
     @property
     def major(self) -> tuple[Seen, ...]:
-        """The kernels that take a part of the time that matters."""
-        return tuple(kernel for kernel in self.kernels if kernel.share >= MINOR)
+        """The kernels that take a part of the time that matters: large ones, and as many as most of the time takes."""
+        covered, chosen = 0.0, set()
+        for kernel in sorted(self.kernels, key=lambda kernel: kernel.share, reverse=True):
+            if kernel.share >= MINOR or covered < MOST:
+                chosen.add(id(kernel))
+            covered += kernel.share
+        return tuple(kernel for kernel in self.kernels if id(kernel) in chosen)
+
+    @property
+    def has_counters(self) -> bool:
+        """Whether a profiler has told counters, not only which kernels there are and what they take."""
+        return any(counts(kernel.profile) for kernel in self.kernels)
 
     @property
     def counted(self) -> tuple[float, float] | None:
@@ -134,7 +175,7 @@ class Known:
     def moved(self) -> tuple[float, float, str] | None:
         """Bytes that a call reads and writes, and who says so: counters, or the variant's own account."""
         if self.counted:
-            return *self.counted, "by counters"
+            return *self.counted, COUNTED
         traffic = self.subject.traffic
         return (traffic.read, traffic.written, "by count") if traffic else None
 
@@ -146,10 +187,38 @@ class Known:
     def busy(self, kernel: Seen) -> float:
         """Seconds of a call that the kernel takes even if no latency is left to wait for.
 
-        The most of: a plain stream of the bytes that it moves; the cycles in which instructions are issued.
+        The most of: a plain stream of the bytes that it moves; the cycles in which instructions are issued; those that
+        its fullest pipe needs.
         """
-        issued = kernel.seconds * (kernel.get("issue_active") or 0.0)
+        issued = kernel.seconds * max(kernel.get("issue_active") or 0.0, kernel.fullest[1])
         return max(issued, self.streaming(kernel) or 0.0)
+
+    def memory_busy(self, kernel: Seen) -> float | None:
+        """The share of the kernel's time that a plain stream of its bytes takes; None if that isn't known.
+
+        This is not `dram_active`, which is a share of the datasheet's peak, that no stream reaches.
+        """
+        seconds = self.streaming(kernel)
+        return None if seconds is None or not kernel.seconds else seconds / kernel.seconds
+
+    def memory_idle(self, kernel: Seen) -> bool:
+        """Whether memory is known not to be what bounds the kernel."""
+        busy = self.memory_busy(kernel)
+        return busy is not None and busy < MEMORY_BUSY
+
+    def in_cache(self, kernel: Seen) -> bool:
+        """Whether the caches have most of what the kernel accesses, so that rules about memory don't apply to it."""
+        if kernel.read is None:
+            return False
+        return self.resident is not None or (kernel.loaded is not None and kernel.read < 0.5 * kernel.loaded)
+
+    @property
+    def resident(self) -> float | None:
+        """Bytes that a kernel, alone in its case, moves through memory, if they are less than half of those needed."""
+        if len(self.kernels) != 1 or not self.counted:
+            return None
+        moved = sum(self.counted)
+        return moved if moved < 0.5 * self.work.moved else None
 
     def streaming(self, kernel: Seen) -> float | None:
         """Seconds that a plain stream of the kernel's bytes takes, or the share of the time that memory is active."""

@@ -8,6 +8,8 @@ from typing import Protocol, cast
 from harness import units
 from harness.discover import discover
 from harness.explain._records import Known, Reason
+from harness.explain._words import share
+from harness.model import STALL
 
 LEAST = 0.03
 """A reason that saves less than this share of the time isn't told: ceilings are no more exact than that."""
@@ -35,10 +37,10 @@ def all_rules() -> dict[str, _Rule]:
 
 
 def explain(known: Known) -> tuple[Reason, ...]:
-    """The reasons of all rules: those that could save most first, an effect behind its cause; none if there is none."""
+    """The reasons of all rules: those that could save most first, an effect behind its cause, asides last."""
     rules = all_rules()
     found = [reason for rule in rules.values() for reason in rule.judge(known) if _matters(reason, known)]
-    ordered = sorted(found, key=_saves, reverse=True)
+    ordered = sorted(found, key=lambda reason: (not reason.aside, _saves(reason)), reverse=True)
     for effect in tuple(ordered):
         causes = [reason for reason in ordered if reason.rule in rules[effect.rule].EFFECT_OF]
         cause = next((reason for reason in causes if _saves(reason) >= ACCOUNTED * _saves(effect)), None)
@@ -49,25 +51,41 @@ def explain(known: Known) -> tuple[Reason, ...]:
 
 
 def verdict(known: Known, reasons: Sequence[Reason]) -> str:
-    """What bounds the case, in a sentence or two: the first reason, or why there is none."""
-    if reasons:
-        return reasons[0].verdict
+    """What bounds the case, in a sentence or two: the first reason that is no aside, or why there is none."""
+    if first := next((reason for reason in reasons if not reason.aside), None):
+        return first.verdict
     if known.floor is None:
         return "Not known: the run has no ceiling for this work, and no rule finds anything."
     if known.near_ceiling:
-        share = units.percent(known.of_ceiling or 0.0)
-        return f"At the ceiling: {share} of what this machine can do. Nothing is left to gain."
+        of_ceiling = units.percent(known.of_ceiling or 0.0)
+        return f"At the ceiling: {of_ceiling} of what this machine can do. Nothing is left to gain."
     rest = units.seconds(known.time - known.floor)
-    if known.kernels:
-        return f"Not known: {rest} above the ceiling, and no rule finds a cause in what '{known.tool}' told."
+    if known.resident is not None:
+        return (
+            f"Not known: {rest} above the ceiling. Its data lie in the L2 ({units.size(known.resident)} of "
+            f"{units.size(known.work.moved)} needed come through memory), so the rules about memory don't apply."
+            f"{_longest(known)}"
+        )
+    if known.has_counters:
+        told = f"no rule finds a cause in what '{known.tool}' told."
+        return f"Not known: {rest} above the ceiling, and {told}{_longest(known)}"
     return (
         f"Not known: {rest} above the ceiling. What is known without counters (bytes by count, local memory, "
         "registers, the host) doesn't explain it."
     )
 
 
+def _longest(known: Known) -> str:
+    """What the warps of the largest kernel wait for most, as a sentence behind others; '' if that isn't known."""
+    kernel = max(known.kernels, key=lambda kernel: kernel.share)
+    name, part = max(kernel.beginning(STALL).items(), key=lambda item: item[1], default=("", 0.0))
+    return f" Its warps spend most of their time in '{STALL}{name}': {share(part)}." if name else ""
+
+
 def _matters(reason: Reason, known: Known) -> bool:
-    return not known.near_ceiling if reason.saves is None else reason.saves >= LEAST * known.time
+    if reason.saves is None:
+        return reason.aside or not known.near_ceiling
+    return reason.saves >= LEAST * known.time
 
 
 def _saves(reason: Reason) -> float:

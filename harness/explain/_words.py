@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness import units
+from harness.explain._records import Known
 
 
 def amount(value: float) -> str:
@@ -16,6 +17,12 @@ def share(value: float) -> str:
     return f"{100 * value:.3g}%"
 
 
-def spared(of: float, text: str, saves: float) -> str:
-    """The last line of a sum: what of `of` seconds could be spared, by the computation in `text`."""
-    return f"saves at most {units.seconds(saves)} of {units.seconds(of)}: {text}"
+def spared(known: Known, of: float, seconds: float, text: str) -> tuple[float, str]:
+    """The seconds that could be spared, and the last line of a sum, which says so.
+
+    of: what is looked at, in seconds. seconds: what could be spared of it, by the computation in `text`. No more can be
+    spared than lies above the ceiling; the line says so where that is less.
+    """
+    saves = known.gain(seconds)
+    capped = f", but no more than {units.seconds(saves)} lie above the ceiling" if seconds > saves * (1 + 1e-9) else ""
+    return saves, f"saves at most {units.seconds(saves)} of {units.seconds(of)}: {text}{capped}"

@@ -46,11 +46,12 @@ def words(text: str) -> str:
     [
         ("bias_add/index64/float32/outer131072-bias1024-inner1", "bias", "Not known: "),
         ("prelu/naive/float32/N134217728-C1-H1-W1", "prelu", "Not known: "),
-        ("softmax/unfused/float32/M131072-N1024", "softmax", "5 kernels in place of one"),
+        ("softmax/unfused/float32/M131072-N1024", "softmax", "Perhaps at least two kernels in place of one"),
+        ("softmax/unfused/float32/M131072-N1024", "softmax", "Bytes beyond need"),
         (
             "local_array/runtime_index/float32/G16777216-K3",
             "compiler",
-            "Local memory: each thread of local_array_runtime",
+            "Perhaps local memory: each thread of local_array_runtime",
         ),
         ("strided_copy/scalar/float32/N33554432-R32-W1", "access", "Bytes beyond need: it moves 4.50 times"),
     ],
@@ -125,7 +126,7 @@ def test_counters_decide(tmp_path: Path, header: Header, measurement: Callable[[
     )
     with store.create(tmp_path / "run", full) as writer:
         writer.append(made)
-    values = (("time", 8e-6), ("grid", 1.0))
+    values = (("time", 8e-6), ("grid", 1.0), ("load_requests", 1.0))
     store.attach(tmp_path / "run", [Attachment(made.case.id, "ncu", kernels=(KernelProfile("alone", 1.0, values),))])
     text = words(explained(made.case.id, "--run", tmp_path / "run"))
     # The ceiling is 2^22 B / 2e12 B/s = 2.097 us; 99% of 8 us would be less than that.

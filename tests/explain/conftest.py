@@ -136,6 +136,11 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # The same with a stride of 2: 8 sectors a request, of which half is used.
     "stride_2": ("coalescing", lambda: made(
         (2**28 + 2**27) / PEAK / 0.9, Work(2**27, 2**27), ("strided", 1.0, {
+            **COPY, "read_bytes": 2**28, "written_bytes": 2**27, "load_sectors": 8 * WARPS, "load_bytes_a_sector": 16,
+            "store_bytes_a_sector": 32, "store_sectors": 4 * WARPS}))),
+    # The same, where nobody counted the bytes used: packs of 8 bytes that are read twice look the same.
+    "stride_2_or_twice": ("bytes", lambda: made(
+        (2**28 + 2**27) / PEAK / 0.9, Work(2**27, 2**27), ("strided", 1.0, {
             **COPY, "read_bytes": 2**28, "written_bytes": 2**27, "load_sectors": 8 * WARPS,
             "store_sectors": 4 * WARPS}))),
     # Each thread reads 8 neighbouring floats one by one: every request touches 32 sectors, which the L1 has kept.
@@ -187,8 +192,11 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # 16 kernels of 2 us each, in a row.
     "many_launches": ("launches", lambda: made(64e-6, Work(2**25, 2**25), *(
         (f"part{i}", 1 / 16, {**COPY, "read_bytes": 2**21, "written_bytes": 2**21}) for i in range(16)))),
+}
+ASIDES: dict[str, tuple[str, Callable[[], Known]]] = {
     "short": ("launches", lambda: made(1.5e-6, Work(2**19, 2**19))),
     "host": ("host", lambda: made(10e-6, Work(2**24, 2**24), call_time=30e-6)),
+    "host_at_the_ceiling": ("host", lambda: made(FLOOR / 0.98, COPY_WORK, call_time=2 * FLOOR)),
 }
 HEALTHY: dict[str, Callable[[], Known]] = {
     "tuned": lambda: made(FLOOR / 0.98, COPY_WORK, ("tuned", 1.0, COPY)),
@@ -210,7 +218,13 @@ HEALTHY: dict[str, Callable[[], Known]] = {
 @pytest.fixture
 def faulty() -> Callable[[str], Known]:
     """What is known of the kernel with that fault."""
-    return lambda name: FAULTS[name][1]()
+    return lambda name: {**FAULTS, **ASIDES}[name][1]()
+
+
+@pytest.fixture
+def asides() -> dict[str, str]:
+    """The rule that tells each fault that is no verdict."""
+    return {name: rule for name, (rule, _) in ASIDES.items()}
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def test_the_newest_run_has_the_word(stored, measured, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_text("{")
     found = newest("scale/*/N1024", [tmp_path])
-    assert {key: folder for key, (folder, _) in found.items()} == {
+    assert {key: folder for key, (folder, _, _) in found.items()} == {
         "scale/naive/float32/N1024": new,
         "scale/tuned/float32/N1024": old,
     }

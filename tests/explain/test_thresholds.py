@@ -14,6 +14,7 @@ D = 2**29
 WARPS = 2**20
 FLOOR = 2 * D / 4e12
 BUSY = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
+AT_81, AT_79 = {"time": FLOOR / 0.81}, {"time": FLOOR / 0.79}  # a plain stream takes that share of the time
 WIDER = {"load_requests": 2 * WARPS, "load_sectors": 24 * WARPS, "store_requests": 4 * WARPS}
 LATE = 132 * 1.7e9 * 2 * FLOOR  # cycles of all multiprocessors in the time of the fixture's copy
 
@@ -45,21 +46,29 @@ def told(reasons: Iterable[Reason]) -> str:
         # 32 sectors are loaded and stored by a warp: 5% of all is 1.68 local ones.
         ("local_memory", {"local_sectors": 1.6 * WARPS}, {"local_sectors": 1.8 * WARPS}),
         ("instructions", BUSY | {"issue_active": 0.59}, BUSY | {"issue_active": 0.61}),
-        ("instructions", {"issue_active": 0.9, "dram_active": 0.81}, {"issue_active": 0.9, "dram_active": 0.79}),
+        # Schedulers that issue in 70% of cycles, beside warps that wait for memory half of their time.
+        ("instructions", BUSY | {"issue_active": 0.7, "stall_long_scoreboard": 0.51},
+         BUSY | {"issue_active": 0.7, "stall_long_scoreboard": 0.49}),
+        ("instructions", BUSY | {"issue_active": 0.74, "stall_long_scoreboard": 0.8},
+         BUSY | {"issue_active": 0.76, "stall_long_scoreboard": 0.8}),
+        ("instructions", {"issue_active": 0.9} | AT_81, {"issue_active": 0.9} | AT_79),
         ("instructions", BUSY | {"pipe_xu": 0.69}, BUSY | {"pipe_xu": 0.71}),
         # One block fits a multiprocessor at a time.
         ("waves", {"grid": 132 * 2 - 13, "blocks_by_warps": 1}, {"grid": 132 * 2 - 14, "blocks_by_warps": 1}),
         ("waves", {"grid": 132}, {"grid": 131}),
         ("waves", {"grid": 132 * 8}, {"grid": 132 * 8 + 132}),
         ("occupancy", BUSY | {"occupancy": 0.51}, BUSY | {"occupancy": 0.49}),
-        ("occupancy", BUSY | {"occupancy": 0.3, "dram_active": 0.81}, BUSY | {"occupancy": 0.3, "dram_active": 0.79}),
-        ("occupancy", BUSY | {"occupancy": 0.3, "issue_active": 0.61}, BUSY | {"occupancy": 0.3, "issue_active": 0.59}),
+        ("occupancy", BUSY | {"occupancy": 0.3} | AT_81, BUSY | {"occupancy": 0.3} | AT_79),
+        ("occupancy", BUSY | {"occupancy": 0.3, "issue_active": 0.76}, BUSY | {"occupancy": 0.3, "issue_active": 0.74}),
+        ("occupancy", BUSY | {"occupancy": 0.3, "pipe_fma": 0.71}, BUSY | {"occupancy": 0.3, "pipe_fma": 0.69}),
         # 2 TB/s of reads x 1 us / 132 = 15.15 KB; 512 bytes of 64 warps are 32.8 KB.
         ("in_flight", BUSY | {"occupancy": 0.47}, BUSY | {"occupancy": 0.46}),
         ("in_flight", BUSY | {"stall_long_scoreboard": 0.49}, BUSY | {"stall_long_scoreboard": 0.51}),
-        ("in_flight", BUSY | {"occupancy": 0.3, "dram_active": 0.8}, BUSY | {"occupancy": 0.3, "dram_active": 0.79}),
+        ("in_flight", BUSY | {"occupancy": 0.3} | AT_81, BUSY | {"occupancy": 0.3} | AT_79),
+        # Waits for a memory that is 61% busy are no proof that too little is under way.
+        ("in_flight", {"time": FLOOR / 0.61}, {"time": FLOOR / 0.59}),
         ("waits", BUSY | {"stall_barrier": 0.29}, BUSY | {"stall_barrier": 0.31}),
-        ("waits", BUSY | {"stall_barrier": 0.4, "dram_active": 0.8}, BUSY | {"stall_barrier": 0.4}),
+        ("waits", BUSY | {"stall_barrier": 0.4} | AT_81, BUSY | {"stall_barrier": 0.4}),
     ],
 )  # fmt: skip
 def test_a_rule_speaks_beyond_its_threshold_only(
@@ -96,10 +105,10 @@ def test_a_launch_is_the_shortest_stream_or_a_typical_one(uncounted):
     shortest = Limits((StreamPoint(2**19, 2**19, 1.5e-6, "kernel"), StreamPoint(2**29, 2**29, 3e-4, "kernel")))
     assert judged("launches", uncounted(4.6e-6, small, limits=shortest)) == []
     (reason,) = judged("launches", uncounted(4.4e-6, small, limits=shortest))
-    assert reason.saves == 1.5e-6
+    assert (reason.saves, reason.aside) == (None, True)
     assert "4.400 us / 1.500 us = 2.9 launches" in reason.sums
     assert judged("launches", uncounted(6.1e-6, small, limits=None)) == []
-    assert judged("launches", uncounted(5.9e-6, small, limits=None))[0].saves == 2e-6
+    assert len(judged("launches", uncounted(5.9e-6, small, limits=None))) == 1
 
 
 def test_rules_that_need_counters_are_quiet_without(uncounted):
@@ -121,7 +130,7 @@ def test_sums_of_coalescing(faulty):
     assert "loads: 33.55 M sectors / 1.049 M requests = 32.0" in text
     assert "through memory: 1.074 GB, 8.00 times what is needed" in text
     # Of 32 + 4 sectors 4 + 4 would do.
-    assert "8.389 M of 37.75 M sectors would do, 77.8% fewer" in text
+    assert "29.36 M of 37.75 M sectors could be spared, 77.8%" in text
 
 
 def test_sums_of_occupancy(faulty):
@@ -129,7 +138,7 @@ def test_sums_of_occupancy(faulty):
     assert "12.5% of the warps are resident; registers allow no more than 12.5%" in text
     assert "= 8.0 warps a multiprocessor" in text
     assert "registers 1, the size of the blocks 8, the number of blocks 32, shared memory 32" in text
-    assert "the number of blocks allow" in told(judged("occupancy", faulty("small_blocks")))
+    assert "the number of blocks allows no more than" in told(judged("occupancy", faulty("small_blocks")))
 
 
 def test_sums_of_waves(faulty):
@@ -169,7 +178,7 @@ def test_sums_of_kernels_in_a_row(faulty):
     text = told(judged("second_kernel", faulty("unfused")))
     assert "5 kernels in place of one: they pass 1.074 GB through memory, by counters" in text
     assert "subtract: 25% of the time, read 536.9 MB, written 536.9 MB" in text
-    assert "moved 4.295 GB / 1.074 GB needed = 4.00" in text
+    assert "moved 4.295 GB, 1.074 GB needed: 4.00 times" in text
     (reason,) = judged("launches", faulty("many_launches"))
     # The shortest stream of the fixture: 2 MB at 4 TB/s.
     assert reason.saves == pytest.approx(15 * 2**21 / 4e12)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness import units
-from harness.explain._records import Known, Reason, Seen
+from harness.explain._records import SECTOR, Known, Reason, Seen
 from harness.explain._words import amount, share, spared
 
 SUMMARY = "uncoalesced access: sectors for each request of a warp"
 EFFECT_OF = ()
-SECTOR = 32
 WIDEST = 16  # sectors of a request whose lanes access 16 bytes each, side by side: no coalesced access has more
+WIDEST_FROM_10 = 32  # the same from compute capability 10.0 on, where lanes access up to 32 bytes each
 NARROW = 4  # sectors of a request whose lanes access 4 bytes each: fewer are coalesced, or broadcasts
+USED = 1 / 1.3  # of the bytes of sectors that lanes must use, where that is counted; a misaligned float uses 0.8
+NEAR = 0.5  # sectors; a mean so near to packs of 8 or 16 bytes is most likely made of them
 SLACK = 1.3  # a misaligned request of 4 sectors has 5, which is a rule of its own
 
 
@@ -21,7 +23,8 @@ class _Side(NamedTuple):
     """Loads or stores of a kernel, in all launches of a call.
 
     need: bytes of the work, 0 if other kernels share it. other: sectors of a request of the other side, loads for
-    stores; 0 if they aren't known, or aren't those of a coalesced access.
+    stores; 0 if they aren't known, or aren't those of a coalesced access. widest: sectors of the widest coalesced
+    request. used: the share of the bytes of sectors that lanes use; None if that wasn't counted.
     """
 
     name: str
@@ -30,6 +33,8 @@ class _Side(NamedTuple):
     moved: float | None
     need: int
     other: float
+    widest: int
+    used: float | None
 
     @property
     def each(self) -> float:
@@ -44,20 +49,32 @@ class _Side(NamedTuple):
     @property
     def ideal(self) -> float | None:
         """Sectors of a request that would do; None if the requests aren't known to have too many."""
+        if self.used is not None:
+            # Requests of fewer sectors are broadcasts, which use a part of a sector and need no more.
+            return self.each * self.used if self.used < USED and self.each >= NARROW else None
         least = max(float(NARROW), self.needed, self.other)
-        if self.each > WIDEST * SLACK:
-            return min(float(WIDEST), least)
+        if self.each > self.widest * SLACK:
+            return min(float(self.widest), least)
         wasted = self.need and self.moved is not None and self.moved > SLACK * self.need
-        return least if wasted and self.each > SLACK * least else None
+        # Packs of 16 bytes have 16 sectors, so that what comes twice is read twice.
+        if not wasted or self.each <= SLACK * least or abs(self.each - WIDEST) <= NEAR:
+            return None
+        return least
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether packs of 8 bytes that are read twice look the same."""
+        return self.used is None and abs(self.each - WIDEST / 2) <= NEAR
 
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel whose loads or stores touch too many sectors.
 
-    What is ideal depends on the width of the accesses, which counters don't tell. Certain is that no coalesced request
-    has more than 16 sectors. Besides, a kernel that is alone needs (bytes of the work / 32) sectors. Parts of sectors
-    aren't used if it touches more, if more bytes than needed come through memory too, and if it doesn't just read
-    twice by accesses as wide as its stores are.
+    Where a profiler tells how many bytes of a sector are used, that decides. Else what is ideal depends on the width
+    of the accesses, which counters don't tell. Certain is that no coalesced request has more than 16 sectors. Besides,
+    a kernel that is alone needs (bytes of the work / 32) sectors. Parts of sectors aren't used if it touches more, if
+    more bytes than needed come through memory too, and if it doesn't just read twice by accesses as wide as its stores
+    are, or by packs of 16 bytes.
     """
     for kernel in known.major:
         sides = list(_sides(known, kernel))
@@ -67,6 +84,8 @@ def judge(known: Known) -> Iterator[Reason]:
 
 def _sides(known: Known, kernel: Seen) -> Iterator[_Side]:
     alone = len(known.kernels) == 1
+    wide = int(known.device.compute_capability.partition(".")[0] or 0) >= 10
+    widest = WIDEST_FROM_10 if wide else WIDEST
     moved = {"load": (kernel.read, known.work.read), "store": (kernel.written, known.work.written)}
     found = {
         name: (requests * kernel.launches, sectors * kernel.launches)
@@ -74,36 +93,47 @@ def _sides(known: Known, kernel: Seen) -> Iterator[_Side]:
         if (requests := kernel.get(f"{name}_requests")) and (sectors := kernel.get(f"{name}_sectors"))
     }
     for name, (requests, sectors) in found.items():
-        others = [of[1] / of[0] for other, of in found.items() if other != name and of[1] <= WIDEST * of[0]]
+        others = [of[1] / of[0] for other, of in found.items() if other != name and of[1] <= widest * of[0]]
         by_counters, need = moved[name]
-        yield _Side(name, requests, sectors, by_counters, need if alone else 0, max(others, default=0.0))
+        each, other = kernel.get(f"{name}_bytes_a_sector"), max(others, default=0.0)
+        used = None if each is None else each / SECTOR
+        yield _Side(name, requests, sectors, by_counters, need if alone else 0, other, widest, used)
 
 
 def _reason(known: Known, kernel: Seen, sides: list[_Side]) -> Reason:
     bad = [side for side in sides if side.ideal]
-    touched = sum(side.sectors for side in sides)
-    kept = sum(side.requests * (side.ideal or side.each) for side in sides)
-    spare = 1 - kept / touched
-    saves = known.gain(kernel.seconds * spare)
+    loaded = sum(side.sectors for side in sides)
+    # Most bytes of a kernel may come by copies to shared memory, which aren't among its loads.
+    touched = max(loaded, ((kernel.read or 0.0) + (kernel.written or 0.0)) / SECTOR)
+    spare = sum(side.requests * (side.each - side.ideal) for side in bad if side.ideal) / touched
+    text = f"{amount(spare * touched)} of {amount(touched)} sectors could be spared, {share(spare)}"
+    saves, last = spared(known, kernel.seconds, kernel.seconds * spare, text)
+    perhaps = all(side.doubtful for side in bad)
     worst = max(bad, key=lambda side: side.sectors)
     lines = [line for side in bad for line in _sums(side)]
-    text = f"{amount(kept)} of {amount(touched)} sectors would do, {share(spare)} fewer"
     return Reason(
         "coalescing",
-        f"Uncoalesced access: a {worst.name} of a warp touches {worst.each:.1f} sectors of {SECTOR} bytes, where "
-        f"{worst.ideal:.1f} would do.",
-        (f"in {known.label(kernel)}", *lines, spared(kernel.seconds, text, saves)),
+        f"{'Perhaps uncoalesced' if perhaps else 'Uncoalesced'} access: a {worst.name} of a warp touches "
+        f"{worst.each:.1f} sectors of {SECTOR} bytes, where {worst.ideal:.1f} would do.",
+        (
+            f"in {known.label(kernel)}",
+            *lines,
+            "packs of 8 bytes that are read twice look the same" if perhaps else last,
+        ),
         "let neighbouring lanes access neighbouring elements; where the layout forbids it, go through shared memory",
-        saves,
+        None if perhaps else saves,
     )
 
 
 def _sums(side: _Side) -> Iterator[str]:
     yield f"{side.name}s: {amount(side.sectors)} sectors / {amount(side.requests)} requests = {side.each:.1f}"
+    if side.used is not None:
+        yield f"lanes use {SECTOR * side.used:.1f} of {SECTOR} bytes of a sector, so {side.ideal:.1f} sectors would do"
+        return
     if not side.need:
         yield f"ideal {side.ideal:.1f}: as the others have, at least {NARROW} (4 bytes a lane)"
         return
     yield f"needed: {units.size(side.need)} / {SECTOR} B / {amount(side.requests)} requests = {side.needed:.1f} sectors"
-    yield f"ideal {side.ideal:.1f}: as needed or as the others have, {NARROW} (4 bytes a lane) to {WIDEST} (16 bytes)"
+    yield f"ideal {side.ideal:.1f}: as needed or as the others have, {NARROW} (4 bytes a lane) to {side.widest} sectors"
     if side.moved is not None:
         yield f"through memory: {units.size(side.moved)}, {side.moved / side.need:.2f} times what is needed"

@@ -24,7 +24,9 @@ def judge(known: Known) -> Iterator[Reason]:
         lost = conflicts * kernel.launches / (count * clock)
         if lost < PART * kernel.seconds:
             continue
-        saves = known.gain(lost)
+        rest = kernel.seconds - (known.streaming(kernel) or 0.0)
+        text = "all conflicts, as if nothing hid them" if lost <= rest else "all but a plain stream of its bytes"
+        saves, last = spared(known, kernel.seconds, min(lost, rest), text)
         ideal, cycles = wavefronts - conflicts, amount(conflicts * kernel.launches)
         times = f"{wavefronts / ideal:.1f} times the cycles that it needs" if ideal > 0 else "nothing but conflicts"
         yield Reason(
@@ -33,7 +35,7 @@ def judge(known: Known) -> Iterator[Reason]:
             (
                 f"in {known.label(kernel)}: {amount(wavefronts)} wavefronts, {amount(conflicts)} of them by conflicts",
                 f"{cycles} cycles / ({count} x {clock / 1e6:.0f} MHz) = {units.seconds(lost)}",
-                spared(kernel.seconds, "all conflicts, as if nothing hid them", saves),
+                last,
             ),
             "pad the rows of a tile by one element, or permute its columns by row (a swizzle)",
             saves,

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from harness import units
 from harness.explain._records import Known, Reason
-from harness.explain._words import spared
 
 SUMMARY = "a host that issues calls too slowly"
 EFFECT_OF = ()
@@ -14,7 +13,10 @@ SLOWER = 1.25  # times the device's time that a loop on the host takes; less is 
 
 
 def judge(known: Known) -> Iterator[Reason]:
-    """A reason if a loop of calls on the host, without a graph, takes longer than the device does."""
+    """An aside if a loop of calls on the host, without a graph, takes longer than the device does.
+
+    It is no verdict: the time and the ceiling are those of the device, so the loop doesn't explain what lies between.
+    """
     seen = known.subject.call_time
     if known.case.device != "cuda" or seen is None or seen <= SLOWER * known.time:
         return
@@ -24,8 +26,8 @@ def judge(known: Known) -> Iterator[Reason]:
         f"{units.seconds(known.time)}.",
         (
             f"{units.seconds(seen)} / {units.seconds(known.time)} = {seen / known.time:.2f}",
-            spared(seen, f"{units.seconds(seen)} - {units.seconds(known.time)}", seen - known.time),
+            f"such a loop loses {units.seconds(seen)} - {units.seconds(known.time)} a call",
         ),
         "capture the calls into a CUDA graph, or give each call more work; a faster kernel doesn't help such a loop",
-        seen - known.time,
+        aside=True,
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from harness import units
-from harness.explain._records import Known, Reason, Seen
+from harness.explain._records import SECTOR, Known, Reason, Seen
 from harness.explain._words import share, spared
 from harness.model import STALL
 
@@ -14,22 +15,43 @@ EFFECT_OF = ("occupancy", "waves", "coalescing", "local_memory", "conflicts")
 LATENCY = 1e-6
 """Seconds from a load to its bytes at 90% of the bandwidth: on an H200 16 KB in flight a multiprocessor give 90% of the
 ceiling (scenario bytes_in_flight). On an idle device a load takes 0.4e-6 s."""
-DRAM_IDLE = 0.8  # below this share of its bandwidth, memory itself isn't what bounds a kernel
-ISSUE_IDLE = 0.6  # below this share of cycles with an instruction, instructions aren't either
+ISSUE_IDLE = 0.75  # below this share of cycles with an instruction, schedulers have slots left for more warps
+FULL_PIPE = 0.7  # of a pipe's rate; beyond, its queue makes warps wait
 WAITING = 0.5  # share of warps' time in waits for memory from which on they are the main wait
+CERTAIN = 0.6  # busier memory than this is often waited for, by kernels that have enough in flight
 WARPS = {"7.5": 32, "8.6": 48, "8.7": 48, "8.9": 48, "12.0": 48, "12.1": 48}
 MOST_WARPS = 64  # of a multiprocessor of any other compute capability from 7.0 on
+WAIT = f"{STALL}long_scoreboard"
 _REGISTER = 4 * 32  # bytes of a register of all lanes of a warp
-_WAIT = f"{STALL}long_scoreboard"
+_AHEAD = (
+    "let each thread load more before it uses anything: packs of 16 bytes, several loads at the start, or copies to "
+    "shared memory ahead of the work"
+)
+_DEPENDENT = (
+    "look for loads that wait for others: addresses that are loaded first, loads behind a barrier or a reduction; "
+    "start them earlier"
+)
+
+
+class Flight(NamedTuple):
+    """Bytes that a multiprocessor has under way. least: if warps do one load at a time. most: what has room."""
+
+    least: float
+    most: float
+    text: str
 
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel that leaves memory and schedulers idle, and has too few bytes on their way to it."""
     for kernel in known.major:
-        dram, issue = kernel.get("dram_active"), kernel.get("issue_active")
-        if dram is None or issue is None or dram >= DRAM_IDLE or issue >= ISSUE_IDLE:
-            continue
-        yield from _judge(known, kernel)
+        if idle(known, kernel) and not known.in_cache(kernel):
+            yield from _judge(known, kernel)
+
+
+def idle(known: Known, kernel: Seen) -> bool:
+    """Whether neither memory, nor schedulers, nor a pipe are known to be what bounds the kernel."""
+    issue = kernel.get("issue_active")
+    return known.memory_idle(kernel) and issue is not None and issue < ISSUE_IDLE and kernel.fullest[1] < FULL_PIPE
 
 
 def warps(known: Known) -> int:
@@ -37,53 +59,79 @@ def warps(known: Known) -> int:
     return WARPS.get(known.device.compute_capability, MOST_WARPS)
 
 
-def _judge(known: Known, kernel: Seen) -> Iterator[Reason]:
+def flight(known: Known, kernel: Seen) -> Flight | None:
+    """The bytes of reads that are under way, by what registers or shared memory can hold; None if that isn't known."""
     occupancy, grid, block = (kernel.get(name) for name in ("occupancy", "grid", "block"))
-    needed = _needed(known, kernel)
-    if not (occupancy and grid and block and needed and kernel.read):
-        return
-    resident = occupancy * warps(known)
-    each, why = _of_a_warp(kernel, kernel.read / kernel.launches / (grid * -(-block // 32)))
-    waits = kernel.get(_WAIT)
-    flying = resident * each
-    if flying >= needed and (waits is None or waits < WAITING):
-        return
-    saves = known.gain(kernel.seconds - known.busy(kernel))
-    dram = share(kernel.get("dram_active") or 0.0)
+    if not (occupancy and grid and block and kernel.read):
+        return None
+    resident, of_block = occupancy * warps(known), -(-block // 32)
     warps_text = f"{share(occupancy)} of {warps(known)} warps = {resident:.1f} warps"
-    told = [] if waits is None else [f"warps wait for memory {share(waits)} of their time"]
+    if kernel.bypasses:
+        shared = kernel.get("shared_bytes") or 0.0
+        most = shared * resident / of_block
+        text = f"{warps_text} / {of_block:.0f} of a block x {units.size(shared)} (at most what shared memory holds)"
+        return Flight(most, most, f"{text} = {units.size(most)}")
+    in_all = kernel.read / kernel.launches / (grid * of_block)
+    hold = (kernel.get("registers") or 255) * _REGISTER
+    requests, sectors = kernel.get("load_requests"), kernel.get("load_sectors")
+    if in_all <= hold or not requests or not sectors:
+        most = resident * min(in_all, hold)
+        why = "all that a warp reads from memory" if in_all <= hold else "what its registers hold"
+        return Flight(most, most, f"{warps_text} x {units.size(min(in_all, hold))} ({why}) = {units.size(most)}")
+    one = min(hold, sectors / requests * SECTOR)
+    least, most = resident * one, resident * hold
+    return Flight(
+        least,
+        most,
+        f"{warps_text} x {units.size(one)} (at least one load at a time) to {units.size(hold)} (what registers hold) = "
+        f"{units.size(least)} to {units.size(most)}",
+    )
+
+
+def _judge(known: Known, kernel: Seen) -> Iterator[Reason]:
+    flying, needed = flight(known, kernel), bytes_needed(known, kernel)
+    if not flying or not needed:
+        return
+    waits, memory = kernel.get(WAIT), known.memory_busy(kernel) or 0.0
+    if flying.most >= needed and (waits is None or waits < WAITING or memory >= CERTAIN):
+        return
+    busy = known.busy(kernel)
+    text = f"{units.seconds(busy)} go to streaming and to instructions"
+    saves, last = spared(known, kernel.seconds, kernel.seconds - busy, text)
+    verdict, remedy = _verdict(flying, needed)
     yield Reason(
         "in_flight",
-        f"Too few bytes in flight: {_flight(flying, needed)}, while memory is {dram} busy.",
+        f"{verdict}, while memory is {share(memory)} busy.",
         (
             f"in {known.label(kernel)}, on each multiprocessor:",
-            f"in flight: {warps_text} x {units.size(each)} ({why}) = {units.size(flying)}",
+            f"in flight: {flying.text}",
             _needed_text(known, needed),
-            *told,
-            spared(kernel.seconds, f"{units.seconds(known.busy(kernel))} go to streaming and to instructions", saves),
+            *_told(kernel, waits),
+            last,
         ),
-        "let each thread load more before it uses anything: packs of 16 bytes, several loads at the start, or copies "
-        "to shared memory ahead of the work",
+        remedy,
         saves,
     )
 
 
-def _of_a_warp(kernel: Seen, in_all: float) -> tuple[float, str]:
-    """Bytes that a warp has under way at most, and why: all that it ever reads, or what its registers hold."""
-    hold = (kernel.get("registers") or 255) * _REGISTER
-    requests, sectors = kernel.get("load_requests"), kernel.get("load_sectors")
-    if in_all <= hold or not requests or not sectors:
-        return min(in_all, hold), "all that a warp reads from memory"
-    return min(hold, sectors / requests * 32), "one load of a warp at a time"
+def _verdict(flying: Flight, needed: float) -> tuple[str, str]:
+    if flying.most < needed:
+        much = f"{units.size(flying.most)} a multiprocessor at most"
+        return f"Too few bytes in flight: {much}, {units.size(needed)} are needed", _AHEAD
+    if flying.least < needed:
+        much = f"{units.size(flying.least)} a multiprocessor at least"
+        return f"Perhaps too few bytes in flight: {much}, {units.size(needed)} are needed", _AHEAD
+    return "Waits for memory, although enough loads are allowed for", _DEPENDENT
 
 
-def _flight(flying: float, needed: float) -> str:
-    if flying < needed:
-        return f"{units.size(flying)} a multiprocessor, {units.size(needed)} are needed"
-    return "warps wait for their loads most of the time"
+def _told(kernel: Seen, waits: float | None) -> Iterator[str]:
+    if waits is not None:
+        yield f"warps wait for memory {share(waits)} of their time"
+    if (active := kernel.get("dram_active")) is not None:
+        yield f"memory is active {share(active)} of the datasheet's peak, which no stream reaches"
 
 
-def _needed(known: Known, kernel: Seen) -> float | None:
+def bytes_needed(known: Known, kernel: Seen) -> float | None:
     """Bytes a multiprocessor that must be under way so that a stream of the kernel's mix is at full speed."""
     rate = _rate(known, kernel)
     return rate * LATENCY / known.device.multiprocessors if rate and known.device.multiprocessors else None

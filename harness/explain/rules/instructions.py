@@ -7,39 +7,68 @@ from collections.abc import Iterator
 from harness import units
 from harness.explain._records import Known, Reason, Seen
 from harness.explain._words import amount, share, spared
-from harness.explain.rules.in_flight import DRAM_IDLE, ISSUE_IDLE
-from harness.model import PIPE
+from harness.explain.rules.in_flight import FULL_PIPE, ISSUE_IDLE, WAIT, WAITING
 
 SUMMARY = "divisions and other instruction pressure"
 EFFECT_OF = ("coalescing", "local_memory")
-FULL_PIPE = 0.7  # of a pipe's rate; beyond, its queue makes warps wait
+ALONE = 0.6  # of the cycles; schedulers that issue so often are what bounds a kernel whose warps don't wait for memory
+_GENERAL = (
+    "do fewer instructions for each byte: no divisions (32-bit indexes, one division for quotient and remainder, a "
+    "multiplication in its place, or a launch shape that needs none), packs of 16 bytes, cheaper functions"
+)
+_INDEXES = "do less for indexes: 32 bits, no divisions, steps of pointers in place of products; packs of 16 bytes"
+_REMEDIES = {
+    "lsu": "make fewer and wider accesses: packs of 16 bytes",
+    "xu": "take cheaper functions and no divisions: approximations, a multiplication by what is known ahead",
+    "fp64": "compute in float32 where that is exact enough",
+    "alu": _INDEXES,
+    "fma": _INDEXES,
+}
+_OPERATIONS = ("fma", "fp16", "fp64", "fp32")
+"""Begin the names of pipes that do the operations of ops that compute bounds, besides those of tensor cores."""
 
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel that issues in most cycles, or fills a pipe, while memory could give more."""
     for kernel in known.major:
-        dram, issue = kernel.get("dram_active"), kernel.get("issue_active")
-        if dram is None or issue is None or dram >= DRAM_IDLE:
+        issue = kernel.get("issue_active")
+        if issue is None or not known.memory_idle(kernel):
             continue
-        pipe, use = _fullest(kernel)
-        if issue >= ISSUE_IDLE or use >= FULL_PIPE:
-            yield _reason(known, kernel, dram, max(issue, use), pipe if use >= max(issue, FULL_PIPE) else "")
+        pipe, use = kernel.fullest
+        full = pipe if use >= max(issue, FULL_PIPE) else ""
+        if full and _does_the_op(known, full):
+            yield _operations(known, kernel, full, use)
+        elif full or issue >= ISSUE_IDLE or (issue >= ALONE and (kernel.get(WAIT) or 0.0) < WAITING):
+            yield _reason(known, kernel, max(issue, use if full else 0.0), full)
 
 
-def _reason(known: Known, kernel: Seen, dram: float, busy: float, full: str) -> Reason:
-    rest = known.streaming(kernel) or 0.0
-    saves = known.gain(kernel.seconds - rest)
-    what = f"the pipe '{full}' is {share(busy)} full" if full else f"schedulers issue in {share(busy)} of the cycles"
+def _does_the_op(known: Known, pipe: str) -> bool:
+    return pipe.startswith("tensor") or (known.subject.bound_by_compute and pipe.startswith(_OPERATIONS))
+
+
+def _operations(known: Known, kernel: Seen, pipe: str, use: float) -> Reason:
+    """The pipe is full of what the op asks for, so that fewer other instructions don't help."""
+    saves, last = spared(known, kernel.seconds, kernel.seconds * (1 - use), f"(1 - {share(use)}) of it")
     return Reason(
         "instructions",
-        f"Instructions: {what}, while memory is {share(dram)} busy.",
-        (
-            f"in {known.label(kernel)}",
-            *_counts(known, kernel),
-            spared(kernel.seconds, f"{units.seconds(rest)} is what its bytes take as a plain stream", saves),
-        ),
-        "do fewer instructions for each byte: no divisions (32-bit indexes, one division for quotient and remainder, a "
-        "multiplication in its place, or a launch shape that needs none), packs of 16 bytes, cheaper functions",
+        f"Operations: the pipe that does the op's operations, '{pipe}', is {share(use)} full.",
+        (f"in {known.label(kernel)}", *_counts(known, kernel), last),
+        "take a cheaper type, or an algorithm with fewer operations; else keep the pipe fed all the time",
+        saves,
+    )
+
+
+def _reason(known: Known, kernel: Seen, busy: float, full: str) -> Reason:
+    rest = known.streaming(kernel) or 0.0
+    text = f"{units.seconds(rest)} is what its bytes take as a plain stream"
+    saves, last = spared(known, kernel.seconds, kernel.seconds - rest, text)
+    what = f"the pipe '{full}' is {share(busy)} full" if full else f"schedulers issue in {share(busy)} of the cycles"
+    remedy = next((text for pipe, text in _REMEDIES.items() if full.startswith(pipe)), _GENERAL)
+    return Reason(
+        "instructions",
+        f"Instructions: {what}, while memory is {share(known.memory_busy(kernel) or 0.0)} busy.",
+        (f"in {known.label(kernel)}", *_counts(known, kernel), last),
+        remedy,
         saves,
     )
 
@@ -50,11 +79,6 @@ def _counts(known: Known, kernel: Seen) -> Iterator[str]:
         every = count * kernel.launches
         moved = f"{amount(words)} words of 4 bytes that the op moves"
         yield f"{amount(every)} instructions of warps x 32 lanes / {moved} = {every * 32 / words:.1f} a word"
-    pipe, use = _fullest(kernel)
+    pipe, use = kernel.fullest
     if pipe:
         yield f"fullest pipe: {pipe}, which got {share(use)} of the instructions that it can take"
-
-
-def _fullest(kernel: Seen) -> tuple[str, float]:
-    """The pipe that is used most, and the share of its rate that is used; '' and 0 if no pipe was counted."""
-    return max(kernel.beginning(PIPE).items(), key=lambda item: item[1], default=("", 0.0))

@@ -16,21 +16,21 @@ PART = 0.1  # of the time that launches beyond the first must take
 
 
 def judge(known: Known) -> Iterator[Reason]:
-    """A reason if launches beyond the first take a part of the time, or if all of it is little more than a launch."""
+    """A reason if launches beyond the first take a part of the time; an aside if all of it is little more than one."""
     if known.case.device != "cuda":
         return
     launch, source = _launch(known)
     count = sum(kernel.launches for kernel in known.kernels)
     more = max(0.0, count - 1) * launch
     if more >= PART * known.time:
-        saves = known.gain(more)
+        saves, last = spared(known, known.time, more, f"({count:.0f} - 1) x {units.seconds(launch)}")
         yield Reason(
             "launches",
             f"Launches: {count:.0f} kernels a call, whose launches take {units.seconds(count * launch)} of "
             f"{units.seconds(known.time)}.",
             (
                 f"a launch: {units.seconds(launch)}, {source}",
-                spared(known.time, f"({count:.0f} - 1) x {units.seconds(launch)}", saves),
+                last,
             ),
             "fuse the kernels into one",
             saves,
@@ -45,7 +45,7 @@ def judge(known: Known) -> Iterator[Reason]:
                 "the ceiling has a launch in it too, so only fewer launches go below it",
             ),
             "fuse it with the kernels before or after it, or do several calls' work in one launch",
-            min(launch, known.time),
+            aside=True,
         )
 
 

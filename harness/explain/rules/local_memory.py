@@ -24,23 +24,21 @@ def judge(known: Known) -> Iterator[Reason]:
         every = sum(kernel.get(name) or 0.0 for name in ("local_sectors", "load_sectors", "store_sectors"))
         if local and local >= PART * every:
             yield _reason(known, kernel, local, every)
-    if not known.kernels and (facts := [fact for fact in known.facts if fact.local]):
-        saves = known.gain(known.time)
+    if not known.has_counters and (facts := [fact for fact in known.facts if fact.local]):
         names = " and ".join(fact.name for fact in facts)
         yield Reason(
             "local_memory",
-            f"Local memory: each thread of {names} has arrays or spilled registers there, by the compiler.",
+            f"Perhaps local memory: each thread of {names} has arrays or spilled registers there, by the compiler.",
             (
                 *(f"{fact.name}: {fact.local} bytes a thread, {fact.registers} registers" for fact in facts),
-                spared(known.time, "all that is above the ceiling; counters tell how often it is used", saves),
+                "counters tell how often it is used",
             ),
             REMEDY,
-            saves if known.floor is not None else None,
         )
 
 
 def _reason(known: Known, kernel: Seen, local: float, every: float) -> Reason:
-    saves = known.gain(kernel.seconds * local / every)
+    saves, last = spared(known, kernel.seconds, kernel.seconds * local / every, f"{share(local / every)} of it")
     own = kernel.get("local_bytes")
     size = "" if own is None else f", {units.size(own)} a thread"
     return Reason(
@@ -49,7 +47,7 @@ def _reason(known: Known, kernel: Seen, local: float, every: float) -> Reason:
         (
             f"in {known.label(kernel)}{size}",
             f"{amount(local)} local sectors / {amount(every)} of all loads and stores = {share(local / every)}",
-            spared(kernel.seconds, f"{share(local / every)} of it", saves),
+            last,
         ),
         REMEDY,
         saves,

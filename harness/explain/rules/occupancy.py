@@ -7,31 +7,40 @@ from collections.abc import Iterator
 from harness import units
 from harness.explain._records import Known, Reason, Seen
 from harness.explain._words import share, spared
-from harness.explain.rules.in_flight import DRAM_IDLE, ISSUE_IDLE, warps
+from harness.explain.rules.in_flight import bytes_needed, flight, idle, warps
 
 SUMMARY = "occupancy and its limiter"
 EFFECT_OF = ("waves",)
 LOW = 0.5  # half of the warps, with packs of 16 bytes, have enough bytes in flight; so more needn't help
 REGISTERS = 65536  # of 4 bytes, of a multiprocessor of any compute capability from 7.0 on
 _LIMITERS = {
-    "blocks_by_registers": ("registers", "spend fewer registers: __launch_bounds__, smaller tiles, less unrolling"),
-    "blocks_by_warps": ("the size of the blocks", "take blocks whose warps divide those of a multiprocessor"),
-    "blocks_by_slots": ("the number of blocks", "take larger blocks: a multiprocessor holds only so many"),
+    "blocks_by_registers": (
+        "registers allow",
+        "spend fewer registers: __launch_bounds__, smaller tiles, less unrolling",
+    ),
+    "blocks_by_warps": ("the size of the blocks allows", "take blocks whose warps divide those of a multiprocessor"),
+    "blocks_by_slots": ("the number of blocks allows", "take larger blocks: a multiprocessor holds only so many"),
     # The last, since it says what the slots say where a block has no shared memory.
-    "blocks_by_shared": ("shared memory", "spend less shared memory for a block: smaller tiles or fewer stages"),
+    "blocks_by_shared": ("shared memory allows", "spend less shared memory for a block: smaller tiles or fewer stages"),
 }
 
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel with few warps; without counters, for registers that allow only few."""
     for kernel in known.major:
-        dram, issue, found = (kernel.get(name) for name in ("dram_active", "issue_active", "occupancy"))
-        if dram is None or issue is None or found is None:
+        found = kernel.get("occupancy")
+        if found is None or found >= LOW or not idle(known, kernel) or known.in_cache(kernel):
             continue
-        if found < LOW and dram < DRAM_IDLE and issue < ISSUE_IDLE:
+        if not (kernel.bypasses and _enough(known, kernel)):
             yield _reason(known, kernel, found)
-    if not known.kernels:
+    if not known.has_counters:
         yield from _by_registers(known)
+
+
+def _enough(known: Known, kernel: Seen) -> bool:
+    """Whether shared memory has room for enough bytes under way, which a few warps can ask for."""
+    flying, needed = flight(known, kernel), bytes_needed(known, kernel)
+    return flying is not None and needed is not None and flying.most >= needed
 
 
 def _reason(known: Known, kernel: Seen, found: float) -> Reason:
@@ -40,24 +49,23 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
     least = min(blocks, key=lambda name: blocks[name], default="")
     limited = bool(least) and (limit is None or limit <= LOW)
     what, remedy = _LIMITERS[least] if limited else ("", "")
+    if limited and kernel.bypasses and least == "blocks_by_shared":
+        remedy = "copy more bytes ahead of the work: what shared memory holds is what is under way"
     why = (
-        f"{what} allow no more than {share(limit or found)}"
+        f"{what} no more than {share(limit or found)}"
         if limited
         else "the grid doesn't fill it, or blocks end unevenly"
     )
     busy, resident = known.busy(kernel), found * warps(known)
-    saves = known.gain(min(kernel.seconds - busy, kernel.seconds * (1 - found)))
+    text = f"no more than {share(1 - found)}, and {units.seconds(busy)} go to streaming and to instructions"
+    saves, last = spared(known, kernel.seconds, min(kernel.seconds - busy, kernel.seconds * (1 - found)), text)
     return Reason(
         "occupancy",
         f"Low occupancy: {share(found)} of the warps are resident; {why}.",
         (
             f"in {known.label(kernel)}: {share(found)} x {warps(known)} = {resident:.1f} warps a multiprocessor",
             *_limits(kernel, blocks),
-            spared(
-                kernel.seconds,
-                f"no more than {share(1 - found)}, and {units.seconds(busy)} go to streaming and to instructions",
-                saves,
-            ),
+            last,
         ),
         remedy or "make the grid larger, or give each block the same amount of work",
         saves,
@@ -66,7 +74,7 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
 
 def _limits(kernel: Seen, blocks: dict[str, float]) -> Iterator[str]:
     if blocks:
-        each = ", ".join(f"{_LIMITERS[name][0]} {value:.0f}" for name, value in blocks.items())
+        each = ", ".join(f"{_LIMITERS[name][0].rpartition(' ')[0]} {value:.0f}" for name, value in blocks.items())
         yield f"blocks that fit a multiprocessor by: {each}"
     own = {"registers a thread": kernel.get("registers"), "threads a block": kernel.get("block")}
     text = [f"{value:.0f} {name}" for name, value in own.items() if value is not None]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.explain._records import Known, Reason
-from harness.explain._words import amount, spared
-from harness.explain.rules.coalescing import SECTOR
+from harness.explain._records import SECTOR, Known, Reason
+from harness.explain._words import amount, share, spared
 
 SUMMARY = "partial sectors: accesses that start inside of a sector"
 EFFECT_OF = ()
@@ -20,6 +19,7 @@ def judge(known: Known) -> Iterator[Reason]:
     if len(known.kernels) != 1:
         return
     kernel = known.kernels[0]
+    every = sum(kernel.get(f"{name}_sectors") or 0.0 for name in ("load", "store"))
     for name, need in (("load", known.work.read), ("store", known.work.written)):
         requests, sectors = kernel.get(f"{name}_requests"), kernel.get(f"{name}_sectors")
         if not requests or not sectors or not need:
@@ -31,15 +31,16 @@ def judge(known: Known) -> Iterator[Reason]:
                 f"{name}s: {amount(sectors)} sectors / {amount(requests)} requests = {each:.2f}",
                 f"they touch {more:.2f} times the bytes needed; {width + 1} / {width} = {(width + 1) / width:.2f}",
             )
-            yield _reason(known, name, width, lines)
+            yield _reason(known, name, width, sectors / every, lines)
 
 
-def _reason(known: Known, name: str, width: int, lines: tuple[str, ...]) -> Reason:
-    saves = known.gain(known.time / (width + 1))
+def _reason(known: Known, name: str, width: int, part: float, lines: tuple[str, ...]) -> Reason:
+    text = f"{name}s are {share(part)} of the sectors, 1 / {width + 1} of these"
+    saves, last = spared(known, known.time, known.time * part / (width + 1), text)
     return Reason(
         "partial_sectors",
         f"Misaligned {name}s: each touches {width + 1} sectors of {SECTOR} bytes, where {width} would do.",
-        (*lines, spared(known.time, f"1 / {width + 1} of the sectors", saves)),
+        (*lines, last),
         f"start at addresses that are multiples of {SECTOR} bytes: take the first elements one by one, or shift packs "
         "in registers",
         saves,

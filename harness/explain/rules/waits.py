@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from harness import units
 from harness.explain._records import Known, Reason
 from harness.explain._words import share, spared
-from harness.explain.rules.in_flight import DRAM_IDLE, ISSUE_IDLE
+from harness.explain.rules.in_flight import idle
 from harness.model import STALL
 
 SUMMARY = "what else warps wait for: barriers, queues, instructions"
@@ -29,8 +29,7 @@ _WAITS = {
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel whose warps wait much for one of these, while memory and schedulers are idle."""
     for kernel in known.major:
-        dram, issue = kernel.get("dram_active"), kernel.get("issue_active")
-        if dram is None or issue is None or dram >= DRAM_IDLE or issue >= ISSUE_IDLE:
+        if not idle(known, kernel):
             continue
         stalls = {name: value for name, value in kernel.beginning(STALL).items() if name in _WAITS}
         name, part = max(stalls.items(), key=lambda item: item[1], default=("", 0.0))
@@ -38,12 +37,13 @@ def judge(known: Known) -> Iterator[Reason]:
             continue
         what, remedy = _WAITS[name]
         busy = known.busy(kernel)
-        saves = known.gain(min(kernel.seconds * part, kernel.seconds - busy))
         text = f"{share(part)} of it, and {units.seconds(busy)} go to streaming and to instructions"
+        saves, last = spared(known, kernel.seconds, min(kernel.seconds * part, kernel.seconds - busy), text)
+        memory = share(known.memory_busy(kernel) or 0.0)
         yield Reason(
             "waits",
-            f"Waits: warps {what} in {share(part)} of their time, while memory is {share(dram)} busy.",
-            (f"in {known.label(kernel)}: {STALL}{name} is {share(part)}", spared(kernel.seconds, text, saves)),
+            f"Waits: warps {what} in {share(part)} of their time, while memory is {memory} busy.",
+            (f"in {known.label(kernel)}: {STALL}{name} is {share(part)}", last),
             remedy,
             saves,
         )

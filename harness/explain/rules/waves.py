@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from harness.explain._records import Known, Reason, Seen
+from harness import units
+from harness.explain._records import MEMORY_BUSY, Known, Reason, Seen
 from harness.explain._words import share, spared
 
 SUMMARY = "waves and tails: grids that leave multiprocessors idle"
@@ -15,11 +16,11 @@ _LIMITS = ("blocks_by_registers", "blocks_by_shared", "blocks_by_warps", "blocks
 
 
 def judge(known: Known) -> Iterator[Reason]:
-    """A reason for each kernel whose blocks can't be spread evenly."""
+    """A reason for each kernel whose blocks can't be spread evenly, unless memory is busy all the same."""
     count = known.device.multiprocessors
     for kernel in known.major:
         grid = kernel.get("grid")
-        if not grid or not count:
+        if not grid or not count or (known.memory_busy(kernel) or 0.0) >= MEMORY_BUSY:
             continue
         if grid < count:
             yield _too_small(known, kernel, grid, count)
@@ -39,13 +40,13 @@ def judge(known: Known) -> Iterator[Reason]:
 
 def _too_small(known: Known, kernel: Seen, grid: float, count: int) -> Reason:
     idle = 1 - grid / count
-    saves = known.gain(kernel.seconds * idle)
+    saves, last = _spared(known, kernel, idle, f"{share(idle)} of it")
     return Reason(
         "waves",
         f"Too small a grid: {_blocks(grid)} for {count} multiprocessors, so {share(idle)} of the device is idle.",
         (
             f"in {known.label(kernel)}: 1 - {grid:.0f} / {count} = {share(idle)}",
-            spared(kernel.seconds, f"{share(idle)} of it", saves),
+            last,
         ),
         "spread the work over more blocks, at least one for each multiprocessor",
         saves,
@@ -58,17 +59,27 @@ def _uneven(known: Known, kernel: Seen, rounds: float, verdict: str, text: str) 
     idle = 1 - rounds / whole
     if idle < IDLE:
         return
-    saves = known.gain(kernel.seconds * idle)
+    text_of_idle = f"1 - {rounds:.2f} / {whole} = {share(idle)}, if all blocks take as long"
+    saves, last = _spared(known, kernel, idle, text_of_idle)
     yield Reason(
         "waves",
         verdict,
         (
             f"in {known.label(kernel)}: {text}",
-            spared(kernel.seconds, f"1 - {rounds:.2f} / {whole} = {share(idle)}, if all blocks take as long", saves),
+            last,
         ),
         "choose blocks so that the last wave is full, or as many blocks as run at a time, which share the work evenly",
         saves,
     )
+
+
+def _spared(known: Known, kernel: Seen, idle: float, text: str) -> tuple[float, str]:
+    """That share of the kernel's time, as far as a plain stream of its bytes doesn't take it."""
+    streaming = known.streaming(kernel) or 0.0
+    rest = kernel.seconds - streaming
+    if kernel.seconds * idle > rest:
+        text = f"{text}; but a plain stream of its bytes takes {units.seconds(streaming)}"
+    return spared(known, kernel.seconds, min(kernel.seconds * idle, rest), text)
 
 
 def _waves(kernel: Seen, grid: float, count: int) -> tuple[float, str]:

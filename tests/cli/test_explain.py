@@ -82,6 +82,14 @@ def test_a_case_at_its_ceiling_needs_no_counters(reference):
     assert "harness profile" not in text
 
 
+def test_a_slow_host_is_told_besides(reference):
+    slow = words(explained("bias_residual/scalar/float16/R4096-C1024", "--run", reference("bias")))
+    assert slow.index("Not known: ") < slow.index("Besides: Host-bound outside of a graph")
+    assert "Host-bound" in slow
+    near = "layer_norm/compile/float16/M131072-N1024"
+    assert "Besides" not in words(explained(near, "--run", reference("norms")))
+
+
 def test_a_glob_explains_every_case_that_it_matches(reference):
     text = explained("local_array/*/float32/G524288-K3", "--run", reference("compiler"))
     assert [line.split("/")[1] for line in text.splitlines() if line.startswith("local_array/")] == [
@@ -135,6 +143,31 @@ def test_counters_decide(tmp_path: Path, header: Header, measurement: Callable[[
     assert "saves at most 5.903 us of 8.000 us: 99% of it" in text
     assert "counters: ncu, 1 kernel" in text
     assert "harness profile" not in text
+
+
+def test_a_later_run_without_counters_names_the_older_one(
+    tmp_path: Path, header: Header, measurement: Callable[[int], Measurement], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = measurement(2**20)
+    made = replace(made, case=replace(made.case, device="cuda"))
+    kernels = {
+        "old": ("ncu", KernelProfile("copy", 1.0, (("time", 8e-6), ("read_bytes", 2.0**22)))),
+        "timed": ("nsys", KernelProfile("copy", 1.0, (("time", 8e-6),))),
+        "plain": None,
+    }
+    monkeypatch.chdir(tmp_path)
+    for day, (name, found) in enumerate(kernels.items(), 1):
+        folder = Path("reports") / name
+        with store.create(folder, replace(header, started=f"2026-01-0{day}T00:00:00+00:00")) as writer:
+            writer.append(made)
+        if found:
+            store.attach(folder, [Attachment(made.case.id, found[0], kernels=(found[1],))])
+        text = words(explained(made.case.id))
+        assert f"run: reports/{name};" in text
+        assert ("an older run, reports/old, has counters: name it by --run" in text) == (name != "old")
+        assert ("harness profile ncu" in text) == (name != "old")
+        if name == "timed":
+            assert "counters: none (of nsys, 1 kernel, only times)" in text
 
 
 def test_ids_are_completed(tmp_path, monkeypatch, reference):

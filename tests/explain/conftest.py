@@ -16,6 +16,7 @@ from harness import metrics
 from harness.explain import Known, Seen, Sibling
 from harness.model import (
     Case,
+    ComputePoint,
     DeviceFacts,
     KernelFacts,
     KernelProfile,
@@ -114,6 +115,21 @@ def made(time: float, work: Work, *kernels: tuple[str, float, dict[str, float]],
 
 COPY_WORK = Work(D, D)
 SLOW = FLOOR / 0.5
+BY_TMA: dict[str, float] = {
+    **COPY, "grid": 132, "block": 128, "registers": 32, "shared_bytes": 200 * 1024, "occupancy": 4 / 64,
+    "occupancy_limit": 4 / 64, "blocks_by_shared": 1, "blocks_by_registers": 16, "blocks_by_warps": 16,
+    "read_bytes": 2 * D, "written_bytes": 4 * 132, "load_requests": 0, "load_sectors": 0, "store_requests": 132,
+    "store_sectors": 132, "issue_active": 0.12, "dram_active": 0.78, "stall_long_scoreboard": 0.55,
+}  # fmt: skip
+"""A sum of 2 D bytes, which copies to shared memory bring, past the registers."""
+PRODUCT: dict[str, float] = {
+    **BY_TMA, "block": 384, "registers": 168, "occupancy": 12 / 64, "occupancy_limit": 12 / 64,
+    "blocks_by_registers": 1, "blocks_by_warps": 5, "read_bytes": 6 * 2 * 8192**2, "written_bytes": 2 * 8192**2,
+    "dram_active": 0.2, "stall_long_scoreboard": 0.3, "pipe_tensor_op_gmma": 0.86,
+}  # fmt: skip
+"""A product of two matrices of 8192 x 8192 in float16: each is read three times."""
+PRODUCT_WORK = Work(2 * 2 * 8192**2, 2 * 8192**2, (("float16", 2 * 8192**3),))
+WITH_COMPUTE = replace(LIMITS, compute=(ComputePoint("float16", 8192, 8192, 8192, 8e14, "library"),))
 
 
 def _unfused() -> Known:
@@ -192,6 +208,34 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # 16 kernels of 2 us each, in a row.
     "many_launches": ("launches", lambda: made(64e-6, Work(2**25, 2**25), *(
         (f"part{i}", 1 / 16, {**COPY, "read_bytes": 2**21, "written_bytes": 2**21}) for i in range(16)))),
+    # Two passes by packs of 16 bytes, and nearly no stores (cross entropy), or narrow ones (a quantiser).
+    "two_passes_no_stores": ("bytes", lambda: made(4 * D / PEAK / 0.93, Work(2 * D, 2**17), ("loss", 1.0, {
+        **COPY, "read_bytes": 4 * D, "written_bytes": 2**17, "load_requests": 4 * WARPS, "load_sectors": 64 * WARPS,
+        "store_requests": 4096, "store_sectors": 4096}))),
+    "two_passes_narrow_stores": ("bytes", lambda: made((2 * D + D / 4) / PEAK / 0.93, Work(D, D // 4), (
+        "quantise", 1.0, {**COPY, "read_bytes": 2 * D, "written_bytes": D / 4, "load_requests": 2 * WARPS,
+                          "load_sectors": 32 * WARPS, "store_requests": WARPS, "store_sectors": 4 * WARPS}))),
+    # Grids with a tail, while memory is busy all the same: the second pass is what costs.
+    "two_passes_tail": ("bytes", lambda: made(3 * D / PEAK, COPY_WORK, ("twice", 1.0, {
+        **COPY, "read_bytes": 2 * D, "load_requests": 2 * WARPS, "load_sectors": 32 * WARPS, "grid": 132 * 8 * 1.25}))),
+    "two_passes_conflicts": ("bytes", lambda: made(3 * D / PEAK, COPY_WORK, ("twice", 1.0, {
+        **COPY, "read_bytes": 2 * D, "load_requests": 2 * WARPS, "load_sectors": 32 * WARPS,
+        "shared_wavefronts": 0.4 * 132 * CLOCK * 3 * D / PEAK, "shared_conflicts": 0.3 * 132 * CLOCK * 3 * D / PEAK}))),
+    # It reads twice as much as it needs; the L2 keeps what it writes, so that the sum is right.
+    "reads_behind_writes": ("bytes", lambda: made(2**25 / PEAK / 0.9, Work(2**24, 2**24), ("twice", 1.0, {
+        **COPY, "read_bytes": 2**25, "written_bytes": 0, "grid": 2**12, "load_requests": 2**16,
+        "load_sectors": 2**20, "store_requests": 2**15, "store_sectors": 2**19}))),
+    # A matrix product by tensor cores: it reads its inputs again and again from memory that has time for it.
+    "product": ("instructions", lambda: made(2 * 8192**3 / 8e14 / 0.86, PRODUCT_WORK, (
+        "product", 1.0, PRODUCT), limits=WITH_COMPUTE)),
+    # A thread's load gives the address of its next one.
+    "dependent": ("in_flight", lambda: made(SLOW, COPY_WORK, ("chase", 1.0, {
+        **COPY, **IDLE, "stall_long_scoreboard": 0.8}))),
+    # One stage of 8 KB in shared memory, where 15 KB must be under way.
+    "shallow_pipeline": ("occupancy", lambda: made(SLOW, COPY_WORK, ("staged", 1.0, {
+        **BY_TMA, **IDLE, "shared_bytes": 8 * 1024, "read_bytes": D, "written_bytes": D}))),
+    "lsu_pipe": ("instructions", lambda: made(SLOW, COPY_WORK, ("scalar", 1.0, scaled(
+        4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, **IDLE, stall_lg_throttle=0.6, pipe_lsu=0.85)))),
 }
 ASIDES: dict[str, tuple[str, Callable[[], Known]]] = {
     "short": ("launches", lambda: made(1.5e-6, Work(2**19, 2**19))),
@@ -210,6 +254,27 @@ HEALTHY: dict[str, Callable[[], Known]] = {
     # The L2 still has some of what is read, and keeps some of what is written.
     "resident": lambda: made(FLOOR / 0.97, COPY_WORK, ("cached", 1.0, {
         **COPY, "read_bytes": 0.8 * D, "written_bytes": 0.7 * D})),
+    # 200 KB of a multiprocessor's reads are under way, by a block of four warps, none of them by loads of registers.
+    "tma_sum": lambda: made(2 * D / PEAK / 0.91, Work(2 * D, 4 * 132), ("tma_sum", 1.0, BY_TMA)),
+    "tma_copy": lambda: made(FLOOR / 0.9, COPY_WORK, ("tma_copy", 1.0, {
+        **BY_TMA, "read_bytes": D, "written_bytes": D, "dram_active": 0.76})),
+    # A few scattered loads beside, of the shape of a table.
+    "tma_and_scattered": lambda: made(FLOOR / 0.88, COPY_WORK, ("tma_copy", 1.0, {
+        **COPY, "load_requests": 2000, "load_sectors": 32 * 2000, "store_requests": 500, "store_sectors": 500})),
+    # 90% of the ceiling is 76% of the datasheet's peak.
+    "persistent_by_the_datasheet": lambda: made(FLOOR / 0.9, COPY_WORK, ("resident", 1.0, {
+        **COPY, "grid": 132 * 2, "occupancy": 0.25, "occupancy_limit": 0.25, "registers": 120,
+        "blocks_by_registers": 2, "dram_active": 0.76})),
+    "packs_of_32_bytes": lambda: made(FLOOR / 0.93, COPY_WORK, ("wide", 1.0, {
+        **COPY, "load_requests": WARPS / 2, "store_requests": WARPS / 2}),
+        device=replace(DEVICE, compute_capability="10.0")),
+    # 16 MB to 16 MB, of which next to nothing comes from memory.
+    "in_the_l2": lambda: made(2**25 / PEAK / 0.85, Work(2**24, 2**24), ("copy", 1.0, {
+        **COPY, "grid": 2**12, "read_bytes": 1e5, "written_bytes": 2e5, "load_requests": 2**15, "load_sectors": 2**19,
+        "store_requests": 2**15, "store_sectors": 2**19, "dram_active": 0.03, "stall_long_scoreboard": 0.6})),
+    "few_warps_in_the_l2": lambda: made(2**25 / PEAK / 0.85, Work(2**24, 2**24), ("copy", 1.0, {
+        **COPY, "occupancy": 0.3, "grid": 2**12, "read_bytes": 1e5, "written_bytes": 2e5, "load_requests": 2**15,
+        "load_sectors": 2**19, "store_requests": 2**15, "store_sectors": 2**19, "dram_active": 0.03})),
     "without_counters": lambda: made(FLOOR / 0.98, COPY_WORK, facts=(KernelFacts("tuned", 128, 0, 0),)),
 }
 # fmt: on

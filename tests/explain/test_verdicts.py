@@ -14,10 +14,35 @@ FAULTS = [
     "stride_32", "stride_2", "eight_a_thread", "divisions", "full_pipe", "local_array", "registers", "small_blocks",
     "narrow", "one_block", "tail", "uneven", "conflicts", "misaligned", "misaligned_floats", "unfused",
     "two_passes", "barriers", "many_launches", "stride_2_or_twice",
+    "two_passes_no_stores", "two_passes_narrow_stores", "two_passes_tail", "two_passes_conflicts",
+    "reads_behind_writes", "product", "dependent", "shallow_pipeline", "lsu_pipe",
 ]
 ASIDES = ["short", "host", "host_at_the_ceiling"]
 # fmt: on
-HEALTHY = ["tuned", "persistent", "bias_in_l1", "resident", "without_counters"]
+HEALTHY = [
+    "tuned",
+    "persistent",
+    "bias_in_l1",
+    "resident",
+    "without_counters",
+    "tma_sum",
+    "tma_copy",
+    "tma_and_scattered",
+    "persistent_by_the_datasheet",
+    "packs_of_32_bytes",
+    "in_the_l2",
+    "few_warps_in_the_l2",
+]
+ALONE = [
+    "two_passes_no_stores",
+    "two_passes_narrow_stores",
+    "two_passes_tail",
+    "two_passes_conflicts",
+    "reads_behind_writes",
+    "product",
+    "dependent",
+    "lsu_pipe",
+]
 
 
 def test_the_lists_name_every_kernel_and_every_rule_has_one(right, healthy, asides):
@@ -38,6 +63,11 @@ def test_the_first_verdict_is_the_fault(name: str, faulty: Callable[[str], Known
         assert reason.remedy
         assert reason.verdict.endswith(".")
         assert reason.saves is None or 0 < reason.saves <= known.time
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_fault_is_all_that_is_told(name: str, faulty: Callable[[str], Known], right: dict[str, str]) -> None:
+    assert [reason.rule for reason in explain(faulty(name))] == [right[name]]
 
 
 @pytest.mark.parametrize("name", ASIDES)

@@ -85,7 +85,7 @@ def _show(known: Known, newest: Newest, reasons: Sequence[Reason], console: Cons
             _tell(console, f"Besides: {reason.verdict}")
             _body(console, reason)
     if not known.has_counters and not known.near_ceiling and known.case.device == "cuda":
-        _tell(console, "There are no counters of this case yet; they tell more:")
+        _tell(console, "This run has no counters of the case; they tell more:")
         # One line, so that it can be pasted.
         console.print(f"    {explain.command(known.scenario, known.case)}", markup=False, soft_wrap=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 from harness import units
@@ -39,7 +40,7 @@ def all_rules() -> dict[str, _Rule]:
 def explain(known: Known) -> tuple[Reason, ...]:
     """The reasons of all rules: those that could save most first, an effect behind its cause, asides last."""
     rules = all_rules()
-    found = [reason for rule in rules.values() for reason in rule.judge(known) if _matters(reason, known)]
+    found = [reason for rule in rules.values() for reason in _told(list(rule.judge(known)), known)]
     ordered = sorted(found, key=lambda reason: (not reason.aside, _saves(reason)), reverse=True)
     for effect in tuple(ordered):
         causes = [reason for reason in ordered if reason.rule in rules[effect.rule].EFFECT_OF]
@@ -80,6 +81,18 @@ def _longest(known: Known) -> str:
     kernel = max(known.kernels, key=lambda kernel: kernel.share)
     name, part = max(kernel.beginning(STALL).items(), key=lambda item: item[1], default=("", 0.0))
     return f" Its warps spend most of their time in '{STALL}{name}': {share(part)}." if name else ""
+
+
+def _told(reasons: list[Reason], known: Known) -> list[Reason]:
+    """The reasons of a rule that matter. If they do only together, for several kernels, the largest stands for all."""
+    alone = [reason for reason in reasons if _matters(reason, known)]
+    total = known.gain(sum(map(_saves, reasons)))
+    if alone or len(reasons) < 2 or len(known.kernels) < 2 or total < LEAST * known.time:
+        return alone
+    first = max(reasons, key=_saves)
+    others = units.plural(len(reasons) - 1, "other kernel")
+    line = f"the same in {others}: together they save at most {units.seconds(total)}"
+    return [replace(first, sums=(*first.sums, line), saves=total)]
 
 
 def _matters(reason: Reason, known: Known) -> bool:

@@ -212,6 +212,9 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     "two_passes_no_stores": ("bytes", lambda: made(4 * D / PEAK / 0.93, Work(2 * D, 2**17), ("loss", 1.0, {
         **COPY, "read_bytes": 4 * D, "written_bytes": 2**17, "load_requests": 4 * WARPS, "load_sectors": 64 * WARPS,
         "store_requests": 4096, "store_sectors": 4096}))),
+    "two_passes_wide": ("bytes", lambda: made(4 * D / PEAK / 0.93, Work(2 * D, 2**17), ("loss", 1.0, {
+        **COPY, "read_bytes": 4 * D, "written_bytes": 2**17, "load_requests": 2 * WARPS, "load_sectors": 64 * WARPS,
+        "store_requests": 4096, "store_sectors": 4096}), device=replace(DEVICE, compute_capability="10.0"))),
     "two_passes_narrow_stores": ("bytes", lambda: made((2 * D + D / 4) / PEAK / 0.93, Work(D, D // 4), (
         "quantise", 1.0, {**COPY, "read_bytes": 2 * D, "written_bytes": D / 4, "load_requests": 2 * WARPS,
                           "load_sectors": 32 * WARPS, "store_requests": WARPS, "store_sectors": 4 * WARPS}))),

@@ -14,7 +14,7 @@ FAULTS = [
     "stride_32", "stride_2", "eight_a_thread", "divisions", "full_pipe", "local_array", "registers", "small_blocks",
     "narrow", "one_block", "tail", "uneven", "conflicts", "misaligned", "misaligned_floats", "unfused",
     "two_passes", "barriers", "many_launches", "stride_2_or_twice",
-    "two_passes_no_stores", "two_passes_narrow_stores", "two_passes_tail", "two_passes_conflicts",
+    "two_passes_no_stores", "two_passes_wide", "two_passes_narrow_stores", "two_passes_tail", "two_passes_conflicts",
     "reads_behind_writes", "product", "dependent", "shallow_pipeline", "lsu_pipe",
 ]
 ASIDES = ["short", "host", "host_at_the_ceiling"]
@@ -35,6 +35,7 @@ HEALTHY = [
 ]
 ALONE = [
     "two_passes_no_stores",
+    "two_passes_wide",
     "two_passes_narrow_stores",
     "two_passes_tail",
     "two_passes_conflicts",

@@ -56,10 +56,9 @@ class _Side(NamedTuple):
         if self.each > self.widest * SLACK:
             return min(float(self.widest), least)
         wasted = self.need and self.moved is not None and self.moved > SLACK * self.need
-        # Packs of 16 bytes have 16 sectors, so that what comes twice is read twice.
-        if not wasted or self.each <= SLACK * least or abs(self.each - WIDEST) <= NEAR:
-            return None
-        return least
+        # Packs of 16 bytes have 16 sectors, those of 32 bytes 32, so that what comes twice is read twice.
+        packs = any(abs(self.each - width) <= NEAR for width in (WIDEST, self.widest))
+        return least if wasted and self.each > SLACK * least and not packs else None
 
     @property
     def doubtful(self) -> bool:

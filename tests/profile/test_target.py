@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cuda import cubin
 from harness.devices.cpu import Cpu
 from harness.model import Case, Job
-from harness.profile import _request, _target
+from harness.profile import MARK, _request, _target
 from harness.profile._request import CaseRan, ProfileRequest
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "faults.py"
@@ -61,3 +62,8 @@ def test_an_answer_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
     file = tmp_path / "a.request.answers"
     file.write_text(file.read_text() + '{"case": "fau')
     assert _request.answers(file) == cases
+
+
+def test_the_mark_is_a_kernel_that_compiles() -> None:
+    code = cubin(Path(_target.__file__).with_name("mark.cu"), {}, "sm_90")
+    assert MARK.encode() in code

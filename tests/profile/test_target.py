@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cuda import cubin
+from harness.cuda.compile import cubin
 from harness.devices.cpu import Cpu
 from harness.model import Case, Job
 from harness.profile import MARK, _request, _target

@@ -242,8 +242,12 @@ def ops(runs: Runs) -> list[str]:
             ]
 
     lines = _table(("op", "time (us)", "of ceiling", "over eager", "over compile", "mode of compile"), rows())
-    told = [REFUSED] if any({NOTHING} & set(line.split()) for line in lines[2:]) else []
-    return [*lines, "", " ".join([*told, _origin(every)])]
+    return [*lines, "", " ".join([*_of_dashes(lines), _origin(every)])]
+
+
+def _of_dashes(lines: Sequence[str]) -> list[str]:
+    """What a dash means, where a table has one."""
+    return [REFUSED] if any({NOTHING} & set(line.split()) for line in lines[2:]) else []
 
 
 SIZES = (1, 3, 16, 49, 64, 197, 256, 1000, 1023, 1024, 4096, 8192, 16384, 30522, 32768, 50257, 65536, 128256, 131072,
@@ -280,7 +284,8 @@ def norms(runs: Runs) -> list[str]:
             yield [str(n), *cells]
 
     head = ("N", "eager", "compile", "tuned", "gradient: eager", "compile", "tuned")
-    return [*_table(head, rows(), 0), "", f"{REFUSED} {_origin(every, KERNELS)}"]
+    lines = _table(head, rows(), 0)
+    return [*lines, "", " ".join([*_of_dashes(lines), _origin(every, KERNELS)])]
 
 
 def _shares(group: Group) -> list[str]:

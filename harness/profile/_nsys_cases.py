@@ -12,24 +12,17 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from harness.errors import UsageError
 from harness.model import Attachment, KernelProfile
 from harness.profile import MARK
+from harness.profile._intervals import length, merged
 from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, TraceRange
 from harness.ranges import DOMAIN
 
 _CASE = re.compile(r"[\w.=,@+-]+(/[\w.=,@+-]+){3,}")
 """An id of a case: op, variant, dtype and shape, perhaps more. Ranges of other steps, 'check: <id>', aren't ids."""
 _SECONDS = 1e-9  # of a nanosecond
-
-
-class _Interval(Protocol):
-    @property
-    def start(self) -> int: ...
-    @property
-    def end(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -190,7 +183,7 @@ def _means(launches: Sequence[GpuWork]) -> tuple[tuple[str, float], ...]:
     return tuple((name, value / len(launches)) for name, value in sums.items())
 
 
-def _in_calls(calls: Iterable[HostCall]) -> int:
+def _in_calls(calls: Iterable[HostCall]) -> float:
     """Nanoseconds in calls, summed over threads. A call inside another one of its thread doesn't count again."""
     threads: dict[int, list[HostCall]] = defaultdict(list)
     for call in calls:
@@ -198,10 +191,6 @@ def _in_calls(calls: Iterable[HostCall]) -> int:
     return sum(_covered(own) for own in threads.values())
 
 
-def _covered(intervals: Iterable[_Interval]) -> int:
-    """Nanoseconds in which at least one of some intervals lasted. They must be in the order of their starts."""
-    covered, reached = 0, 0
-    for each in intervals:
-        covered += max(0, each.end - max(each.start, reached))
-        reached = max(reached, each.end)
-    return covered
+def _covered(spans: Iterable[GpuWork | HostCall]) -> float:
+    """Nanoseconds in which at least one of them lasted."""
+    return length(merged((span.start, span.end) for span in spans))

@@ -62,7 +62,7 @@ def answers(file: Path) -> list[CaseRan]:
 def beside(file: Path) -> ProfileRequest | None:
     """The request that a file of a tool came from, by the beginning of its name; None if it isn't beside the file."""
     found = [path for path in file.parent.glob(f"*{REQUEST}") if file.name.startswith(path.name.removesuffix(REQUEST))]
-    # Of ncu-1 and ncu-11, the longer name is meant.
+    # The longer name is meant where both ncu-1 and ncu-11 fit.
     return read(max(found, key=lambda path: len(path.name))) if found else None
 
 

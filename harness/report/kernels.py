@@ -14,7 +14,6 @@ _UNITS: dict[str, Unit] = {
     "s": units.SECONDS,
     "B": units.BYTES,
     "share": units.SHARE,
-    "Hz": units.PLAIN,
     "": units.PLAIN,
 }
 _SHOWN = (

@@ -129,7 +129,7 @@ def test_sums_of_coalescing(faulty):
     assert "touches 32.0 sectors of 32 bytes, where 4.0 would do" in text
     assert "loads: 33.55 M sectors / 1.049 M requests = 32.0" in text
     assert "through memory: 1.074 GB, 8.00 times what is needed" in text
-    # Of 32 + 4 sectors 4 + 4 would do.
+    # 4 + 4 sectors would do in place of 32 + 4.
     assert "29.36 M of 37.75 M sectors could be spared, 77.8%" in text
 
 

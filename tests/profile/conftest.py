@@ -33,3 +33,19 @@ def fake_ncu(on_the_path: Callable[[str, str], Path]) -> Path:
     version = "NVIDIA (R) Nsight Compute Command Line Profiler\nVersion 2025.3.1.0 (build 1) (public-release)"
     read = 'echo "==PROF== a line ahead of the table"; exec cat "$2"'
     return on_the_path("ncu", f'case "$1" in --version) echo "{version}";; --import) {read};; *) {fake};; esac')
+
+
+@pytest.fixture
+def fake_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Puts a program named nsys with these lines of shell on the PATH, which has no other nsys."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def make(lines: str) -> Path:
+        program = folder / "nsys"
+        program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{lines}\n")
+        program.chmod(0o755)
+        return program
+
+    return make

@@ -136,7 +136,7 @@ def test_a_report_of_our_command_is_imported_by_its_request(folder: Path) -> Non
     report = folder / "profile" / "ncu-1.details.ncu-rep"
     done = profiled("ncu", "--run", folder, "--only", "dropout/*", "--import", report)
     assert done.exit_code == 0, done.output
-    # Of two cases the one that was asked for, with the bytes of the other part.
+    # Only the case that was asked for, with the bytes of the other part.
     assert store.load(folder).attachments == tuple(found for found in before if found.case == TUNED)
     request = folder / "profile" / "ncu-1.request.json"
     request.unlink()

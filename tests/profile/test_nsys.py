@@ -36,23 +36,7 @@ def test_the_command_line() -> None:
     ]
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a program named nsys with these lines of shell on the PATH, which has no other nsys."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-
-    def make(lines: str) -> Path:
-        program = folder / "nsys"
-        program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{lines}\n")
-        program.chmod(0o755)
-        return program
-
-    return make
-
-
-def test_a_missing_nsys_is_refused(fake: Callable[[str], Path]) -> None:
+def test_a_missing_nsys_is_refused(fake_nsys: Callable[[str], Path]) -> None:
     with pytest.raises(MachineError, match="isn't on the PATH") as caught:
         nsys.refuse()
     assert "CUDA toolkit" in caught.value.advice
@@ -60,20 +44,20 @@ def test_a_missing_nsys_is_refused(fake: Callable[[str], Path]) -> None:
 
 
 @pytest.mark.parametrize("version", ["2021.5.3.28-9f5a1e2", "2022.3.4.34-133b775"])
-def test_an_old_nsys_is_refused(fake: Callable[[str], Path], version: str) -> None:
-    fake(f"echo 'NVIDIA Nsight Systems version {version}'")
+def test_an_old_nsys_is_refused(fake_nsys: Callable[[str], Path], version: str) -> None:
+    fake_nsys(f"echo 'NVIDIA Nsight Systems version {version}'")
     with pytest.raises(MachineError, match=rf"is version {version[:6]}; 2022\.4 or later is needed"):
         nsys.refuse()
 
 
 @pytest.mark.parametrize("version", ["2022.4.2.1-df9881f", "2023.1.2.43-32377213v0", "2026.1.3.425-261338342291v0"])
-def test_a_current_nsys_is_taken(fake: Callable[[str], Path], version: str) -> None:
-    fake(f"echo 'NVIDIA Nsight Systems version {version}'")
+def test_a_current_nsys_is_taken(fake_nsys: Callable[[str], Path], version: str) -> None:
+    fake_nsys(f"echo 'NVIDIA Nsight Systems version {version}'")
     nsys.refuse()
 
 
-def test_an_nsys_that_does_not_start_is_refused(fake: Callable[[str], Path]) -> None:
-    program = fake("echo 'nsight-systems is not installed' >&2; exit 127")
+def test_an_nsys_that_does_not_start_is_refused(fake_nsys: Callable[[str], Path]) -> None:
+    program = fake_nsys("echo 'nsight-systems is not installed' >&2; exit 127")
     with pytest.raises(MachineError, match="tell a version: nsight-systems is not installed"):
         nsys.refuse()
     program.write_text("#!/no/such/shell\n")

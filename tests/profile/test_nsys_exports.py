@@ -329,25 +329,9 @@ def test_a_file_that_is_no_export_is_refused(tmp_path: Path) -> None:
         nsys.recorded(file, [], calls=0)
 
 
-@pytest.fixture
-def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """Puts a program named nsys with these lines of shell on the PATH, which has no other nsys."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-
-    def make(lines: str) -> Path:
-        program = folder / "nsys"
-        program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{lines}\n")
-        program.chmod(0o755)
-        return program
-
-    return make
-
-
-def test_a_report_is_exported_first(two_cases: Path, tmp_path: Path, fake: Callable[[str], Path]) -> None:
+def test_a_report_is_exported_first(two_cases: Path, tmp_path: Path, fake_nsys: Callable[[str], Path]) -> None:
     # `nsys export --type=sqlite --force-overwrite=true --output=FILE REPORT`
-    fake(f'echo "$1 $2 $3 $5" > {tmp_path}/arguments\ncp {shlex.quote(str(two_cases))} "${{4#--output=}}"')
+    fake_nsys(f'echo "$1 $2 $3 $5" > {tmp_path}/arguments\ncp {shlex.quote(str(two_cases))} "${{4#--output=}}"')
     report = tmp_path / "made elsewhere.nsys-rep"
     report.touch()
     assert nsys.recorded(report, [], calls=0) == nsys.recorded(two_cases, [], calls=0)
@@ -360,8 +344,8 @@ def test_a_report_is_exported_first(two_cases: Path, tmp_path: Path, fake: Calla
     ]
 
 
-def test_an_error_names_the_report_and_not_its_export(tmp_path: Path, fake: Callable[[str], Path]) -> None:
-    fake(': > "${4#--output=}"')
+def test_an_error_names_the_report_and_not_its_export(tmp_path: Path, fake_nsys: Callable[[str], Path]) -> None:
+    fake_nsys(': > "${4#--output=}"')
     report = tmp_path / "empty.nsys-rep"
     report.touch()
     with pytest.raises(UsageError, match=r"holds no kernels") as caught:
@@ -369,7 +353,7 @@ def test_an_error_names_the_report_and_not_its_export(tmp_path: Path, fake: Call
     assert caught.value.message.startswith(f"{report}: ")
 
 
-def test_a_report_that_can_not_be_exported_is_refused(tmp_path: Path, fake: Callable[[str], Path]) -> None:
+def test_a_report_that_can_not_be_exported_is_refused(tmp_path: Path, fake_nsys: Callable[[str], Path]) -> None:
     report = tmp_path / "new.nsys-rep"
     with pytest.raises(UsageError, match="there is no such file"):
         nsys.recorded(report, [], calls=0)
@@ -377,7 +361,7 @@ def test_a_report_that_can_not_be_exported_is_refused(tmp_path: Path, fake: Call
     with pytest.raises(MachineError, match="only nsys can read it") as caught:
         nsys.recorded(report, [], calls=0)
     assert f"nsys export --type=sqlite {report}" in caught.value.advice
-    fake("echo 'The file was made by a newer version' >&2; exit 1")
+    fake_nsys("echo 'The file was made by a newer version' >&2; exit 1")
     with pytest.raises(UsageError, match="nsys can't export it: The file was made by a newer version"):
         nsys.recorded(report, [], calls=0)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.errors import MachineError
-from harness.model import Case, Job
+from harness.model import Attachment, Case, Job, Timing
 from harness.profile import CALLS, _procedure
 from harness.profile._procedure import profile
 from harness.profile._request import CaseRan
@@ -79,6 +79,29 @@ def test_a_case_that_ends_by_an_error_is_followed_by_another_process(tmp_path: P
     found, _ = profiled(tmp_path, "crashed", "fine")
     assert [(ran.status, ran.error) for ran in found.cases] == [("crashed", "not as it should be"), ("ok", "")]
     assert [attachment.case for attachment in found.attachments] == ["fault/fine/float32/N64"]
+
+
+def test_a_case_that_never_ends_costs_only_itself(
+    tmp_path: Path, on_the_path: Callable[[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_procedure, "_SLOWER", 0.5 / Timing().timeout)
+    on_the_path("ncu", 'case "$1" in --version) echo Version 2025.3;; *) sleep 60;; esac')
+    found, told = profiled(tmp_path, "fine")
+    assert [(ran.status, ran.error) for ran in told] == [("timeout", "it didn't end under the tool")]
+    assert found.cases == tuple(told)
+    assert found.problems == ()
+
+
+@pytest.mark.usefixtures("fake_ncu")
+def test_what_was_found_is_kept_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second part, after a case that ended the process, can't be counted."""
+    monkeypatch.setenv("FAKE_FAILS", "ncu-2")
+    monkeypatch.setenv("FAKE_SAYS", "==ERROR== ERR_NVGPUCTRPERM")
+    kept: list[Attachment] = []
+    with pytest.raises(MachineError, match="doesn't let this user read counters"):
+        profile("ncu", jobs("fine", "abort", "fine"), device="cpu", plugins=[PLUGIN], folder=tmp_path,
+                told=lambda *_: None, keep=kept.extend)  # fmt: skip
+    assert [attachment.case for attachment in kept] == ["fault/fine/float32/N64"]
 
 
 def test_a_tool_that_may_not_count_ends_with_what_to_do(

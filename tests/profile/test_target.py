@@ -20,10 +20,12 @@ def small_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Cpu, "cache_bytes", 2**12)
 
 
-def ran(folder: Path, *variants: str, checked: bool = False) -> tuple[int, list[CaseRan]]:
+def ran(
+    folder: Path, *variants: str, checked: bool = False, numbers: tuple[int, ...] = ()
+) -> tuple[int, list[CaseRan]]:
     jobs = tuple(Job(Case("fault", variant, "float32", (("N", 64),), device="cpu")) for variant in variants)
     file = folder / "a.request.json"
-    _request.write(ProfileRequest("cpu", (str(PLUGIN),), jobs, checked=checked), file)
+    _request.write(ProfileRequest("cpu", (str(PLUGIN),), jobs, checked=checked, numbers=numbers), file)
     code = _target.main([str(file)])
     return code, _request.answers(_request.answers_file(file))
 
@@ -55,6 +57,12 @@ def test_cases_that_were_checked_are_not_checked_again(tmp_path: Path, recorded:
     code, _ = ran(tmp_path, "fine", checked=True)
     assert code == 0
     assert "check: fault/fine/float32/N64" not in [name for _, name in recorded]
+
+
+def test_only_the_cases_that_were_asked_for_run_and_they_keep_their_numbers(tmp_path: Path) -> None:
+    code, cases = ran(tmp_path, "fine", "slow", "fine", numbers=(2,))
+    assert code == 0
+    assert [(case.case, case.number) for case in cases] == [("fault/slow/float32/N64", 2)]
 
 
 def test_an_answer_that_is_cut_short_is_left_out(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ FULL = 2048, 4
 
 
 FACTOR = 2.0**-13
-"""Of a step. 8192 steps make e times as much of an element, and one step too few changes it by twice the tolerance."""
+"""The factor of a step: 8192 steps make an element e times as large, and one less changes it by twice the tolerance."""
 _TOLERANCE = 2.0**-14
 """Relative: the roundings of 1000 steps if all go the same way, or of a million if they don't."""
 

@@ -231,14 +231,17 @@ def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: M
     assert _figures.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
 
 
-@pytest.mark.parametrize("layout", ["bars", "long names", "lines", "zero", "curve", "variants", "ranking", "one"])
+@pytest.mark.parametrize(
+    "layout", ["bars", "long names", "long title", "lines", "zero", "curve", "variants", "ranking", "one"]
+)
 def test_no_label_lies_on_another(
     layout: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
-    variants = [f"v{i}" for i in range(12 if layout == "ranking" else 5)]
+    variants = [f"v{i}" for i in range(12 if layout in ("ranking", "long title") else 5)]
     choices: dict[str, list[Any]] = {
         "bars": [(("N", 2**27), ("C", 1), ("H", 1)), *SHAPES],
         "long names": [(("hidden_size", 1024 + i), ("sequence_length", 4096 - i)) for i in range(6)],
+        "long title": [(("outer_size", 131072), ("bias_columns", 1023 + i), ("inner_size", 1)) for i in range(3)],
         "lines": [(("N", 7**k),) for k in range(1, 11)],
         "zero": [(("N", 2**20), ("F", offset)) for offset in (0, 1, 2, 3, 31, 32)],
         "curve": FLIGHT,

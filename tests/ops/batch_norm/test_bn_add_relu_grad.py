@@ -300,6 +300,32 @@ def test_what_is_wrong_is_noticed(name, change, dtype):
 @pytest.mark.parametrize(
     ("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)]
 )
+def test_who_may_round_the_terms_of_sums(variant, allowed):
+    """In torch the terms of dgamma may be rounded to bfloat16, which is much where they cancel."""
+    import torch
+
+    ctx = context(variant, "bfloat16", (16, 8, 14, 14))
+    inputs = check.make_inputs(ctx)
+    wanted = OP.reference(ctx, inputs)
+    normalized = (inputs.x.double() - inputs.mean.double().view(1, -1, 1)) * inputs.invstd.double().view(1, -1, 1)
+    terms = torch.linalg.vector_norm(wanted["dz"] * normalized, dim=(0, 2))
+    # Sums of some channels are smaller than the root of the sum of their squared terms.
+    assert (wanted["dgamma"].abs() < terms / 2).any()
+
+    def complaint(roundings: float) -> str | None:
+        dgamma = wanted["dgamma"] + roundings * torch.finfo(torch.bfloat16).eps * terms
+        same = {name: wanted[name].bfloat16() for name in ("dx", "dz")}
+        outputs = Tensors(**same, dgamma=dgamma.float(), dbeta=wanted["dbeta"].float())
+        return check.complaint(ctx, OP.variants[variant], inputs, outputs)
+
+    found = complaint(1.5)
+    assert found is None if allowed else found.startswith("dgamma: ")
+    assert complaint(10).startswith("dgamma: ")
+
+
+@pytest.mark.parametrize(
+    ("variant", "allowed"), [("eager", True), ("compile", True), *((name, False) for name in OURS)]
+)
 def test_who_may_round_terms(variant, allowed):
     """In torch a term of dx may be rounded to bfloat16. Where terms cancel, that is far more than a rounding of dx."""
     ctx = context(variant, "bfloat16", (16, 8, 14, 14))

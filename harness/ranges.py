@@ -21,8 +21,7 @@ class NvtxRange:
     __slots__ = ("_attributes", "_domain")
 
     def __init__(self, name: str) -> None:
-        self._domain = _domain()
-        self._attributes = _attributes(name)
+        self._domain, self._attributes = _of(name)
 
     def __enter__(self) -> None:
         self._domain.push_range(self._attributes)
@@ -32,13 +31,9 @@ class NvtxRange:
 
 
 @cache
-def _domain() -> Any:
+def _of(name: str) -> tuple[Any, Any]:
+    """The domain, and what a profiler sees of a range. The name is registered, so that each time only a number goes."""
     import nvtx
 
-    return nvtx.get_domain(DOMAIN)
-
-
-@cache
-def _attributes(name: str) -> Any:
-    """What a profiler sees of a range. The name is registered, so that only its number is passed on each time."""
-    return _domain().get_event_attributes(message=name)
+    domain = nvtx.get_domain(DOMAIN)
+    return domain, domain.get_event_attributes(message=name)

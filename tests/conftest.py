@@ -72,17 +72,13 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
 
     class Domain:
-        def get_event_attributes(self, message: str) -> str:
-            return message
-
         def push_range(self, attributes: str) -> None:
             told.append(("push", attributes))
 
         def pop_range(self) -> None:
             told.append(("pop", ""))
 
-    monkeypatch.setattr("harness.ranges._domain", Domain)
-    monkeypatch.setattr("harness.ranges._attributes", lambda name: name)
+    monkeypatch.setattr("harness.ranges._of", lambda name: (Domain(), name))
     return told
 
 

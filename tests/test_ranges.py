@@ -28,7 +28,8 @@ def test_a_range_costs_less_than_a_microsecond_where_no_profiler_listens():
         with ranges.NvtxRange("case: prelu/tuned/float32/N96-C64"):
             pass
 
-    assert min(timeit.repeat(one, number=10_000, repeat=5)) / 10_000 < 1e-6
+    # The best of many short tries: other work on the machine interrupts some of them.
+    assert min(timeit.repeat(one, number=500, repeat=200)) / 500 < 1e-6
 
 
 def test_the_package_has_what_a_profiler_that_listens_needs():

@@ -17,7 +17,8 @@ REQUEST = ".request.json"
 class ProfileRequest:
     """The cases to run, as for timing, but each only `calls` times. plugins: files with more ops.
 
-    checked: the cases were checked by a process before this one. numbers: of the cases to run, from 1; all if empty.
+    checked: the cases were checked by a process before this one, which counted what differs from call to call; one call
+    is enough. numbers: of the cases to run, from 1; all if empty.
 
     traces: where torch's own profiler writes a trace of each case, as the beginning of file names; "" for none.
     """
@@ -29,6 +30,11 @@ class ProfileRequest:
     traces: str = ""
     checked: bool = False
     numbers: tuple[int, ...] = ()
+
+    @property
+    def repeats(self) -> int:
+        """Calls of each case in this process."""
+        return 1 if self.checked else self.calls
 
 
 @dataclass(frozen=True, slots=True)

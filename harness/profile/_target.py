@@ -65,9 +65,9 @@ def _run(request: ProfileRequest, job: Job, number: int, op: Op, device: Device)
                 call()
             device.synchronize()
         with _recording(request, number), device.watched():
-            _mark(number, device)
+            _mark(number, request.repeats, device)
             with session.phase("sample"):
-                for turn in range(request.calls):
+                for turn in range(request.repeats):
                     calls[turn % len(calls)]()
                 device.synchronize()
 
@@ -81,9 +81,9 @@ def _recording(request: ProfileRequest, number: int) -> AbstractContextManager[N
     return recording(torch.trace_of(Path(request.traces), number))
 
 
-def _mark(number: int, device: Device) -> None:
+def _mark(number: int, calls: int, device: Device) -> None:
     if device.kind == "cuda":
-        cuda.load(Path(__file__).with_name("mark.cu"), MARK, {})(number, 1)
+        cuda.load(Path(__file__).with_name("mark.cu"), MARK, {})(number, calls)
 
 
 if __name__ == "__main__":

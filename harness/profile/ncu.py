@@ -22,7 +22,7 @@ SUFFIXES = (".ncu-rep", ".csv")
 _OLDEST = (2022, 3)  # of CUDA 11.8, the first toolkit for sm_90
 _PARTS = ("bytes", "details")
 _SUFFIX = ".ncu-rep"
-_NAME, _GRID, _ID = "Kernel Name", "Grid Size", "ID"
+_NAME, _GRID, _BLOCK, _ID = "Kernel Name", "Grid Size", "Block Size", "ID"
 _WHERE = "it comes with the CUDA toolkit, and alone from developer.nvidia.com/nsight-compute"
 _PERMISSION = (
     "counters are allowed for root only here: run as root, or ask for NVreg_RestrictProfilingToAdminUsers=0 "
@@ -63,6 +63,8 @@ def refuse() -> None:
 def commands(target: Sequence[str], base: Path) -> list[list[str]]:
     """Two runs: the first counts bytes alone, which takes one pass; the second replays each kernel for all the rest.
 
+    The second calls each case once, since its passes are many, and differ less than what a cache holds.
+
     Clocks and caches are left as they are, so that a kernel finds in the L2 what it finds when it is timed.
     """
     common = ["ncu", "--profile-from-start", "off", "--clock-control", "none", "--cache-control", "none", "--nvtx",
@@ -80,7 +82,7 @@ def failure(output: str) -> MachineError | None:
     return next((MachineError(meaning, advice) for text, meaning, advice in _FAILURES if text in output), None)
 
 
-def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:  # noqa: ARG001 - marks tell the calls
     """The counters of each case: bytes and times of the first run, where it has them, and all else of the second.
 
     One of the two reports may be missing, if that run failed.
@@ -90,7 +92,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
         raise UsageError(f"{reports[0]}: there is no such file", "ncu writes it when a kernel was counted")
     first, second = (_by_case(_rows(report), cases) if report.exists() else {} for report in reports)
     return [
-        _attachment(case, _with(_kernels(first.get(case, ()), calls), _kernels(second.get(case, ()), calls)))
+        _attachment(case, _with(first.get(case, {}), second.get(case, {})))
         for case in cases
         if case and (first.get(case) or second.get(case))
     ]
@@ -172,17 +174,19 @@ def _exported(report: Path) -> str:
     return done.stdout
 
 
-def _by_case(rows: Iterable[Row], cases: Sequence[str]) -> dict[str, list[Row]]:
-    """The kernels of each case: those after the mark with its number."""
+def _by_case(rows: Iterable[Row], cases: Sequence[str]) -> dict[str, dict[str, KernelProfile]]:
+    """The kernels of each case: those after the mark with its number, which tells the calls too."""
     found: dict[str, list[Row]] = defaultdict(list)
+    calls: dict[str, int] = {}
     case = ""
     for row in rows:
         if row[_NAME].startswith(MARK):
-            number = int(re.findall(r"\d+", row[_GRID])[0])
+            number, repeats = (int(re.findall(r"\d+", row[size])[0]) for size in (_GRID, _BLOCK))
             case = cases[number - 1] if number <= len(cases) else ""
+            calls[case] = repeats
         elif case:
             found[case].append(row)
-    return found
+    return {case: _kernels(own, calls[case]) for case, own in found.items()}
 
 
 def _kernels(rows: Sequence[Row], calls: int) -> dict[str, KernelProfile]:

@@ -32,8 +32,8 @@ RUNS = ROOT / "reports" / "h200"
 PAGES = (ROOT / "README.md", ROOT / "kernels" / "README.md")
 KERNELS = "../"
 """The way from kernels/README.md to the root."""
-SKIPPED = ("ci", "trust")
-"""Runs of other scenarios' cases: few samples, or the harness checked against other tools."""
+SKIPPED = ("ci", "trust", "counters", "counters_rows", "rows_in_halves")
+"""Runs of other runs' cases: with few samples, for hardware counters, or with some of a case's variants only."""
 MARK = re.compile(r"<!-- (table|figure) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}

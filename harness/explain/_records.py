@@ -8,8 +8,10 @@ from harness import units
 from harness.metrics import Subject
 from harness.model import PIPE, Case, DeviceFacts, KernelFacts, KernelProfile, Work
 
-NEAR = 0.95
-"""From this share of the ceiling on a case counts as at the ceiling: ceilings and times agree within a few percent."""
+AT, NEAR = 0.98, 0.95
+"""From these shares of the ceiling on a case counts as at the ceiling, and as near it, where no cause is looked for."""
+OWN = 0.9
+"""A kernel that reads at least this share of what is needed from memory streams it, whatever else caches give."""
 MINOR = 0.05
 """A kernel that takes less than this share of the time is looked at only if larger ones aren't most of the time."""
 MOST = 0.8
@@ -207,10 +209,16 @@ class Known:
         return busy is not None and busy < MEMORY_BUSY
 
     def in_cache(self, kernel: Seen) -> bool:
-        """Whether the caches have most of what the kernel accesses, so that rules about memory don't apply to it."""
+        """Whether the caches have most of what the kernel accesses, so that rules about memory don't apply to it.
+
+        A kernel that is alone, and reads all that is needed from memory, may besides load small things many times.
+        """
         if kernel.read is None:
             return False
-        return self.resident is not None or (kernel.loaded is not None and kernel.read < 0.5 * kernel.loaded)
+        if self.resident is not None:
+            return True
+        streams = len(self.kernels) == 1 and kernel.read >= OWN * self.work.read > 0
+        return not streams and kernel.loaded is not None and kernel.read < 0.5 * kernel.loaded
 
     @property
     def resident(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Protocol, cast
 
 from harness import units
 from harness.discover import discover
-from harness.explain._records import Known, Reason
+from harness.explain._records import AT, Known, Reason
 from harness.explain._words import share
 from harness.model import STALL
 
@@ -57,10 +57,9 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
         return first.verdict
     if known.floor is None:
         return "Not known: the run has no ceiling for this work, and no rule finds anything."
-    if known.near_ceiling:
-        of_ceiling = units.percent(known.of_ceiling or 0.0)
-        return f"At the ceiling: {of_ceiling} of what this machine can do. Nothing is left to gain."
     rest = units.seconds(known.time - known.floor)
+    if known.near_ceiling:
+        return _near(known.of_ceiling or 0.0, rest)
     if known.resident is not None:
         return (
             f"Not known: {rest} above the ceiling. Its data lie in the L2 ({units.size(known.resident)} of "
@@ -74,6 +73,13 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
         f"Not known: {rest} above the ceiling. What is known without counters (bytes by count, local memory, "
         "registers, the host) doesn't explain it."
     )
+
+
+def _near(of_ceiling: float, rest: str) -> str:
+    told = f"{units.percent(of_ceiling)} of what this machine can do."
+    if of_ceiling >= AT:
+        return f"At the ceiling: {told} Nothing is left to gain."
+    return f"Near the ceiling: {told} No more than {rest} are left to gain."
 
 
 def _longest(known: Known) -> str:

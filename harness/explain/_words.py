@@ -24,5 +24,6 @@ def spared(known: Known, of: float, seconds: float, text: str) -> tuple[float, s
     spared than lies above the ceiling; the line says so where that is less.
     """
     saves = known.gain(seconds)
-    capped = f", but no more than {units.seconds(saves)} lie above the ceiling" if seconds > saves * (1 + 1e-9) else ""
+    # A stream of the bytes that are needed takes about what the ceiling does: then both say the same.
+    capped = f", but no more than {units.seconds(saves)} lie above the ceiling" if seconds > 1.01 * saves else ""
     return saves, f"saves at most {units.seconds(saves)} of {units.seconds(of)}: {text}{capped}"

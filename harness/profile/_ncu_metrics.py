@@ -66,6 +66,8 @@ def translated(found: Mapping[str, float]) -> dict[str, float]:
         for name, (scale, parts) in _NAMES.items()
         if all(part in found for part in parts)
     }
+    if values.get("l2_hit", 0.0) > 1:
+        del values["l2_hit"]  # hits and requests of a tiny kernel are counted in passes that differ
     values |= {PIPE + name: _PERCENT * value for name, value in _between(found, *_PIPES).items()}
     stalls = _between(found, *_STALLS)
     # Each is warps in that state for each instruction issued. Their sum is all warps, so a share of it is one of time.

@@ -28,10 +28,13 @@ _RATIO = "the sum of the times of a call's kernels, as the tool found them, over
 
 def blocks(found: Sequence[Counted]) -> tuple[Block, ...]:
     """The audit of some cases: how many agree, the table, the reasons, and how the tool's times compare with ours."""
-    told = tuple(_told(found))
-    listed: tuple[Block, ...] = (Items(told),) if told else ()
+    told, apart = tuple(_told(found)), tuple(_times_apart(found))
     agreeing, *timed = summary(found)
-    return (agreeing, table(found), *listed, *timed)
+    return (agreeing, table(found), *_listed(told), *timed, *_listed(apart))
+
+
+def _listed(notes: tuple[Note, ...]) -> tuple[Block, ...]:
+    return (Items(notes),) if notes else ()
 
 
 def summary(found: Sequence[Counted]) -> tuple[Note, ...]:
@@ -106,7 +109,7 @@ def _agreeing(found: Sequence[Counted]) -> Note:
 
 def _times(found: Sequence[Counted]) -> Iterator[Note]:
     """How close the tool's times are to ours where the work is large, and the case where they are furthest apart."""
-    large = [(abs(apart), c) for c in found if c.work.moved >= _LARGE and isinstance(apart := _time_apart(c), float)]
+    large = [(abs(apart), c) for c, apart in _large(found)]
     if not large:
         return
     worst, case = max(large, key=lambda one: one[0])
@@ -117,3 +120,29 @@ def _times(found: Sequence[Counted]) -> Iterator[Note]:
         f"{units.plural(len(large), 'case')} within {_CLOSE:.0%}; at worst {units.percent(worst, 2)} apart, in "
         f"{case.line.case.id}."
     )
+
+
+def _large(found: Sequence[Counted]) -> Iterator[tuple[Counted, float]]:
+    """The cases whose work is large and whose kernels the tool has timed, with how far apart the two times are."""
+    for c in found:
+        apart = _time_apart(c)
+        if c.work.moved >= _LARGE and isinstance(apart, float):
+            yield c, apart
+
+
+def _times_apart(found: Sequence[Counted]) -> Iterator[Note]:
+    """A note for each large case whose times are too far apart, with what is known to differ between the two."""
+    for c, apart in _large(found):
+        if abs(apart) > _CLOSE:
+            why = "; ".join(_differences(c)) or "why isn't known"
+            yield Note(f"the tool's time is {units.percent(apart, 2)} from ours: {why}", about=c.line.case.id)
+
+
+def _differences(c: Counted) -> Iterator[str]:
+    """What is known to differ between a timed call and a call under a tool."""
+    if any(warning.code == "throttled" for warning in c.line.result.warnings):
+        yield "the clock was lowered while we timed (the warning 'throttled'), and a tool lets the device cool"
+    if c.line.case.variant == "compile_autotune":
+        yield "torch.compile chose its kernels anew in the tool's process"
+    if c.launches > 1:
+        yield f"a call has {units.significant(c.launches, 3)} kernels, which the tool runs one at a time"

@@ -73,6 +73,8 @@ class Counted:
         """Share of the sectors asked of the L2 that it had. Several kernels are weighted by the sectors they touch."""
         every = [(kernel.launches, dict(kernel.values)) for kernel in self.found.kernels]
         hits = [values.get("l2_hit") for _, values in every]
+        if any(hit is not None and hit > 1 for hit in hits):
+            return None  # hits and requests of a tiny kernel, counted in different passes
         if len(hits) == 1:
             return hits[0]
         weights = [n * (v.get("load_sectors", 0.0) + v.get("store_sectors", 0.0)) for n, v in every]

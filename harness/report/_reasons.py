@@ -117,7 +117,7 @@ def pairs(gap: Gap) -> str | None:
 def second_pass(gap: Gap) -> str | None:
     """The bytes read are a multiple of the declared ones."""
     of = gap.of
-    if gap.part != "read" or not gap.declared:
+    if gap.part != "read" or not gap.declared or filled(gap):
         return None
     times = gap.found / gap.declared
     requests, sectors = of.total("load_requests"), of.total("load_sectors")

@@ -10,7 +10,7 @@ from harness.explain._records import SECTOR, Known, Reason, Seen
 from harness.explain._words import amount, share, spared
 
 SUMMARY = "uncoalesced access: sectors for each request of a warp"
-EFFECT_OF = ()
+EFFECT_OF = ("local_memory",)
 WIDEST = 16  # sectors of a request whose lanes access 16 bytes each, side by side: no coalesced access has more
 WIDEST_FROM_10 = 32  # the same from compute capability 10.0 on, where lanes access up to 32 bytes each
 NARROW = 4  # sectors of a request whose lanes access 4 bytes each: fewer are coalesced, or broadcasts

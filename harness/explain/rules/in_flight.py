@@ -19,6 +19,7 @@ ISSUE_IDLE = 0.75  # below this share of cycles with an instruction, schedulers 
 FULL_PIPE = 0.7  # of a pipe's rate; beyond, its queue makes warps wait
 WAITING = 0.5  # share of warps' time in waits for memory from which on they are the main wait
 CERTAIN = 0.6  # busier memory than this is often waited for, by kernels that have enough in flight
+CLEARLY = 0.75  # of the bytes needed; warps with less than this under way at a time are too few, if they can't do more
 WARPS = {"7.5": 32, "8.6": 48, "8.7": 48, "8.9": 48, "12.0": 48, "12.1": 48}
 MOST_WARPS = 64  # of a multiprocessor of any other compute capability from 7.0 on
 WAIT = f"{STALL}long_scoreboard"
@@ -93,7 +94,8 @@ def _judge(known: Known, kernel: Seen) -> Iterator[Reason]:
     if not flying or not needed:
         return
     waits, memory = kernel.get(WAIT), known.memory_busy(kernel) or 0.0
-    if flying.most >= needed and (waits is None or waits < WAITING or memory >= CERTAIN):
+    few = flying.least < CLEARLY * needed and _longest_wait(kernel)
+    if flying.most >= needed and not few and (waits is None or waits < WAITING or memory >= CERTAIN):
         return
     busy = known.busy(kernel)
     text = f"{units.seconds(busy)} go to streaming and to instructions"
@@ -112,6 +114,12 @@ def _judge(known: Known, kernel: Seen) -> Iterator[Reason]:
         remedy,
         saves,
     )
+
+
+def _longest_wait(kernel: Seen) -> bool:
+    """Whether warps wait for memory longer than for anything else."""
+    stalls = kernel.beginning(STALL)
+    return bool(stalls) and max(stalls, key=lambda name: stalls[name]) == WAIT.removeprefix(STALL)
 
 
 def _verdict(flying: Flight, needed: float) -> tuple[str, str]:

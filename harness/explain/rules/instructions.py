@@ -8,10 +8,16 @@ from harness import units
 from harness.explain._records import Known, Reason, Seen
 from harness.explain._words import amount, share, spared
 from harness.explain.rules.in_flight import FULL_PIPE, ISSUE_IDLE, WAIT, WAITING
+from harness.model import STALL
 
 SUMMARY = "divisions and other instruction pressure"
 EFFECT_OF = ("coalescing", "local_memory")
 ALONE = 0.6  # of the cycles; schedulers that issue so often are what bounds a kernel whose warps don't wait for memory
+READY = ("selected", "not_selected", "math_pipe_throttle", "dispatch_stall")
+"""Where warps spend their time that have all they need, and wait for their turn, or for a pipe, at most."""
+MOSTLY, OFTEN = 0.5, 0.55
+"""Of warps' time, and of the cycles: warps that are ready so often, and issue so often, are more than schedulers or
+pipes can serve."""
 _GENERAL = (
     "do fewer instructions for each byte: no divisions (32-bit indexes, one division for quotient and remainder, a "
     "multiplication in its place, or a launch shape that needs none), packs of 16 bytes, cheaper functions"
@@ -36,10 +42,16 @@ def judge(known: Known) -> Iterator[Reason]:
             continue
         pipe, use = kernel.fullest
         full = pipe if use >= max(issue, FULL_PIPE) else ""
+        waiting = (kernel.get(WAIT) or 0.0) >= WAITING
         if full and _does_the_op(known, full):
             yield _operations(known, kernel, full, use)
-        elif full or issue >= ISSUE_IDLE or (issue >= ALONE and (kernel.get(WAIT) or 0.0) < WAITING):
+        elif full or issue >= ISSUE_IDLE or _ready(kernel, issue) or (issue >= ALONE and not waiting):
             yield _reason(known, kernel, max(issue, use if full else 0.0), full)
+
+
+def _ready(kernel: Seen, issue: float) -> bool:
+    """Whether most warps could go on at once if schedulers and pipes were free."""
+    return issue >= OFTEN and sum(kernel.get(f"{STALL}{name}") or 0.0 for name in READY) >= MOSTLY
 
 
 def _does_the_op(known: Known, pipe: str) -> bool:

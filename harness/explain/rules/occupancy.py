@@ -12,6 +12,9 @@ from harness.explain.rules.in_flight import bytes_needed, flight, idle, warps
 SUMMARY = "occupancy and its limiter"
 EFFECT_OF = ("waves",)
 LOW = 0.5  # half of the warps, with packs of 16 bytes, have enough bytes in flight; so more needn't help
+MANY = 8  # waves of blocks; a last one that isn't full is a small part of so many
+_LONGER = "give a block more work, such as several rows in a loop: starting a block takes time, too"
+_EVEN = "make the grid larger, or give each block the same amount of work"
 REGISTERS = 65536  # of 4 bytes, of a multiprocessor of any compute capability from 7.0 on
 _LIMITERS = {
     "blocks_by_registers": (
@@ -51,11 +54,11 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
     what, remedy = _LIMITERS[least] if limited else ("", "")
     if limited and kernel.bypasses and least == "blocks_by_shared":
         remedy = "copy more bytes ahead of the work: what shared memory holds is what is under way"
-    why = (
-        f"{what} no more than {share(limit or found)}"
-        if limited
-        else "the grid doesn't fill it, or blocks end unevenly"
-    )
+    short = not limited and _rate_of_blocks(known, kernel)
+    if limited:
+        why = f"{what} no more than {share(limit or found)}"
+    else:
+        why = "blocks end as fast as others start" if short else "the grid doesn't fill it, or blocks end unevenly"
     busy, resident = known.busy(kernel), found * warps(known)
     text = f"no more than {share(1 - found)}, and {units.seconds(busy)} go to streaming and to instructions"
     saves, last = spared(known, kernel.seconds, min(kernel.seconds - busy, kernel.seconds * (1 - found)), text)
@@ -65,10 +68,23 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
         (
             f"in {known.label(kernel)}: {share(found)} x {warps(known)} = {resident:.1f} warps a multiprocessor",
             *_limits(kernel, blocks),
+            *([short] if short else []),
             last,
         ),
-        remedy or "make the grid larger, or give each block the same amount of work",
+        remedy or (_LONGER if short else _EVEN),
         saves,
+    )
+
+
+def _rate_of_blocks(known: Known, kernel: Seen) -> str:
+    """How fast blocks start, where so many wait that those at the grid's end don't matter; '' where they do."""
+    grid, waves, count = kernel.get("grid"), kernel.get("waves"), known.device.multiprocessors
+    if not grid or not waves or not count or waves < MANY or not kernel.seconds:
+        return ""
+    each = kernel.seconds / kernel.launches / (grid / count)
+    return (
+        f"{waves:.0f} waves of blocks wait, and a multiprocessor starts one in {units.seconds(each)}: "
+        f"{units.seconds(kernel.seconds / kernel.launches)} / ({grid:.0f} blocks / {count})"
     )
 
 

@@ -218,7 +218,8 @@ def alignments(declared: Sequence[Tensor], values: Symbols, dtype: str) -> Itera
         for place, tensor in enumerate(declared):
             size = ITEMSIZE[tensor.dtype_of(dtype)]
             shift = (first if place == 0 else others) * size
-            tensors[tensor.name] = FakeTensor(4096 + shift, tensor.bytes(values, dtype) // size, size)
+            fakes = [FakeTensor(4096 + shift, math.prod(shape), size) for shape in tensor.shapes(values)]
+            tensors[tensor.name] = fakes if tensor.is_list(values) else fakes[0]
         yield Tensors(**tensors)
 
 

@@ -17,6 +17,8 @@ from harness.session import Session
 OPS = Catalogue()
 SIZES = {"T": 32, "V": 4, "U": 1}
 """Sizes that have a meaning of their own; all others are 8."""
+SMALL = {"tensors": ("equal",)}
+"""Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
 
 
 class SmallCpu(Cpu):
@@ -25,8 +27,8 @@ class SmallCpu(Cpu):
     cache_bytes = 2**10
 
 
-def values(choice: Choice) -> list[Value]:
-    return list(choice.values or {choice.usual, choice.low, choice.high})
+def values(name: str, choice: Choice) -> list[Value]:
+    return list(SMALL.get(name, choice.values) or {choice.usual, choice.low, choice.high})
 
 
 def cases(op: Op, device: str) -> Iterator[Case]:
@@ -34,7 +36,9 @@ def cases(op: Op, device: str) -> Iterator[Case]:
     shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
     for variant in op.variants.values():
         if device in variant.devices and variant.name not in MODES:
-            for dtype, chosen in itertools.product(op.dtypes, itertools.product(*map(values, op.choices.values()))):
+            for dtype, chosen in itertools.product(
+                op.dtypes, itertools.product(*itertools.starmap(values, op.choices.items()))
+            ):
                 yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
 
 

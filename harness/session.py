@@ -260,10 +260,10 @@ class Session:
 
     def _set(self, ctx: Context, canonical: SimpleNamespace) -> SimpleNamespace:
         """Inputs and outputs as the variant declares them, in memory of their own."""
-        inputs = check.clone(canonical)
+        tensors = check.merged(check.clone(canonical), check.make_outputs(ctx, self.variant))
         if self.variant.encode is not None:
-            inputs = check.merged(inputs, SimpleNamespace(**self.variant.encode(ctx, inputs)))
-        return check.merged(inputs, check.make_outputs(ctx, self.variant))
+            tensors = check.merged(tensors, SimpleNamespace(**self.variant.encode(ctx, tensors)))
+        return tensors
 
     def _call_once(self, launch: Launch, tensors: SimpleNamespace) -> Any:
         returned = launch(tensors)

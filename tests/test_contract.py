@@ -38,7 +38,7 @@ def measured(catalogue: Catalogue):
 
 
 def test_a_list_of_300_tensors_updated_in_place_with_a_flag(measured, catalogue):
-    result = measured("unscale", "loop", L=300, M=50)
+    result = measured("unscale_list", "loop", L=300, M=50)
     assert result.status == "ok", result.error
     elements = sum(1 + 7 * i % 50 for i in range(300))
     # Read and written once each, the scale read, the flag written.
@@ -46,7 +46,7 @@ def test_a_list_of_300_tensors_updated_in_place_with_a_flag(measured, catalogue)
 
 
 def test_a_list_with_one_tensor_left_out_is_wrong(measured):
-    result = measured("unscale", "forgetful", L=300, M=50)
+    result = measured("unscale_list", "forgetful", L=300, M=50)
     assert result.status == "wrong"
     assert "grads[299]" in result.error
 

@@ -94,6 +94,27 @@ def test_each_call_has_buffers_of_its_own_that_outgrow_the_cache():
     assert len(set(seen)) == len(calls) == 4 * 2**15 // 2**13
 
 
+def test_what_a_variant_encodes_is_made_for_each_set_of_buffers_with_its_outputs():
+    """A table of addresses, which is no tensor and isn't declared, is there before the first call of each set."""
+
+    def encode(_: Context, t: Tensors) -> dict[str, Any]:
+        return {"table": (t.x.data_ptr(), t.y.data_ptr())}
+
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            assert t.table == (t.x.data_ptr(), t.y.data_ptr())
+            torch.mul(t.x, 2, out=t.y)
+
+        return launch
+
+    with Session(CASE, op(prepare, encode=encode), FakeDevice()) as session:
+        session.prepare()
+        assert session.check() is None
+        for call in session.calls():
+            call()
+        assert session.check_inputs() is None
+
+
 def test_a_wrong_result_is_told_and_the_session_goes_on():
     sheet = op()
     sheet.reference = lambda _, t: {"y": t.x.double() * 3}

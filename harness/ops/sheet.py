@@ -188,10 +188,12 @@ class Variant:
 
     summary: one line, what it does differently. role: what it is in a comparison. rows: techniques of public texts that
     it reproduces. inputs, outputs: declared where they differ from the op's; then `encode(ctx, tensors)` gives this
-    variant's inputs (a dict by name) from the op's inputs, and `decode(ctx, tensors)` gives the op's outputs (a dict by
-    name) from what this variant wrote. traffic(symbols, itemsize): bytes that it moves, where its declarations don't
-    tell. unsupported: a reason why it can't run a case, or None. timer: how it is timed; the op's unless told.
-    returns: it makes its own outputs, as torch does, and returns them. Raises UsageError for an unknown role.
+    variant's inputs (a dict by name) from the op's inputs and its own empty outputs, for each set of buffers, and
+    `decode(ctx, tensors)` gives the op's outputs (a dict by name) from what this variant wrote. What `encode` gives
+    need not be declared, nor be a tensor: a table of addresses, for one, which no launch can make while a graph is
+    captured. traffic(symbols, itemsize): bytes that it moves, where its declarations don't tell. unsupported: a reason
+    why it can't run a case, or None. timer: how it is timed; the op's unless told. returns: it makes its own outputs,
+    as torch does, and returns them. Raises UsageError for an unknown role.
     """
 
     name: str

@@ -36,7 +36,7 @@ def half(ctx: Context) -> dict[str, Any]:
 
 
 UNSCALE = Op(
-    "unscale",
+    "unscale_list",
     "multiplies every tensor of a list in place; one flag tells if any element isn't finite",
     symbols={"L": "tensors", "M": "length of the longest"},
     inputs=(Tensor("grads", _lengths, inplace=True), Tensor("inverse", (1,))),

@@ -13,11 +13,14 @@ from pathlib import Path
 
 from harness import paths
 from harness.errors import UsageError
+from harness.model import Case
 from harness.ops.sheet import Choice, Shape, Symbols
 
 EQUAL = "equal"
 SYMBOLS = {"T": "tensors beside the model's", "N": "elements of each of these"}
 DEFAULTS = {"T": "0", "N": "0"}
+MOST_COMPILED = 500
+"""Tensors of the longest list that torch.compile is asked for: it makes kernels for each of them."""
 
 
 def _folder() -> Path:
@@ -64,3 +67,11 @@ def count(symbols: Symbols) -> int:
     name = symbols["tensors"]
     own = 0 if name == EQUAL else sum(map(math.prod, _shapes(name)))
     return int(own + symbols["T"] * symbols["N"])
+
+
+def too_long_to_compile(case: Case) -> str | None:
+    """Why torch.compile isn't asked for a function of this list; None if it is."""
+    tensors = len(shapes(case.values))
+    if tensors > MOST_COMPILED:
+        return f"torch.compile takes minutes for a list of {tensors} tensors: for up to {MOST_COMPILED}"
+    return None if tensors else "torch.compile is given no empty list"

@@ -26,8 +26,6 @@ PACKS = 4
 TEXT_BLOCK = 1024
 TEXT_ELEMENTS = 20
 """Elements that a thread of `fused` takes."""
-MOST_COMPILED = 500
-"""Tensors of the longest list that torch.compile is asked for: it makes several kernels for each of them."""
 
 
 def make(ctx: Context) -> dict[str, Any]:
@@ -120,15 +118,11 @@ def _user(grads: list[torch.Tensor], inv_scale: torch.Tensor, found_inf: torch.T
     found_inf.masked_fill_(~finite, 1.0)
 
 
-def _too_long(case: Case) -> str | None:
-    tensors = len(_models.shapes(case.values))
-    if tensors > MOST_COMPILED:
-        return f"torch.compile takes minutes for a list of {tensors} tensors: for up to {MOST_COMPILED}"
-    return None if tensors else "torch.compile is given no empty list"
-
-
 @compiled_variants(
-    OP, "torch.compile of isfinite().all() and a product of each tensor", returns=False, unsupported=_too_long
+    OP,
+    "torch.compile of isfinite().all() and a product of each tensor",
+    returns=False,
+    unsupported=_models.too_long_to_compile,
 )
 def compile_(_: Context, compiled: Compile) -> Launch:
     """Inductor reduces each tensor, and multiplies it in the same kernel where it can."""

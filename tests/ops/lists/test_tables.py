@@ -34,7 +34,7 @@ class Fake:
 
 
 def laid_out(sizes, size, offset=0, gap=0):
-    """Tensors one after the other, the first `offset` elements behind an aligned address, with gaps of some elements."""
+    """Tensors one after the other, the first `offset` elements behind an aligned address, with gaps between them."""
     tensors, at = [], 2**20 + offset * size
     for count in sizes:
         tensors.append(Fake(at, count, size))

@@ -1,0 +1,172 @@
+// A step of AdamW on a list of float32 weights: the moments and the weights are updated in place. With COPY the weights
+// are the masters of parameters in another type, which get the rounded weights in the same pass.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1).
+//
+// A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.
+// Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
+// for each piece of the tensors, as in unscale.cu, with an address for each list.
+// The betas are float32 numbers, as in the fused kernel of torch: what 1 - beta is follows from them.
+
+#include "number.cuh"
+#include "pieces.cuh"
+
+using T = SCALAR;
+
+constexpr unsigned FOURS = 2;   // times four elements of a thread
+constexpr unsigned BLOCKS = 3;  // on a multiprocessor at least: with more, a thread has too few registers for its loads
+
+// A piece of a tensor, at the same place in each list. copy: null without COPY.
+struct alignas(16) Row {
+  float* weight;
+  const T* grad;
+  float* mean;
+  float* square;
+  T* copy;
+  unsigned long long length;
+};
+
+__device__ __forceinline__ Row row_of(const uint4* table, unsigned long long index) {
+  uint4 raw[sizeof(Row) / 16];
+#pragma unroll
+  for (unsigned k = 0; k < sizeof(Row) / 16; ++k) raw[k] = __ldg(table + index * (sizeof(Row) / 16) + k);
+  return reinterpret_cast<const Row&>(raw);
+}
+
+// What a step is made with. t: its number, counted from 1. decay: learning rate times weight decay. log_beta1, log_beta2:
+// of the betas before they were rounded to float32.
+struct Settings {
+  const float* t;
+  float rate, decay, beta1, beta2, log_beta1, log_beta2, eps;
+};
+
+// The step, with the corrections of the moments' bias, 1 - beta^t. They are made of logarithms without the loss of digits
+// that a subtraction from 1 has.
+struct Step {
+  float decay, beta1, beta2, eps, size, inverse_root;
+
+  __device__ __forceinline__ explicit Step(const Settings& s)
+      : decay(s.decay),
+        beta1(s.beta1),
+        beta2(s.beta2),
+        eps(s.eps),
+        size(s.rate / -expm1f(*s.t * s.log_beta1)),
+        inverse_root(1.0f / sqrtf(-expm1f(*s.t * s.log_beta2))) {}
+
+  __device__ __forceinline__ void update(float& weight, float grad, float& mean, float& square) const {
+    const float squared = grad * grad;
+    mean = fmaf(beta1, mean, fmaf(-beta1, grad, grad));
+    square = fmaf(beta2, square, fmaf(-beta2, squared, squared));
+    const float decayed = fmaf(-decay, weight, weight);
+    weight = decayed - size * mean / fmaf(sqrtf(square), inverse_root, eps);
+  }
+};
+
+// 1. The text's idea, one launch for all tensors, in its plainest form: a thread takes element by element, as far apart
+//    as its team is wide.
+__device__ __forceinline__ void step_one(const Row& row, const Step& step, unsigned e) {
+  float weight = row.weight[e], mean = row.mean[e], square = row.square[e];
+  step.update(weight, to_float(row.grad[e]), mean, square);
+  row.weight[e] = weight;
+  row.mean[e] = mean;
+  row.square[e] = square;
+  if constexpr (COPY) row.copy[e] = T(weight);
+}
+
+__device__ __forceinline__ void step_one_by_one(const Row& row, const Settings& settings, const Team& team) {
+  const Step step(settings);
+#pragma unroll 1
+  for (unsigned e = team.rank; e < row.length; e += team.size) step_one(row, step, e);
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    adamw_fused(const uint4* __restrict__ table, const float* __restrict__ t, unsigned whole, float rate, float decay,
+                float beta1, float beta2, float log_beta1, float log_beta2, float eps) {
+  const Team team(whole);
+  const Row row = row_of(table, team.row);
+  step_one_by_one(row, {t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps}, team);
+}
+
+// 2. Ours: four elements an access, which are 16 bytes in float32. A thread has the four lists of two such accesses in
+//    flight, 128 bytes, before it uses the first.
+struct alignas(16) Four {
+  float at[4];
+};
+
+__device__ __forceinline__ Four load_four(const float* from) {
+  const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+  return reinterpret_cast<const Four&>(raw);
+}
+template <typename Half>
+__device__ __forceinline__ Four load_four(const Half* from) {
+  const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from));
+  const Lanes<Half> low(raw.x), high(raw.y);
+  return {low.at[0], low.at[1], high.at[0], high.at[1]};
+}
+__device__ __forceinline__ void store_four(float* to, const Four& four) {
+  __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(four));
+}
+template <typename Half>
+__device__ __forceinline__ void store_four(Half* to, const Four& four) {
+  Lanes<Half> low, high;
+  low.at[0] = four.at[0], low.at[1] = four.at[1], high.at[0] = four.at[2], high.at[1] = four.at[3];
+  __stcs(reinterpret_cast<uint2*>(to), make_uint2(low.word(), high.word()));
+}
+
+// ALL: the piece is as long as a team's pieces get; otherwise the last elements, fewer than four, go one by one. The step
+// is made after the loads have begun, so that they don't wait for its logarithms.
+template <bool ALL>
+__device__ __forceinline__ void step_by_fours(const Row& row, const Settings& settings, const Team& team) {
+  Four weight[FOURS], grad[FOURS], mean[FOURS], square[FOURS];
+  bool there[FOURS];
+#pragma unroll
+  for (unsigned j = 0; j < FOURS; ++j) {
+    const unsigned first = 4 * (team.rank + j * team.size);
+    there[j] = ALL || first + 4 <= row.length;
+    if (there[j]) {
+      grad[j] = load_four(row.grad + first);
+      weight[j] = load_four(row.weight + first);
+      mean[j] = load_four(row.mean + first);
+      square[j] = load_four(row.square + first);
+    }
+  }
+  const Step step(settings);
+#pragma unroll
+  for (unsigned j = 0; j < FOURS; ++j) {
+    const unsigned first = 4 * (team.rank + j * team.size);
+    if (there[j]) {
+#pragma unroll
+      for (unsigned k = 0; k < 4; ++k) step.update(weight[j].at[k], grad[j].at[k], mean[j].at[k], square[j].at[k]);
+      store_four(row.weight + first, weight[j]);
+      store_four(row.mean + first, mean[j]);
+      store_four(row.square + first, square[j]);
+      if constexpr (COPY) store_four(row.copy + first, weight[j]);
+    }
+  }
+  if constexpr (!ALL) {
+    const unsigned rest = row.length % 4;
+    if (team.rank < rest) step_one(row, step, row.length - rest + team.rank);
+  }
+}
+
+// Whether four elements of every list can be accessed at once.
+__device__ __forceinline__ bool aligned(const Row& row) {
+  const auto address = [](const void* pointer) { return reinterpret_cast<unsigned long long>(pointer); };
+  const unsigned long long floats = address(row.weight) | address(row.mean) | address(row.square);
+  return floats % 16 == 0 && (address(row.grad) | address(row.copy)) % (4 * sizeof(T)) == 0;
+}
+
+extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
+    adamw_tuned(const uint4* __restrict__ table, const float* __restrict__ t, unsigned whole, float rate, float decay,
+                float beta1, float beta2, float log_beta1, float log_beta2, float eps) {
+  const Team team(whole);
+  const Row row = row_of(table, team.row);
+  const Settings settings{t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps};
+  if (!aligned(row)) {
+    step_one_by_one(row, settings, team);
+  } else if (row.length == 4 * FOURS * team.size) {
+    step_by_fours<true>(row, settings, team);
+  } else {
+    step_by_fours<false>(row, settings, team);
+  }
+}

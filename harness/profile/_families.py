@@ -81,6 +81,7 @@ _RULES = (
     ("normalisation", r"^bn_\w+$"),
     ("copy", r"^(copy_bytes|stream|grid_stride|strided_\w+|misaligned_\w+)$"),
     ("elementwise_unrolled", r"^(aliasing|branches|local_array)_\w+$"),
+    ("optimiser", r"^(unscale|adamw)_\w+$"),
     ("optimiser", r"multi_tensor_apply|^aten::_foreach_|^aten::_fused_(adam|sgd|adagrad)|fused_?adam|fused_?sgd"),
     ("attention", r"flash|fmha|attention|sdpa|^mha_|_mha_"),
     ("convolution", rf"{_CONVOLUTION}im2col|col2im|cudnn::gemm|fft2d|implicit_gemm"),

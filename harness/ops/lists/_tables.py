@@ -49,7 +49,7 @@ Build = Callable[..., Rows]
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TensorTable:
     """Rows on the device, and the lists that they are for. It keeps the tensors, so no other can have their names."""
 
     rows: torch.Tensor
@@ -58,7 +58,7 @@ class Table:
     lists: tuple[tuple[torch.Tensor, ...], ...]
 
     @classmethod
-    def of(cls, ctx: Context, build: Build, *lists: Sequence[torch.Tensor]) -> Table:
+    def of(cls, ctx: Context, build: Build, *lists: Sequence[torch.Tensor]) -> TensorTable:
         """A new table. What it took is reported; the host waits for the copy to the device."""
         import torch
 
@@ -89,14 +89,14 @@ class Tabled:
 
     def encode(self, ctx: Context, t: Tensors) -> dict[str, Any]:
         """The table of a set of buffers, before any call: a graph that is captured can't make one."""
-        return {"table": Table.of(ctx, self.build, *self._lists(t))}
+        return {"table": TensorTable.of(ctx, self.build, *self._lists(t))}
 
-    def current(self, ctx: Context, t: Tensors) -> Table:
+    def current(self, ctx: Context, t: Tensors) -> TensorTable:
         """The table of t, made anew where there is none or where the lists have changed since."""
         lists = self._lists(t)
-        table: Table | None = getattr(t, "table", None)
+        table: TensorTable | None = getattr(t, "table", None)
         if table is None or not table.fits(*lists):
-            table = t.table = Table.of(ctx, self.build, *lists)
+            table = t.table = TensorTable.of(ctx, self.build, *lists)
         return table
 
     def _lists(self, t: Tensors) -> list[Sequence[torch.Tensor]]:
@@ -104,7 +104,7 @@ class Tabled:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Pieces:
     """Pieces of tensors: of which tensor each is, where it starts in it, and its length, all in elements.
 
     The first `whole` pieces are for a block each, the others for a warp each.
@@ -116,7 +116,7 @@ class Cut:
     whole: int
 
     @classmethod
-    def of(cls, lengths: np.ndarray, block: int) -> Cut:
+    def of(cls, lengths: np.ndarray, block: int) -> Pieces:
         """Cut tensors of these lengths into pieces of `block` elements, and what is left into pieces of a warp."""
         import numpy as np
 
@@ -184,10 +184,10 @@ def packed(tensors: Sequence[torch.Tensor], packs: int) -> Rows:
     addresses = _numbers([tensor.data_ptr() for tensor in tensors])
     counts = _numbers([tensor.numel() for tensor in tensors])
     before = np.where(counts > 0, addresses % PACK_BYTES // size, 0)
-    cut = Cut.of(counts + before, BLOCK * packs * PACK_BYTES // size)
-    begins = np.where(cut.start == 0, before[cut.owner], 0)
-    places = (addresses - before * size)[cut.owner] + cut.start * size
-    return cut.rows([places, begins | cut.length << 32])
+    pieces = Pieces.of(counts + before, BLOCK * packs * PACK_BYTES // size)
+    begins = np.where(pieces.start == 0, before[pieces.owner], 0)
+    places = (addresses - before * size)[pieces.owner] + pieces.start * size
+    return pieces.rows([places, begins | pieces.length << 32])
 
 
 def side_by_side(*lists: Sequence[torch.Tensor], elements: int) -> Rows:
@@ -198,10 +198,10 @@ def side_by_side(*lists: Sequence[torch.Tensor], elements: int) -> Rows:
     """
     import numpy as np
 
-    cut = Cut.of(_numbers([tensor.numel() for tensor in lists[0]]), BLOCK * elements)
-    columns = [np.zeros_like(cut.start) for _ in lists]
+    pieces = Pieces.of(_numbers([tensor.numel() for tensor in lists[0]]), BLOCK * elements)
+    columns = [np.zeros_like(pieces.start) for _ in lists]
     for column, tensors in zip(columns, lists, strict=True):
         if tensors:
             addresses = _numbers([tensor.data_ptr() for tensor in tensors])
-            column[:] = addresses[cut.owner] + cut.start * tensors[0].element_size()
-    return cut.rows([*columns, cut.length])
+            column[:] = addresses[pieces.owner] + pieces.start * tensors[0].element_size()
+    return pieces.rows([*columns, pieces.length])

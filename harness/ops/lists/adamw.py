@@ -121,8 +121,10 @@ OP = Op(
 )
 
 _TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "rows": ("S4",)}
-_Way = Callable[[Tensors, "list[torch.Tensor]", float], object]
-"""A step of torch on t's weights and moments, with gradients in float32 and a weight decay."""
+_State = tuple["list[torch.Tensor]", "list[torch.Tensor]", "list[torch.Tensor]", "list[torch.Tensor]"]
+"""Weights, gradients, first and second moments, all in float32."""
+_Way = Callable[[_State, "torch.Tensor", float], object]
+"""A step of torch on a state, with the number of the step, and a weight decay."""
 
 
 def _with_casts(ctx: Context, way: _Way) -> Launch:
@@ -137,7 +139,7 @@ def _with_casts(ctx: Context, way: _Way) -> Launch:
     def launch(t: Tensors) -> None:
         if wide:
             torch._foreach_copy_(wide, t.grads)
-        way(t, wide or t.grads, decay)
+        way((t.weights, wide or t.grads, t.exp_avg, t.exp_avg_sq), t.step, decay)
         if t.copies:
             torch._foreach_copy_(t.copies, t.weights)
 
@@ -150,12 +152,12 @@ def eager(ctx: Context) -> Launch:
     return _with_casts(ctx, _fused)
 
 
-def _fused(t: Tensors, grads: list[torch.Tensor], decay: float) -> None:
+def _fused(state: _State, step: torch.Tensor, decay: float) -> None:
     import torch
 
     numbers = {"lr": RATE, "beta1": BETA1, "beta2": BETA2, "weight_decay": decay, "eps": EPSILON}
-    steps = [t.step.view(())] * len(grads)
-    torch._fused_adamw_(t.weights, grads, t.exp_avg, t.exp_avg_sq, [], steps, amsgrad=False, maximize=False, **numbers)
+    steps = [step.view(())] * len(state[0])
+    torch._fused_adamw_(*state, [], steps, amsgrad=False, maximize=False, **numbers)
 
 
 @OP.variant("eager_foreach", "torch's foreach calls, each for the whole list; halves are cast as in eager", **_TORCH)
@@ -170,19 +172,20 @@ def _corrections(step: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return (-(1 - BETA1**wide) / RATE).float(), (1 - BETA2**wide).sqrt().float()
 
 
-def _foreach(t: Tensors, grads: list[torch.Tensor], decay: float) -> None:
+def _foreach(state: _State, step: torch.Tensor, decay: float) -> None:
     import torch
 
-    factor, root = _corrections(t.step)
-    torch._foreach_mul_(t.weights, 1 - RATE * decay)
-    torch._foreach_lerp_(t.exp_avg, grads, 1 - BETA1)
-    torch._foreach_mul_(t.exp_avg_sq, BETA2)
-    torch._foreach_addcmul_(t.exp_avg_sq, grads, grads, 1 - BETA2)
-    divisors = torch._foreach_sqrt(t.exp_avg_sq)
+    weights, grads, means, squares = state
+    factor, root = _corrections(step)
+    torch._foreach_mul_(weights, 1 - RATE * decay)
+    torch._foreach_lerp_(means, grads, 1 - BETA1)
+    torch._foreach_mul_(squares, BETA2)
+    torch._foreach_addcmul_(squares, grads, grads, 1 - BETA2)
+    divisors = torch._foreach_sqrt(squares)
     torch._foreach_div_(divisors, root)
     torch._foreach_add_(divisors, EPSILON)
     torch._foreach_mul_(divisors, factor)
-    torch._foreach_addcdiv_(t.weights, t.exp_avg, divisors)
+    torch._foreach_addcdiv_(weights, means, divisors)
 
 
 @OP.variant("eager_loop", "torch's calls for one tensor after the other; halves are cast as in eager", **_TORCH)
@@ -191,9 +194,9 @@ def eager_loop(ctx: Context) -> Launch:
     return _with_casts(ctx, _loop)
 
 
-def _loop(t: Tensors, grads: list[torch.Tensor], decay: float) -> None:
-    factor, root = _corrections(t.step)
-    for weight, grad, mean, square in zip(t.weights, grads, t.exp_avg, t.exp_avg_sq, strict=True):
+def _loop(state: _State, step: torch.Tensor, decay: float) -> None:
+    factor, root = _corrections(step)
+    for weight, grad, mean, square in zip(*state, strict=True):
         weight.mul_(1 - RATE * decay)
         mean.lerp_(grad, 1 - BETA1)
         square.mul_(BETA2).addcmul_(grad, grad, value=1 - BETA2)
@@ -209,15 +212,14 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 
     decay = ctx.s.weight_decay
 
-    def step(t_lists: tuple[list[torch.Tensor], ...], number: torch.Tensor) -> None:
-        weights, grads, exp_avg, exp_avg_sq, copies = t_lists
-        t = Tensors(weights=weights, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq, step=number)
-        _foreach(t, [grad.float() for grad in grads], decay)
+    def step(state: _State, copies: list[torch.Tensor], number: torch.Tensor) -> None:
+        weights, grads, means, squares = state
+        _foreach((weights, [grad.float() for grad in grads], means, squares), number, decay)
         if copies:
             torch._foreach_copy_(copies, weights)
 
     function = compiled(step)
-    return lambda t: function((t.weights, t.grads, t.exp_avg, t.exp_avg_sq, t.copies), t.step)
+    return lambda t: function((t.weights, t.grads, t.exp_avg, t.exp_avg_sq), t.copies, t.step)
 
 
 _TABLE = Tabled(partial(side_by_side, elements=ELEMENTS), LISTS)

@@ -98,7 +98,7 @@ def eager(_: Context) -> Launch:
 
 @OP.variant("eager_loop", "the same call once for each tensor", rows=("P1",), **_TORCH)
 def eager_loop(_: Context) -> Launch:
-    """As code does that knows no lists."""
+    """Code that knows no lists does this."""
     import torch
 
     def launch(t: Tensors) -> None:

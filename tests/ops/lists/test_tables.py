@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from harness.ops import Tensors
-from harness.ops.lists._tables import BLOCK, SECONDS, WARPS, Table, Tabled, packed, side_by_side, starts
+from harness.ops.lists._tables import BLOCK, SECONDS, WARPS, Tabled, TensorTable, packed, side_by_side, starts
 
 SIZES = [0, 1, 2, 3, 7, 8, 9, 127, 128, 129, 511, 512, 513, 1023, 1025, 2049, 4095, 4096, 4097, 8191, 8192, 8193, 30011]
 PACKS = 4
@@ -155,7 +155,7 @@ def test_a_change_of_the_list_is_noticed(tables, change):
     second = made.current(ctx, t)
     assert second is not first
     assert made.current(ctx, t) is second
-    assert torch.equal(second.rows, Table.of(ctx, made.build, t.grads).rows)
+    assert torch.equal(second.rows, TensorTable.of(ctx, made.build, t.grads).rows)
 
 
 def test_the_table_of_a_set_of_buffers_is_there_before_the_first_call(tables):

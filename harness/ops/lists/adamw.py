@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.ops import FLOATS, Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE
+from harness.ops._elementwise import BOTH, CUDA_TYPE
 from harness.ops.lists import _models
-from harness.ops.lists._tables import Tabled, side_by_side
+from harness.ops.lists._tables import BLOCK, Tabled, side_by_side
 from harness.ops.sheet import Shape
 
 if TYPE_CHECKING:

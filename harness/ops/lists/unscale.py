@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Case
 from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, blocks, widened
+from harness.ops._elementwise import BOTH, CUDA_TYPE, blocks, widened
 from harness.ops.lists import _models
-from harness.ops.lists._tables import Tabled, packed, starts
+from harness.ops.lists._tables import BLOCK, Tabled, packed, starts
 
 if TYPE_CHECKING:
     import torch
@@ -138,7 +138,7 @@ def loop(ctx: Context) -> Launch:
     def launch(t: Tensors) -> None:
         for grad in t.grads:
             n = grad.numel()
-            kernel(blocks(n), BLOCK, grad, t.inv_scale, t.found_inf, ctypes.c_int64(n))
+            kernel(blocks(n, BLOCK), BLOCK, grad, t.inv_scale, t.found_inf, ctypes.c_int64(n))
 
     return launch
 

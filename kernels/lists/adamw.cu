@@ -6,7 +6,7 @@
 // A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.
 // Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
 // for each piece of the tensors, as in unscale.cu, with an address for each list.
-// The betas are float32 numbers, as in the fused kernel of torch: what 1 - beta is follows from them.
+// The betas are float32 numbers, as in the fused kernel of torch; 1 - beta is what follows from them.
 
 #include "number.cuh"
 #include "pieces.cuh"
@@ -34,14 +34,13 @@ __device__ __forceinline__ Row row_of(const uint4* table, unsigned long long ind
 }
 
 // What a step is made with. t: its number, counted from 1. decay: learning rate times weight decay. log_beta1, log_beta2:
-// of the betas before they were rounded to float32.
+// of the betas, made on the host: 1 - beta^t is made of them without the loss of digits that a subtraction from 1 has.
 struct Settings {
   const float* t;
   float rate, decay, beta1, beta2, log_beta1, log_beta2, eps;
 };
 
-// The step, with the corrections of the moments' bias, 1 - beta^t. They are made of logarithms without the loss of digits
-// that a subtraction from 1 has.
+// The step, with the corrections of the moments' bias, 1 - beta^t.
 struct Step {
   float decay, beta1, beta2, eps, size, inverse_root;
 

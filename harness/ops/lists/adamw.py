@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 RATE, BETA1, BETA2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
+FLOAT1, FLOAT2 = (ctypes.c_float(beta).value for beta in (BETA1, BETA2))
+"""The betas as float32, which torch's fused kernel and ours compute with: 1 - beta is 0.001 less 1.3e-5 of it."""
 STEP = 10.0
 """The number of the step that is measured."""
 ELEMENTS = 8
@@ -58,23 +60,20 @@ def stepped(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """(weight, first moment, second moment) after a step, in float64, from weight, gradient and moments before it.
 
-    1 - beta is that of beta as float32, as in torch's fused kernel; corrections of bias have beta itself.
+    The betas are float32 numbers, also in the corrections of bias.
     """
-    import torch
-
     weight, grad, mean, square = (value.double() for value in values)
-    beta1, beta2 = (float(torch.tensor(beta, dtype=torch.float32)) for beta in (BETA1, BETA2))
-    mean = beta1 * mean + (1 - beta1) * grad
-    square = beta2 * square + (1 - beta2) * grad * grad
-    root = (square / (1 - BETA2**step)).sqrt() + EPSILON
-    return weight * (1 - RATE * decay) - RATE / (1 - BETA1**step) * mean / root, mean, square
+    mean = FLOAT1 * mean + (1 - FLOAT1) * grad
+    square = FLOAT2 * square + (1 - FLOAT2) * grad * grad
+    root = (square / (1 - FLOAT2**step)).sqrt() + EPSILON
+    return weight * (1 - RATE * decay) - RATE / (1 - FLOAT1**step) * mean / root, mean, square
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """Each tensor of each list, within what rounding of float32 can do to it.
 
-    A moment is a sum of two terms, whose rounding depends on their sizes. The factor 1 - beta2 of torch's ways differs
-    by 1.3e-5 of it: some round beta to float32 first.
+    A moment is a sum of two terms, whose rounding depends on their sizes. torch's ways differ by 1.3e-5 in 1 - beta2,
+    and in the correction of bias, since only some of them round beta2 to float32 first.
     """
     import torch
 
@@ -87,12 +86,13 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
         of_mean = 4 * unit * (values[2].double().abs() + grad.abs())
         of_square = 4 * unit * square + 2e-5 * (1 - BETA2) * grad * grad
         size = RATE / (1 - BETA1**step) / ((square / (1 - BETA2**step)).sqrt() + EPSILON)
-        of_weight = 4 * unit * weight.abs() + size * (of_mean + mean.abs() * (of_square / square + 8 * unit))
+        of_weight = 4 * unit * weight.abs() + size * (of_mean + mean.abs() * (of_square / square + 2e-5))
         yield Expected(f"exp_avg[{i}]", t.exp_avg[i], mean, of_mean)
         yield Expected(f"exp_avg_sq[{i}]", t.exp_avg_sq[i], square, of_square)
         yield Expected(f"weights[{i}]", t.weights[i], weight, of_weight)
         if t.copies:
-            rounding = torch.finfo(t.copies[i].dtype).eps * weight.abs()
+            kind = torch.finfo(t.copies[i].dtype)
+            rounding = kind.eps * weight.abs().clamp(min=kind.tiny)
             yield Expected(f"copies[{i}]", t.copies[i], weight, of_weight + rounding)
 
 
@@ -230,7 +230,7 @@ def _launch(ctx: Context, entry: str) -> Launch:
     copies = ctx.s.master == "float32"
     kernel = ctx.kernel("adamw.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "COPY": int(copies)})
     decay = RATE * ctx.s.weight_decay
-    numbers = RATE, decay, BETA1, BETA2, math.log(BETA1), math.log(BETA2), EPSILON
+    numbers = RATE, decay, FLOAT1, FLOAT2, math.log(FLOAT1), math.log(FLOAT2), EPSILON
     scalars = [ctypes.c_float(number) for number in numbers]
 
     def launch(t: Tensors) -> None:

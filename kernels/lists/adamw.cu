@@ -1,7 +1,8 @@
 // A step of AdamW on a list of float32 weights: the moments and the weights are updated in place. With COPY the weights
 // are the masters of parameters in another type, which get the rounded weights in the same pass.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1).
+// Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1), FOURS (times four
+// elements of a thread: 2).
 //
 // A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.
 // Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
@@ -13,7 +14,6 @@
 
 using T = SCALAR;
 
-constexpr unsigned FOURS = 2;   // times four elements of a thread
 constexpr unsigned BLOCKS = 3;  // on a multiprocessor at least: with more, a thread has too few registers for its loads
 
 // A piece of a tensor, at the same place in each list. copy: null without COPY.
@@ -86,8 +86,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   step_one_by_one(row, {t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps}, team);
 }
 
-// 2. Ours: four elements an access, which are 16 bytes in float32. A thread has the four lists of two such accesses in
-//    flight, 128 bytes, before it uses the first.
+// 2. Ours: four elements an access, which are 16 bytes in float32. A thread has several such accesses to
+//    each of the four lists in flight before it uses the first: 128 bytes with two.
 struct alignas(16) Four {
   float at[4];
 };

@@ -227,8 +227,9 @@ _TABLE = Tabled(partial(side_by_side, elements=ELEMENTS), LISTS)
 
 def _launch(ctx: Context, entry: str) -> Launch:
     """One launch for the whole list, with the table of `tuned`."""
-    copies = ctx.s.master == "float32"
-    kernel = ctx.kernel("adamw.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "COPY": int(copies)})
+    copy = int(ctx.s.master == "float32")
+    scalar = CUDA_TYPE[ctx.case.dtype]
+    kernel = ctx.kernel("adamw.cu", entry, {"SCALAR": scalar, "COPY": copy, "FOURS": ELEMENTS // 4})
     decay = RATE * ctx.s.weight_decay
     numbers = RATE, decay, FLOAT1, FLOAT2, math.log(FLOAT1), math.log(FLOAT2), EPSILON
     scalars = [ctypes.c_float(number) for number in numbers]

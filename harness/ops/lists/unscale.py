@@ -21,6 +21,8 @@ from harness.ops.lists._tables import BLOCK, Tabled, packed, starts
 if TYPE_CHECKING:
     import torch
 
+    from harness import cuda
+
 PACKS = 4
 """Packs of 16 bytes that a thread of `tuned` has in flight."""
 TEXT_BLOCK = 1024
@@ -130,10 +132,14 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     return lambda t: function(t.grads, t.inv_scale, t.found_inf)
 
 
+def _kernel(ctx: Context, entry: str) -> cuda.Kernel:
+    return ctx.kernel("unscale.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "PACKS": PACKS})
+
+
 @OP.variant("loop", "our kernel once for each tensor, one element a thread", role="published", rows=("P1",))
 def loop(ctx: Context) -> Launch:
     """The text before."""
-    kernel = ctx.kernel("unscale.cu", "unscale_loop", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    kernel = _kernel(ctx, "unscale_loop")
 
     def launch(t: Tensors) -> None:
         for grad in t.grads:
@@ -168,7 +174,7 @@ def _too_many(case: Case) -> str | None:
 )
 def fused(ctx: Context) -> Launch:
     """The text after, but its tables stay on the device from call to call."""
-    kernel = ctx.kernel("unscale.cu", "unscale_fused", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    kernel = _kernel(ctx, "unscale_fused")
 
     def launch(t: Tensors) -> None:
         table, tensors = _FUSED.current(ctx, t), len(t.grads)
@@ -189,7 +195,7 @@ _TUNED = Tabled(partial(packed, packs=PACKS), ("grads",))
 )
 def tuned(ctx: Context) -> Launch:
     """No thread searches for its tensor, and each has four packs in flight."""
-    kernel = ctx.kernel("unscale.cu", "unscale_tuned", {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    kernel = _kernel(ctx, "unscale_tuned")
 
     def launch(t: Tensors) -> None:
         table = _TUNED.current(ctx, t)

@@ -1,0 +1,108 @@
+"""What ops that transpose a batch of matrices share: launches of transposes.cuh and of the textbook's tiles."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from harness import cuda
+from harness.model import Case
+from harness.ops import ITEMSIZE, Context, Launch, Tensors
+from harness.ops._elementwise import INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
+from harness.ops.layouts._transpose_plan import BAND, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
+
+_TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
+_TILE_SIDE = 32  # elements, or pairs of halves
+
+
+def begin_on(size: int, t: Tensors) -> bool:
+    """Whether x and y begin at multiples of `size` bytes."""
+    return not (t.x.data_ptr() | t.y.data_ptr()) % size
+
+
+def moved_as(case: Case) -> dict[str, str]:
+    """The macro that names the type of an element, whose value no kernel looks at."""
+    return {"ELEMENT": WORD_TYPE[ITEMSIZE[case.dtype]]}
+
+
+def index(elements: int) -> tuple[dict[str, str], Any]:
+    """The macro that names the type of an index of so many elements, and the type for arguments."""
+    bits = 32 if elements < LIMIT_32 else 64
+    return {"INDEX": INDEX_TYPE[bits]}, ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
+
+
+def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of the fastest kernel of <op>.cu for these matrices, at any addresses."""
+    if not shape.elements:
+        return lambda _: None
+    if shape.is_copy:
+        return lambda t: cuda.memcpy(t.y, t.x)
+    by_words = word_tiles(ctx, op, shape)
+    plan = RegisterBlocks.of(shape, cuda.multiprocessors())
+    if plan is None:
+        return by_words
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", {"ELEMENT": WORD_TYPE[shape.itemsize]} | plan.macros)
+    sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
+    order, grid, threads = _order(plan), plan.grid, plan.threads
+
+    def launch(t: Tensors) -> None:
+        if begin_on(PACK_BYTES, t):
+            kernel(grid, threads, t.x, t.y, *sizes, *order)
+        else:
+            by_words(t)
+
+    return launch
+
+
+def word_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of <op>_word_tiles for these matrices, which have elements, and at least two rows and columns."""
+    even = _word_tiles(ctx, op, shape, aligned=True)
+    # Floats begin with whole words wherever they begin.
+    anywhere = even if shape.itemsize == WORD else _word_tiles(ctx, op, shape, aligned=False)
+    assert anywhere
+    if even is None or even is anywhere:
+        return anywhere
+    return lambda t: even(t) if begin_on(WORD, t) else anywhere(t)
+
+
+def _word_tiles(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> Launch | None:
+    plan = WordTiles.of(shape, cuda.multiprocessors(), aligned=aligned)
+    if plan is None:
+        return None
+    macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_word_tiles", macros)
+    sizes = tuple(ctypes.c_uint32(size) for size in (shape.batch, shape.rows, shape.cols))
+    order, grid = _order(plan), plan.grid
+    return lambda t: kernel(grid, THREADS, t.x, t.y, *sizes, *order)
+
+
+def tiled(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of <op>_tiled, the textbook's tile of 32 x 32 elements."""
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_tiled", moved_as(ctx.case))
+    return _tiles(kernel, shape, _TILE_SIDE)
+
+
+def packed(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of <op>_packed, a tile of 64 x 64 halves; of <op>_tiled where pairs aren't words."""
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_packed", moved_as(ctx.case))
+    pairs, singles = _tiles(kernel, shape, 2 * _TILE_SIDE), tiled(ctx, op, shape)
+    return lambda t: pairs(t) if begin_on(WORD, t) else singles(t)
+
+
+def no_pairs(shape: Matrices) -> str | None:
+    """Why `packed` can't transpose these matrices; None if it can."""
+    if shape.itemsize == WORD:
+        return "a float fills a word; only halves can be packed where no dimension stays"
+    return "pairs of halves need even sizes" if shape.rows % 2 or shape.cols % 2 else None
+
+
+def _tiles(kernel: cuda.Kernel, shape: Matrices, side: int) -> Launch:
+    grid = shape.batch * blocks(shape.rows, side) * blocks(shape.cols, side)
+    sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
+    return lambda t: kernel(grid, _TILE_THREADS, t.x, t.y, *sizes)
+
+
+def _order(plan: WordTiles | RegisterBlocks) -> tuple[Any, ...]:
+    """Arguments that say which tile a block takes."""
+    by_matrix, by_band = (cuda.fast_divisor(size, 32) for size in (plan.down * plan.across, BAND * plan.down))
+    return ctypes.c_uint32(plan.down), ctypes.c_uint32(plan.across), *by_matrix, *by_band

@@ -1,0 +1,48 @@
+// Images (N, C, H, W) to (N, H, W, C) and back: in memory, transposes of a batch of matrices (C, H * W), or (H * W, C).
+//
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive; those
+// of word_tile.cuh for nchw_to_nhwc_word_tiles; those of register_blocks.cuh for nchw_to_nhwc_register_blocks.
+//
+// transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images of
+// 7 x 7. rows and cols are those of a matrix of x.
+
+#include "coordinates.cuh"
+#include "tile.cuh"
+#include "transposes.cuh"
+
+// 1. The text before: one element a thread, in the order of y, with all four coordinates. size: of y's dimensions but
+//    the outermost one, the outer ones first; stride: what a step along each of all four is in x.
+#ifdef INDEX
+extern "C" __global__ void nchw_to_nhwc_naive(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX n,
+                                              INDEX size1, INDEX size2, INDEX size3, INDEX stride0, INDEX stride1,
+                                              INDEX stride2, INDEX stride3) {
+  move_one(x, y, n, Coordinates<INDEX, 4>{{size1, size2, size3}, {stride0, stride1, stride2, stride3}});
+}
+#else
+
+// 2. Through a tile in shared memory.
+extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
+    nchw_to_nhwc_tiled(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols) {
+  transpose_tile(x, y, rows, cols);
+}
+
+// 3. The text after: pairs of halves. The dimension within which packs lie in x isn't the one of y's packs, so pairs are
+//    as far as it goes.
+extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
+    nchw_to_nhwc_packed(const unsigned short* __restrict__ x, unsigned short* __restrict__ y, unsigned rows,
+                        unsigned cols) {
+  transpose_tile_of_pairs(x, y, rows, cols);
+}
+
+// 4. In registers, where channels and images are whole packs.
+#ifdef WARPS_ACROSS
+REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
+#endif
+
+// 5. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the side
+//    of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
+#ifdef TILE_ROWS
+WORD_TILES(nchw_to_nhwc_word_tiles)
+#endif
+
+#endif  // INDEX

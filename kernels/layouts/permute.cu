@@ -1,0 +1,78 @@
+// The permutation (0, 2, 1, 3): y[b, h, s, d] = x[b, s, h, d]. x (B, S, H, D) and y (B, H, S, D) are contiguous. The heads
+// of attention need it. The last dimension stays, so rows of D elements move as they are.
+//
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2 or
+// unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but permute_word_tiles. UNROLL
+// (packs of a thread) for permute_packs; those of word_tile.cuh for permute_word_tiles.
+
+#include "coordinates.cuh"
+#include "fastdiv.cuh"
+#include "tile.cuh"
+#include "transposes.cuh"
+
+#ifdef INDEX
+
+// 1. The text before: one element a thread, with all of its coordinates: three divisions.
+// 2. The text after is the same kernel, for which four halves, or two floats, are an element: a quarter of the index
+//    arithmetic in halves, half of it in floats. D is then counted in packs.
+extern "C" __global__ void permute_naive(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX n, INDEX S,
+                                         INDEX H, INDEX D) {
+  move_one(x, y, n, Coordinates<INDEX, 4>{{H, S, D}, {S * H * D, D, H * D, 1}});
+}
+
+// 3. Through a tile in shared memory: TILE_LANES elements of TILE_LANES rows (b, s) of H * D elements. It shows that there is
+//    nothing to gain by one: neighbours in x are neighbours in y already, as long as they are of one head.
+extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
+    permute_tiled(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX S, INDEX H, INDEX D) {
+  __shared__ ELEMENT tile[TILE_LANES][TILE_LANES + 1];
+  const INDEX across = (H * D - 1) / TILE_LANES + 1, down = (S - 1) / TILE_LANES + 1, row = blockIdx.x / across;
+  const INDEX b = row / down, first_s = row % down * TILE_LANES;
+  const INDEX column = blockIdx.x % across * TILE_LANES + threadIdx.x % TILE_LANES;
+  const INDEX h = column / D, d = column - h * D;
+  const unsigned lane = threadIdx.x % TILE_LANES, line = threadIdx.x / TILE_LANES;
+#pragma unroll
+  for (unsigned k = 0; k < TILE_LANES; k += TILE_LINES) {
+    const INDEX s = first_s + line + k;
+    if (s < S && column < H * D) tile[line + k][lane] = x[(b * S + s) * H * D + column];
+  }
+  __syncthreads();
+#pragma unroll
+  for (unsigned k = 0; k < TILE_LANES; k += TILE_LINES) {
+    const INDEX s = first_s + line + k;
+    if (s < S && column < H * D) y[((b * H + h) * S + s) * D + d] = tile[line + k][lane];
+  }
+}
+
+// 4. The widest pack that divides rows, UNROLL of them a thread, and multiplications in place of divisions. All loads of a
+//    thread are under way before the first store. n and D are counted in packs.
+#ifdef UNROLL
+extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX n, INDEX S,
+                                         INDEX S_multiplier, unsigned S_shift, INDEX H, INDEX H_multiplier,
+                                         unsigned H_shift, INDEX D, INDEX D_multiplier, unsigned D_shift) {
+  const Divisor<INDEX> by_S{S, S_multiplier, S_shift}, by_H{H, H_multiplier, H_shift}, by_D{D, D_multiplier, D_shift};
+  const INDEX first = static_cast<INDEX>(blockIdx.x) * blockDim.x * UNROLL + threadIdx.x;
+  ELEMENT pack[UNROLL];
+#pragma unroll
+  for (unsigned k = 0; k < UNROLL; ++k) {
+    const INDEX i = first + k * blockDim.x;
+    if (i < n) {
+      const INDEX row = by_D.quotient(i), bh = by_S.quotient(row), b = by_H.quotient(bh);
+      const INDEX s = row - bh * S, h = bh - b * H;
+      pack[k] = __ldg(x + ((b * S + s) * H + h) * D + (i - row * D));
+    }
+  }
+#pragma unroll
+  for (unsigned k = 0; k < UNROLL; ++k) {
+    const INDEX i = first + k * blockDim.x;
+    if (i < n) y[i] = pack[k];
+  }
+}
+#endif
+
+#endif  // INDEX
+
+// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by words of 4 bytes. S and H
+//    are the rows and columns of B matrices, with cells of D elements. Very short rows go this way, too.
+#ifdef TILE_ROWS
+WORD_TILES(permute_word_tiles)
+#endif

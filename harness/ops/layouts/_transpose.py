@@ -41,7 +41,8 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
     plan = RegisterBlocks.of(shape, cuda.multiprocessors())
     if plan is None:
         return by_words
-    kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", {"ELEMENT": WORD_TYPE[shape.itemsize]} | plan.macros)
+    macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
     sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
     order, grid, threads = _order(plan), plan.grid, plan.threads
 

@@ -189,8 +189,8 @@ class WordTiles:
 def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
     """Sizes of pieces into which `size` cells may be cut, so that runs fill threads: powers of two, or whole blocks."""
     per_word = WORD // shape.itemsize
-    few = 1 << THREADS.bit_length() - 1
-    words = [1 << power for power in range(few.bit_length() - 1)] + [THREADS * pieces for pieces in range(1, items + 1)]
+    few = [1 << power for power in range((THREADS // 2).bit_length())]
+    words = few + [THREADS * pieces for pieces in range(1, items + 1)]
     found = {size} if size * shape.cell <= items * THREADS * per_word else set()
     for most in {(count * per_word - shifted) // shape.cell for count in words}:
         if 1 <= most < size:
@@ -213,7 +213,7 @@ class RegisterBlocks:
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int) -> Self | None:
-        """The plan for a batch; None where sizes aren't whole packs, or too small for a warp, or where cells aren't 1."""
+        """The plan for a batch; None where sizes aren't whole packs or too small for a warp, or cells are longer."""
         pack = PACK_BYTES // shape.itemsize
         too_small = shape.rows < _LANES_DOWN * pack or shape.cols < _LANES_ACROSS * pack
         if shape.cell > 1 or too_small or shape.rows % pack or shape.cols % pack:

@@ -115,7 +115,7 @@ def tuned(ctx: Context) -> Launch:
 
 def _matrices(case: Case) -> Matrices:
     """One matrix for each image: channels by pixels, or the other way."""
-    s = case.values
-    sides = s["C"], s["H"] * s["W"]
-    rows, cols = sides if s["direction"] == "to_nhwc" else sides[::-1]
+    s = case.symbols
+    channels, pixels = s["C"], s["H"] * s["W"]
+    rows, cols = (channels, pixels) if case.values["direction"] == "to_nhwc" else (pixels, channels)
     return Matrices(s["N"], rows, cols, ITEMSIZE[case.dtype])

@@ -74,7 +74,7 @@ def _no_pack(case: Case) -> str | None:
 
 @OP.variant("packed", "four halves or two floats as one element", role="published", rows=("O13",), unsupported=_no_pack)
 def packed(ctx: Context) -> Launch:
-    """The text after: the same kernel with packs of 8 bytes, or 4 where D allows no more. `naive` at other addresses."""
+    """The text after: packs of 8 bytes, or 4 where D allows no more, in the same kernel. `naive` at odd addresses."""
     pack = _text_pack(ctx.case)
     wide, single = _by_coordinates(ctx, pack), naive(ctx)
     return lambda t: wide(t) if _transpose.begin_on(pack, t) else single(t)
@@ -139,7 +139,7 @@ def _by_packs(ctx: Context, pack: int) -> Launch:
     n = b * s * h * d
     plan = PackPlan.of(n, pack, cuda.multiprocessors())
     macro, word = _transpose.index(n)
-    macros = {"ELEMENT": _PACK_TYPE[pack], "UNROLL": plan.unroll} | macro
+    macros: dict[str, str | int] = {"ELEMENT": _PACK_TYPE[pack], "UNROLL": plan.unroll, **macro}
     kernel = ctx.kernel("permute.cu", "permute_packs", macros)
     divisors = [part for size in (s, h, d) for part in (word(size), *cuda.fast_divisor(size, 8 * ctypes.sizeof(word)))]
     grid = blocks(n, BLOCK * plan.unroll)

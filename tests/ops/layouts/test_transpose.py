@@ -1,0 +1,135 @@
+"""The transpose on a GPU, bit by bit, at the sizes and addresses that break kernels; what each variant can't do."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.model import Case
+from harness.ops.layouts.transpose import OP
+
+COMPILED = [
+    {"M": rows, "N": columns}
+    for rows, columns in [(8192, 8192), (8191, 8193), (100_000, 3), (3, 100_001), (1000, 196), (60, 44), (2**16, 2**16)]
+]
+OURS = ["naive", "tiled", "packed", "tuned"]
+SHAPES = [
+    (0, 5),  # empty, both ways
+    (5, 0),
+    (1, 1),
+    (1, 1000),  # the same order
+    (1001, 1),
+    (2, 2),
+    (8, 8),
+    (31, 33),  # around the textbook's tile
+    (32, 32),
+    (64, 64),
+    (66, 130),
+    (128, 256),  # whole tiles of packs
+    (136, 264),  # whole packs, and no whole tiles
+    (1000, 768),
+    (196, 392),  # whole words of halves, and no whole packs
+    (197, 64),
+    (64, 197),
+    (1000, 3),  # narrow
+    (3, 1001),
+    (2, 5000),
+    (4999, 4),
+    (40_001, 3),
+    (3, 40_000),
+    (777, 49),
+    (1023, 1025),
+    (2047, 1531),  # many tiles, odd everything
+    (2048, 1536),
+    (257, 12_345),
+]
+OFFSETS = [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 5), (8, 8)]
+
+
+def unsupported(variant, dtype, shape):
+    reason = OP.variants[variant].unsupported
+    return reason and reason(Case("transpose", variant, dtype, tuple(zip("MN", shape, strict=True))))
+
+
+def run_and_check(launch, placed, any_bits, variant, dtype, shape, x_offset=0, y_offset=0):
+    import torch
+
+    rows, columns = shape
+    x = any_bits(rows * columns, dtype, x_offset).view(rows, columns)
+    y = placed((columns, rows), dtype, y_offset)
+    launch("transpose", variant, dtype, {"M": rows, "N": columns}, x=x, y=y)
+    assert torch.equal(y.tensor.view(x.dtype), x.t()), (shape, x_offset, y_offset)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_shapes(launch, placed, any_bits, variant, dtype):
+    for shape in SHAPES:
+        if not unsupported(variant, dtype, shape):
+            run_and_check(launch, placed, any_bits, variant, dtype, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("variant", OURS)
+def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
+    for shape in [(1, 5), (2, 2), (64, 64), (130, 66), (256, 512), (255, 301), (1000, 3), (3, 1001), (4, 1000)]:
+        for offsets in OFFSETS:
+            if not unsupported(variant, dtype, shape):
+                run_and_check(launch, placed, any_bits, variant, dtype, shape, *offsets)
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("variant", OURS)
+@pytest.mark.parametrize(
+    "shape", [(65_544, 32_776), (65_539, 32_771), (3, 715_827_899), (715_827_899, 3), (1, 2**31 + 5)], ids=str
+)
+def test_more_than_2_to_31_elements(launch, placed, variant, shape):
+    import torch
+
+    if unsupported(variant, "float16", shape):
+        pytest.skip("not for odd sizes")
+    rows, columns = shape
+    generator = torch.Generator("cuda").manual_seed(1)
+    x = torch.randint(-(2**15), 2**15, shape, generator=generator, device="cuda", dtype=torch.int16)
+    y = placed((columns, rows), "float16")
+    launch("transpose", variant, "float16", {"M": rows, "N": columns}, x=x, y=y)
+    assert torch.equal(y.tensor.view(torch.int16), x.t())
+
+
+def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
+    for rows, columns in [(50, 30), (1, 30), (50, 1)]:
+        eager = trial("transpose", "eager", dtype, M=rows, N=columns)
+        assert eager.complaint_after_call() is None
+    eager = trial("transpose", "eager", dtype, M=30, N=30)
+    assert eager.complaint(y=eager.inputs.x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "reason"),
+    [
+        ("float32", (64, 64), "float"),
+        ("float16", (64, 63), "even"),
+        ("bfloat16", (63, 64), "even"),
+        ("float16", (62, 66), None),
+    ],
+)
+def test_packs_are_for_pairs_of_halves(dtype, shape, reason):
+    found = unsupported("packed", dtype, shape)
+    assert found is None if reason is None else reason in found
+
+
+def test_a_division_serves_an_element_or_a_tile(ptx):
+    """`naive` divides once: 32 columns and rows are one division by the number of rows."""
+    text = ptx("transpose.cu", "transpose_naive", {"ELEMENT": "unsigned", "INDEX": "unsigned"})
+    assert text.count("div.u32") == 1
+    assert text.count("rem.u32") == 0
+
+
+@pytest.mark.parametrize(("element", "packs"), [("unsigned", 4), ("unsigned short", 8)])
+def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element, packs):
+    macros = {"ELEMENT": element, "THREADS": 256, "BAND": 8, "WARPS_ACROSS": 2}
+    text = ptx("transpose.cu", "transpose_register_blocks", macros)
+    loads, stores = text.count("ld.global.nc.v4"), text.count("st.global.v4")
+    assert (loads, stores) == (packs, packs)
+    assert text.rindex("ld.global.nc.v4") < text.index("st.global.v4")
+    assert ("prmt" in text) == (packs == 8)

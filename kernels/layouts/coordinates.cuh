@@ -23,7 +23,8 @@ struct Coordinates {
   }
 };
 
-// One element a thread, in the order of y. An element may be a pack of several, which counts as one in sizes and strides.
+// One element a thread, in the order of y. An element may be a pack of several, which counts as one in sizes and
+// strides.
 template <typename Element, typename Index, unsigned DIMENSIONS>
 __device__ __forceinline__ void move_one(const Element* __restrict__ x, Element* __restrict__ y, Index n,
                                          const Coordinates<Index, DIMENSIONS>& coordinates) {

@@ -1,10 +1,10 @@
 // Images (N, C, H, W) to (N, H, W, C) and back: in memory, transposes of a batch of matrices (C, H * W), or (H * W, C).
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive; those
-// of word_tile.cuh for nchw_to_nhwc_word_tiles; those of register_blocks.cuh for nchw_to_nhwc_register_blocks.
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive;
+// those of word_tile.cuh for nchw_to_nhwc_word_tiles; those of register_blocks.cuh for nchw_to_nhwc_register_blocks.
 //
-// transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images of
-// 7 x 7. rows and cols are those of a matrix of x.
+// transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
+// of 7 x 7. rows and cols are those of a matrix of x.
 
 #include "coordinates.cuh"
 #include "tile.cuh"
@@ -26,8 +26,8 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   transpose_tile(x, y, rows, cols);
 }
 
-// 3. The text after: pairs of halves. The dimension within which packs lie in x isn't the one of y's packs, so pairs are
-//    as far as it goes.
+// 3. The text after: pairs of halves. The dimension within which packs lie in x isn't the one of y's packs, so pairs
+//    are as far as it goes.
 extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
     nchw_to_nhwc_packed(const unsigned short* __restrict__ x, unsigned short* __restrict__ y, unsigned rows,
                         unsigned cols) {
@@ -39,8 +39,8 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
 REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 #endif
 
-// 5. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the side
-//    of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
+// 5. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the
+//    side of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
 #ifdef TILE_ROWS
 WORD_TILES(nchw_to_nhwc_word_tiles)
 #endif

@@ -1,9 +1,9 @@
-// The permutation (0, 2, 1, 3): y[b, h, s, d] = x[b, s, h, d]. x (B, S, H, D) and y (B, H, S, D) are contiguous. The heads
-// of attention need it. The last dimension stays, so rows of D elements move as they are.
+// The permutation (0, 2, 1, 3): y[b, h, s, d] = x[b, s, h, d]. x (B, S, H, D) and y (B, H, S, D) are contiguous. The
+// heads of attention need it. The last dimension stays, so rows of D elements move as they are.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2 or
-// unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but permute_word_tiles. UNROLL
-// (packs of a thread) for permute_packs; those of word_tile.cuh for permute_word_tiles.
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2
+// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but permute_word_tiles.
+// UNROLL (packs of a thread) for permute_packs; those of word_tile.cuh for permute_word_tiles.
 
 #include "coordinates.cuh"
 #include "fastdiv.cuh"
@@ -20,8 +20,8 @@ extern "C" __global__ void permute_naive(const ELEMENT* __restrict__ x, ELEMENT*
   move_one(x, y, n, Coordinates<INDEX, 4>{{H, S, D}, {S * H * D, D, H * D, 1}});
 }
 
-// 3. Through a tile in shared memory: TILE_LANES elements of TILE_LANES rows (b, s) of H * D elements. It shows that there is
-//    nothing to gain by one: neighbours in x are neighbours in y already, as long as they are of one head.
+// 3. Through a tile in shared memory: TILE_LANES elements of TILE_LANES rows (b, s) of H * D elements. It shows that
+//    there is nothing to gain by one: neighbours in x are neighbours in y already, as long as they are of one head.
 extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
     permute_tiled(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX S, INDEX H, INDEX D) {
   __shared__ ELEMENT tile[TILE_LANES][TILE_LANES + 1];
@@ -43,8 +43,8 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   }
 }
 
-// 4. The widest pack that divides rows, UNROLL of them a thread, and multiplications in place of divisions. All loads of a
-//    thread are under way before the first store. n and D are counted in packs.
+// 4. The widest pack that divides rows, UNROLL of them a thread, and multiplications in place of divisions. All loads
+//    of a thread are under way before the first store. n and D are counted in packs.
 #ifdef UNROLL
 extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX n, INDEX S,
                                          INDEX S_multiplier, unsigned S_shift, INDEX H, INDEX H_multiplier,
@@ -71,8 +71,8 @@ extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT*
 
 #endif  // INDEX
 
-// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by words of 4 bytes. S and H
-//    are the rows and columns of B matrices, with cells of D elements. Very short rows go this way, too.
+// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by words of 4 bytes. S and
+//    H are the rows and columns of B matrices, with cells of D elements. Very short rows go this way, too.
 #ifdef TILE_ROWS
 WORD_TILES(permute_word_tiles)
 #endif

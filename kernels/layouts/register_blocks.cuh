@@ -1,15 +1,16 @@
-// A transpose of a batch of matrices (rows, cols) in registers, without shared memory: a thread loads a square block, as
-// many rows as a pack of 16 bytes has elements, and stores its columns as packs.
+// A transpose of a batch of matrices (rows, cols) in registers, without shared memory: a thread loads a square block,
+// as many rows as a pack of 16 bytes has elements, and stores its columns as packs.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), THREADS, WARPS_ACROSS (warps of a block that lie side by side), BAND (see order.cuh).
+// Macros: ELEMENT (unsigned, or unsigned short for halves), THREADS, WARPS_ACROSS (warps of a block that lie side by
+// side), BAND (see order.cuh).
 #pragma once
 
 #include "order.cuh"
 #include "pack.cuh"
 #include "warp.cuh"
 
-// Of a warp's 32 threads, 8 lie side by side: they read 128 bytes of a row, which is a whole line. The 4 below each other
-// write 64 bytes of a row of y, which are whole sectors.
+// Of a warp's 32 threads, 8 lie side by side: they read 128 bytes of a row, which is a whole line. The 4 below each
+// other write 64 bytes of a row of y, which are whole sectors.
 constexpr unsigned LANES_ACROSS = 8, LANES_DOWN = WARP / LANES_ACROSS;
 constexpr unsigned WARPS_DOWN = THREADS / WARP / WARPS_ACROSS;
 constexpr unsigned BLOCK_SIDE = Pack<ELEMENT>::SIZE;
@@ -19,8 +20,8 @@ __device__ __forceinline__ unsigned word_of(const uint4& pack, unsigned word) {
   return word == 0 ? pack.x : word == 1 ? pack.y : word == 2 ? pack.z : pack.w;
 }
 
-// Word `word` of the pack that column `column` of the block becomes. A word has one float, or two halves, which one byte
-// permutation takes from two rows.
+// Word `word` of the pack that column `column` of the block becomes. A word has one float, or two halves, which one
+// byte permutation takes from two rows.
 __device__ __forceinline__ unsigned word_of_column(const uint4 (&row)[BLOCK_SIDE], unsigned column, unsigned word) {
   if constexpr (sizeof(ELEMENT) == 4) {
     return word_of(row[word], column);
@@ -30,8 +31,8 @@ __device__ __forceinline__ unsigned word_of_column(const uint4 (&row)[BLOCK_SIDE
   }
 }
 
-// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. Per thread a block's loads
-// are in flight together: 64 bytes of floats, 128 bytes of halves.
+// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. Per thread a block's
+// loads are in flight together: 64 bytes of floats, 128 bytes of halves.
 __device__ __forceinline__ void transpose_register_blocks(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                           unsigned rows, unsigned cols, const Order& order) {
   const Place place = place_of(blockIdx.x, order);

@@ -1,5 +1,5 @@
-// The two textbook transposes of a batch of matrices (rows, cols) through a tile in shared memory: by single elements, and
-// by pairs of halves. Blocks have TILE_LANES times TILE_LINES threads.
+// The two textbook transposes of a batch of matrices (rows, cols) through a tile in shared memory: by single elements,
+// and by pairs of halves. Blocks have TILE_LANES times TILE_LINES threads.
 #pragma once
 
 constexpr unsigned TILE_LANES = 32, TILE_LINES = 8;
@@ -18,8 +18,8 @@ __device__ __forceinline__ Corner corner_of(unsigned rows, unsigned cols) {
   return {matrix, row % down * SIDE, blockIdx.x % across * SIDE, threadIdx.x % TILE_LANES, threadIdx.x / TILE_LANES};
 }
 
-// A tile of 32 x 32: a warp reads 32 neighbours of a row of x and writes 32 neighbours of a row of y. A column of the tile
-// lies in 32 banks, since rows of the tile are 33 elements apart.
+// A tile of 32 x 32: a warp reads 32 neighbours of a row of x and writes 32 neighbours of a row of y. A column of the
+// tile lies in 32 banks, since rows of the tile are 33 elements apart.
 template <typename Element>
 __device__ __forceinline__ void transpose_tile(const Element* __restrict__ x, Element* __restrict__ y, unsigned rows,
                                                unsigned cols) {

@@ -1,18 +1,18 @@
 // The transpose of a matrix: y[c, r] = x[r, c], x (rows, cols) and y (cols, rows) contiguous.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for transpose_naive; those of
-// word_tile.cuh for transpose_word_tiles; those of register_blocks.cuh for transpose_register_blocks.
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for transpose_naive; those
+// of word_tile.cuh for transpose_word_tiles; those of register_blocks.cuh for transpose_register_blocks.
 //
-// Nothing but bytes moves, so what counts is how wide accesses are, how much is in flight, and how much index arithmetic
-// a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both sides; where
-// the change of order happens is what the steps differ in.
+// Nothing but bytes moves, so what counts is how wide accesses are, how much is in flight, and how much index
+// arithmetic a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both
+// sides; where the change of order happens is what the steps differ in.
 
 #include "coordinates.cuh"
 #include "tile.cuh"
 #include "transposes.cuh"
 
-// 1. The text before: one element a thread, in the order of y, with all of its coordinates. It happens in the cache: the
-//    lanes of a warp read from 32 rows of x, of which each access uses one element of a sector.
+// 1. The text before: one element a thread, in the order of y, with all of its coordinates. It happens in the cache:
+//    the lanes of a warp read from 32 rows of x, of which each access uses one element of a sector.
 #ifdef INDEX
 extern "C" __global__ void transpose_naive(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, INDEX n, INDEX rows,
                                            INDEX cols) {
@@ -30,18 +30,19 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
 //    dimension stays, so a pack of x isn't a pack of y. A pair of halves is one access of device memory on both sides,
 //    and is taken apart in shared memory. A row of four halves would meet rows of four others.
 extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
-    transpose_packed(const unsigned short* __restrict__ x, unsigned short* __restrict__ y, unsigned rows, unsigned cols) {
+    transpose_packed(const unsigned short* __restrict__ x, unsigned short* __restrict__ y, unsigned rows,
+                     unsigned cols) {
   transpose_tile_of_pairs(x, y, rows, cols);
 }
 
-// 4. Where rows of both sides are whole packs it happens in registers: 16 bytes an access on both sides, no barrier, and a
-//    division for a tile in place of one for an element.
+// 4. Where rows of both sides are whole packs it happens in registers: 16 bytes an access on both sides, no barrier,
+//    and a division for a tile in place of one for an element.
 #ifdef WARPS_ACROSS
 REGISTER_BLOCKS(transpose_register_blocks)
 #endif
 
-// 5. At all other sizes and addresses, words of 4 bytes go through shared memory. A narrow matrix has a side whose memory is
-//    one piece for a tile, and is read or written as such.
+// 5. At all other sizes and addresses, words of 4 bytes go through shared memory. A narrow matrix has a side whose
+//    memory is one piece for a tile, and is read or written as such.
 #ifdef TILE_ROWS
 WORD_TILES(transpose_word_tiles)
 #endif

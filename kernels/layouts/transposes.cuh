@@ -1,17 +1,14 @@
-// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh and word_tile.cuh, each by a name of
-// its own. A compilation has the macros of one of the two, or of none.
+// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh and word_tile.cuh, each by
+// a name of its own. A compilation has the macros of one of the two, or of none.
 #pragma once
 
 // Sizes of an Order: see order.cuh.
 #define ORDER_PARAMETERS                                                                                       \
   unsigned down, unsigned across, unsigned matrix_multiplier, unsigned matrix_shift, unsigned band_multiplier, \
       unsigned band_shift
-#define ORDER                                                                                            \
-  Order {                                                                                                \
-    down, across, {down * across, matrix_multiplier, matrix_shift}, {                                    \
-      BAND* down, band_multiplier, band_shift                                                            \
-    }                                                                                                    \
-  }
+#define ORDER                                                                                           \
+  (Order{down, across, {down * across, matrix_multiplier, matrix_shift}, {BAND * down, band_multiplier, \
+                                                                          band_shift}})
 
 #ifdef WARPS_ACROSS
 #include "register_blocks.cuh"

@@ -7,17 +7,17 @@
 
 #include "order.cuh"
 
-// A tile has TILE_ROWS rows of TILE_COLS cells. Its memory on either side consists of runs, which are pieces of rows of x,
-// or of y. A run of one side is a column of cells on the other side.
-// FLAT_X: the tile's rows are whole rows of x, so they follow each other in memory, and are one run. FLAT_Y: the same of
-// its columns and y. A narrow matrix has one side flat, so that threads have no gaps where short rows end. If both are,
-// the tile is a whole matrix, or MATRICES of them.
+// A tile has TILE_ROWS rows of TILE_COLS cells. Its memory on either side consists of runs, which are pieces of rows of
+// x, or of y. A run of one side is a column of cells on the other side.
+// FLAT_X: the tile's rows are whole rows of x, so they follow each other in memory, and are one run. FLAT_Y: the same
+// of its columns and y. A narrow matrix has one side flat, so that threads have no gaps where short rows end. If both
+// are, the tile is a whole matrix, or MATRICES of them.
 // SHIFTED: a run of halves may begin or end in the middle of a word.
 constexpr unsigned X_RUN = TILE_COLS * CELL, Y_RUN = TILE_ROWS * CELL, MATRIX = X_RUN * TILE_ROWS;  // elements
 
-// In shared memory elements lie in the order of x; in that of y if only y is flat. Lines of the tile are an odd number of
-// elements apart, so that a column of it lies in 32 banks: of halves, the lanes of a warp access every second one. A flat
-// side has its elements at next to consecutive addresses.
+// In shared memory elements lie in the order of x; in that of y if only y is flat. Lines of the tile are an odd number
+// of elements apart, so that a column of it lies in 32 banks: of halves, the lanes of a warp access every second one. A
+// flat side has its elements at next to consecutive addresses.
 constexpr bool AS_Y = FLAT_Y && !FLAT_X;
 constexpr unsigned LINE = (AS_Y ? Y_RUN : X_RUN) | 1;
 constexpr unsigned LINES = AS_Y ? TILE_COLS : MATRICES * TILE_ROWS;
@@ -25,7 +25,7 @@ constexpr unsigned LINES = AS_Y ? TILE_COLS : MATRICES * TILE_ROWS;
 // Element j of run r of x has the place place_in_x(j) + r * X_STEP in shared memory; the same for y.
 constexpr unsigned X_STEP = AS_Y ? CELL : LINE, Y_STEP = AS_Y ? LINE : CELL;
 
-// `lines` of `length` elements follow each other; in shared memory they are LINE apart.
+// The place of element j of lines of LENGTH elements, which in shared memory are LINE apart.
 template <unsigned LENGTH>
 __device__ __forceinline__ unsigned in_lines(unsigned j) {
   return LENGTH == LINE ? j : j / LENGTH * LINE + j % LENGTH;
@@ -46,9 +46,10 @@ constexpr bool MAY_SHIFT = SHIFTED && PER_WORD == 2;
 
 __device__ constexpr unsigned power_of_2_from(unsigned n) { return n <= 1 ? 1 : 2 * power_of_2_from((n + 1) / 2); }
 
-// One side of the tile. Short runs, up to half a block of words, are taken several at once, an even number of them, each
-// by a power of two of threads: so a thread has the same place in all of its runs, of which it takes every second one at
-// least, and all of them are shifted alike. Longer ones are taken one after the other, by all threads, in pieces.
+// One side of the tile. Short runs, up to half a block of words, are taken several at once, an even number of them,
+// each by a power of two of threads: so a thread has the same place in all of its runs, of which it takes every second
+// one at least, and all of them are shifted alike. Longer ones are taken one after the other, by all threads, in
+// pieces.
 template <bool FLAT, unsigned RUNS, unsigned RUN>
 struct Side {
   static constexpr unsigned RUNS_OF_TILE = FLAT ? 1 : RUNS, LENGTH = FLAT ? MATRICES * MATRIX : RUN;
@@ -82,15 +83,17 @@ struct Spot {
         high(PER_WORD == 2 && (inside || static_cast<unsigned>(j + 1) < length)) {}
   __device__ __forceinline__ bool any() const { return low || high; }
   __device__ __forceinline__ bool whole() const { return MAY_SHIFT ? low && high : low; }
-  // The run's first element of the word, and its last one. They are the same if one half is the run's; element 0 if none.
+  // The run's first element of the word, and its last one. They are the same if one half is the run's; element 0 if
+  // none.
   __device__ __forceinline__ int first() const { return low ? j : MAY_SHIFT && high ? j + 1 : 0; }
   __device__ __forceinline__ int last() const { return high ? j + 1 : first(); }
 };
 
-// Calls visit(k, at, run, spot, exists) for the thread's words, which k numbers. at: the address of the word, or, if FIRST, of
-// the run's first element in it. exists: whether there is such a run; its elements are the spot's matter. FULL: the tile has
-// all of its rows and columns: then most comparisons are known to the compiler. There is no branch, so that no load
-// waits for another one.
+// Calls visit(k, at, run, spot, exists) for the thread's words, which k numbers. at: the address of the word, or, if
+// FIRST, of the run's first element in it. exists: whether the tile has this run; which elements of the word exist, the
+// spot says.
+// FULL: the tile has all of its rows and columns, so the compiler knows the results of most comparisons. There is no
+// branch, only predicates: behind a branch, a load would wait for the one before it.
 template <bool FULL, bool FIRST, typename Side, typename Pointer, typename Visit>
 __device__ __forceinline__ void for_words(const Side& side, Pointer tile, Visit visit) {
   const unsigned run = threadIdx.x / Side::SLOTS;
@@ -113,16 +116,17 @@ __device__ __forceinline__ void for_words(const Side& side, Pointer tile, Visit 
       const unsigned number = k / Side::PIECES, piece = k % Side::PIECES;
       const bool inside = FULL && (piece > 0 || !MAY_SHIFT) && (piece + 1) * THREADS * PER_WORD <= Side::LENGTH;
       Pointer at = tile + static_cast<long long>(number) * side.pitch;
+      const int j = slot + static_cast<int>(piece * THREADS * PER_WORD) - shift(at);
       // A run that doesn't exist has no elements.
-      const Spot spot(slot + static_cast<int>(piece * THREADS * PER_WORD) - shift(at), number < runs ? length : 0, inside);
+      const Spot spot(j, number < runs ? length : 0, inside);
       visit(k, at + (FIRST ? spot.first() : spot.j), number, spot, true);
     }
   }
 }
 
-// From x into the tile. Of a FULL tile words are read as a whole: what lies before and after its runs is in the tensor, too.
-// Otherwise a word of which one half is the run's is read as this half alone. All loads of a thread are under way before
-// the first one is used.
+// From x into the tile. Of a FULL tile words are read as a whole: what lies before and after its runs is in the tensor,
+// too. Otherwise a word of which one half is the run's is read as this half alone. All loads of a thread are under way
+// before the first one is used.
 template <bool FULL>
 __device__ __forceinline__ void load_tile(ELEMENT* tile, const ELEMENT* from, const SideX& x) {
   unsigned loaded[SideX::OF_THREAD];

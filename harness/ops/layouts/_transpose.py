@@ -13,6 +13,7 @@ from harness.ops.layouts._transpose_plan import BAND, THREADS, WORD, Matrices, R
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves
+_LONGEST = 2**32 - 2**16  # rows or columns: the last tile ends beyond them, below 2^32
 
 
 def begin_on(size: int, t: Tensors) -> bool:
@@ -90,11 +91,17 @@ def packed(ctx: Context, op: str, shape: Matrices) -> Launch:
     return lambda t: pairs(t) if begin_on(WORD, t) else singles(t)
 
 
+def too_long(shape: Matrices) -> str | None:
+    """Why kernels with tiles can't transpose these matrices; None if they can."""
+    long = max(shape.rows, shape.cols) > _LONGEST
+    return "counts rows and columns in 32 bits: for fewer than 2^32 of them" if long else None
+
+
 def no_pairs(shape: Matrices) -> str | None:
     """Why `packed` can't transpose these matrices; None if it can."""
     if shape.itemsize == WORD:
         return "a float fills a word; only halves can be packed where no dimension stays"
-    return "pairs of halves need even sizes" if shape.rows % 2 or shape.cols % 2 else None
+    return "pairs of halves need even sizes" if shape.rows % 2 or shape.cols % 2 else too_long(shape)
 
 
 def _tiles(kernel: cuda.Kernel, shape: Matrices, side: int) -> Launch:

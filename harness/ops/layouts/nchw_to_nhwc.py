@@ -89,7 +89,23 @@ def naive(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
 
 
-@OP.variant("tiled", "32 x 32 elements through shared memory", role="published", rows=("O13",))
+def _matrices(case: Case) -> Matrices:
+    """One matrix for each image: channels by pixels, or the other way."""
+    s = case.symbols
+    channels, pixels = s["C"], s["H"] * s["W"]
+    rows, cols = (channels, pixels) if case.values["direction"] == "to_nhwc" else (pixels, channels)
+    return Matrices(s["N"], rows, cols, ITEMSIZE[case.dtype])
+
+
+def _too_long(case: Case) -> str | None:
+    return _transpose.too_long(_matrices(case))
+
+
+def _no_pairs(case: Case) -> str | None:
+    return _transpose.no_pairs(_matrices(case))
+
+
+@OP.variant("tiled", "32 x 32 elements through shared memory", role="published", rows=("O13",), unsupported=_too_long)
 def tiled(ctx: Context) -> Launch:
     """The textbook's kernel, for a matrix of each image."""
     return _transpose.tiled(ctx, "nchw_to_nhwc", _matrices(ctx.case))
@@ -100,22 +116,19 @@ def tiled(ctx: Context) -> Launch:
     "64 x 64 halves through shared memory, two an access",
     role="published",
     rows=("O13",),
-    unsupported=lambda case: _transpose.no_pairs(_matrices(case)),
+    unsupported=_no_pairs,
 )
 def packed(ctx: Context) -> Launch:
     """The text after: index arithmetic for two halves at once."""
     return _transpose.packed(ctx, "nchw_to_nhwc", _matrices(ctx.case))
 
 
-@OP.variant("tuned", "packs of 16 bytes through registers, or words through shared memory", rows=("O13",))
+@OP.variant(
+    "tuned",
+    "packs of 16 bytes through registers, or words through shared memory",
+    rows=("O13",),
+    unsupported=_too_long,
+)
 def tuned(ctx: Context) -> Launch:
     """Which of the two it is depends on sizes and addresses: transpose.cu says more."""
     return _transpose.tuned(ctx, "nchw_to_nhwc", _matrices(ctx.case))
-
-
-def _matrices(case: Case) -> Matrices:
-    """One matrix for each image: channels by pixels, or the other way."""
-    s = case.symbols
-    channels, pixels = s["C"], s["H"] * s["W"]
-    rows, cols = (channels, pixels) if case.values["direction"] == "to_nhwc" else (pixels, channels)
-    return Matrices(s["N"], rows, cols, ITEMSIZE[case.dtype])

@@ -118,8 +118,14 @@ def test_packs_are_for_pairs_of_halves(dtype, shape, reason):
     assert found is None if reason is None else reason in found
 
 
-def test_a_division_serves_an_element_or_a_tile(ptx):
-    """`naive` divides once: 32 columns and rows are one division by the number of rows."""
+@pytest.mark.parametrize(("shape", "possible"), [((2**32, 2), False), ((2, 2**32), False), ((2, 2**31), True)])
+def test_sizes_of_32_bits(shape, possible):
+    for variant in ("tiled", "packed", "tuned"):
+        assert (unsupported(variant, "float16", shape) is None) == possible
+    assert unsupported("naive", "float16", shape) is None
+
+
+def test_naive_divides_once(ptx):
     text = ptx("transpose.cu", "transpose_naive", {"ELEMENT": "unsigned", "INDEX": "unsigned"})
     assert text.count("div.u32") == 1
     assert text.count("rem.u32") == 0

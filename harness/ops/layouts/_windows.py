@@ -1,0 +1,266 @@
+"""What the ops on windows share: sizes, torch's code, the map between image and windows, and the kernels that move.
+
+An image is (B, H, W, C), channels last. It is rolled by -shift along H and W, and cut into windows of window x window
+pixels: (B * H / window * W / window, window * window, C), the windows of an image row by row, the pixels of a window
+row by row. Source of the layout: Swin Transformer (Liu et al., 2021). Twin of windows.cuh.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from harness import cuda
+from harness.expressions import ExpressionError
+from harness.model import Traffic
+from harness.ops import ITEMSIZE, Choice, Context, Launch, Symbols, Tensor, Tensors
+from harness.ops._elementwise import BLOCK, INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
+
+if TYPE_CHECKING:
+    import torch
+
+SYMBOLS = {
+    "B": "images",
+    "H": "pixels of an image from top to bottom, a multiple of the window",
+    "W": "pixels from left to right, a multiple of the window",
+    "C": "channels",
+    "window": "pixels of a window's side",
+    "shift": "pixels by which the image is rolled up and to the left before it is cut; 0 for none",
+}
+DEFAULTS = {"shift": "0"}
+DIRECTION = Choice("forward, or backward: from the output's gradient to the input's", ("forward", "backward"))
+
+_UNIT_BYTES = (16, 8)
+"""Bytes of an access of the kernel `units`. Narrower ones take more arithmetic than `ragged` does for 16 bytes."""
+_BYTES_OF_THREAD = 32
+"""Bytes that a thread of `units` moves, all of them in flight at once."""
+
+
+# ---- Shapes.
+
+
+def image_shape(s: Symbols) -> tuple[int, ...]:
+    """Sizes of the image. Raises ExpressionError where windows can't tile it."""
+    for name in ("H", "W"):
+        if s[name] % s["window"]:
+            reason = f"{name} = {s[name]} isn't a multiple of window = {s['window']}; pad the image first, as Swin does"
+            raise ExpressionError(reason)
+    return s["B"], s["H"], s["W"], s["C"]
+
+
+def windows_shape(s: Symbols) -> tuple[int, ...]:
+    """Sizes of the windows. Raises ExpressionError as image_shape() does."""
+    images, height, width, channels = image_shape(s)
+    pixels = s["window"] ** 2
+    return images * height * width // pixels, pixels, channels
+
+
+def gives_windows(s: Symbols, forward: bool) -> bool:
+    """Whether the output is windows. forward: whether that is so for the direction `forward`."""
+    return bool(s["direction"] == "forward") == forward
+
+
+def tensors(forward: bool) -> dict[str, Any]:
+    """Declarations of x and y, which are an image and its windows, or the other way round. forward: as above."""
+    return {
+        "inputs": (Tensor("x", lambda s: (image_shape if gives_windows(s, forward) else windows_shape)(s)),),
+        "outputs": (Tensor("y", lambda s: (windows_shape if gives_windows(s, forward) else image_shape)(s)),),
+    }
+
+
+# ---- What a user writes in torch, and a reference that is made in another way.
+
+
+def to_windows(x: torch.Tensor, s: Any) -> torch.Tensor:
+    """Image to windows as Swin Transformer does it; also what autograd does in the backward of to_image()."""
+    if s.shift:
+        x = x.roll((-s.shift, -s.shift), (1, 2))
+    w = s.window
+    cut = x.view(s.B, s.H // w, w, s.W // w, w, s.C).permute(0, 1, 3, 2, 4, 5)
+    return _copy(cut).view(-1, w * w, s.C)
+
+
+def to_image(windows: torch.Tensor, s: Any) -> torch.Tensor:
+    """Windows to image as Swin Transformer does it; also what autograd does in the backward of to_windows()."""
+    w = s.window
+    cut = windows.view(s.B, s.H // w, s.W // w, w, w, s.C).permute(0, 1, 3, 2, 4, 5)
+    image = _copy(cut).view(s.B, s.H, s.W, s.C)
+    return image.roll((s.shift, s.shift), (1, 2)) if s.shift else image
+
+
+def _copy(cut: torch.Tensor) -> torch.Tensor:
+    """What contiguous() does, also where an image is one window: there contiguous() returns the input's own memory."""
+    import torch
+
+    return cut.clone(memory_format=torch.contiguous_format)
+
+
+def by_torch(ctx: Context, forward: bool, compiled: Callable[[Any], Any] | None = None) -> Launch:
+    """The output by torch's code. compiled: what compiles it; it runs eagerly without."""
+    s = ctx.s
+    move = to_windows if gives_windows(ctx.case.values, forward) else to_image
+
+    def moves(x: torch.Tensor) -> torch.Tensor:
+        return move(x, s)
+
+    function = compiled(moves) if compiled else moves
+    return lambda t: (function(t.x),)
+
+
+def pixels_of_windows(s: Any, device: torch.device | str) -> torch.Tensor:
+    """The image's pixel for each pixel of the windows, counted through all images."""
+    import torch
+
+    pixel = torch.arange(s.B * s.H * s.W, device=device)
+    window, place = pixel // s.window**2, pixel % s.window**2
+    across, down = s.W // s.window, s.H // s.window
+    row = (window // across % down * s.window + place // s.window + s.shift) % s.H
+    column = (window % across * s.window + place % s.window + s.shift) % s.W
+    return (window // (across * down) * s.H + row) * s.W + column
+
+
+def moved(ctx: Context, x: torch.Tensor, forward: bool) -> torch.Tensor:
+    """The op's output, by an index for each pixel. forward: as in gives_windows()."""
+    place, pixels = pixels_of_windows(ctx.s, x.device), x.reshape(-1, ctx.s.C)
+    if gives_windows(ctx.case.values, forward):
+        return pixels[place].view(windows_shape(ctx.case.values))
+    image = pixels.new_empty(pixels.shape)
+    image[place] = pixels
+    return image.view(image_shape(ctx.case.values))
+
+
+def eager_traffic(s: Symbols, itemsize: int) -> Traffic:
+    """The bytes of torch's code: a copy for roll, if there is a shift, and one for contiguous."""
+    once = math.prod(image_shape(s)) * itemsize
+    copies = 2 if s["shift"] else 1
+    return Traffic(copies * once, copies * once)
+
+
+# ---- Kernels.
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """The sizes that lead from an image to its windows and back. All but `side`, `across` and `height` are in units.
+
+    A unit is some neighbouring elements, and the roll and the windows' borders cut none. run: a row of a window, which
+    is contiguous in the windows and in the rolled image; the roll cuts some runs in two. side: rows of a window.
+    across: windows beside each other. height: rows of an image. row: a row of an image. units: of all images.
+    """
+
+    run: int
+    side: int
+    across: int
+    height: int
+    row: int
+    rows_shifted: int
+    units_shifted: int
+    units: int
+
+    @classmethod
+    def of(cls, s: Any, unit: int) -> Self:
+        """The map for units of so many elements."""
+        return cls(
+            run=s.window * s.C // unit,
+            side=s.window,
+            across=s.W // s.window,
+            height=s.H,
+            row=s.W * s.C // unit,
+            rows_shifted=s.shift % s.H,
+            units_shifted=s.shift % s.W * s.C // unit,
+            units=s.B * s.H * s.W * s.C // unit,
+        )
+
+    @property
+    def bits(self) -> int:
+        """Bits of an index: 32 where they suffice."""
+        return 32 if self.units < LIMIT_32 else 64
+
+    @property
+    def arguments(self) -> tuple[Any, ...]:
+        """Arguments for WINDOW_PARAMETERS of windows.cuh."""
+        word = _word(self.bits)
+        divisors = (self.run, self.side, self.across, self.height, self.row)
+        flat = [part for size in divisors for part in (word(size), *cuda.fast_divisor(size, self.bits))]
+        return *flat, word(self.rows_shifted), word(self.units_shifted)
+
+
+def shortest_piece(s: Any) -> int:
+    """Pixels of the shortest piece that is contiguous in the image and in the windows: a run, or a part of one."""
+    cut = s.shift % s.window
+    return int(min(cut, s.window - cut) if cut else s.window)
+
+
+def unit_bytes(s: Any, itemsize: int) -> int:
+    """Bytes of the widest access of _UNIT_BYTES that fits into every piece a whole number of times; 0 if none does."""
+    piece = math.gcd(s.window, s.shift) * s.C * itemsize
+    return next((width for width in _UNIT_BYTES if piece % width == 0), 0)
+
+
+def _word(bits: int) -> type[ctypes.c_uint32 | ctypes.c_uint64]:
+    return ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
+
+
+def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
+    return {
+        "SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]],
+        "INDEX": INDEX_TYPE[bits],
+        "TO_WINDOWS": int(gives_windows(ctx.case.values, forward)),
+    }
+
+
+def index_map(ctx: Context, forward: bool) -> Launch:
+    """The kernel `<op>_index_map`. forward: as in gives_windows(), here and below."""
+    s = ctx.s
+    n = s.B * s.H * s.W * s.C
+    bits = 32 if n < LIMIT_32 else 64
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx, forward, bits))
+    sizes = [_word(bits)(size) for size in (n, s.H, s.W, s.C, s.window, s.shift % s.H, s.shift % s.W)]
+    grid = blocks(n)
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
+
+
+def tuned(ctx: Context, forward: bool) -> Launch:
+    """The kernel `<op>_units`, or `<op>_ragged` where pieces aren't whole units or addresses aren't aligned to them."""
+    ragged = _ragged(ctx, forward)
+    width = unit_bytes(ctx.s, ITEMSIZE[ctx.case.dtype])
+    if not width:
+        return ragged
+    units = _units(ctx, forward, width)
+
+    def launch(t: Tensors) -> None:
+        (ragged if (t.x.data_ptr() | t.y.data_ptr()) % width else units)(t)
+
+    return launch
+
+
+def _units(ctx: Context, forward: bool, width: int) -> Launch:
+    """The kernel `<op>_units`. width: bytes of a unit."""
+    sizes = Map.of(ctx.s, width // ITEMSIZE[ctx.case.dtype])
+    unroll = _BYTES_OF_THREAD // width
+    macros = _macros(ctx, forward, sizes.bits) | {"WIDTH": width, "UNROLL": unroll, "BLOCK": BLOCK}
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_units", macros)
+    grid, count, arguments = blocks(sizes.units, BLOCK * unroll), _word(sizes.bits)(sizes.units), sizes.arguments
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, count, *arguments)
+
+
+def _ragged(ctx: Context, forward: bool) -> Launch:
+    """The kernel `<op>_ragged`, for any sizes at any addresses."""
+    itemsize, sizes = ITEMSIZE[ctx.case.dtype], Map.of(ctx.s, 1)
+    pack = PACK_BYTES // itemsize
+    # A pack with parts of three pieces has all of the second one, and at least an element of each of the others.
+    several = int(shortest_piece(ctx.s) * ctx.s.C < pack - 1)
+    macros = _macros(ctx, forward, sizes.bits) | {"SEVERAL": several, "BLOCK": BLOCK}
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_ragged", macros)
+    n, word, arguments = sizes.units, _word(sizes.bits), sizes.arguments
+
+    def launch(t: Tensors) -> None:
+        head = min(n, -t.y.data_ptr() % PACK_BYTES // itemsize)
+        packs = (n - head) // pack
+        singles = n - packs * pack
+        kernel(blocks(packs + singles), BLOCK, t.x, t.y, word(n), word(head), word(packs), *arguments)
+
+    return launch

@@ -1,0 +1,55 @@
+// The cyclic shift and the partition of images into windows, in one kernel: windows.cuh tells what they are. Its
+// backward is the way back. D is the bytes of the images.
+//
+// Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
+// units on), TO_WINDOWS (1 in the forward, 0 in the backward), and those of each kernel. Nothing is computed, so all types
+// of one width share a kernel.
+//
+// Torch rolls (2 D), and copies what view() and permute() made of that (2 D): 4 D and more, as its kernels for both take
+// an element a thread and much index arithmetic. 2 D have to move. Where an element comes from is arithmetic alone, so
+// one kernel is enough.
+
+#include "windows.cuh"
+
+using T = SCALAR;
+
+// 1. The text's kernel: an element of y a thread, whose place in x is found by divisions and remainders. It moves 2 D,
+//    but there are so many threads, each with so many instructions, that they take longer than the memory does.
+#if !(defined WIDTH || defined SEVERAL)
+extern "C" __global__ void window_partition_index_map(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX height,
+                                                      INDEX width, INDEX channels, INDEX side, INDEX rows_shifted,
+                                                      INDEX columns_shifted) {
+  move_element<TO_WINDOWS>(x, y, n, height, width, channels, side, rows_shifted, columns_shifted);
+}
+#endif
+
+// 2. A pixel's channels are neighbours in both layouts, and so are the pixels of a window's row, unless the roll cuts
+//    it. So one computation serves a unit of 16 bytes, or of 8 where the sizes don't allow 16. Divisions are
+//    multiplications. A thread has several units, which are all in flight at once.
+//
+// Macros: WIDTH (bytes of a unit), UNROLL (units a thread), BLOCK (threads). Both tensors must be aligned to units.
+#ifdef WIDTH
+#if WIDTH == 16
+using Unit = uint4;
+#else
+using Unit = uint2;
+#endif
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    window_partition_units(const Unit* __restrict__ x, Unit* __restrict__ y, INDEX units, WINDOW_PARAMETERS) {
+  move_units<TO_WINDOWS, UNROLL>(x, y, units, WINDOWS);
+}
+#endif
+
+// 3. Any sizes and addresses, such as an odd number of channels in halves, where units would be single elements. Here a
+//    thread still stores 16 bytes. It loads the two aligned words around its elements and shifts them together. Where a
+//    piece of neighbours ends in the pack, it loads the elements one by one, from two places; where pieces are shorter
+//    than a pack (SEVERAL), each element is looked up.
+//
+// Macros: SEVERAL (0 or 1), BLOCK (threads).
+#ifdef SEVERAL
+extern "C" __global__ void __launch_bounds__(BLOCK)
+    window_partition_ragged(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX head, INDEX packs,
+                            WINDOW_PARAMETERS) {
+  move_ragged<TO_WINDOWS, SEVERAL>(x, y, n, head, packs, WINDOWS);
+}
+#endif

@@ -134,9 +134,13 @@ def moved(ctx: Context, x: torch.Tensor, forward: bool) -> torch.Tensor:
 
 def eager_traffic(s: Symbols, itemsize: int) -> Traffic:
     """The bytes of torch's code: a copy for roll, if there is a shift, and one for contiguous."""
-    once = math.prod(image_shape(s)) * itemsize
-    copies = 2 if s["shift"] else 1
-    return Traffic(copies * once, copies * once)
+    moved = image_bytes(s, itemsize) * (2 if s["shift"] else 1)
+    return Traffic(moved, moved)
+
+
+def image_bytes(s: Symbols, itemsize: int) -> int:
+    """Bytes of the images, and of their windows."""
+    return math.prod(image_shape(s)) * itemsize
 
 
 # ---- Kernels.
@@ -180,12 +184,16 @@ class Map:
         return 32 if self.units < LIMIT_32 else 64
 
     @property
+    def index(self) -> type[ctypes.c_uint32 | ctypes.c_uint64]:
+        """The type of an index."""
+        return ctypes.c_uint32 if self.bits == 32 else ctypes.c_uint64
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """Arguments for WINDOW_PARAMETERS of windows.cuh."""
-        word = _word(self.bits)
         divisors = (self.run, self.side, self.across, self.height, self.row)
-        flat = [part for size in divisors for part in (word(size), *cuda.fast_divisor(size, self.bits))]
-        return *flat, word(self.rows_shifted), word(self.units_shifted)
+        flat = [part for size in divisors for part in (self.index(size), *cuda.fast_divisor(size, self.bits))]
+        return *flat, self.index(self.rows_shifted), self.index(self.units_shifted)
 
 
 def shortest_piece(s: Any) -> int:
@@ -200,10 +208,6 @@ def unit_bytes(s: Any, itemsize: int) -> int:
     return next((width for width in _UNIT_BYTES if piece % width == 0), 0)
 
 
-def _word(bits: int) -> type[ctypes.c_uint32 | ctypes.c_uint64]:
-    return ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
-
-
 def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
     return {
         "SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]],
@@ -214,13 +218,11 @@ def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
 
 def index_map(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_index_map`. forward: as in gives_windows(), here and below."""
-    s = ctx.s
-    n = s.B * s.H * s.W * s.C
-    bits = 32 if n < LIMIT_32 else 64
-    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx, forward, bits))
-    sizes = [_word(bits)(size) for size in (n, s.H, s.W, s.C, s.window, s.shift % s.H, s.shift % s.W)]
-    grid = blocks(n)
-    return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
+    s, sizes = ctx.s, Map.of(ctx.s, 1)
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx, forward, sizes.bits))
+    counts = (sizes.units, s.H, s.W, s.C, s.window, s.shift % s.H, s.shift % s.W)
+    arguments, grid = [sizes.index(count) for count in counts], blocks(sizes.units)
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, *arguments)
 
 
 def tuned(ctx: Context, forward: bool) -> Launch:
@@ -243,7 +245,7 @@ def _units(ctx: Context, forward: bool, width: int) -> Launch:
     unroll = _BYTES_OF_THREAD // width
     macros = _macros(ctx, forward, sizes.bits) | {"WIDTH": width, "UNROLL": unroll, "BLOCK": BLOCK}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_units", macros)
-    grid, count, arguments = blocks(sizes.units, BLOCK * unroll), _word(sizes.bits)(sizes.units), sizes.arguments
+    grid, count, arguments = blocks(sizes.units, BLOCK * unroll), sizes.index(sizes.units), sizes.arguments
     return lambda t: kernel(grid, BLOCK, t.x, t.y, count, *arguments)
 
 
@@ -255,12 +257,12 @@ def _ragged(ctx: Context, forward: bool) -> Launch:
     several = int(shortest_piece(ctx.s) * ctx.s.C < pack - 1)
     macros = _macros(ctx, forward, sizes.bits) | {"SEVERAL": several, "BLOCK": BLOCK}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_ragged", macros)
-    n, word, arguments = sizes.units, _word(sizes.bits), sizes.arguments
+    n, index, arguments = sizes.units, sizes.index, sizes.arguments
 
     def launch(t: Tensors) -> None:
         head = min(n, -t.y.data_ptr() % PACK_BYTES // itemsize)
         packs = (n - head) // pack
         singles = n - packs * pack
-        kernel(blocks(packs + singles), BLOCK, t.x, t.y, word(n), word(head), word(packs), *arguments)
+        kernel(blocks(packs + singles), BLOCK, t.x, t.y, index(n), index(head), index(packs), *arguments)
 
     return launch

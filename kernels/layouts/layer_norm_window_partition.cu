@@ -145,7 +145,7 @@ struct Rows {
   const INDEX pixels;
   INDEX first;
   Chunk chunks[TOGETHER][COUNT];
-  float mean[TOGETHER], rstd[TOGETHER];
+  float rstd[TOGETHER], offset[TOGETHER];  // offset: minus the mean, times rstd
 
   __device__ __forceinline__ Rows(INDEX pixels, unsigned channels) : channels(channels), pixels(pixels) {
     if constexpr (LANES == 0) {
@@ -179,7 +179,7 @@ struct Rows {
   __device__ __forceinline__ void measure() {
     __shared__ float partial[2][WARP];
     const float share = 1.0f / channels;
-    float values[SIZE];
+    float mean[TOGETHER], values[SIZE];
 #pragma unroll
     for (unsigned r = 0; r < TOGETHER; ++r) {
       if (!has(COUNT - 1)) chunks[r][COUNT - 1].clear();
@@ -208,7 +208,10 @@ struct Rows {
     }
     sum_of_team(rstd, partial[1]);
 #pragma unroll
-    for (unsigned r = 0; r < TOGETHER; ++r) rstd[r] = rsqrtf(fmaf(rstd[r], share, EPSILON));
+    for (unsigned r = 0; r < TOGETHER; ++r) {
+      rstd[r] = rsqrtf(fmaf(rstd[r], share, EPSILON));
+      offset[r] = -mean[r] * rstd[r];
+    }
   }
 
   __device__ __forceinline__ void write(const T* __restrict__ gamma, const T* __restrict__ beta, T* __restrict__ y,
@@ -231,7 +234,7 @@ struct Rows {
         chunks[r][j].forget_floats(sign(rstd[r]));
         chunks[r][j].widen(values);
 #pragma unroll
-        for (unsigned e = 0; e < SIZE; ++e) values[e] = fmaf((values[e] - mean[r]) * rstd[r], scale[e], shift[e]);
+        for (unsigned e = 0; e < SIZE; ++e) values[e] = fmaf(fmaf(values[e], rstd[r], offset[r]), scale[e], shift[e]);
         chunks[r][j].narrow(values);
         if (has(j) && row(r) < pixels) chunks[r][j].store(to[r] + column(j));
       }

@@ -147,7 +147,7 @@ def image_bytes(s: Symbols, itemsize: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Map:
+class WindowMap:
     """The sizes that lead from an image to its windows and back. All but `side`, `across` and `height` are in units.
 
     A unit is some neighbouring elements, and the roll and the windows' borders cut none. run: a row of a window, which
@@ -218,7 +218,7 @@ def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
 
 def index_map(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_index_map`. forward: as in gives_windows(), here and below."""
-    s, sizes = ctx.s, Map.of(ctx.s, 1)
+    s, sizes = ctx.s, WindowMap.of(ctx.s, 1)
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_index_map", _macros(ctx, forward, sizes.bits))
     counts = (sizes.units, s.H, s.W, s.C, s.window, s.shift % s.H, s.shift % s.W)
     arguments, grid = [sizes.index(count) for count in counts], blocks(sizes.units)
@@ -241,7 +241,7 @@ def tuned(ctx: Context, forward: bool) -> Launch:
 
 def _units(ctx: Context, forward: bool, width: int) -> Launch:
     """The kernel `<op>_units`. width: bytes of a unit."""
-    sizes = Map.of(ctx.s, width // ITEMSIZE[ctx.case.dtype])
+    sizes = WindowMap.of(ctx.s, width // ITEMSIZE[ctx.case.dtype])
     unroll = _BYTES_OF_THREAD // width
     macros = _macros(ctx, forward, sizes.bits) | {"WIDTH": width, "UNROLL": unroll, "BLOCK": BLOCK}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_units", macros)
@@ -251,7 +251,7 @@ def _units(ctx: Context, forward: bool, width: int) -> Launch:
 
 def _ragged(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_ragged`, for any sizes at any addresses."""
-    itemsize, sizes = ITEMSIZE[ctx.case.dtype], Map.of(ctx.s, 1)
+    itemsize, sizes = ITEMSIZE[ctx.case.dtype], WindowMap.of(ctx.s, 1)
     pack = PACK_BYTES // itemsize
     # A pack with parts of three pieces has all of the second one, and at least an element of each of the others.
     several = int(shortest_piece(ctx.s) * ctx.s.C < pack - 1)

@@ -7,6 +7,7 @@ Statistics aren't outputs: this is the form for inference.
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -28,10 +29,14 @@ _FILE = "layer_norm_window_partition.cu"
 _CHUNK_BYTES = (16, 8, 4, 2)
 _LANE_BLOCK = 128  # threads, where a row has lanes of a warp
 _FEW, _MOST = 4, 12  # chunks of a row that a lane has at best, and at most
-_TOGETHER = 4, 6  # rows that lanes work on at once at most, and chunks that they keep of these
+_TOGETHER = 4  # rows that lanes work on at once at most
+_KEPT = {16: 6, 8: 8, 4: 16, 2: 16}  # chunks of these that a lane keeps at most, by bytes of a chunk
 _BLOCK_REGISTERS = 16, 32  # of a row that a thread of a block keeps at most: if the row isn't too long, and if it is
 _BLOCK_CHUNKS = 8, 16  # the same in chunks
 _MOST_THREADS = 1024  # of a block
+# (threads that a multiprocessor is to hold at least, up to so many registers for rows). More threads hide more of the
+# time that loads take, as long as the compiler needn't spill registers.
+_RESIDENT = ((1024, 24), (768, 32), (640, 48), (512, math.inf))
 _SECTOR = 32  # bytes that memory moves at least: narrower teams would move parts of them
 
 
@@ -137,7 +142,7 @@ def fused(ctx: Context) -> Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class WindowRowPlan:
     """Which threads share a row, and how much of it each has. Twin of step 2 of layer_norm_window_partition.cu.
 
     width: bytes of a chunk. count: chunks of a row that a thread has. lanes: threads of a warp that share a row; 0
@@ -158,8 +163,7 @@ class Plan:
         lanes = min(WARP, max(narrowest, power_of_2_from(blocks(row, _FEW))))
         count = blocks(row, lanes)
         if count <= _MOST:
-            most, kept = _TOGETHER
-            together = max(1, min(most, kept // count))
+            together = max(1, min(_TOGETHER, _KEPT[width] // count))
             return cls(width, count, lanes, _LANE_BLOCK, together, whole=row == count * lanes)
         for registers, chunks in zip(_BLOCK_REGISTERS, _BLOCK_CHUNKS, strict=True):
             threads = blocks(blocks(row, min(chunks, registers * 4 // width)), WARP) * WARP
@@ -171,8 +175,9 @@ class Plan:
     @property
     def macros(self) -> dict[str, str | int]:
         """Macros of the kernel."""
-        kept = self.count * self.together * max(1, self.width // 4)  # registers
-        resident = 1024 if kept <= 16 else 768 if kept <= 32 else 512
+        registers = self.count * self.together * max(1, self.width // 4)
+        # Those of a row, and of gamma and beta, of which the compiler loads as many chunks ahead.
+        resident = next(threads for threads, up_to in _RESIDENT if registers + 2 * self.count <= up_to)
         return {
             "BYTES": self.width,
             "COUNT": self.count,
@@ -205,7 +210,7 @@ def tuned(ctx: Context) -> Launch:
 
 def _planned(ctx: Context, width: int) -> Launch | None:
     """The kernel of `tuned` with chunks of so many bytes; None where a row is too long for it."""
-    plan = Plan.of(ctx.s.C * ITEMSIZE[ctx.case.dtype] // width, width)
+    plan = WindowRowPlan.of(ctx.s.C * ITEMSIZE[ctx.case.dtype] // width, width)
     if plan is None:
         return None
     sizes = _pixels(ctx)
@@ -214,9 +219,9 @@ def _planned(ctx: Context, width: int) -> Launch | None:
     return lambda t: kernel(grid, threads, *_tensors(t), sizes.index(sizes.units), channels, *sizes.arguments)
 
 
-def _pixels(ctx: Context) -> windows.Map:
+def _pixels(ctx: Context) -> windows.WindowMap:
     """The map whose units are pixels."""
-    return windows.Map.of(ctx.s, ctx.s.C)
+    return windows.WindowMap.of(ctx.s, ctx.s.C)
 
 
 def _macros(ctx: Context) -> dict[str, str | int]:

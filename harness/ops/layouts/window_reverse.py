@@ -58,5 +58,5 @@ def index_map(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "16 or 8 bytes an access at any sizes, multiplications in place of divisions", rows=("S5",))
 def tuned(ctx: Context) -> Launch:
-    """window_partition.cu tells which kernel takes which sizes."""
+    """The kernel depends on the sizes: window_partition.cu tells how."""
     return windows.tuned(ctx, forward=False)

@@ -178,7 +178,7 @@ struct Rows {
 
   __device__ __forceinline__ void measure() {
     __shared__ float partial[2][WARP];
-    const float share = 1.0f / channels;
+    const float share = __fdividef(1.0f, channels);
     float mean[TOGETHER], values[SIZE];
 #pragma unroll
     for (unsigned r = 0; r < TOGETHER; ++r) {

@@ -101,7 +101,9 @@ __device__ __forceinline__ void move_element(const Element* __restrict__ x, Elem
   y[i] = x[from * channels + channel];
 }
 
-// `Unroll` units of y a thread, a block apart. All of them are loaded before the first one is stored.
+// `Unroll` units of y a thread, a block apart. All of them are loaded before the first one is stored. Threads behind the
+// end move the last unit too, so that nothing needs a condition: behind one, the compiler would put a load after the
+// stores of the units before.
 template <bool ToWindows, unsigned Unroll, typename Unit, typename Index>
 __device__ __forceinline__ void move_units(const Unit* __restrict__ x, Unit* __restrict__ y, Index units,
                                            const Windows<Index>& windows) {
@@ -109,15 +111,10 @@ __device__ __forceinline__ void move_units(const Unit* __restrict__ x, Unit* __r
   Unit unit[Unroll];
 #pragma unroll
   for (unsigned k = 0; k < Unroll; ++k) {
-    // The last unit stands for those behind it, so that no load needs a condition.
-    const Index i = min(first + k * blockDim.x, units - 1);
-    unit[k] = __ldg(x + source<ToWindows>(windows, i).at);
+    unit[k] = __ldg(x + source<ToWindows>(windows, min(first + k * blockDim.x, units - 1)).at);
   }
 #pragma unroll
-  for (unsigned k = 0; k < Unroll; ++k) {
-    const Index i = first + k * blockDim.x;
-    if (i < units) y[i] = unit[k];
-  }
+  for (unsigned k = 0; k < Unroll; ++k) y[min(first + k * blockDim.x, units - 1)] = unit[k];
 }
 
 // The pack of y that begins at element `first`. Its elements are neighbours in x, or come from two pieces of x, or, if

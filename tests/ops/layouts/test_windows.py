@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import astuple
 from types import SimpleNamespace
 
@@ -123,16 +124,12 @@ def test_the_map_of_elements_is_what_torch_does(shape, to_windows):
 
 
 @pytest.mark.parametrize("to_windows", [True, False])
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0]], ids=str)
-def test_the_map_of_units_is_what_torch_does(shape, itemsize, to_windows):
+@pytest.mark.parametrize("unit", [2, 4, 8])
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[0] and shape[3] % 96 == 0], ids=str)
+def test_the_map_of_units_is_what_torch_does(shape, unit, to_windows):
     import torch
 
     s, wanted = SimpleNamespace(**sizes_of(shape)), places(shape, to_windows)
-    width = windows.unit_bytes(s, itemsize)
-    if not width:
-        pytest.skip("no unit fits into the pieces")
-    unit = width // itemsize
     made = windows.WindowMap.of(s, unit)
     assert made.units * unit == len(wanted)
     at, _ = mapped(made, to_windows, torch.arange(made.units))
@@ -158,6 +155,17 @@ def test_packs_of_two_pieces_have_all_elements(shape, offset, to_windows):
     assert torch.equal(found, wanted[first[:, None] + j])
 
 
+@pytest.mark.parametrize("to_windows", [True, False])
+def test_the_map_of_units_of_several_pixels_is_what_torch_does(to_windows):
+    import torch
+
+    shape = (2, 16, 24, 3, 8, 4)
+    s, wanted, unit = SimpleNamespace(**sizes_of(shape)), places(shape, to_windows), 4
+    assert windows.unit_bytes(s, 2) == 2 * unit > s.C
+    at, _ = mapped(windows.WindowMap.of(s, unit), to_windows, torch.arange(len(wanted) // unit))
+    assert torch.equal((at[:, None] * unit + torch.arange(unit)).reshape(-1), wanted)
+
+
 @pytest.mark.parametrize(
     ("shape", "itemsize", "width"),
     [
@@ -180,6 +188,18 @@ def test_units_are_as_wide_as_the_pieces_allow(shape, itemsize, width):
 @pytest.mark.parametrize(("images", "bits"), [(2**19, 32), (2**20, 64)])
 def test_indexes_have_64_bits_only_where_they_need_them(images, bits):
     assert windows.WindowMap.of(SimpleNamespace(**sizes_of((images, 16, 16, 64, 8, 4))), 8).bits == bits
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("to_windows", [0, 1])
+@pytest.mark.parametrize(("width", "unroll", "vector"), [(16, 2, "v4"), (8, 4, "v2")])
+def test_all_units_of_a_thread_are_in_flight_at_once(ptx, op, to_windows, width, unroll, vector):
+    """A condition around a load or a store would put the second load after the first store."""
+    macros = {"SCALAR": "unsigned short", "INDEX": "unsigned", "TO_WINDOWS": to_windows}
+    text = ptx(f"{op}.cu", f"{op}_units", macros | {"WIDTH": width, "UNROLL": unroll, "BLOCK": 256})
+    found = re.findall(rf"\b(ld|st)\.global(?:\.nc)?\.{vector}", text)
+    assert found == ["ld"] * unroll + ["st"] * unroll
+    assert not re.search(r"\bbra\b", text)
 
 
 # ---- Sizes, torch's code and the check.

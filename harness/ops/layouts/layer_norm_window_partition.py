@@ -30,7 +30,7 @@ _CHUNK_BYTES = (16, 8, 4, 2)
 _LANE_BLOCK = 128  # threads, where a row has lanes of a warp
 _FEW, _MOST = 4, 12  # chunks of a row that a lane has at best, and at most
 _TOGETHER = 4  # rows that lanes work on at once at most
-_KEPT = {16: 6, 8: 8, 4: 16, 2: 16}  # chunks of these that a lane keeps at most, by bytes of a chunk
+_KEPT = {16: 6, 8: 8, 4: 16, 2: 16}  # chunks of all these rows that a lane keeps at most, by bytes of a chunk
 _BLOCK_REGISTERS = 16, 32  # of a row that a thread of a block keeps at most: if the row isn't too long, and if it is
 _BLOCK_CHUNKS = 8, 16  # the same in chunks
 _MOST_THREADS = 1024  # of a block
@@ -111,7 +111,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     traffic=_unfused_traffic,
 )
 def unfused(ctx: Context) -> Launch:
-    """The text before, with the best kernel for each step."""
+    """The text before, with the best kernel for each step: those of layer_norm.cu and window_partition.cu."""
     import torch
 
     s, case = ctx.s, ctx.case
@@ -176,7 +176,7 @@ class WindowRowPlan:
     def macros(self) -> dict[str, str | int]:
         """Macros of the kernel."""
         registers = self.count * self.together * max(1, self.width // 4)
-        # Those of a row, and of gamma and beta, of which the compiler loads as many chunks ahead.
+        # Gamma and beta take registers too, since the compiler loads their chunks ahead.
         resident = next(threads for threads, up_to in _RESIDENT if registers + 2 * self.count <= up_to)
         return {
             "BYTES": self.width,

@@ -87,7 +87,16 @@ OP = Op(
 _TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH}
 
 
-@OP.variant("eager", "torch's multi-tensor call for the whole list, as GradScaler makes it", rows=("P1",), **_TORCH)
+def _takes_no_bfloat16(case: Case) -> str | None:
+    """Why torch can't; on a CPU it can."""
+    is_so = case.dtype == "bfloat16" and case.device == "cuda"
+    return "torch's call takes no bfloat16 on a GPU (2.11)" if is_so else None
+
+
+_AMP: dict[str, Any] = {**_TORCH, "rows": ("P1",), "unsupported": _takes_no_bfloat16}
+
+
+@OP.variant("eager", "torch's multi-tensor call for the whole list, as GradScaler makes it", **_AMP)
 def eager(_: Context) -> Launch:
     """Some hundred tensors at a time are one launch: their addresses are arguments of the kernel."""
     import torch
@@ -98,7 +107,7 @@ def eager(_: Context) -> Launch:
     return launch
 
 
-@OP.variant("eager_loop", "the same call once for each tensor", rows=("P1",), **_TORCH)
+@OP.variant("eager_loop", "the same call once for each tensor", **_AMP)
 def eager_loop(_: Context) -> Launch:
     """Code that knows no lists does this."""
     import torch

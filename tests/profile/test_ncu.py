@@ -96,7 +96,8 @@ def test_other_units_become_base_units(tmp_path: Path) -> None:
 def test_a_clock_is_written_in_cycles(tmp_path: Path) -> None:
     head = '"ID","Kernel Name","Block Size","Grid Size","smsp__cycles_elapsed.avg.per_second"'
     for unit, value in (("cycle/nsecond", "1.755"), ("cycle/usecond", "1,755"), ("Ghz", "1.755"), ("hz", "1755000000")):
-        (tmp_path / "a.csv").write_text(f'{head}\n"","","","","{unit}"\n"0","mine","(64, 1, 1)","(4, 1, 1)","{value}"\n')
+        rows = f'"","","","","{unit}"\n"0","mine","(64, 1, 1)","(4, 1, 1)","{value}"\n'
+        (tmp_path / "a.csv").write_text(f"{head}\n{rows}")
         (found,) = ncu.imported(tmp_path / "a.csv", [])
         assert dict(found.kernels[0].values) == pytest.approx({"clock": 1.755e9}), unit
 

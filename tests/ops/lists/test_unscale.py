@@ -46,7 +46,7 @@ def unscaled(launch, variant, dtype, grads, **given):
 
 
 def as_torch_does(grads, found_inf, inv_scale):
-    """What torch makes of the list. For bfloat16, which its call doesn't take on a GPU, the same by plain operations."""
+    """What torch makes of the list. Its call takes no bfloat16 on a GPU; there, plain operations do the same."""
     import torch
 
     if not grads or grads[0].dtype != torch.bfloat16:

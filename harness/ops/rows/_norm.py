@@ -163,11 +163,14 @@ def in_registers(ctx: Context, tensors: Arguments, width: int) -> Launch:
     return launch
 
 
-def planned(ctx: Context, tensors: Arguments) -> Launch:
-    """The kernel `<op>_tuned` as `RowPlan` has it; `two_pass` where rows are too long or packs aren't aligned."""
+def planned(ctx: Context, tensors: Arguments, vectors: int) -> Launch:
+    """The kernel `<op>_tuned` as `RowPlan` has it; `two_pass` where rows are too long or packs aren't aligned.
+
+    vectors: how many (N) rows share.
+    """
     if ctx.s.N == 1:
         return _of_one(ctx, tensors)
-    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=True)
+    return _rows.planned(ctx, two_pass(ctx, tensors), tensors, vectors=vectors)
 
 
 def _of_one(ctx: Context, tensors: Arguments) -> Launch:

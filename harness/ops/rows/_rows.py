@@ -39,6 +39,7 @@ _MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # the same in clusters, by byt
 _MOST_PACKS = 8  # of a thread, of all matrices together
 _MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
 _UNSHARED = 2112  # packs of a row up to which one block takes it, rather than a cluster
+_FEWEST_SPLIT = 8 * WARP  # packs of a row from which on blocks share it where rows are few
 _FOUR_BLOCKS = 8192  # packs of a row of one matrix up to which four blocks are enough; longer rows take MOST_BLOCKS
 # Blocks where rows share vectors: (most packs of a row, packs a thread, rows together, most threads), by bytes an
 # element.
@@ -88,7 +89,7 @@ class RowPlan:
         return cls._blocks(rows, packs, itemsize, chip, matrices=matrices, ragged=ragged)
 
     @classmethod
-    def with_vectors(cls, rows: int, columns: int, itemsize: int, chip: Chip) -> RowPlan | None:
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2) -> RowPlan | None:
         """The plan where rows share vectors (N), such as gamma: a vector is loaded once for some rows where that pays.
 
         Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can.
@@ -96,7 +97,9 @@ class RowPlan:
         size = PACK_BYTES // itemsize
         packs = columns // size
         if columns % size and columns <= _TILE_COLUMNS[4]:
-            return cls._tile(columns, itemsize, _TILE_ELEMENTS_WITH_VECTORS)
+            # Floats with one vector need so little arithmetic that memory waits for more threads (197 columns).
+            more_threads = vectors == 1 and itemsize == 4 and columns > _TILE_COLUMNS[2]
+            return cls._tile(columns, itemsize, _TILE_ELEMENTS if more_threads else _TILE_ELEMENTS_WITH_VECTORS)
         plain = cls.of(rows, columns, itemsize, chip)
         if plain is None or rows * plain.cluster <= chip.multiprocessors:
             return plain
@@ -136,8 +139,9 @@ class RowPlan:
     ) -> RowPlan | None:
         most = _MOST_PACKS // matrices
         cluster = cls._cluster(packs, itemsize, matrices) if chip.clusters and packs > _UNSHARED else 1
-        # Few rows are spread over more of the chip.
-        most_blocks = MOST_BLOCKS if chip.clusters else 1
+        # Few rows are spread over more of the chip. Blocks of a row of half as many packs took 0.3 us longer, on an
+        # H200, to tell each other their sums than they saved.
+        most_blocks = MOST_BLOCKS if chip.clusters and packs >= _FEWEST_SPLIT else cluster
         while cluster < most_blocks and rows * cluster < chip.multiprocessors and packs >= 4 * WARP * cluster:
             cluster = min(most_blocks, 2 * cluster)
         share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
@@ -221,14 +225,14 @@ Arguments = Callable[[Tensors], tuple[Any, ...]]
 """Gives a case's tensors in the order of a kernel's parameters."""
 
 
-def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: bool = False) -> Launch:
+def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: int = 0) -> Launch:
     """The kernel `<op>_tuned` as planned for the case on this device.
 
     `fallback` runs instead where a row doesn't fit into registers, or where tensors aren't aligned as the plan needs.
-    kept: how many matrices a thread keeps its part of a row of. vectors: whether rows share vectors (N).
+    kept: how many matrices a thread keeps its part of a row of. vectors: how many (N) rows share.
     """
     sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current()
-    plan = RowPlan.with_vectors(*sizes) if vectors else RowPlan.of(*sizes, kept)
+    plan = RowPlan.with_vectors(*sizes, vectors) if vectors else RowPlan.of(*sizes, kept)
     if plan is None:
         return fallback
     whole = {"WHOLE": int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype]))} if vectors else {}

@@ -120,4 +120,4 @@ def half2(ctx: Context) -> Launch:
 def tuned(ctx: Context) -> Launch:
     """Steps 4 and 5 of layer_norm.cu. `two_pass` runs where rows are too long for them or packs aren't aligned."""
     plan = InTurn.of(ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current())
-    return norm.in_turn(ctx, plan, _arguments) if plan else norm.planned(ctx, _arguments)
+    return norm.in_turn(ctx, plan, _arguments) if plan else norm.planned(ctx, _arguments, vectors=2)

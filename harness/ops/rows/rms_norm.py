@@ -87,4 +87,4 @@ def half2(ctx: Context) -> Launch:
 @OP.variant("tuned", "16 bytes an access; a warp, a block or a cluster a row, as it asks for", traffic=_TUNED)
 def tuned(ctx: Context) -> Launch:
     """Step 4 of rms_norm.cu. `two_pass` runs where rows are too long for it or packs aren't aligned."""
-    return norm.planned(ctx, _arguments)
+    return norm.planned(ctx, _arguments, vectors=1)

@@ -87,6 +87,17 @@ def test_no_clusters_where_the_device_has_none(itemsize):
         assert plan is None or plan.cluster == 1
 
 
+def test_few_rows_are_shared_by_blocks_if_they_are_long_enough():
+    assert [RowPlan.of(rows, 1024, 2, H200).cluster for rows in (1, 8, 132)] == [1, 1, 1]
+    assert [RowPlan.of(rows, 2048, 2, H200).cluster for rows in (1, 8, 132)] == [4, 4, 1]
+
+
+def test_floats_that_share_one_vector_have_more_threads_for_a_row_in_a_tile():
+    one, two = (RowPlan.with_vectors(5000, 197, 4, H200, vectors) for vectors in (1, 2))
+    assert (one.lanes, one.count, two.lanes, two.count) == (32, 7, 16, 13)
+    assert RowPlan.with_vectors(5000, 197, 2, H200, 1) == RowPlan.with_vectors(5000, 197, 2, H200, 2)
+
+
 def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
     for rows, columns, size, plan in plans:
         elements = plan.tile_rows * columns

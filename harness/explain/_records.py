@@ -211,13 +211,13 @@ class Known:
     def in_cache(self, kernel: Seen) -> bool:
         """Whether the caches have most of what the kernel accesses, so that rules about memory don't apply to it.
 
-        A kernel that is alone, and reads all that is needed from memory, may besides load small things many times.
+        A kernel that reads all that is needed from memory may besides load small things many times.
         """
         if kernel.read is None:
             return False
         if self.resident is not None:
             return True
-        streams = len(self.kernels) == 1 and kernel.read >= OWN * self.work.read > 0
+        streams = kernel.read >= OWN * self.work.read > 0
         return not streams and kernel.loaded is not None and kernel.read < 0.5 * kernel.loaded
 
     @property

@@ -111,7 +111,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     traffic=_unfused_traffic,
 )
 def unfused(ctx: Context) -> Launch:
-    """The text before, with the best kernel for each step: those of layer_norm.cu and window_partition.cu."""
+    """The text before, with the best kernel for each step: those of "layer_norm.cu" and "window_partition.cu"."""
     import torch
 
     s, case = ctx.s, ctx.case

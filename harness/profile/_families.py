@@ -88,7 +88,7 @@ _RULES = (
     ("normalisation", rf"{_NORM}|RowwiseMoments|GammaBetaBackward|batchnorm|cudnn::bn_|ComputeFusedParams"),
     ("softmax", r"softmax"),
     ("gemm", r"gemm|gemv|nvjet|cublas|cutlass|_xmma_|splitkreduce|^dot_kernel|reduce_1Block|linear_pointwise|qlinear"),
-    ("copy", rf"{_COPY}embedding|transpose_|nchw_?to|nhwc_?to|FillFunctor|permute|triu|tril"),
+    ("copy", rf"{_COPY}embedding|transpose_|nchw_?to|nhwc_?to|window_[pr]|FillFunctor|permute|triu|tril"),
     ("reduction", r"reduce_kernel|_reduce_|reduction|nll_loss|pool|cross_entropy|cub::.*Reduce"),
     ("elementwise_vectorised", r"vectorized_elementwise|fused_dropout_kernel_vec"),
     ("elementwise_unrolled", r"elementwise|fused_dropout|masked_fill|where_kernel|pointwise"),

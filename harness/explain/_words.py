@@ -25,5 +25,5 @@ def spared(known: Known, of: float, seconds: float, text: str) -> tuple[float, s
     """
     saves = known.gain(seconds)
     # A stream of the bytes that are needed takes about what the ceiling does: then both say the same.
-    capped = f", but no more than {units.seconds(saves)} lie above the ceiling" if seconds > 1.01 * saves else ""
+    capped = f"; no more than {units.seconds(saves)} lie above the ceiling" if seconds > 1.01 * saves else ""
     return saves, f"saves at most {units.seconds(saves)} of {units.seconds(of)}: {text}{capped}"

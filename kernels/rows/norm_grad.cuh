@@ -130,18 +130,20 @@ struct ColumnSums {
   __device__ __forceinline__ Element* result(unsigned which) const { return which ? dbeta : dgamma; }
 };
 
-// A block of TOTAL_BLOCK adds the parts of 32 columns.
+// A block of up to TOTAL_BLOCK threads adds the parts of 32 columns: each of its warps adds some, and the first warp
+// adds what all of them have. Where columns are many and parts are few, small blocks leave no warp without a part.
 constexpr unsigned TOTAL_BLOCK = 1024;
 template <typename Element>
 __device__ __forceinline__ void column_total(const float* __restrict__ partial, Element* __restrict__ to,
                                              unsigned which, unsigned parts, unsigned columns) {
   __shared__ float sums[TOTAL_BLOCK / WARP][WARP];
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, place = blockIdx.x * WARP + lane;
+  const unsigned warps = blockDim.x / WARP;
   float sum = 0.0f;
   if (place < columns) {
     const float* from = partial + static_cast<long long>(which) * parts * columns + place;
 #pragma unroll 4
-    for (unsigned part = warp; part < parts; part += TOTAL_BLOCK / WARP) {
+    for (unsigned part = warp; part < parts; part += warps) {
       sum += from[static_cast<long long>(part) * columns];
     }
   }
@@ -149,7 +151,9 @@ __device__ __forceinline__ void column_total(const float* __restrict__ partial, 
   __syncthreads();
   if (warp > 0 || place >= columns) return;
 #pragma unroll
-  for (unsigned w = 1; w < TOTAL_BLOCK / WARP; ++w) sum += sums[w][lane];
+  for (unsigned w = 1; w < TOTAL_BLOCK / WARP; ++w) {
+    if (w < warps) sum += sums[w][lane];
+  }
   to[order_of<Element>(columns).column(place)] = Element(sum);
 }
 

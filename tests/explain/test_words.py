@@ -85,7 +85,7 @@ def test_misaligned_loads_are_only_a_part_of_the_sectors(faulty):
 
 def test_a_sum_says_where_the_ceiling_ends_it(faulty, copying):
     _, text = only("coalescing", faulty("eight_a_thread"))
-    assert "77.8%, but no more than 268.4 us lie above the ceiling" in text
+    assert "77.8%; no more than 268.4 us lie above the ceiling" in text
     _, text = only("bytes", copying(read_bytes=2 * D))
     # A third of 536.9 us is less than the ceiling leaves.
     assert "saves at most 179.0 us of 536.9 us: (1 - 1 / 1.50) of the time" in text

@@ -20,13 +20,14 @@ def judge(known: Known) -> Iterator[Reason]:
     seen = known.subject.call_time
     if known.case.device != "cuda" or seen is None or seen <= SLOWER * known.time:
         return
+    lost = units.seconds(seen - known.time)
     yield Reason(
         "host",
         f"Host-bound outside of a graph: a loop of calls takes {units.seconds(seen)} a call, the device "
         f"{units.seconds(known.time)}.",
         (
             f"{units.seconds(seen)} / {units.seconds(known.time)} = {seen / known.time:.2f}",
-            f"such a loop loses {units.seconds(seen)} - {units.seconds(known.time)} a call",
+            f"such a loop loses {units.seconds(seen)} - {units.seconds(known.time)} = {lost} a call",
         ),
         "capture the calls into a CUDA graph, or give each call more work; a faster kernel doesn't help such a loop",
         aside=True,

@@ -14,7 +14,7 @@ from harness import cuda
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensor, Tensors
 from harness.ops._device import H200, WARP, Chip
-from harness.ops._elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.ops._elementwise import BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.ops.rows._norm_grad_plan import RESIDENT_WITH_SUMS, NormGradPlan
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ _COLUMNS = 2**31  # a row has fewer columns, so that kernels can count them in 3
 
 # Threads of blocks, as in norm_grad.cuh and norm_grad_spread.cuh.
 _TOTAL_BLOCK = 1024
+_TOTAL_PARTS = 8  # that a warp adds at least, where there are more blocks than multiprocessors
 _SUM_BLOCK = 128
 _SPREAD_BLOCK = 256
 
@@ -135,6 +136,7 @@ class _ColumnSums:
         self.partial = case.floats(case.sums, parts, case.columns) if parts > 1 else None
         self._kernel = case.kernel("total") if parts > 1 else None
         self._grid = blocks(case.columns, WARP), case.sums
+        self._threads = _total_threads(parts, self._grid[0] * case.sums, cuda.multiprocessors())
         self._sizes = ctypes.c_uint32(parts), ctypes.c_uint32(case.columns)
 
     def of(self, which: int) -> torch.Tensor | None:
@@ -144,7 +146,13 @@ class _ColumnSums:
     def finish(self, t: Tensors) -> None:
         """Add the parts to dgamma and dbeta."""
         if self._kernel is not None:
-            self._kernel(self._grid, _TOTAL_BLOCK, self.partial, *_results(t), *self._sizes)
+            self._kernel(self._grid, self._threads, self.partial, *_results(t), *self._sizes)
+
+
+def _total_threads(parts: int, count: int, multiprocessors: int) -> int:
+    """Threads of each of `count` blocks that add partial sums: a warp a part, or fewer where blocks are many."""
+    of_warp = 1 if count <= multiprocessors else _TOTAL_PARTS
+    return min(_TOTAL_BLOCK, WARP * power_of_2_from(blocks(parts, of_warp)))
 
 
 def _statistics(t: Tensors) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from harness.ops._device import H200, Chip
+from harness.ops.rows._norm_grad import _total_threads
 from harness.ops.rows._norm_grad_plan import NormGradPlan
 
 A100 = Chip(108, clusters=False, shared=163 * 1024)
@@ -99,3 +100,9 @@ def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
     assert worth(132, 1024, 2) is None
     assert NormGradPlan.of(512, 262_144, 2, 2, H200) is None
     assert NormGradPlan.of(0, 1024, 2, 2, H200) is None
+
+
+def test_blocks_that_add_parts_are_small_where_they_are_many():
+    # parts, blocks: as long as multiprocessors have no more than one block, each part has a warp.
+    assert [_total_threads(parts, 64, 132) for parts in (2, 5, 32, 528)] == [64, 256, 1024, 1024]
+    assert [_total_threads(parts, 8192, 132) for parts in (2, 15, 132, 528)] == [32, 64, 1024, 1024]

@@ -102,9 +102,34 @@ extern "C" __global__ void two_biases_whole(const T* __restrict__ x, const T* __
   }
 }
 
-// 5. The same for rows of any length, at any address: the rows and columns of a pack's other elements follow from those
-//    of its first one. All are loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they
-//    don't, and in the tensor's last pack, elements go one by one.
+// Halves that lie side by side at any address, in pairs where they can be. A load of a warp touches many sectors here,
+// since its lanes are 16 bytes apart, so what counts is how many loads there are.
+__device__ __forceinline__ Pack<T> load_neighbours(const T* __restrict__ from) {
+  Pack<T> pack;
+  unsigned(&word)[PACK_BYTES / 4] = reinterpret_cast<unsigned(&)[PACK_BYTES / 4]>(pack);
+  const auto* halves = reinterpret_cast<const unsigned short*>(from);
+  const bool odd = reinterpret_cast<unsigned long long>(from) & 2;
+  const auto* pairs = reinterpret_cast<const unsigned*>(halves + odd);
+  if (odd) {
+    // The first and the last half stand alone; what lies beside them may not be the tensor's.
+    unsigned before = static_cast<unsigned>(halves[0]) << 16;
+#pragma unroll
+    for (unsigned w = 0; w < PACK_BYTES / 4; ++w) {
+      const unsigned next = w + 1 < PACK_BYTES / 4 ? pairs[w] : halves[SIZE - 1];
+      word[w] = __byte_perm(before, next, 0x5432);
+      before = next;
+    }
+  } else {
+#pragma unroll
+    for (unsigned w = 0; w < PACK_BYTES / 4; ++w) word[w] = pairs[w];
+  }
+  return pack;
+}
+
+// 5. The same for rows of any length, at any address. Most packs lie in one row. In the others, the rows and columns of
+//    the other elements follow from those of the first one. All are loaded before the first sum waits for x. aligned: x
+//    and y begin on 16 bytes; if they don't, and in the tensor's last pack, elements go one by one. Packs of floats have
+//    few enough loads without a way of their own for those in one row.
 extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
                                           const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
                                           INDEX size, INDEX multiplier, unsigned shift) {
@@ -118,10 +143,17 @@ extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __re
   };
   if (aligned && first + SIZE <= n) {
     Pack<T> pack = load_pack(x + first), across, along;
+    if (sizeof(T) == 2 && column + SIZE <= size) {
+      along = load_neighbours(columns + column);
+      const T same = rows[row];
 #pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j, step()) {
-      across.at[j] = rows[row];
-      along.at[j] = columns[column];
+      for (unsigned j = 0; j < SIZE; ++j) across.at[j] = same;
+    } else {
+#pragma unroll
+      for (unsigned j = 0; j < SIZE; ++j, step()) {
+        across.at[j] = rows[row];
+        along.at[j] = columns[column];
+      }
     }
 #pragma unroll
     for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = sum(pack.at[j], across.at[j], along.at[j]);

@@ -8,8 +8,7 @@ import re
 import pytest
 
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE
-from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
+from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.bias.two_biases import OP, two_passes
 
 # Rows of whole packs and others, below and from 2^31 elements on.
@@ -152,11 +151,23 @@ def test_the_compiler_puts_two_divisions_by_one_number_together(ptx, variant, co
     assert divisions(ptx("two_biases.cu", f"two_biases_{variant}64", macros)) == {"64": count, "32": count}
 
 
-def test_all_biases_are_asked_for_before_x_is_waited_for(accesses_of_packs, dtype):
-    macros = {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned"}
-    biases = 2 * PACK_BYTES // ITEMSIZE[dtype]
-    found = accesses_of_packs("two_biases.cu", "two_biases_any", macros)
-    assert found == ["ld.nc.v4", *["ld.nc"] * biases, "st.v4"]
+ACCESS = r"\b((?:ld|st)\.global)(?:\.nc)?(?:\.L\w+)*(\.v\d)?\.\w\d+"
+
+
+def test_all_biases_are_asked_for_before_x_is_waited_for(accesses_of_packs):
+    found = accesses_of_packs("two_biases.cu", "two_biases_any", {"SCALAR": "float", "INDEX": "unsigned"})
+    assert found == ["ld.nc.v4", *["ld.nc"] * 8, "st.v4"]
+
+
+@pytest.mark.parametrize("scalar", ["__half", "__nv_bfloat16"])
+def test_a_pack_of_halves_in_one_row_has_few_loads(ptx, scalar):
+    """After the pack of x come 16 loads, or, in one row, 4 or 5 and the row's. Where these meet, no load is left."""
+    code = ptx("two_biases.cu", "two_biases_any", {"SCALAR": scalar, "INDEX": "unsigned"})
+    pieces = [re.findall(ACCESS, piece) for piece in re.split(r"\n\$L\w+:|\bbra[^\n]*", code)]
+    loads, packs = ([piece for piece in pieces if piece and (".v4" in str(piece)) == wide] for wide in (False, True))
+    one_by_one = 4  # the tail: x, row, column and y of an element
+    assert sorted(map(len, loads)) == [1, one_by_one, 4, 5, 16]
+    assert packs == [[("ld.global", ".v4")], [("st.global", ".v4")]]
 
 
 def test_the_machine_code_has_as_many(machine_code, dtype):

@@ -271,6 +271,10 @@ def _flops(s: Subject) -> float | None:
     return s.work.operations / s.time if s.work and s.work.operations and s.time else None
 
 
+def _intensity(s: Subject) -> float | None:
+    return s.work.operations / s.work.moved if s.work and s.work.operations and s.work.moved else None
+
+
 def _items(s: Subject) -> float | None:
     return s.work.items / s.time if s.work and s.work.items and s.time else None
 
@@ -315,7 +319,9 @@ for _metric in (
     Metric("low", "lower bound of the time", units.SECONDS, lambda s: s.interval[0] if s.interval else None),
     Metric("high", "upper bound of the time", units.SECONDS, lambda s: s.interval[1] if s.interval else None),
     Metric("call_time", "time a call, as a host loop sees it", units.SECONDS, lambda s: s.call_time,
-           "median time of a call that a loop on the host issues, without a graph", "lower"),
+           "median time of a call that a loop on the host issues, without a graph; where it is longer than the device "
+           "time, the device waits for the host. Shown for lists of tensors, and where most cases wait",
+           "lower", head="call ({unit})", keep=8),
     Metric("bandwidth", "effective bandwidth", units.BANDWIDTH, _bandwidth,
            "effective bandwidth: the bytes that the op has to move, over the time", "higher",
            head="{unit}", keep=ALWAYS, figure=3, sweep=3, limit="ceiling_bandwidth"),
@@ -326,6 +332,9 @@ for _metric in (
            "the operations that the op has to do, over the time", "higher",
            head="{unit}", keep=8, shown=lambda s: s.beyond_memory, figure=4, drawn=lambda s: s.bound_by_compute,
            limit="ceiling_flops"),
+    Metric("intensity", "operations a byte", units.PLAIN, _intensity,
+           "operations that the op has to do for each byte that it has to move",
+           head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,

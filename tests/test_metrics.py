@@ -84,6 +84,7 @@ EVERYTHING = measured(
         ("bandwidth", 2e9),
         ("moved_bandwidth", 4e9),
         ("flops", 5e11),
+        ("intensity", 250),
         ("items", 2.5e6),
         ("of_peak", 2e9 / 2e9),
         ("of_ceiling", 0.5),
@@ -117,7 +118,7 @@ def test_every_bundled_metric_is_computed_by_a_test() -> None:
 @pytest.mark.parametrize("name", [name for name in METRICS if name not in ("read_bytes", "written_bytes")])
 def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
     failed = subject(Measurement(CASE, "wrong", work=WORK)).against(subject(measured()))
-    known = {"ceiling_bandwidth": 4e9, "ceiling_flops": 1e12}
+    known = {"ceiling_bandwidth": 4e9, "ceiling_flops": 1e12, "intensity": 250}
     assert METRICS[name].value(failed) == known.get(name)
 
 

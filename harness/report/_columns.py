@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.metrics import METRICS, Metric, named
 from harness.model import COUNTERS, FAILED
+from harness.report import _calls
 from harness.report._frame import Line
 from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Kind, Table, text_column
@@ -50,8 +51,9 @@ def _metrics(lines: Sequence[Line]) -> Iterator[Column]:
     noun = next((line.result.work.item for line in lines if line.result.work and line.result.work.item), "")
     over = lines[0].scenario.baseline
     reported = {name: named(name) for line in lines for name in line.subject.facts}
+    calls = _calls.matter(lines[0].scenario, lines)
     for metric in (METRICS | reported).values():
-        if metric.head:
+        if metric.head and (calls or metric is not METRICS["call_time"]):
             cells = tuple(_cell(metric, line) for line in lines)
             head = metric.head.replace("{over}", over)
             yield Column(head, cells, metric.unit, noun, keep=metric.keep, hint=metric.hint)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import units
 from harness.metrics import METRICS
+from harness.report import _roofline
 from harness.report._canvas import LOOKS, WIDE, WIDTH, Look, canvas, legend, peak_line, save, variant_lines
-from harness.report._figures import Plot, size_label
+from harness.report._figures import Layout, Plot, size_label
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -21,14 +22,24 @@ _BAND = 0.82
 _MOST_TICKS = 8
 _FEWEST_POWERS = 4
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
+_WIDE = ("variants", "roofline")
+"""Layouts that are as wide as the page."""
+_ROW = 0.19
+"""Height in inches of a row with two bars."""
+_TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
+    "time": ("device time (graph)", -0.2, {"color": "#444444"}),
+    "call_time": ("call time (no graph)", 0.2, {"color": "white", "hatch": "//////"}),
+}
+"""The label of each time, the place of its bar in a row, and its look."""
+_ROOM = 0.2
+"""Room for the numbers beside bars, as a part of the axis."""
 _WALL: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 15, "markeredgewidth": 1.8, "zorder": 3.5}
 
 
 def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
     """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
-    layout = {"bars": _bars, "lines": _lines, "curve": _curve, "variants": _variants, "ranking": _ranking}[plot.layout]
-    with canvas(_height(plot), plot.title, WIDE if plot.layout == "variants" else WIDTH) as (drawing, axes):
-        layout(axes, plot)
+    with canvas(_height(plot), plot.title, WIDE if plot.layout in _WIDE else WIDTH) as (drawing, axes):
+        _LAYOUTS[plot.layout](axes, plot)
         if plot.metric.unit is units.BANDWIDTH:
             peak_line(axes.axvline if plot.layout == "ranking" else axes.axhline, peak)
         legend(drawing, axes)
@@ -47,8 +58,10 @@ def _height(plot: Plot) -> float:
     """Height of the plot in inches."""
     if plot.layout == "ranking":
         return 0.85 + 0.13 * len(plot.rows)
-    if plot.layout == "variants":
-        return 3.6
+    if plot.layout == "calls":
+        return 0.95 + _ROW * (len(plot.rows) + plot.rows["setting"].nunique())
+    if plot.layout in _WIDE:
+        return 3.6 if plot.layout == "variants" else 3.2
     return 2.6 + 0.1 * max(label.count("\n") for label in plot.labels.values())
 
 
@@ -212,6 +225,43 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     axes.grid(axis="x")
 
 
+def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    """A row for each case, the rows of a setting below its name: the device time above the time of a call."""
+    known = [float(value) for metric in _TIMES for value in plot.rows[metric].dropna()]
+    scale, unit = units.time_scale(known)
+    least, most = min(known) / scale / 2, max(known) / scale
+    names: list[str] = []
+    for setting, rows in plot.rows.groupby("setting", sort=False):
+        if text := plot.labels[str(setting)].replace("\n", ", "):
+            axes.text(0.01, len(names), text, va="center", weight="bold", transform=axes.get_yaxis_transform())
+            names.append("")
+        for metric, (label, shift, look) in _TIMES.items():
+            places = [len(names) + shift + place for place in range(len(rows))]
+            bars = axes.barh(places, rows[metric] / scale, 0.38, label=label, edgecolor="black", linewidth=0.5, **look)
+            axes.bar_label(bars, [_number(value / scale) for value in rows[metric]], padding=2, fontsize=5.5)
+        for place, status in enumerate(rows["status"], len(names)):
+            if status != "ok":
+                axes.text(least, place, f" {_words(status)}", va="center", fontsize=5.5)
+        names += list(rows["variant"])
+    axes.set_xscale("log")
+    axes.set_xlim(least, most * (most / least) ** _ROOM)
+    _roofline.plain_ticks(axes.xaxis)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(f"time of a call ({unit}), logarithmic")
+    axes.grid(axis="x")
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else units.significant(value, 3)
+
+
+def _roofs(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    if plot.roofs is not None:
+        _roofline.draw(axes, plot.rows, plot.roofs, plot.roles, plot.labels)
+
+
 def _look(plot: Plot, series: str) -> Look:
     """The same series looks the same in all figures of a scenario."""
     return LOOKS[plot.series.index(series) % len(LOOKS)]
@@ -237,3 +287,14 @@ def _statuses(axes: matplotlib.axes.Axes, bars: Iterable[tuple[float, str]]) -> 
 
 def _words(status: str) -> str:
     return status.replace("_", " ")
+
+
+_LAYOUTS: dict[Layout, Callable[[matplotlib.axes.Axes, Plot], None]] = {
+    "bars": _bars,
+    "lines": _lines,
+    "curve": _curve,
+    "variants": _variants,
+    "ranking": _ranking,
+    "calls": _calls,
+    "roofline": _roofs,
+}

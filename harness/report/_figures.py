@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from harness.metrics import METRICS, Metric
 from harness.model import Curve, Run, Scenario, Value
 from harness.model.case import written
+from harness.report import _calls, _roofline
 from harness.report._frame import Line, Settings, by_scenario, frame, setting, settings_of
 from harness.report._roles import roles
 from harness.report._sweep import places
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "curve", "variants", "ranking"]
+Layout = Literal["bars", "lines", "curve", "variants", "ranking", "calls", "roofline"]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
+"""The most figures of a run; of those of call times, and of rooflines, as many beside them."""
 MOST_SERIES = 8
 """The most series with a colour, a hatch and a marker of their own; with more, each bar has its name beside it."""
 _MOST_VARIANTS = 9
@@ -31,6 +33,8 @@ _MOST_VARIANTS = 9
 _MOST_BARS = 40
 _MOST_SHAPES = 8
 _MOST_RANKED = 40
+_MOST_CALLS = 24
+"""The most cases in a figure of device times and call times."""
 _LEAST_SWEPT = 4
 _LABEL_CHARACTERS = 52
 """What fits side by side under the axes of a figure half a page wide."""
@@ -44,8 +48,8 @@ class Plot:
     (usually the variant), and `setting`, the sizes and choices of a case. series: all series of the scenario, so that
     each looks the same in every plot. roles: the role of each variant. metric: what is shown. labels: the text for each
     setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along that axis, or
-    what all settings have in common. curve: the scenario's curve. turn: the plot's number among those of the scenario.
-    multiprocessors: those of the machine.
+    what all settings have in common. curve: the scenario's curve. turn: the plot's number among those of the scenario
+    and of its sort. multiprocessors: those of the machine. roofs: what a roofline is drawn under.
     """
 
     scenario: str
@@ -62,13 +66,19 @@ class Plot:
     curve: Curve | None = None
     turn: int = 0
     multiprocessors: int = 0
+    roofs: _roofline.Roofs | None = None
 
     @property
     def alt(self) -> str:
         """The text for readers who can't see the figure, without matplotlib's notation for formulas."""
-        by = f"over {self.axis}" if self.layout in ("curve", "variants") else "by variant and shape"
+        by = f"over {self.axis}" if self.layout in ("curve", "variants", "roofline") else "by variant and shape"
         title = re.sub(r"[${}]", "", self.title)  # 2^27 as one types it
-        return f"{title}: {self.metric.title} {by}"
+        return f"{title}: {self.metric.title} {by}" if self.sort == "usual" else f"{title}, {by}"
+
+    @property
+    def sort(self) -> str:
+        """Figures of one sort stand for each other where there are too many."""
+        return self.layout if self.layout in ("calls", "roofline") else "usual"
 
     @property
     def path(self) -> str:
@@ -85,36 +95,90 @@ def plan(run: Run) -> tuple[list[Plot], int]:
     wanted: list[Plot] = []
     every = frame(run)
     for scenario, lines in by_scenario(run):
-        plots = _of_scenario(scenario, every[every["scenario"] == scenario.name], lines)
+        own = every[every["scenario"] == scenario.name]
         count = run.header.machine.device.multiprocessors
-        wanted += [replace(plot, turn=turn, multiprocessors=count) for turn, plot in enumerate(plots)]
-    kept = {plot.name for plot in sorted(wanted, key=lambda plot: plot.turn)[:MOST_FIGURES]}
+        for plots in (_of_scenario(scenario, own, lines), _of_calls(scenario, own, lines), _rooflines(run, own, lines)):
+            wanted += [replace(plot, turn=turn, multiprocessors=count) for turn, plot in enumerate(plots)]
+    ordered = sorted(wanted, key=lambda plot: plot.turn)
+    sorts = {plot.sort for plot in wanted}
+    kept = {plot.name for sort in sorts for plot in [p for p in ordered if p.sort == sort][:MOST_FIGURES]}
     return [plot for plot in wanted if plot.name in kept], len(wanted) - len(kept)
 
 
 def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
+    """The plots of the metric that counts most, some for each dtype."""
     settings = settings_of(lines)
-    names = {line.case.id: setting(line.case) for line in lines}
-    table = table.assign(setting=table["case"].map(names))
+    table = _with_settings(table, lines)
     table = table.assign(series=_series(scenario.curve, table, settings))
     series = tuple(dict.fromkeys(table["series"]))
-    role = roles(scenario, table["variant"])
     # Choices of a curve become series, since its lines have no labels for settings as bars have.
     apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
-    for (dtype, cache, *chosen), rows in table.groupby(["dtype", "cache", *apart], sort=False):
+    for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
         metric = _metric([line for line in lines if line.case.id in cases])
         if metric is None:
             continue
-        kind = [str(dtype)] if cache == "cold" else [str(dtype), str(cache)]
-        name = re.sub(r"[^\w.-]+", "_", "-".join([scenario.name, *kind, *map(str, chosen)]))
-        title = " ".join([rows["op"].iloc[0], *kind])
-        own = {name: settings[name] for name in dict.fromkeys(rows["setting"])}
-        varying = _varying(own)
-        fixed = ", ".join(f"{s}={label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
-        labels = _labels(own, varying)
-        plot = Plot(scenario.name, name, title, "bars", rows, metric, labels, fixed, series, role, {}, scenario.curve)
-        yield from _numbered(list(_pages(plot, own, varying)))
+        plot = replace(_plot(scenario, kind, rows, settings), metric=metric, series=series, curve=scenario.curve)
+        plot = replace(plot, roles=roles(scenario, table["variant"]))
+        own = {name: settings[name] for name in plot.labels}
+        yield from _numbered(list(_pages(plot, own, _varying(own))))
+
+
+def _of_calls(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
+    """The device time of each case beside the time of a call, where the latter matters and variants can be compared."""
+    if not _calls.matter(scenario, lines):
+        return
+    for kind, rows in _with_settings(table, lines).groupby(["dtype", "cache"], sort=False):
+        variants = rows["variant"].nunique()
+        if variants == 1 or rows["call_time"].isna().all():
+            continue
+        plot = _plot(scenario, kind, rows, settings_of(lines))
+        title = f"{plot.title}: device time and call time{_fixed(plot)}"
+        plot = replace(plot, name=f"{plot.name}-calls", title=title, layout="calls", metric=METRICS["call_time"])
+        parts = _parts(list(plot.labels), max(1, _MOST_CALLS // variants))
+        yield from _numbered([replace(plot, rows=rows[rows["setting"].isin(part)]) for part in parts])
+
+
+def _rooflines(run: Run, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
+    """A roofline for each dtype whose cases compute, if a peak of their operations was measured."""
+    scenario = lines[0].scenario
+    for kind, rows in _with_settings(table, lines).groupby(["dtype", "cache"], sort=False):
+        timed = rows.dropna(subset=["flops", "intensity"])
+        cases = set(timed["case"])
+        over = _roofline.roofs([line.result.work for line in lines if line.case.id in cases], run.limits)
+        if over is None:
+            continue
+        plot = _plot(scenario, kind, timed, settings_of(lines))
+        title = f"{plot.title}: {_roofline.TITLE}{_fixed(plot)}"
+        plot = replace(plot, name=f"{plot.name}-{_roofline.TITLE}", title=title, layout="roofline", roofs=over)
+        role = roles(scenario, table["variant"])
+        yield replace(plot, metric=METRICS["flops"], axis=METRICS["intensity"].title, roles=role)
+
+
+def _with_settings(table: pd.DataFrame, lines: list[Line]) -> pd.DataFrame:
+    names = {line.case.id: setting(line.case) for line in lines}
+    return table.assign(setting=table["case"].map(names))
+
+
+def _plot(scenario: Scenario, kind: tuple[object, ...], rows: pd.DataFrame, settings: Settings) -> Plot:
+    """A plot of the rows of a kind (dtype, cache, what else tells them apart), with what it is titled and labelled."""
+    dtype, cache, *chosen = map(str, kind)
+    words = [dtype] if cache == "cold" else [dtype, cache]
+    title = " ".join([rows["op"].iloc[0], *words])
+    own = {name: settings[name] for name in dict.fromkeys(rows["setting"])}
+    varying = _varying(own)
+    fixed = ", ".join(f"{s}={label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
+    name, labels = _file_name(scenario.name, *words, *chosen), _labels(own, varying)
+    return Plot(scenario.name, name, title, "bars", rows, METRICS["time"], labels, fixed, (), {}, {})
+
+
+def _fixed(plot: Plot) -> str:
+    """What all settings have in common, for the end of a title."""
+    return f", {plot.axis}" if plot.axis else ""
+
+
+def _file_name(*words: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", "-".join(words))
 
 
 def _metric(lines: Sequence[Line]) -> Metric | None:
@@ -160,7 +224,7 @@ def _only_size(settings: Settings, varying: Sequence[str]) -> dict[str, int]:
 
 
 def _swept(plot: Plot, layout: Layout, axis: str, swept: Mapping[str, int]) -> Iterator[Plot]:
-    title = f"{plot.title}, {plot.axis}" if plot.axis else plot.title
+    title = plot.title + _fixed(plot)
     most = _MOST_VARIANTS if layout == "variants" else MOST_SERIES
     for part in _parts(list(dict.fromkeys(plot.rows["series"])), most):
         rows = plot.rows[plot.rows["series"].isin(part)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from harness import units
 from harness.compare import Verdict
 from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
-from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _sweep, kernels
+from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _roofline, _sweep, kernels
 from harness.report._frame import Line, by_scenario
 from harness.report._text import as_text, plural
 from harness.report.tree import (
@@ -67,7 +68,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         blocks.append(
             Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{_figures.FOLDER}/{CEILINGS}")))
         )
-    if terms := _terms(blocks):
+    roofline = {_roofline.TITLE: _roofline.HINT} if any(plot.roofs for plot in plots) else {}
+    if terms := _terms(blocks, roofline):
         blocks.append(Section("How to read the tables", (terms,)))
     origin = (_facts.machine(run.header.machine), CommandLine(_facts.command(run)), Note(_facts.provenance(run)))
     blocks.append(Section("Machine and command", origin))
@@ -122,15 +124,16 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plo
     return Section(scenario.title or scenario.name, tuple(blocks))
 
 
-def _terms(blocks: Sequence[Block]) -> Terms | None:
-    """How to read the columns that are shown, each explanation once."""
+def _terms(blocks: Sequence[Block], more: Mapping[str, str] = MappingProxyType({})) -> Terms | None:
+    """How to read the columns that are shown, each explanation once. more: other terms, which come last."""
     heads: dict[str, dict[str, None]] = defaultdict(dict)
     for table in tables(blocks):
         for column in as_text(table).columns:
             if column.of.hint:
                 # The scale of a column is nothing to explain.
                 heads[column.of.hint][column.head.partition(" (")[0]] = None
-    return Terms(tuple((", ".join(own), hint) for hint, own in heads.items())) if heads else None
+    pairs = (*((", ".join(own), hint) for hint, own in heads.items()), *more.items())
+    return Terms(pairs) if pairs else None
 
 
 # ---- What a console shows of a run.

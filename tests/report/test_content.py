@@ -253,6 +253,7 @@ def test_the_limit_that_binds_is_told_where_operations_were_held_to_a_peak(
     assert main["bound by"] == ["float16, burst", "float16, settled", "memory", "link"]
     assert main["of ceiling"][:3] == ["62.5%", "76.9%", "25.0%"]
     assert main["TFLOP/s"][:3] == ["500.0", "500.0", "0.5000"]
+    assert main["FLOP/B"][:3] == ["500000", "500000", "0.5000"]
     compute = next(table for table in others if "burst" in table)
     assert (compute["type"], compute["burst"], compute["settled"]) == (["float16"], ["800.0"], ["650.0"])
     assert compute["product"] == ["8192 x 8192 x 8192, torch.mm"]
@@ -263,7 +264,7 @@ def test_the_limit_that_binds_is_told_where_operations_were_held_to_a_peak(
 def test_without_peaks_of_compute_nothing_is_said_of_them(measured: Build, make_run: MakeRun, tables: Tables) -> None:
     run = make_run([measured("a", "float16", SHAPE, work=Work(10**6, 10**6, (("float16", 10**12),)))])
     main, *others = (columns(table) for table in tables(run))
-    assert {"bound by", "TFLOP/s"} & set(main) == set()
+    assert {"bound by", "TFLOP/s", "FLOP/B"} & set(main) == set()
     assert not any("burst" in table for table in others)
 
 
@@ -272,7 +273,7 @@ def test_what_computing_binds_is_drawn_in_operations_a_second(
 ) -> None:
     def drawn(operations: int) -> str:
         work = Work(10**6, 10**6, (("float16", operations),))
-        (plot,), _ = _figures.plan(held_to(make_run([measured("a", "float16", SHAPE, work=work)]), computing))
+        (plot, _), _ = _figures.plan(held_to(make_run([measured("a", "float16", SHAPE, work=work)]), computing))
         return plot.metric.name
 
     assert (drawn(10**12), drawn(10**3)) == ("flops", "bandwidth")

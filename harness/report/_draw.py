@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -233,6 +234,7 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     names: list[str] = []
     for setting, rows in plot.rows.groupby("setting", sort=False):
         if text := plot.labels[str(setting)].replace("\n", ", "):
+            text = re.sub(r"\$(.*?)\$", r"$\\mathbf{\1}$", text)  # the weight of a text isn't that of its formulas
             axes.text(0.01, len(names), text, va="center", weight="bold", transform=axes.get_yaxis_transform())
             names.append("")
         for metric, (label, shift, look) in _TIMES.items():

@@ -122,10 +122,10 @@ def test_the_memory_s_roof_is_of_the_mix_of_the_cases(made: Callable[..., Run], 
 
 
 def test_what_the_cache_keeps_counts_for_no_roof() -> None:
-    streams = (StreamPoint(500, 500, 1e-9, "kernel"), StreamPoint(5000, 5000, 1e-8, "kernel"))
+    streams = (StreamPoint(500, 500, 1e-9, "kernel"), StreamPoint(5000, 5000, 5e-9, "kernel"))
     limits = Limits(streams, compute=(product("float16", 8e14),), cache_bytes=400)
     work = Work(900, 500, (("float16", 10),), again=400)
-    # A stream of 1000 bytes in a nanosecond, not of the 1400 that the op counts.
+    # 1000 bytes in a nanosecond. The 1400 that the op counts would be faster, as larger streams are here.
     assert _roofline.roofs([work], limits) == Roofs(pytest.approx(1e12), (Roof("float16", "burst", 8e14),))
 
 

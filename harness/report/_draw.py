@@ -216,7 +216,8 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     axes.barh(range(len(values)), values, 0.75, **LOOKS[1].bar | {"hatch": ""})
     for place, (value, status) in enumerate(zip(values, plot.rows["status"], strict=True)):
         end, said = (0, _words(status)) if math.isnan(value) else (value, units.significant(value))
-        axes.text(end, place, f" {said}", va="center", fontsize=6)
+        look = {"facecolor": "white", "edgecolor": "none", "pad": 0.3}  # a line behind the figure would cross it
+        axes.annotate(said, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=6, bbox=look)
     for ceiling in _ceilings(plot):
         axes.axvline(ceiling / unit, **_ceiling_look(plot))
     axes.set_yticks(range(len(values)), plot.rows["series"])

@@ -20,6 +20,7 @@ ROWS = [
     {"discover", "model"},
     {"metrics", "store", "source"},
     {"cuda"},
+    {"models"},
     {"ops"},
     {"scenario"},
     {"devices"},

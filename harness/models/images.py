@@ -1,0 +1,36 @@
+"""What models of images share: batches of random images, and the loss of their classes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.models.sizes import CHANNELS, ResNetConfig, SwinConfig
+
+SMOOTHING = 0.1
+"""Share of a label that is spread over all classes."""
+
+
+class ImageBatch(NamedTuple):
+    """Images (B, 3, H, W), normally distributed, and the class of each (B)."""
+
+    images: Tensor
+    labels: Tensor
+
+
+def batch(
+    config: ResNetConfig | SwinConfig, size: int, generator: torch.Generator, device: torch.device | str
+) -> ImageBatch:
+    """`size` images with labels. They are made where the generator is, and moved to the device."""
+    where = generator.device
+    images = torch.randn(size, CHANNELS, config.image, config.image, generator=generator, device=where)
+    labels = torch.randint(config.classes, (size,), generator=generator, device=where)
+    return ImageBatch(images.to(device), labels.to(device))
+
+
+def loss(model: nn.Module, given: ImageBatch) -> Tensor:
+    """The mean cross entropy of the labels, with label smoothing."""
+    return functional.cross_entropy(model(given.images), given.labels, label_smoothing=SMOOTHING)

@@ -39,8 +39,8 @@ ROWS = [
     {"__main__"},
 ]
 ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
-# Rooms that run in the worker, and may load torch inside their functions.
-WORKER = {"ops", "devices", "limits", "check", "session", "measure", "processes", "ranks", "cuda", "profile"}
+# Rooms that run in the worker, and may load torch inside their functions. Classes of `models` need it earlier.
+WORKER = {"models", "ops", "devices", "limits", "check", "session", "measure", "processes", "ranks", "cuda", "profile"}
 
 
 def room(file: Path) -> str:
@@ -53,7 +53,11 @@ FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if room(file) != "__init
 
 def modules(file: Path) -> Iterator[str]:
     """Full names of everything that a file imports, at its top or inside functions."""
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    yield from names_of(ast.parse(file.read_text(encoding="utf-8")), file)
+
+
+def names_of(tree: ast.Module, file: Path) -> Iterator[str]:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -106,6 +110,15 @@ def test_a_room_imports_only_rooms_above_it(file: Path) -> None:
 def test_the_parent_process_has_no_way_to_torch(file: Path) -> None:
     imported = {name.split(".")[0] for name in modules(file)}
     assert room(file) in WORKER or not imported & {"torch", "triton"}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_models_that_load_torch_are_imported_inside_functions(file: Path) -> None:
+    loads_torch = {f"harness.models.{name}" for name in ("bert", "images", "resnet", "swin")}
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {".".join(name.split(".")[:3]) for name in names_of(tree, file)}
+    assert room(file) == "models" or not imported & loads_torch
 
 
 def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:

@@ -39,8 +39,8 @@ class BertOperators:
     later.
 
     attention(q, k, v, mask, p) is the attention of a layer. q, k, v are (B, heads, T, size of a head), views of
-    (B, T, E). mask is added to the scores, (B, 1, 1, T), or None. It returns (B, T, E). Where it is None, softmax and
-    dropout are called between two products.
+    (B, T, E). mask is added to the scores, (B, 1, 1, T), or None. It returns (B, T, E). An attention of None stands for
+    two products with softmax and dropout between them.
     """
 
     layer_norm: Callable[[nn.LayerNorm, Tensor], Tensor] = nn.LayerNorm.forward
@@ -93,7 +93,7 @@ class BertForPreTraining(nn.Module):
     def forward(
         self, tokens: Tensor, types: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """types, mask, positions: as in BertBatch. No mask: there is no padding. No positions: all are predicted."""
+        """The arguments are as in BertBatch. Without a mask there is no padding; without positions all are predicted."""
         embeddings = self.bert["embeddings"]
         x = embeddings(tokens, types)
         if mask is not None:
@@ -138,7 +138,7 @@ class BertLayer(nn.Module):
         self.output = _dense_and_norm(between, size)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """mask: what is added to the scores, (B, 1, 1, T)."""
+        """The mask is added to the scores; it is (B, 1, 1, T)."""
         ours, p = self.operators, self.dropout if self.training else 0.0
         q, k, v = (dense(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for dense in self._projections)
         attended = (ours.attention or self._attend)(q, k, v, mask, p)
@@ -169,7 +169,7 @@ class BertPredictions(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
 
     def forward(self, x: Tensor, words: Tensor) -> Tensor:
-        """words: the weight of the words' embedding, (V, E)."""
+        """The words' embedding has a weight (V, E), which is given as `words`."""
         y = self.operators.gelu(self.transform["dense"](x))
         return functional.linear(self.operators.layer_norm(self.transform["LayerNorm"], y), words, self.bias)
 
@@ -179,7 +179,7 @@ def _dense_and_norm(size: int, outputs: int) -> nn.ModuleDict:
 
 
 def batch(config: BertConfig, size: int, generator: torch.Generator, device: torch.device | str) -> BertBatch:
-    """`size` sequences of random tokens, made where the generator is, and moved to the device.
+    """Makes `size` sequences of random tokens where the generator is, and moves them to the device.
 
     A sequence has two sentences of one length, together at least half of `config.tokens`; padding fills the rest. 15%
     of its tokens are predicted, at most `config.predictions`.

@@ -24,7 +24,7 @@ class ImageBatch(NamedTuple):
 def batch(
     config: ResNetConfig | SwinConfig, size: int, generator: torch.Generator, device: torch.device | str
 ) -> ImageBatch:
-    """`size` images with labels. They are made where the generator is, and moved to the device."""
+    """Makes `size` images with labels where the generator is, and moves them to the device."""
     where = generator.device
     images = torch.randn(size, CHANNELS, config.image, config.image, generator=generator, device=where)
     labels = torch.randint(config.classes, (size,), generator=generator, device=where)

@@ -52,10 +52,11 @@ class SwinOperators:
     layer_norm(norm, x), over the last dimension. window_partition, window_reverse, position_bias: as the functions of
     these names. softmax(x, dim). gelu(x).
 
-    Two more do the work of several, which are called where they are None: norm_partition(norm, x, window, shift) is
-    layer_norm, then window_partition. window_attention(qkv, bias, mask) is the attention within windows: qkv (N, T, 3C)
-    has queries, keys and values one after the other, and each of them has its heads one after the other. bias is
-    (heads, T, T); mask is (windows of an image, T, T) or None; both are added to the scores. It returns (N, T, C).
+    Two more do the work of several of these, and None stands for calling these. norm_partition(norm, x, window, shift)
+    is layer_norm, then window_partition. window_attention(qkv, bias, mask) is the attention within windows, two products
+    with softmax between them: qkv (N, T, 3C) has queries, keys and values one after the other, and each of them has its
+    heads one after the other. bias is (heads, T, T); mask is (windows of an image, T, T) or None; both are added to the
+    scores. It returns (N, T, C).
     """
 
     layer_norm: Callable[[nn.LayerNorm, Tensor], Tensor] = nn.LayerNorm.forward
@@ -173,7 +174,7 @@ class WindowAttention(nn.Module):
         self.register_buffer("relative_position_index", relative_position_index(window), persistent=False)
 
     def forward(self, windows: Tensor, mask: Tensor | None) -> Tensor:
-        """mask: what is added to the scores of a window, (windows of an image, T, T)."""
+        """The mask is added to the scores of the windows of an image: it is (windows of an image, T, T)."""
         bias = self.operators.position_bias(self.relative_position_bias_table, self.relative_position_index)
         attend = self.operators.window_attention or self._attend
         return self.proj(attend(self.qkv(windows), bias, mask))
@@ -196,10 +197,10 @@ def relative_position_index(window: int) -> Tensor:
 
 
 def shift_mask(side: int, window: int, shift: int) -> Tensor:
-    """What is added to scores so that a window of a rolled image attends only within parts that belong together.
+    """The mask that keeps attention in windows of a rolled image among pixels that are neighbours in the image itself.
 
-    It is (windows of an image, T, T): 0, or SEPARATED for two pixels that rolling brought together. A side is cut into
-    three parts: what no last window has, and the pixels of the last window before and after the image's own border.
+    It is (windows of an image, T, T): 0, or SEPARATED for two pixels that only rolling brought together. A side is cut
+    into three parts: all windows but the last, and the last window before and after the border of the image itself.
     """
     place = torch.arange(side)
     part = (place >= side - window).long() + (place >= side - shift).long()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +57,7 @@ def fingerprint(outputs: tuple[torch.Tensor, ...], loss: torch.Tensor, slopes: l
     return [one.item() for one in [*shown, *(slope.norm() for slope in slopes)]]
 
 
-def operators_counted(kind: type, given: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, int]]:
+def operators_counted(kind: Any, given: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, int]]:
     """Operators of a kind that count their calls: the defaults, but those of `given` in place of some."""
     calls: dict[str, int] = {}
     defaults = kind()
@@ -70,8 +71,18 @@ def operators_counted(kind: type, given: Mapping[str, Callable[..., Any]]) -> tu
 
         return call
 
-    fields = {name: given.get(name) or getattr(defaults, name) for name in kind.__dataclass_fields__}
-    return kind(**{name: counted(name, operator) for name, operator in fields.items() if operator}), calls
+    names = [field.name for field in fields(defaults)]
+    operators = {name: given.get(name) or getattr(defaults, name) for name in names}
+    return kind(**{name: counted(name, operator) for name, operator in operators.items() if operator}), calls
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small models gain nothing by more threads, and these wait for each other where tests run side by side."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")

@@ -69,7 +69,9 @@ def test_fingerprint(tools):
         "bert.encoder.layer.1.output.LayerNorm.bias",
     )
     some, outputs = [slopes[name] for name in names], model(*given[:4])
-    assert tools.fingerprint(outputs, loss, some) == pytest.approx([], rel=1e-9)
+    expected_outputs = [-0.973949338003, 28.6302975172, 0.139421945952, 0.898663001093]
+    expected = [6.78768451139, *expected_outputs, 2.99060308159, 0.861044455392, 0.745172157871]
+    assert tools.fingerprint(outputs, loss, some) == pytest.approx(expected, rel=1e-9)
 
 
 def test_only_predicted_tokens_go_through_the_head(tools):

@@ -11,6 +11,7 @@ from torch.nn import functional
 from harness.models import MODELS, resnet
 
 TOY = MODELS["resnet_toy"]
+WIDE = replace(TOY, width=64)
 
 
 def inputs(tools):
@@ -18,11 +19,9 @@ def inputs(tools):
 
 
 def test_equals_torchvision(tools):
-    pytest.importorskip("torchvision")
-    from torchvision.models.resnet import Bottleneck, ResNet
-
-    config, given = replace(TOY, width=64), inputs(tools)
-    ours, theirs = tools.seeded(resnet.ResNet(config)), ResNet(Bottleneck, [*config.depths], config.classes).double()
+    theirs_of = pytest.importorskip("torchvision.models.resnet")
+    given, ours = inputs(tools), tools.seeded(resnet.ResNet(WIDE))
+    theirs = theirs_of.ResNet(theirs_of.Bottleneck, [*WIDE.depths], WIDE.classes).double()
     theirs.load_state_dict(ours.state_dict())
     expected = functional.cross_entropy(theirs(given.images), given.labels, label_smoothing=0.1)
     tools.assert_same(
@@ -33,12 +32,13 @@ def test_equals_torchvision(tools):
 
 
 def test_fingerprint(tools):
-    model, given = tools.seeded(resnet.ResNet(TOY)), inputs(tools)
+    model, given = tools.seeded(resnet.ResNet(WIDE)), inputs(tools)
     loss = resnet.loss(model, given)
     slopes = tools.gradients(model, loss)
     outside = model.eval()(given.images)
     some = [slopes[name] for name in ("conv1.weight", "layer2.1.bn3.weight", "layer4.0.downsample.0.weight")]
-    assert tools.fingerprint((outside,), loss, some) == pytest.approx([], rel=1e-9)
+    expected = [2.48479735445, 0.0796648313144, 0.554639415425, 102.656503881, 1.1755441111, 13.299363553]
+    assert tools.fingerprint((outside,), loss, some) == pytest.approx(expected, rel=1e-9)
 
 
 def test_operators_can_be_swapped(tools):

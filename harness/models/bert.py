@@ -93,7 +93,7 @@ class BertForPreTraining(nn.Module):
     def forward(
         self, tokens: Tensor, types: Tensor, mask: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The arguments are as in BertBatch. Without a mask there is no padding; without positions all are predicted."""
+        """Predicts all tokens without positions, and has no padding without a mask. BertBatch tells what they are."""
         embeddings = self.bert["embeddings"]
         x = embeddings(tokens, types)
         if mask is not None:

@@ -53,8 +53,8 @@ class SwinOperators:
     these names. softmax(x, dim). gelu(x).
 
     Two more do the work of several of these, and None stands for calling these. norm_partition(norm, x, window, shift)
-    is layer_norm, then window_partition. window_attention(qkv, bias, mask) is the attention within windows, two products
-    with softmax between them: qkv (N, T, 3C) has queries, keys and values one after the other, and each of them has its
+    is layer_norm, then window_partition. window_attention(qkv, bias, mask) is attention within windows: two products
+    with softmax between them. qkv (N, T, 3C) has queries, keys and values one after the other, and each of them has its
     heads one after the other. bias is (heads, T, T); mask is (windows of an image, T, T) or None; both are added to the
     scores. It returns (N, T, C).
     """

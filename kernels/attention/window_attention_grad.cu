@@ -1,0 +1,231 @@
+// The backward of attention over windows: P = softmax(q k^T / sqrt(DIM) + bias + mask), out = P v, for each window and
+// head on its own. Given is the gradient of out:
+//
+//     dV = P^T dout      dP = dout v^T      dS = P * (dP - rowsum(P * dP))      dQ = dS k / sqrt(DIM)
+//     dbias = sum of dS over windows        dK = dS^T q / sqrt(DIM)
+//
+// Macros: SCALAR (__half, __nv_bfloat16), TOKENS, DIM (32, 64), HAS_BIAS, HAS_MASK (0, 1); of step 2, STAGES (1, 2) and
+// RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone.
+//
+// Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB move.
+// Every step between these tensors that writes its (T, T) matrix moves 4.8 KB more to memory and as much back, and
+// autograd's backward has four of them, besides P. So all matrices stay on the chip. P isn't read: it is computed anew
+// from q and k, which are there anyway.
+//
+// Fragments: a warp has 16 queries, and mma.cuh draws which elements a lane has. Tiles of S and dP (queries by keys) lie
+// in registers as sums of products, which is just how a next product wants its A: dQ = dS k needs no move. The A of the
+// other two products is a transpose, P^T and dS^T, over the queries of all warps. Warps exchange these two through shared
+// memory: stmatrix puts the fragments there, ldmatrix reads them transposed. The alternative is to compute S^T and dP^T
+// too: 28 products a warp more, and all powers of 2 a second time; the exchange takes 16 accesses.
+//
+//           keys                              keys of P^T, dS^T
+//         0..7 8..15 ..                     warp 0, 1: dV      warp 2, 3: dK
+//   warp 0 [    |    |  ]  queries 0..15
+//   warp 1 [    |    |  ]         16..31      each 32 keys (two strips) by all 64 queries: each fragment of dout or q
+//   warp 2 [    |    |  ]         32..47      that is loaded serves two products
+//   warp 3 [    |    |  ]         48
+//
+// Counts for a warp and window (49 tokens): 76 to 80 products of 16 x 16 x 8, 42 loads by ldmatrix, 28 powers of 2, about
+// 600 instructions in all. With four warps a window that is 100 us of instructions and 110 us of shared memory's bandwidth on an H200
+// for 8192 windows and 4 heads, beside 170 us of memory: memory is the limit where all three overlap.
+
+#include "window_attention_grad_strips.cuh"
+
+constexpr unsigned FRAGMENTS = TILES * THREADS;  // groups of four elements of dS, one for each tile and thread
+
+// 1. The text's form: one kernel with bias and mask as tensor inputs, a block a window and head. It loads, waits, works
+//    and leaves. What is left to a second kernel is the sum of dS over windows, so dS goes to memory, in halves.
+struct SquareInMemory {
+  T* ds;
+  __device__ __forceinline__ void add(const Strip& strip) const {
+#pragma unroll
+    for (unsigned i = 0; i < 4 * TILES; ++i) {
+      const unsigned row = first_row() + i % 4 / 2 * 8, column = first_column(i / 4) + i % 2;
+      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4]);
+    }
+  }
+};
+
+// ds: room for dS (windows, heads, TOKENS, TOKENS), if there is a bias. masks: how many masks there are, which windows
+// take in turn. aligned: dout, q, k, v, dq, dk, dv begin on 16 bytes; pairs: TOKENS is even, bias and mask begin on 4.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    window_attention_grad_fused(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k,
+                                const T* __restrict__ v, const T* __restrict__ bias, const T* __restrict__ mask,
+                                T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ ds,
+                                unsigned heads, unsigned masks, int aligned, int pairs) {
+  extern __shared__ uint4 memory[];
+  char* stage = reinterpret_cast<char*>(memory);
+  char *squares = stage + STAGE_BYTES, *rooms = squares + SQUARES * SQUARE_BYTES;
+  const unsigned head = blockIdx.x % heads, window = blockIdx.x / heads;
+  const long long offset = static_cast<long long>(blockIdx.x) * WINDOW;
+  clear_padding(stage, TENSORS);
+  start_window(stage, {dout, q, k, v}, offset, aligned);
+  wait_for_copies();
+  __syncthreads();
+  const AddedFromMemory added{bias + static_cast<size_t>(head) * SQUARE,
+                              mask + static_cast<size_t>(window % masks) * SQUARE, pairs != 0};
+  const SquareInMemory square{ds + static_cast<long long>(blockIdx.x) * SQUARE};
+  backward(stage, squares, rooms, added, square, {dq + offset, dk + offset, dv + offset}, aligned);
+}
+
+// The sum of `count` partial results of each of n elements, in an order that doesn't depend on the run. A block has 32
+// elements; its warps add every 16th part, and the first warp adds what they have.
+constexpr unsigned SUM_WARPS = 16;
+template <typename Source>
+__device__ __forceinline__ float sum_of_parts(const Source* parts, long long n, long long count) {
+  __shared__ float sums[SUM_WARPS][WARP];
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const long long i = static_cast<long long>(blockIdx.x) * WARP + lane;
+  float sum = 0.0f;
+  if (i < n) {
+#pragma unroll 8
+    for (long long part = warp; part < count; part += SUM_WARPS) sum += to_float(__ldg(parts + part * n + i));
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  sum = 0.0f;
+#pragma unroll
+  for (unsigned other = 0; other < SUM_WARPS; ++other) sum += sums[other][lane];
+  return sum;
+}
+
+// Step 1's second kernel: dS of all windows becomes dbias. n: heads * TOKENS * TOKENS.
+extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
+    window_attention_grad_sum(const T* __restrict__ ds, T* __restrict__ dbias, long long n, long long windows) {
+  const float sum = sum_of_parts(ds, n, windows);
+  const long long i = static_cast<long long>(blockIdx.x) * WARP + threadIdx.x;
+  if (threadIdx.x < WARP && i < n) dbias[i] = T(sum);
+}
+
+#ifdef RESIDENT
+
+// 2. Blocks stay, and each walks over windows of one head. That gives:
+//    - the next window is on its way to shared memory (STAGES = 2) while this one is worked on;
+//    - dS is added up where it is made, in registers and in float32, and a block writes one sum of (T, T) in the end. No
+//      dS goes to memory, and no atomics are needed: a second kernel adds the blocks' sums in a fixed order;
+//    - bias + mask stays in registers, times log2(e), and costs one FMA an element that the scaling needs anyway. Windows
+//      with the same mask follow each other, so a new one is rarely loaded.
+//    With more than 64 tokens neither fits into registers: the sums lie in shared memory, where each thread has its own
+//    places, and bias and mask are read from the L2 for each window.
+
+// What a block keeps from window to window. Short: in registers.
+template <bool Short>
+struct Kept {
+  AddedInRegisters added;
+  Strip sums;
+  __device__ __forceinline__ explicit Kept(char*) {
+#pragma unroll
+    for (unsigned i = 0; i < 4 * TILES; ++i) sums[i / 4][i % 4] = 0.0f;
+  }
+  __device__ __forceinline__ void load(const AddedFromMemory& from) { added.load(from); }
+  __device__ __forceinline__ void add(const Strip& strip) {
+#pragma unroll
+    for (unsigned i = 0; i < 4 * TILES; ++i) {
+      if (HAS_BIAS) sums[i / 4][i % 4] += strip[i / 4][i % 4];
+    }
+  }
+  __device__ __forceinline__ float4 sum(unsigned tile) const {
+    return make_float4(sums[tile][0], sums[tile][1], sums[tile][2], sums[tile][3]);
+  }
+};
+template <>
+struct Kept<false> {
+  AddedFromMemory added;
+  float4* sums;
+  __device__ __forceinline__ explicit Kept(char* room) : sums(reinterpret_cast<float4*>(room) + threadIdx.x) {
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES; ++tile) {
+      if (HAS_BIAS) sums[tile * THREADS] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+  }
+  __device__ __forceinline__ void load(const AddedFromMemory& from) { added = from; }
+  __device__ __forceinline__ void add(const Strip& strip) {
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES && HAS_BIAS; ++tile) {
+      float4 sum = sums[tile * THREADS];
+      sum.x += strip[tile][0], sum.y += strip[tile][1], sum.z += strip[tile][2], sum.w += strip[tile][3];
+      sums[tile * THREADS] = sum;
+    }
+  }
+  __device__ __forceinline__ float4 sum(unsigned tile) const { return sums[tile * THREADS]; }
+};
+
+// A block's way over windows. Window w takes mask w % masks; the way goes over all windows of a mask before the next.
+struct Walk {
+  unsigned mask, turn;
+  const unsigned masks, turns;  // how many masks, and windows of each
+  __device__ __forceinline__ Walk(unsigned first, unsigned windows, unsigned masks)
+      : masks(masks), turns(windows / masks) {
+    mask = first / turns, turn = first % turns;
+  }
+  __device__ __forceinline__ unsigned window() const { return turn * masks + mask; }
+  __device__ __forceinline__ void advance() {
+    if (++turn == turns) turn = 0, ++mask;
+  }
+};
+
+// partial: room for FRAGMENTS groups for each part and head, if there is a bias. parts: blocks of a head. Others: as
+// step 1's.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    window_attention_grad_tuned(const T* __restrict__ dout, const T* __restrict__ q, const T* __restrict__ k,
+                                const T* __restrict__ v, const T* __restrict__ bias, const T* __restrict__ mask,
+                                T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv,
+                                float4* __restrict__ partial, unsigned windows, unsigned heads, unsigned masks,
+                                unsigned parts, int aligned, int pairs) {
+  extern __shared__ uint4 memory[];
+  char* stages = reinterpret_cast<char*>(memory);
+  char *squares = stages + STAGES * STAGE_BYTES, *rooms = squares + SQUARES * SQUARE_BYTES;
+  const unsigned head = blockIdx.x % heads, part = blockIdx.x / heads;
+  const auto begin_of = [&](unsigned p) { return static_cast<unsigned>(1ull * windows * p / parts); };
+  const auto offset_of = [&](const Walk& walk) { return (1ll * walk.window() * heads + head) * WINDOW; };
+
+  Kept<SHORT> kept(rooms + ROWS * PITCH);
+  clear_padding(stages, STAGES * TENSORS);
+  Walk walk(begin_of(part), windows, masks);
+  start_window(stages, {dout, q, k, v}, offset_of(walk), aligned);
+  unsigned loaded = masks;  // the mask that `kept` has; none yet
+#pragma unroll 1
+  for (unsigned i = 0, left = begin_of(part + 1) - begin_of(part); left > 0; ++i, --left) {
+    wait_for_copies();
+    __syncthreads();  // the stage is full, and all warps are done with the other one and with the squares
+    const unsigned current = STAGES == 2 ? i % 2 : 0;
+    const long long offset = offset_of(walk);
+    if (walk.mask != loaded) {
+      loaded = walk.mask;
+      kept.load({bias + static_cast<size_t>(head) * SQUARE, mask + static_cast<size_t>(loaded) * SQUARE, pairs != 0});
+    }
+    walk.advance();
+    if (STAGES == 2 && left > 1) {
+      start_window(stages + (1 - current) * STAGE_BYTES, {dout, q, k, v}, offset_of(walk), aligned);
+    }
+    backward(stages + current * STAGE_BYTES, squares, rooms, kept.added, kept, {dq + offset, dk + offset, dv + offset},
+             aligned);
+    if (STAGES == 1) {
+      __syncthreads();
+      if (left > 1) start_window(stages, {dout, q, k, v}, offset_of(walk), aligned);
+    }
+  }
+  if (HAS_BIAS) {
+    float4* to = partial + static_cast<size_t>(blockIdx.x) * FRAGMENTS + threadIdx.x;
+#pragma unroll
+    for (unsigned tile = 0; tile < TILES; ++tile) to[tile * THREADS] = kept.sum(tile);
+  }
+}
+
+// Step 2's second kernel: the blocks' sums become dbias. An element of a sum is told by its tile, thread and place in the
+// thread's group of four.
+extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
+    window_attention_grad_total(const float* __restrict__ partial, T* __restrict__ dbias, unsigned heads,
+                                unsigned parts) {
+  constexpr unsigned EACH = 4 * FRAGMENTS;
+  const long long n = static_cast<long long>(heads) * EACH;
+  const float sum = sum_of_parts(partial, n, parts);
+  const long long i = static_cast<long long>(blockIdx.x) * WARP + threadIdx.x;
+  if (threadIdx.x >= WARP || i >= n) return;
+  const unsigned place = i % EACH, tile = place / 4 / THREADS, thread = place / 4 % THREADS;
+  const unsigned row = thread / WARP * 16 + thread % WARP / 4 + place % 4 / 2 * 8;
+  const unsigned column = tile * 8 + thread % 4 * 2 + place % 2;
+  if (row < TOKENS && column < TOKENS) dbias[i / EACH * SQUARE + row * TOKENS + column] = T(sum);
+}
+
+#endif

@@ -1,0 +1,135 @@
+// How the tensors of one window and head come to shared memory and back, for window_attention_grad.cu, whose macros this
+// file needs.
+//
+// A chunk is 16 bytes: 8 halves of a row. Rows of each matrix in shared memory are an odd number of chunks apart, so the
+// eight rows of 16 bytes that ldmatrix and stmatrix take at a time lie in different banks.
+#pragma once
+
+#include "mma.cuh"
+#include "number.cuh"
+#include "pack.cuh"
+#include "warp.cuh"
+
+using T = SCALAR;
+
+static_assert(DIM == 32 || DIM == 64, "steps of 32 columns are loaded at a time");
+constexpr float SCALE = DIM == 32 ? 0.17677669529663687f : 0.125f;  // DIM to the power -1/2
+
+constexpr unsigned CHUNK = 8;                                // elements
+constexpr unsigned CHUNKS = DIM / CHUNK;                     // of a row
+constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; a warp has one
+constexpr unsigned TILES = (TOKENS + 7) / 8;                 // of 8 columns
+constexpr unsigned ROWS = 16 * STRIPS;                       // those past TOKENS are zeros
+constexpr unsigned THREADS = STRIPS * WARP;
+constexpr unsigned PITCH = (CHUNKS + 1) * PACK_BYTES;        // from row to row of a tensor
+constexpr unsigned TENSOR_BYTES = ROWS * PITCH;
+constexpr unsigned SQUARE_PITCH = (2 * STRIPS + 1) * PACK_BYTES;  // from row to row of P or dS
+constexpr unsigned SQUARE_BYTES = ROWS * SQUARE_PITCH;
+constexpr unsigned WINDOW = TOKENS * DIM;                    // elements of a window and head
+constexpr unsigned SQUARE = TOKENS * TOKENS;
+
+// The tensors of a stage, in this order.
+enum Staged : unsigned { DOUT, Q, K, V, TENSORS };
+constexpr unsigned STAGE_BYTES = TENSORS * TENSOR_BYTES;
+
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+// The place of a thread's i-th chunk. Eight lanes access shared memory at a time: rows of four chunks are taken in an
+// order in which the two rows that they have lie in different banks. To global memory the order makes no difference.
+__device__ __forceinline__ unsigned row_of(unsigned i) {
+  const unsigned row = i / CHUNKS;
+  return CHUNKS == 4 ? (row & ~7u) + row % 8 / 2 + row % 2 * 4 : row;
+}
+
+// Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offset` on. Tensors
+// that aren't aligned to 16 bytes are copied by elements, which waits.
+__device__ __forceinline__ void start_window(char* stage, const T* const (&from)[TENSORS], long long offset,
+                                             bool aligned) {
+#pragma unroll
+  for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
+    char* to = stage + tensor * TENSOR_BYTES;
+    const T* source = from[tensor] + offset;
+    if (aligned) {
+#pragma unroll
+      for (unsigned i = threadIdx.x; i < TILES * 8 * CHUNKS; i += THREADS) {
+        const unsigned row = row_of(i), chunk = i % CHUNKS;
+        if (row < TOKENS) {
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                           shared_address(to + row * PITCH + chunk * PACK_BYTES)),
+                       "l"(source + row * DIM + chunk * CHUNK)
+                       : "memory");
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
+        reinterpret_cast<T*>(to + i / DIM * PITCH)[i % DIM] = source[i];
+      }
+    }
+  }
+}
+
+// Waits for the thread's own copies; a barrier of the block must follow.
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Zeros in the rows past TOKENS of so many tensors. No copy writes there.
+__device__ __forceinline__ void clear_padding(char* stages, unsigned tensors) {
+#pragma unroll 1
+  for (unsigned tensor = 0; tensor < tensors; ++tensor) {
+    uint4* chunks = reinterpret_cast<uint4*>(stages + tensor * TENSOR_BYTES);
+    for (unsigned i = TOKENS * PITCH / PACK_BYTES + threadIdx.x; i < TENSOR_BYTES / PACK_BYTES; i += THREADS) {
+      chunks[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Where a lane's eight elements of 16 rows and 16 columns are, in bytes: the first or the second eight of row l % 16.
+__device__ __forceinline__ unsigned place_in_16(unsigned pitch) {
+  return threadIdx.x % 16 * pitch + threadIdx.x % WARP / 16 * PACK_BYTES;
+}
+
+// Four 8 x 8 matrices to shared memory, as load_matrices() gets them from there: lane l gives the address of row l % 8
+// of matrix l / 8.
+__device__ __forceinline__ void store_matrices(char* base, unsigned offset, const unsigned (&words)[4]) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(base + offset)),
+               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+               : "memory");
+#else
+#pragma unroll
+  for (unsigned m = 0; m < 4; ++m) {
+    // The address of the lane that has the row of this matrix which this lane has two elements of.
+    const unsigned row = __shfl_sync(ALL_LANES, offset, 8 * m + threadIdx.x % WARP / 4);
+    *reinterpret_cast<unsigned*>(base + row + 4 * (threadIdx.x % 4)) = words[m];
+  }
+#endif
+}
+
+// Writes a strip (16 x DIM) of float32 sums, times `scale`, as rows 16 * strip and on of the window and head at `to`. It
+// goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+__device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
+                                            float scale, bool aligned) {
+  const unsigned lane = threadIdx.x % WARP;
+#pragma unroll
+  for (unsigned n = 0; n < CHUNKS; n += 2) {
+    unsigned words[4];
+#pragma unroll
+    for (unsigned m = 0; m < 4; ++m) {
+      const float* two = &sums[n + m / 2][m % 2 * 2];
+      words[m] = rounded_pair<T>(two[0] * scale, two[1] * scale);
+    }
+    store_matrices(room, place_in_16(PITCH) + n * PACK_BYTES, words);
+  }
+  __syncwarp();
+#pragma unroll
+  for (unsigned i = lane; i < 16 * CHUNKS; i += WARP) {
+    const unsigned row = row_of(i), chunk = i % CHUNKS, token = 16 * strip + row;
+    if (token < TOKENS) {
+      const auto& pack = *reinterpret_cast<const Pack<T>*>(room + row * PITCH + chunk * PACK_BYTES);
+      store_filled(to + token * DIM + chunk * CHUNK, pack, CHUNK, aligned);
+    }
+  }
+  __syncwarp();
+}

@@ -7,16 +7,16 @@
 // Macros: SCALAR (__half, __nv_bfloat16), TOKENS, DIM (32, 64), HAS_BIAS, HAS_MASK (0, 1); of step 2, STAGES (1, 2) and
 // RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone.
 //
-// Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB move.
-// Every step between these tensors that writes its (T, T) matrix moves 4.8 KB more to memory and as much back, and
-// autograd's backward has four of them, besides P. So all matrices stay on the chip. P isn't read: it is computed anew
-// from q and k, which are there anyway.
+// Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB
+// move. A (T, T) matrix has 4.8 KB more. Autograd's backward writes two of them, dP and dS, and reads six: P and dP
+// twice in all for softmax's backward, P for dV, dS for dbias, dQ and dK. So here all of them stay on the chip. P isn't
+// read: it is computed anew from q and k, which are there anyway.
 //
-// Fragments: a warp has 16 queries, and mma.cuh draws which elements a lane has. Tiles of S and dP (queries by keys) lie
-// in registers as sums of products, which is just how a next product wants its A: dQ = dS k needs no move. The A of the
-// other two products is a transpose, P^T and dS^T, over the queries of all warps. Warps exchange these two through shared
-// memory: stmatrix puts the fragments there, ldmatrix reads them transposed. The alternative is to compute S^T and dP^T
-// too: 28 products a warp more, and all powers of 2 a second time; the exchange takes 16 accesses.
+// Fragments: a warp has 16 queries, and mma.cuh draws which elements a lane has. Tiles of S and dP (queries by keys)
+// lie in registers as sums of products, which is just how a next product wants its A: dQ = dS k needs no move. The A of
+// the other two products is a transpose, P^T and dS^T, over the queries of all warps. Warps exchange these two through
+// shared memory: stmatrix puts the fragments there, ldmatrix reads them transposed. The alternative is to compute S^T
+// and dP^T too: 28 products a warp more, and all powers of 2 a second time; the exchange takes 16 accesses.
 //
 //           keys                              keys of P^T, dS^T
 //         0..7 8..15 ..                     warp 0, 1: dV      warp 2, 3: dK
@@ -25,13 +25,12 @@
 //   warp 2 [    |    |  ]         32..47      that is loaded serves two products
 //   warp 3 [    |    |  ]         48
 //
-// Counts for a warp and window (49 tokens): 76 to 80 products of 16 x 16 x 8, 42 loads by ldmatrix, 28 powers of 2, about
-// 600 instructions in all. With four warps a window that is 100 us of instructions and 110 us of shared memory's bandwidth on an H200
-// for 8192 windows and 4 heads, beside 170 us of memory: memory is the limit where all three overlap.
+// Counts of a warp and window with 49 tokens and DIM = 32: 76 products of 16 x 8 x 16, 44 loads by ldmatrix, 14 stores
+// by stmatrix, 28 powers of 2 a lane, and about 700 instructions in all. On an H200, for 8192 windows and 4 heads, that
+// is 100 us of instructions, 140 us of shared memory's bandwidth, 32 us of powers of 2 and, at 720 MB, 170 us of
+// memory. So memory is the limit as long as the four overlap; these are estimates.
 
 #include "window_attention_grad_strips.cuh"
-
-constexpr unsigned FRAGMENTS = TILES * THREADS;  // groups of four elements of dS, one for each tile and thread
 
 // 1. The text's form: one kernel with bias and mask as tensor inputs, a block a window and head. It loads, waits, works
 //    and leaves. What is left to a second kernel is the sum of dS over windows, so dS goes to memory, in halves.
@@ -101,12 +100,14 @@ extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
 
 // 2. Blocks stay, and each walks over windows of one head. That gives:
 //    - the next window is on its way to shared memory (STAGES = 2) while this one is worked on;
-//    - dS is added up where it is made, in registers and in float32, and a block writes one sum of (T, T) in the end. No
-//      dS goes to memory, and no atomics are needed: a second kernel adds the blocks' sums in a fixed order;
-//    - bias + mask stays in registers, times log2(e), and costs one FMA an element that the scaling needs anyway. Windows
-//      with the same mask follow each other, so a new one is rarely loaded.
+//    - dS is added up where it is made, in registers and in float32, and a block writes one sum of (T, T) in the end.
+//      No dS goes to memory, and no atomics are needed: a second kernel adds the blocks' sums in a fixed order;
+//    - bias + mask stays in registers, times log2(e), and costs one FMA an element that the scaling needs anyway.
+//      Windows with the same mask follow each other, so a new one is rarely loaded.
 //    With more than 64 tokens neither fits into registers: the sums lie in shared memory, where each thread has its own
 //    places, and bias and mask are read from the L2 for each window.
+
+constexpr unsigned FRAGMENTS = TILES * THREADS;  // groups of four elements of dS, one for each tile and thread
 
 // What a block keeps from window to window. Short: in registers.
 template <bool Short>
@@ -212,8 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   }
 }
 
-// Step 2's second kernel: the blocks' sums become dbias. An element of a sum is told by its tile, thread and place in the
-// thread's group of four.
+// Step 2's second kernel: the blocks' sums become dbias. An element of a sum is told by its tile, thread and place in
+// the thread's group of four.
 extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
     window_attention_grad_total(const float* __restrict__ partial, T* __restrict__ dbias, unsigned heads,
                                 unsigned parts) {

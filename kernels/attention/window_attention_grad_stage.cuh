@@ -1,8 +1,8 @@
-// How the tensors of one window and head come to shared memory and back, for window_attention_grad.cu, whose macros this
-// file needs.
+// How the tensors of one window and head come to shared memory and back, for window_attention_grad.cu, whose macros
+// this file needs.
 //
-// A chunk is 16 bytes: 8 halves of a row. Rows of each matrix in shared memory are an odd number of chunks apart, so the
-// eight rows of 16 bytes that ldmatrix and stmatrix take at a time lie in different banks.
+// A chunk is 16 bytes: 8 halves of a row. Rows of each matrix in shared memory are an odd number of chunks apart, so
+// the eight rows of 16 bytes that ldmatrix and stmatrix take at a time lie in different banks.
 #pragma once
 
 #include "mma.cuh"
@@ -107,8 +107,8 @@ __device__ __forceinline__ void store_matrices(char* base, unsigned offset, cons
 #endif
 }
 
-// Writes a strip (16 x DIM) of float32 sums, times `scale`, as rows 16 * strip and on of the window and head at `to`. It
-// goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+// Writes a strip (16 x DIM) of float32 sums, times `scale`, as rows 16 * strip and on of the window and head at `to`.
+// It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
                                             float scale, bool aligned) {
   const unsigned lane = threadIdx.x % WARP;

@@ -7,9 +7,10 @@
 #include "window_attention_grad_stage.cuh"
 
 constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 constexpr bool SHORT = TOKENS <= 64;  // P and dS have room in shared memory at the same time
 constexpr unsigned SQUARES = SHORT ? 2 : 1;
-constexpr unsigned PAIRS = STRIPS > 1 ? STRIPS / 2 : 1;  // of strips of keys
+constexpr unsigned STRIP_PAIRS = STRIPS > 1 ? STRIPS / 2 : 1;  // of strips of keys
 
 using Strip = float[TILES][4];          // a warp's 16 queries by all keys
 using Halves = unsigned[2 * STRIPS][2];  // the same, rounded
@@ -18,7 +19,7 @@ using Halves = unsigned[2 * STRIPS][2];  // the same, rounded
 __device__ __forceinline__ unsigned first_row() { return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4; }
 __device__ __forceinline__ unsigned first_column(unsigned tile) { return tile * 8 + threadIdx.x % 4 * 2; }
 
-// Rows of T elements, two neighbours at a time: in one access where `pairs`, which needs an even T and addresses that are
+// Two neighbouring elements, in one access where `pairs`: that needs an even number of tokens, and addresses that are
 // multiples of 4.
 __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
   if (pairs) {
@@ -31,7 +32,7 @@ __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
 // What is added to a row's scores at `column` and the next, times log2(e): bias and mask, and -inf for keys that don't
 // exist. bias, mask: of the head and of the window, (TOKENS, TOKENS).
 __device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigned row, unsigned column, bool pairs) {
-  float2 sum = make_float2(column < TOKENS ? 0.0f : -INFINITY, column + 1 < TOKENS ? 0.0f : -INFINITY);
+  float2 sum = make_float2(column < TOKENS ? 0.0f : MINUS_INFINITY, column + 1 < TOKENS ? 0.0f : MINUS_INFINITY);
   if (row >= TOKENS || column >= TOKENS) return sum;
   const unsigned at = row * TOKENS + column;
   if (TOKENS % 2 == 1 && column + 1 == TOKENS) {
@@ -110,7 +111,7 @@ template <typename Added>
 __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
 #pragma unroll
   for (unsigned half = 0; half < 2; ++half) {
-    float most = -INFINITY;
+    float most = MINUS_INFINITY;
 #pragma unroll
     for (unsigned tile = 0; tile < TILES; ++tile) {
       const float2 more = added.at(tile, half);
@@ -293,8 +294,8 @@ __device__ __forceinline__ void backward(const char* stage, char* squares, char*
   __syncthreads();
   if constexpr (SHORT && STRIPS % 2 == 0) {
     // Two strips of keys a warp: what it loads of dout or q serves both.
-    const bool of_k = warp / PAIRS == 1;
-    write_columns<2>(room, of_k ? to.dk : to.dv, of_k ? squares + SQUARE_BYTES : squares, warp % PAIRS * 2,
+    const bool of_k = warp / STRIP_PAIRS == 1;
+    write_columns<2>(room, of_k ? to.dk : to.dv, of_k ? squares + SQUARE_BYTES : squares, warp % STRIP_PAIRS * 2,
                      of_k ? q : dout, of_k ? SCALE : 1.0f, aligned);
   } else {
     write_columns<1>(room, to.dv, squares, warp, dout, 1.0f, aligned);

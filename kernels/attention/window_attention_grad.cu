@@ -8,9 +8,9 @@
 // RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone.
 //
 // Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB
-// move. A (T, T) matrix has 4.8 KB more. Autograd's backward writes two of them, dP and dS, and reads six: P and dP
-// twice in all for softmax's backward, P for dV, dS for dbias, dQ and dK. So here all of them stay on the chip. P isn't
-// read: it is computed anew from q and k, which are there anyway.
+// move. A (T, T) matrix has 4.8 KB more. Autograd's backward writes two of them, dP and dS, and reads six: P for dV, P
+// and dP for softmax's backward, dS for dbias, dQ and dK. Here all of them stay on the chip. P isn't read: it is
+// computed anew from q and k, which are there anyway.
 //
 // Fragments: a warp has 16 queries, and mma.cuh draws which elements a lane has. Tiles of S and dP (queries by keys)
 // lie in registers as sums of products, which is just how a next product wants its A: dQ = dS k needs no move. The A of

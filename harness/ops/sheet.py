@@ -233,8 +233,8 @@ class Op:
     tolerance: relative and absolute, by dtype.
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
-    by the type that the operations are done in. items: an expression, what a user counts of a call; `item` names it.
-    `work` may give both itself. timer: how variants are timed unless they say.
+    by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
+    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say.
 
     Raises UsageError where a symbol and a choice share a name.
     """
@@ -292,7 +292,8 @@ class Op:
             work = Work(moved.read, moved.written)
         return replace(
             work,
-            flops=work.flops or tuple((kind, evaluate(text, symbols)) for kind, text in self.flops.items()),
+            flops=work.flops
+            or tuple((dtype if kind == "case" else kind, evaluate(text, symbols)) for kind, text in self.flops.items()),
             items=work.items or evaluate(self.items, symbols),
             item=work.item or self.item,
         )

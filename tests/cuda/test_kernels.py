@@ -26,6 +26,7 @@ from harness import cuda
 from harness.cuda import compile as compiler
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
+from harness.ops.gemm import _cublaslt
 
 # The GPU that everything is measured on, whose plans are compiled for the others too.
 MULTIPROCESSORS = 132
@@ -151,6 +152,16 @@ class FakeKernel:
         return 1
 
 
+class FakeMatmul:
+    """A matrix product of cuBLASLt, which compiles nothing."""
+
+    def __init__(self, *_: object) -> None:
+        self.close = lambda: None
+
+    def __call__(self, *_: object, **__: object) -> None:
+        pass
+
+
 def told(op: str) -> ModuleType:
     """tests/ops/test_<op>.py, which tells of its kernels:
 
@@ -210,6 +221,8 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]
     monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
     monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
+    monkeypatch.setattr(_cublaslt, "obstacle", lambda _product: None)
+    monkeypatch.setattr(_cublaslt, "Matmul", FakeMatmul)
 
 
 def alignments(declared: Sequence[Tensor], values: Symbols, dtype: str) -> Iterator[Tensors]:

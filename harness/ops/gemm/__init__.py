@@ -1,0 +1,1 @@
+"""Matrix products of the library, with what is done beside them."""

@@ -1,0 +1,358 @@
+"""Matrix products by cuBLASLt, whose functions the package nvmath-python gives to Python.
+
+A `Product` says what is multiplied. `obstacle` says why cuBLASLt can't do it here, and a `Matmul` does it. Matrices of
+ops lie in memory row by row, those of cuBLASLt column by column: the transposed matrix. So cuBLASLt is asked for
+y^T = w x^T, whose first operand is w. Then a column of y is a row of cuBLASLt's result, and gets one bias.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness.errors import MachineError
+
+if TYPE_CHECKING:
+    import torch
+
+WORKSPACE = 32 * 2**20
+"""Bytes that an algorithm may use beside its operands; torch gives as many on Hopper."""
+MANY = 24
+"""Algorithms that are tried where the fastest is searched for."""
+MISSING = "needs nvmath-python, which gives cuBLASLt to Python: pip install 'gpu-bench-harness[gemm]'"
+
+Alpha = Literal["one", "device", "columns"]
+Order = Literal["", "COL4_4R2_8C", "COL32_2R_4R4"]
+
+_ALIGNED = 256  # bytes of an address that are enough for every algorithm
+_REPEATS, _CALLS = 3, 5  # of a timing of an algorithm: the fastest of the repeats, of so many calls each
+_PARTS_IN_COMPUTE_TYPE = 2  # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+_TYPES = {
+    "float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF", "int8": "CUDA_R_8I",
+    "int32": "CUDA_R_32I",
+}  # fmt: skip
+_NUMPY = {"float32": "float32", "int32": "int32"}  # types of a factor on the host
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """y (m, n) = alpha * x (m, k) times the weights, plus a bias for each column, once or for each of a batch.
+
+    dtype: of x and the weights. out: of y. as_rows: the weights are (n, k), as nn.Linear has them; otherwise (k, n).
+    alpha: 'one'; 'device', a factor in the device's memory; 'columns', a factor for each column of y there. order: one
+    of cuBLASLt's own orders of the weights; then x and y are in its order COL32. All matrices are contiguous.
+
+    Sums of int8 are int32, those of floats float32: products of float32 aren't rounded to TF32.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out: str
+    as_rows: bool = True
+    batch: int = 1
+    bias: bool = False
+    alpha: Alpha = "one"
+    order: Order = ""
+
+    @property
+    def compute(self) -> str:
+        """The type that cuBLASLt adds up in."""
+        return "COMPUTE_32I" if self.dtype == "int8" else "COMPUTE_32F"
+
+    @property
+    def scale(self) -> str:
+        """The type of alpha."""
+        return "int32" if self.out == "int32" else "float32"
+
+    @property
+    def layouts(self) -> tuple[Layout, Layout, Layout]:
+        """The two operands and the result, as cuBLASLt has them."""
+        m, n, k = self.m, self.n, self.k
+        if self.order:
+            # These orders are of the matrices themselves, not of the transposed ones. Their leading dimensions are the
+            # elements of 32 columns.
+            rows = -(-n // 8) * 8 if self.order == "COL4_4R2_8C" else -(-n // 32) * 32
+            x, y = Layout(self.dtype, m, k, 32 * m, "COL32"), Layout(self.out, m, n, 32 * m, "COL32")
+            return x, Layout(self.dtype, n, k, 32 * rows, self.order), y
+        rows, columns = (k, n) if self.as_rows else (n, k)
+        weights = Layout(self.dtype, rows, columns, rows, stride=n * k)
+        return weights, Layout(self.dtype, k, m, k, stride=m * k), Layout(self.out, n, m, n, stride=m * n)
+
+    @property
+    def transposed(self) -> tuple[bool, bool]:
+        """Which of cuBLASLt's operands is transposed."""
+        return (False, True) if self.order else (self.as_rows, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A matrix in memory as cuBLASLt describes it.
+
+    leading: elements from one column to the next. stride: elements from one matrix of a batch to the next.
+    """
+
+    dtype: str
+    rows: int
+    columns: int
+    leading: int
+    order: str = "COL"
+    stride: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The parts of nvmath-python that are used: cuBLASLt's functions, and two lists of types by name."""
+
+    lt: Any
+    compute: Any
+    types: Any
+
+
+@cache
+def library() -> Library:
+    """nvmath-python, which takes a second to import."""
+    lt, cublas = (importlib.import_module(f"nvmath.bindings.{name}") for name in ("cublasLt", "cublas"))
+    return Library(lt, cublas.ComputeType, importlib.import_module("nvmath").CudaDataType)
+
+
+def missing() -> str | None:
+    """Why there is no cuBLASLt to call; None if there may be one."""
+    return None if importlib.util.find_spec("nvmath") else MISSING
+
+
+def obstacle(product: Product) -> str | None:
+    """Why cuBLASLt can't do it on this machine, in its own words; None if it can. It is asked without any memory."""
+    if reason := missing():
+        return reason
+    try:
+        with ExitStack() as opened:
+            found = _Description(product, opened).algorithms(1, (_ALIGNED,) * 3)
+    except (library().lt.cuBLASLtError, RuntimeError) as error:
+        return f"cuBLASLt: {_words(error)}"
+    return None if len(found) else "cuBLASLt: it has no algorithm for this product"
+
+
+class Matmul:
+    """A product that is ready to be called, on torch's current stream. A call neither allocates nor waits.
+
+    The first call with tensors of some alignment chooses the algorithm for it. A session makes that call before
+    anything is timed. algorithms: how many of those that cuBLASLt proposes are timed then, in its order; with 1 its
+    first choice is taken as it is.
+
+    Raises MachineError in cuBLASLt's words where it refuses a call.
+    """
+
+    def __init__(self, product: Product, algorithms: int = 1) -> None:
+        self._product, self._count = product, algorithms
+        self._opened = ExitStack()
+        self._description = _Description(product, self._opened)
+        self._chosen: dict[tuple[int, ...], Any] = {}
+        self._workspace: torch.Tensor | None = None
+
+    def close(self) -> None:
+        """Give cuBLASLt's descriptors back."""
+        self._opened.close()
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        y: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        alpha: torch.Tensor | None = None,
+    ) -> None:
+        """Multiply into y. bias (n): where the product has one. alpha (1) or (n), float32: where it isn't 'one'."""
+        if bias is not None:
+            self._description.set_bias(bias.data_ptr())
+        operands = (x, weights) if self._product.order else (weights, x)
+        addresses = tuple(tensor.data_ptr() for tensor in (*operands, y))
+        alignments = tuple(min(_ALIGNED, address & -address) for address in addresses)
+        if self._workspace is None:
+            self._workspace = _workspace(y)
+        run = partial(self._run, addresses, 0 if alpha is None else alpha.data_ptr(), self._workspace.data_ptr())
+        if alignments not in self._chosen:
+            self._chosen[alignments] = self._choose(alignments, run)
+        try:
+            run(self._chosen[alignments])
+        except library().lt.cuBLASLtError as error:
+            raise _refused(error) from error
+
+    def _run(self, addresses: Sequence[int], alpha: int, workspace: int, algorithm: Any) -> None:
+        self._description.multiply(addresses, alpha, algorithm.ctypes.data, workspace, _stream())
+
+    def _choose(self, alignments: tuple[int, ...], run: Callable[[Any], None]) -> Any:
+        """The fastest of the algorithms, or the only one."""
+        failure = library().lt.cuBLASLtError
+        try:
+            found = self._description.algorithms(self._count, alignments)
+        except failure as error:
+            raise _refused(error) from error
+        if self._count == 1 and len(found):
+            return found[:1]
+        times: list[tuple[float, int]] = []
+        for place in range(len(found)):
+            try:
+                times.append((_seconds(partial(run, found[place : place + 1])), place))
+            except failure:  # it was proposed, but can't run
+                continue
+        if not times:
+            raise MachineError("cuBLASLt has no algorithm for this product", "check how its tensors are aligned")
+        _, fastest = min(times)
+        return found[fastest : fastest + 1]
+
+
+class _Description:
+    """cuBLASLt's descriptors of a product. They live until `opened` is closed."""
+
+    def __init__(self, product: Product, opened: ExitStack) -> None:
+        import numpy as np
+
+        parts = library()
+        self._lt = lt = parts.lt
+        kind = parts.types[_TYPES[product.scale]]
+        self._descriptor = lt.matmul_desc_create(parts.compute[product.compute], kind)
+        opened.callback(lt.matmul_desc_destroy, self._descriptor)
+        self._held: dict[str, Any] = {}
+        for name, is_transposed in zip(("TRANSA", "TRANSB"), product.transposed, strict=True):
+            self._describe(name, int(is_transposed))
+        if product.bias:
+            self._describe("EPILOGUE", lt.Epilogue.BIAS)
+            self.set_bias(_ALIGNED)  # any aligned address: algorithms are chosen by it, too
+        modes = {"one": "HOST", "device": "DEVICE", "columns": "ALPHA_DEVICE_VECTOR_BETA_ZERO"}
+        self._describe("POINTER_MODE", lt.PointerMode[modes[product.alpha]])
+        self._factors = np.ones(1, _NUMPY[product.scale]), np.zeros(1, _NUMPY[product.scale])
+        self._alpha_on_host = product.alpha == "one"
+        self._zero: torch.Tensor | None = None
+        self._layouts = [self._layout(layout, product.batch, opened) for layout in product.layouts]
+
+    def set_bias(self, address: int) -> None:
+        """Where the bias lies that the next call adds."""
+        self._describe("BIAS_POINTER", address)
+
+    def algorithms(self, count: int, alignments: Sequence[int]) -> Any:
+        """As many algorithms as cuBLASLt proposes, up to `count`, in an array of its own records, best guess first.
+
+        alignments: bytes that the addresses of the two operands and of the result are multiples of.
+        """
+        import numpy as np
+
+        lt = self._lt
+        wanted = {
+            "MAX_WORKSPACE_BYTES": WORKSPACE,
+            # Parts of a sum that was split would otherwise be rounded to the type of y before they are added.
+            "REDUCTION_SCHEME_MASK": _PARTS_IN_COMPUTE_TYPE,
+            **dict(zip((f"MIN_ALIGNMENT_{name}_BYTES" for name in "ABCD"), (*alignments, alignments[2]), strict=True)),
+        }
+        found, returned = np.zeros(count, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        with ExitStack() as opened:
+            preference = lt.matmul_preference_create()
+            opened.callback(lt.matmul_preference_destroy, preference)
+            for name, value in wanted.items():
+                attribute = lt.MatmulPreferenceAttribute[name]
+                kind = lt.get_matmul_preference_attribute_dtype(attribute)
+                _set(partial(lt.matmul_preference_set_attribute, preference, attribute), kind, value)
+            a, b, d = self._layouts
+            lt.matmul_algo_get_heuristic(
+                *(_handle(), self._descriptor, a, b, d, d, preference, count),
+                *(found.ctypes.data, returned.ctypes.data),
+            )
+        found = found[: int(returned[0])]
+        return found[found["state"] == 0]
+
+    def multiply(self, addresses: Sequence[int], alpha: int, algorithm: int, workspace: int, stream: int) -> None:
+        """Launch. addresses: of the two operands and of the result."""
+        a, b, d = addresses
+        of_a, of_b, of_d = self._layouts
+        one, zero = (factor.ctypes.data for factor in self._factors)
+        if not self._alpha_on_host:
+            self._zero = _zero() if self._zero is None else self._zero
+            one, zero = alpha, self._zero.data_ptr()
+        self._lt.matmul(
+            *(_handle(), self._descriptor, one, a, of_a, b, of_b, zero, d, of_d, d, of_d),
+            *(algorithm, workspace, WORKSPACE, stream),
+        )
+
+    def _describe(self, name: str, value: int) -> None:
+        attribute = self._lt.MatmulDescAttribute[name]
+        kind = self._lt.get_matmul_desc_attribute_dtype(attribute)
+        _set(partial(self._lt.matmul_desc_set_attribute, self._descriptor, attribute), kind, value)
+
+    def _layout(self, layout: Layout, batch: int, opened: ExitStack) -> int:
+        lt = self._lt
+        kind = library().types[_TYPES[layout.dtype]]
+        made: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
+        opened.callback(lt.matrix_layout_destroy, made)
+        more = {"ORDER": int(lt.Order[layout.order])}
+        if batch > 1:
+            more |= {"BATCH_COUNT": batch, "STRIDED_BATCH_OFFSET": layout.stride}
+        for name, value in more.items():
+            attribute = lt.MatrixLayoutAttribute[name]
+            kind = lt.get_matrix_layout_attribute_dtype(attribute)
+            _set(partial(lt.matrix_layout_set_attribute, made, attribute), kind, value)
+        return made
+
+
+def _set(give: Callable[[int, int], object], kind: Any, value: int) -> None:
+    """Give the address and the bytes of a number of this type to a function that copies it."""
+    import numpy as np
+
+    number = np.array([value], kind)
+    give(number.ctypes.data, number.nbytes)
+
+
+@cache
+def _handle() -> int:
+    """The handle of cuBLASLt, one for a process: a process uses one device."""
+    return int(library().lt.create())
+
+
+def _words(error: Exception) -> str:
+    """What cuBLASLt says of an error, without the binding's advice how to log."""
+    return str(error).partition(". You can set")[0]
+
+
+def _refused(error: Exception) -> MachineError:
+    return MachineError(f"cuBLASLt refuses the product: {_words(error)}", "take other sizes, or another variant")
+
+
+def _workspace(beside: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.empty(WORKSPACE, dtype=torch.uint8, device=beside.device)
+
+
+def _zero() -> torch.Tensor:
+    import torch
+
+    return torch.zeros(1, device="cuda")
+
+
+def _stream() -> int:
+    """Torch's current stream, which is another one while it captures a graph."""
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _seconds(call: Callable[[], None]) -> float:
+    """Seconds of a call, of those that follow each other."""
+    import torch
+
+    call()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(_CALLS):
+            call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e-3 / _CALLS)
+    return min(times)

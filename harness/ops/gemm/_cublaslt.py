@@ -1,6 +1,6 @@
 """Matrix products by cuBLASLt, whose functions the package nvmath-python gives to Python.
 
-A `Product` says what is multiplied. `obstacle` says why cuBLASLt can't do it here, and a `Matmul` does it. Matrices of
+A `Gemm` says what is multiplied. `obstacle` says why cuBLASLt can't do it here, and a `Matmul` does it. Matrices of
 ops lie in memory row by row, those of cuBLASLt column by column: the transposed matrix. So cuBLASLt is asked for
 y^T = w x^T, whose first operand is w. Then a column of y is a row of cuBLASLt's result, and gets one bias.
 """
@@ -40,8 +40,8 @@ _NUMPY = {"float32": "float32", "int32": "int32"}  # types of a factor on the ho
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
-    """y (m, n) = alpha * x (m, k) times the weights, plus a bias for each column, once or for each of a batch.
+class Gemm:
+    """A matrix product: y (m, n) = alpha * x (m, k) times the weights, plus a bias for each column; or a batch of them.
 
     dtype: of x and the weights. out: of y. as_rows: the weights are (n, k), as nn.Linear has them; otherwise (k, n).
     alpha: 'one'; 'device', a factor in the device's memory; 'columns', a factor for each column of y there. order: one
@@ -117,7 +117,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """nvmath-python, which takes a second to import."""
+    """The parts of nvmath-python, which takes a second to import."""
     lt, cublas = (importlib.import_module(f"nvmath.bindings.{name}") for name in ("cublasLt", "cublas"))
     return Library(lt, cublas.ComputeType, importlib.import_module("nvmath").CudaDataType)
 
@@ -127,7 +127,7 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("nvmath") else MISSING
 
 
-def obstacle(product: Product) -> str | None:
+def obstacle(product: Gemm) -> str | None:
     """Why cuBLASLt can't do it on this machine, in its own words; None if it can. It is asked without any memory."""
     if reason := missing():
         return reason
@@ -137,6 +137,27 @@ def obstacle(product: Product) -> str | None:
     except (library().lt.cuBLASLtError, RuntimeError) as error:
         return f"cuBLASLt: {_words(error)}"
     return None if len(found) else "cuBLASLt: it has no algorithm for this product"
+
+
+def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
+    """Weights (n, k) of int8 in the order of cuBLASLt's own that the product wants, in one dimension."""
+    import torch
+
+    parts, (_, layout, _) = library(), product.layouts
+    lt = parts.lt
+    wanted = torch.zeros(layout.leading * -(-layout.columns // 32), dtype=weights.dtype, device=weights.device)
+    factors = torch.tensor([1.0, 0.0])
+    one = factors.data_ptr()
+    with ExitStack() as opened:
+        given = _made(Layout(layout.dtype, layout.rows, layout.columns, layout.columns, "ROW"), 1, opened)
+        result = _made(layout, 1, opened)
+        transform = lt.matrix_transform_desc_create(parts.types[_TYPES["float32"]])
+        opened.callback(lt.matrix_transform_desc_destroy, transform)
+        lt.matrix_transform(
+            *(_handle(), transform, one, weights.data_ptr(), given, one + factors.element_size()),
+            *(0, 0, wanted.data_ptr(), result, _stream()),
+        )
+    return wanted
 
 
 class Matmul:
@@ -149,7 +170,7 @@ class Matmul:
     Raises MachineError in cuBLASLt's words where it refuses a call.
     """
 
-    def __init__(self, product: Product, algorithms: int = 1) -> None:
+    def __init__(self, product: Gemm, algorithms: int = 1) -> None:
         self._product, self._count = product, algorithms
         self._opened = ExitStack()
         self._description = _Description(product, self._opened)
@@ -209,9 +230,9 @@ class Matmul:
 
 
 class _Description:
-    """cuBLASLt's descriptors of a product. They live until `opened` is closed."""
+    """The descriptors of a product. They live until `opened` is closed."""
 
-    def __init__(self, product: Product, opened: ExitStack) -> None:
+    def __init__(self, product: Gemm, opened: ExitStack) -> None:
         import numpy as np
 
         parts = library()
@@ -230,14 +251,14 @@ class _Description:
         self._factors = np.ones(1, _NUMPY[product.scale]), np.zeros(1, _NUMPY[product.scale])
         self._alpha_on_host = product.alpha == "one"
         self._zero: torch.Tensor | None = None
-        self._layouts = [self._layout(layout, product.batch, opened) for layout in product.layouts]
+        self._layouts = [_made(layout, product.batch, opened) for layout in product.layouts]
 
     def set_bias(self, address: int) -> None:
         """Where the bias lies that the next call adds."""
         self._describe("BIAS_POINTER", address)
 
     def algorithms(self, count: int, alignments: Sequence[int]) -> Any:
-        """As many algorithms as cuBLASLt proposes, up to `count`, in an array of its own records, best guess first.
+        """What cuBLASLt proposes, up to `count` algorithms, in an array of its own records, the best guess first.
 
         alignments: bytes that the addresses of the two operands and of the result are multiples of.
         """
@@ -284,19 +305,21 @@ class _Description:
         kind = self._lt.get_matmul_desc_attribute_dtype(attribute)
         _set(partial(self._lt.matmul_desc_set_attribute, self._descriptor, attribute), kind, value)
 
-    def _layout(self, layout: Layout, batch: int, opened: ExitStack) -> int:
-        lt = self._lt
-        kind = library().types[_TYPES[layout.dtype]]
-        made: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
-        opened.callback(lt.matrix_layout_destroy, made)
-        more = {"ORDER": int(lt.Order[layout.order])}
-        if batch > 1:
-            more |= {"BATCH_COUNT": batch, "STRIDED_BATCH_OFFSET": layout.stride}
-        for name, value in more.items():
-            attribute = lt.MatrixLayoutAttribute[name]
-            kind = lt.get_matrix_layout_attribute_dtype(attribute)
-            _set(partial(lt.matrix_layout_set_attribute, made, attribute), kind, value)
-        return made
+
+def _made(layout: Layout, batch: int, opened: ExitStack) -> int:
+    """The descriptor of a matrix, or of a batch of them. It lives until `opened` is closed."""
+    parts = library()
+    lt, kind = parts.lt, parts.types[_TYPES[layout.dtype]]
+    made: int = lt.matrix_layout_create(kind, layout.rows, layout.columns, layout.leading)
+    opened.callback(lt.matrix_layout_destroy, made)
+    more = {"ORDER": int(lt.Order[layout.order])}
+    if batch > 1:
+        more |= {"BATCH_COUNT": batch, "STRIDED_BATCH_OFFSET": layout.stride}
+    for name, value in more.items():
+        attribute = lt.MatrixLayoutAttribute[name]
+        of_number = lt.get_matrix_layout_attribute_dtype(attribute)
+        _set(partial(lt.matrix_layout_set_attribute, made, attribute), of_number, value)
+    return made
 
 
 def _set(give: Callable[[int, int], object], kind: Any, value: int) -> None:

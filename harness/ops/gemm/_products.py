@@ -10,7 +10,7 @@ from harness.model import Case
 from harness.ops import Context, Expected
 from harness.ops._elementwise import widened
 from harness.ops.gemm import _cublaslt
-from harness.ops.gemm._cublaslt import Matmul, Product
+from harness.ops.gemm._cublaslt import Gemm, Matmul
 
 if TYPE_CHECKING:
     import torch
@@ -44,12 +44,12 @@ def expected(
         yield Expected(name, got[here], product.add_(offset), rounding.add_(lengths.mul_(of_sums)), first * each)
 
 
-def needs(product: Callable[[Case], Product]) -> Callable[[Case], str | None]:
+def needs(product: Callable[[Case], Gemm]) -> Callable[[Case], str | None]:
     """Why a variant that makes this product of a case can't run it; None if it can."""
     return lambda case: _cublaslt.obstacle(product(case))
 
 
-def prepared(ctx: Context, product: Product, algorithms: int = 1) -> Matmul:
+def prepared(ctx: Context, product: Gemm, algorithms: int = 1) -> Matmul:
     """The product, ready to be called until the case is over. algorithms: as `Matmul` takes them."""
     matmul = _cublaslt.Matmul(product, algorithms)
     ctx.defer(matmul.close)

@@ -15,7 +15,7 @@ from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.ops.gemm._cublaslt import MANY, Product
+from harness.ops.gemm._cublaslt import MANY, Gemm
 from harness.ops.gemm._products import expected, needs, prepared
 
 _X, _BIAS = Tensor("x", ("M", "K")), Tensor("bias", ("N",))
@@ -54,16 +54,16 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     return lambda t: (function(t.x, t.weight, t.bias),)
 
 
-def _product(case: Case, *, bias: bool = True, as_rows: bool = True) -> Product:
+def _product(case: Case, *, bias: bool = True, as_rows: bool = True) -> Gemm:
     s = case.symbols
-    return Product(s["M"], s["N"], s["K"], case.dtype, case.dtype, as_rows=as_rows, bias=bias)
+    return Gemm(s["M"], s["N"], s["K"], case.dtype, case.dtype, as_rows=as_rows, bias=bias)
 
 
-def _without_bias(case: Case) -> Product:
+def _without_bias(case: Case) -> Gemm:
     return _product(case, bias=False)
 
 
-def _laid_out(case: Case) -> Product:
+def _laid_out(case: Case) -> Gemm:
     return _product(case, as_rows=False)
 
 
@@ -113,7 +113,7 @@ def _adder(ctx: Context) -> Launch:
     return launch
 
 
-def _fused(ctx: Context, product: Product, algorithms: int = 1) -> Launch:
+def _fused(ctx: Context, product: Gemm, algorithms: int = 1) -> Launch:
     matmul = prepared(ctx, product, algorithms)
     return lambda t: matmul(t.x, t.weight, t.y, bias=t.bias)
 

@@ -19,7 +19,8 @@ PointerMode = IntEnum("PointerMode", {"HOST": 0, "DEVICE": 1, "ALPHA_DEVICE_VECT
 Described = IntEnum("Described", {"POINTER_MODE": 2, "TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8})
 LaidOut = IntEnum("LaidOut", {"ORDER": 1, "BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
 ALIGNMENTS = {f"MIN_ALIGNMENT_{name}_BYTES": 5 + place for place, name in enumerate("ABCD")}
-Preferred = IntEnum("Preferred", {"MAX_WORKSPACE_BYTES": 1, "REDUCTION_SCHEME_MASK": 3} | ALIGNMENTS)
+PREFERENCES = [("MAX_WORKSPACE_BYTES", 1), ("REDUCTION_SCHEME_MASK", 3), *ALIGNMENTS.items()]
+Preferred: Any = IntEnum("Preferred", PREFERENCES)  # type: ignore[misc] # made of a list
 Compute = IntEnum("Compute", {"COMPUTE_32F": 68, "COMPUTE_32I": 72})
 Types = IntEnum("Types", {"CUDA_R_32F": 0, "CUDA_R_16F": 2, "CUDA_R_16BF": 14, "CUDA_R_8I": 3, "CUDA_R_32I": 10})
 ALGORITHM = np.dtype([("data_", "<u8", (8,))])
@@ -34,10 +35,8 @@ REFUSAL = "the requested functionality is not supported (CUBLAS_STATUS_NOT_SUPPO
 class CublasLtError(Exception):
     """As the binding's: its text is cuBLASLt's, with advice."""
 
-    def __init__(
-        self, text: str = "the requested functionality is not supported (CUBLAS_STATUS_NOT_SUPPORTED)"
-    ) -> None:
-        super().__init__(f"{text}. You can set CUBLASLT_LOG_LEVEL=5 environment variable to learn more.")
+    def __init__(self) -> None:
+        super().__init__(f"{REFUSAL}. You can set CUBLASLT_LOG_LEVEL=5 environment variable to learn more.")
 
 
 @dataclass
@@ -45,15 +44,16 @@ class FakeLt:
     """cublasLt's functions. An algorithm's record holds its number, counted from 0.
 
     calls: names of the functions that were called, in order. objects: by handle, what was made and set. alive: handles
-    that weren't given back. multiplied: the arguments of each product by name. refused: an error is all that is
-    proposed. proposed: algorithms at most. broken: algorithms that are proposed and don't run. failed: those whose
-    state says that they aren't to be used.
+    that weren't given back. multiplied, transformed: the arguments of each product, and of each change of order, by
+    name. refused: an error is all that is proposed. proposed: algorithms at most. broken: algorithms that are proposed
+    and don't run. failed: those whose state says that they aren't to be used.
     """
 
     calls: list[str] = field(default_factory=list)
     objects: dict[int, dict[str, Any]] = field(default_factory=dict)
     alive: set[int] = field(default_factory=set)
     multiplied: list[dict[str, int]] = field(default_factory=list)
+    transformed: list[dict[str, Any]] = field(default_factory=list)
     refused: bool = False
     proposed: int = 100
     broken: tuple[int, ...] = ()
@@ -91,7 +91,7 @@ class FakeLt:
     def matmul_preference_create(self) -> int:
         return self._make("preference")
 
-    matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = _destroy
+    matmul_desc_destroy = matrix_layout_destroy = matmul_preference_destroy = matrix_transform_desc_destroy = _destroy
     matmul_desc_set_attribute = matrix_layout_set_attribute = matmul_preference_set_attribute = _set
 
     def get_matmul_desc_attribute_dtype(self, attribute: IntEnum) -> Any:
@@ -111,7 +111,7 @@ class FakeLt:
         given = min(count, self.proposed)
         for place in range(given):
             record = (ctypes.c_byte * RECORD.itemsize).from_address(records + place * RECORD.itemsize)
-            array = np.frombuffer(record, RECORD)
+            array: Any = np.ndarray(1, RECORD, record)
             array["algo"]["data_"][0][0] = place
             array["state"][0] = 15 if place in self.failed else 0
         ctypes.c_int32.from_address(returned).value = given
@@ -142,6 +142,15 @@ class FakeLt:
             raise CublasLtError
         bias = self.objects[said["descriptor"]].get("BIAS_POINTER")
         self.multiplied.append(said | {"algorithm": algorithm, "bias": bias})
+
+    def matrix_transform_desc_create(self, scale: int) -> int:
+        return self._make("transform", scale=Types(scale).name)
+
+    def matrix_transform(self, *arguments: int) -> None:
+        names = ("handle", "descriptor", "alpha", "a", "of_a", "beta", "b", "of_b", "c", "of_c", "stream")
+        said: dict[str, Any] = dict(zip(names, arguments, strict=True))
+        factors = tuple(ctypes.c_float.from_address(said[name]).value for name in ("alpha", "beta"))
+        self.transformed.append(said | {"factors": factors})
 
     def described(self, call: dict[str, int]) -> list[dict[str, Any]]:
         """What a call multiplied: the descriptor, and the layouts of its operands and of its result."""

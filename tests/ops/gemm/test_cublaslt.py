@@ -6,9 +6,9 @@ import pytest
 
 from harness.errors import MachineError
 from harness.ops.gemm import _cublaslt
-from harness.ops.gemm._cublaslt import Layout, Matmul, Product, missing, obstacle
+from harness.ops.gemm._cublaslt import Gemm, Layout, Matmul, missing, obstacle
 
-LINEAR = Product(m=5, n=3, k=7, dtype="float16", out="float16", bias=True)
+LINEAR = Gemm(m=5, n=3, k=7, dtype="float16", out="float16", bias=True)
 
 
 def layout(kind, rows, columns, leading, **more):
@@ -34,13 +34,13 @@ def test_a_linear_layer_is_asked_for_as_the_transposed_product(lt, address):
 
 
 def test_weights_laid_out_ahead_are_not_transposed(lt, address):
-    descriptor, a, *_ = call(lt, address, Product(5, 3, 7, "bfloat16", "bfloat16", as_rows=False))
+    descriptor, a, *_ = call(lt, address, Gemm(5, 3, 7, "bfloat16", "bfloat16", as_rows=False))
     assert (descriptor["TRANSA"], a) == (0, layout("16BF", 3, 7, 3))
     assert "EPILOGUE" not in descriptor
 
 
 def test_a_batch_has_strides_of_whole_matrices(lt, address):
-    _, a, b, d, _ = call(lt, address, Product(49, 49, 32, "float16", "float16", batch=6))
+    _, a, b, d, _ = call(lt, address, Gemm(49, 49, 32, "float16", "float16", batch=6))
     assert a == b == layout("16F", 32, 49, 32, BATCH_COUNT=6, STRIDED_BATCH_OFFSET=49 * 32)
     assert d == layout("16F", 49, 49, 49, BATCH_COUNT=6, STRIDED_BATCH_OFFSET=49 * 49)
 
@@ -56,7 +56,7 @@ def test_a_batch_has_strides_of_whole_matrices(lt, address):
 )
 def test_int8_adds_up_in_int32_and_is_scaled_on_its_way_out(lt, address, out, alpha, scale, mode):
     factor = {} if alpha == "one" else {"alpha": address(8192)}
-    descriptor, a, b, d, said = call(lt, address, Product(16, 8, 32, "int8", out, alpha=alpha), **factor)
+    descriptor, a, b, d, said = call(lt, address, Gemm(16, 8, 32, "int8", out, alpha=alpha), **factor)
     assert (descriptor["compute"], descriptor["scale"]) == ("COMPUTE_32I", scale)
     assert descriptor["POINTER_MODE"] == mode
     assert (a, b) == (layout("8I", 32, 8, 32), layout("8I", 32, 16, 32))
@@ -66,7 +66,7 @@ def test_int8_adds_up_in_int32_and_is_scaled_on_its_way_out(lt, address, out, al
 
 @pytest.mark.parametrize(("order", "leading"), [("COL4_4R2_8C", 32 * 40), ("COL32_2R_4R4", 32 * 64)])
 def test_orders_of_cublaslts_own_are_of_the_matrices_themselves(lt, address, order, leading):
-    descriptor, a, b, d, said = call(lt, address, Product(100, 36, 64, "int8", "int32", order=order))
+    descriptor, a, b, d, said = call(lt, address, Gemm(100, 36, 64, "int8", "int32", order=order))
     assert (descriptor["TRANSA"], descriptor["TRANSB"]) == (0, 1)
     assert a == layout("8I", 100, 64, 3200, ORDER=2)
     assert b == layout("8I", 36, 64, leading, ORDER=lt.Order[order])

@@ -76,7 +76,7 @@ def test_a_product_is_captured_into_a_graph(launch, placed, catalogue):
     import torch
 
     x, weight, bias, y = (placed(shape, "float16").tensor for shape in ((64, 32), (48, 32), (48,), (64, 48)))
-    matmul = _cublaslt.Matmul(_cublaslt.Product(64, 48, 32, "float16", "float16", bias=True), 8)
+    matmul = _cublaslt.Matmul(_cublaslt.Gemm(64, 48, 32, "float16", "float16", bias=True), 8)
     for tensor in (x, weight, bias):
         tensor.normal_()
     matmul(x, weight, y, bias=bias)

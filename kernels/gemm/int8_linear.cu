@@ -1,0 +1,84 @@
+// Sums of products of int8, scaled to float16: y[m, n] = sums[m, n] * x_scale * weight_scale[n].
+//
+// Macros: WIDTH (8, 4 or 1 elements a thread), INDEX (unsigned, or unsigned long long where WIDTH is 1), PER_CHANNEL (a
+// scale for each column, or one for all), BY_32 (the sums are in cuBLASLt's order COL32).
+//
+// The product is cuBLASLt's, and writes its exact sums in int32. This kernel reads four bytes an element and writes two.
+// For a layer of M = 401408, K = 128, N = 384 the sums are written and read in 617 MB each, where the operands have
+// 51 MB: what int8 saves in the product is lost many times over. That is why the text also lets the product scale its
+// sums by itself and write int8, a quarter of these bytes, at the price of one more rounding.
+//
+// A thread takes WIDTH neighbours of one row: two loads of 16 bytes and one store of 16 for rows that are multiples of
+// 8, one load and a store of 8 for other multiples of 4, single elements otherwise and at unaligned addresses. It finds
+// its row by a multiplication. Counting in units of WIDTH, 32 bits are enough for all that fits into a GPU.
+
+#include "fastdiv.cuh"
+#include "pack.cuh"
+
+struct alignas(WIDTH * sizeof(__half)) Halves {
+  __half at[WIDTH];
+};
+
+// The sums of a unit, at any column that is a multiple of WIDTH.
+__device__ __forceinline__ void load_sums(int (&to)[WIDTH], const int* from) {
+  if constexpr (WIDTH == 1) {
+    to[0] = from[0];
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < WIDTH; j += 4) {
+      // The sums aren't needed again: they should not push what follows out of the cache.
+      const int4 four = __ldcs(reinterpret_cast<const int4*>(from + j));
+      to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+    }
+  }
+}
+
+__device__ __forceinline__ void load_scales(float (&to)[WIDTH], const float* __restrict__ from) {
+  if constexpr (WIDTH == 1) {
+    to[0] = from[0];
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < WIDTH; j += 4) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(from + j));
+      to[j] = four.x, to[j + 1] = four.y, to[j + 2] = four.z, to[j + 3] = four.w;
+    }
+  }
+}
+
+// Where an element's sum lies. COL32 keeps 32 columns together: those of row 0, then those of row 1, and so on.
+__device__ __forceinline__ long long place(long long row, unsigned column, long long rows, long long in_order) {
+  if constexpr (BY_32) {
+    return (column / 32 * rows + row) * 32 + column % 32;
+  } else {
+    return in_order;
+  }
+}
+
+// units: of WIDTH elements, in all and in a row; rows: of y.
+extern "C" __global__ void dequantise(const int* __restrict__ sums, const float* __restrict__ x_scale,
+                                      const float* __restrict__ weight_scale, __half* __restrict__ y, INDEX units,
+                                      INDEX units_in_a_row, INDEX multiplier, unsigned shift, long long rows) {
+  const INDEX unit = static_cast<INDEX>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (unit >= units) return;
+  const Divisor<INDEX> of{units_in_a_row, multiplier, shift};
+  const INDEX row = of.quotient(unit);
+  const unsigned column = static_cast<unsigned>(unit - row * units_in_a_row) * WIDTH;
+  const long long first = static_cast<long long>(unit) * WIDTH;
+
+  int sum[WIDTH];
+  load_sums(sum, sums + place(row, column, rows, first));
+  float scale[WIDTH];
+  if constexpr (PER_CHANNEL) {
+    load_scales(scale, weight_scale + column);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < WIDTH; ++j) scale[j] = weight_scale[0];
+  }
+  const float of_x = x_scale[0];
+  Halves result;
+#pragma unroll
+  for (unsigned j = 0; j < WIDTH; ++j) {
+    result.at[j] = __float2half_rn(static_cast<float>(sum[j]) * (of_x * scale[j]));
+  }
+  *reinterpret_cast<Halves*>(y + first) = result;
+}

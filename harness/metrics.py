@@ -22,6 +22,8 @@ Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
 KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
+SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
+"""Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -376,6 +378,13 @@ for _metric in (
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
+    _fact(SNR, "signal to noise", units.DECIBELS,
+          "the energy of the same result in float64, computed before anything was quantised or rounded, over that of "
+          "the error; 6 dB are a bit", "higher"),
+    _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
+          "the mean absolute error, over the root mean square of the same result in float64", "lower"),
+    _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,
+          "the largest absolute error, over the root mean square of the same result in float64", "lower"),
 ):
     add(_metric)
 # fmt: on

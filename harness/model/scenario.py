@@ -82,6 +82,7 @@ class Scenario:
     expect: tuple[Expectation, ...] = ()
     claims: tuple[Claim, ...] = ()
     curve: Curve | None = None
+    plot: str = ""
     roles: tuple[tuple[str, str], ...] = ()
 
     def role(self, variant: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
 
-from harness.metrics import METRICS, Metric
+from harness.metrics import METRICS, Metric, named
 from harness.model import Curve, Run, Scenario, Value
 from harness.model.case import written
 from harness.report import _calls, _roofline
@@ -115,7 +115,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
     for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
-        metric = _metric([line for line in lines if line.case.id in cases])
+        metric = _metric([line for line in lines if line.case.id in cases], scenario.plot)
         if metric is None:
             continue
         plot = replace(_plot(scenario, kind, rows, settings), metric=metric, series=series, curve=scenario.curve)
@@ -181,8 +181,10 @@ def _file_name(*words: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(words))
 
 
-def _metric(lines: Sequence[Line]) -> Metric | None:
-    """The metric with the highest rank for figures, of those that some line has and that may be drawn."""
+def _metric(lines: Sequence[Line], asked: str) -> Metric | None:
+    """The metric asked for, else the one with the highest rank for figures that some line has and that may be drawn."""
+    if asked and any(line.values.get(asked) is not None for line in lines):
+        return named(asked)
     ranked = sorted((m for m in METRICS.values() if m.figure), key=lambda metric: -metric.figure)
     known = (
         metric

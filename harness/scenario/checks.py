@@ -89,6 +89,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         expect=tuple(_floors(keys)),
         claims=tuple(Claim(**claim.model_dump()) for claim in keys.claims),
         curve=Curve(**keys.curve.model_dump()) if keys.curve else None,
+        plot=keys.plot,
     )
 
 

@@ -47,6 +47,7 @@ class Definition:
     expect: tuple[Expectation, ...] = ()
     claims: tuple[Claim, ...] = ()
     curve: Curve | None = None
+    plot: str = ""
 
     def cases(self, device: str) -> Iterator[Case]:
         """Every case, by dtype, setting, then variant, the baseline first so that its number comes first."""

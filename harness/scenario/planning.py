@@ -218,6 +218,7 @@ def _scenario(definition: Definition, op: Op, cases: tuple[str, ...]) -> Scenari
         expect=definition.expect,
         claims=definition.claims,
         curve=definition.curve,
+        plot=definition.plot,
         roles=tuple((name, variant.role) for name, variant in op.variants.items() if name in definition.variants),
     )
 

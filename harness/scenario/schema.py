@@ -290,6 +290,11 @@ class ScenarioKeys(_Keys):
     expect: dict[MeasuredName, list[FloorKeys]] = Field(default_factory=dict)
     claims: list[ClaimKeys] = Field(default_factory=list, description="What the text says was measured.")
     curve: CurveKeys | None = Field(default=None, description="A plot over an expression, in place of plots by shape.")
+    plot: MetricName = Field(
+        default="",
+        description="The metric that plots show. Default: the operations a second where compute is the limit, else the "
+        "bandwidth, else what there is.",
+    )
 
 
 @cache

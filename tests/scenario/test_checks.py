@@ -235,13 +235,13 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
         (
             "{where: '*'}",
             "expect.fast",
-            "has no floor; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, speedup",
+            "has no floor; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, snr, speedup",
         ),
         ("{of_ceiling: }", "expect.fast.of_ceiling", "must be a number, found nothing"),
         (
             "{time: 1e-6}",
             "expect.fast.time",
-            "a floor can't be of time; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, speedup",
+            "a floor can't be of time; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, snr, speedup",
         ),
         ("[{speedup: 1}, {speedup: 0}]", "expect.fast[1].speedup", "must be more than 0, found 0"),
         (

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness import metrics, units
+from harness.metrics import LARGEST_ERROR, MEAN_ERROR, SNR
 from harness.ops import Context
 
 if TYPE_CHECKING:
@@ -24,29 +24,6 @@ OUTLIERS = 64
 OUTLIER_FACTORS = 20.0, 100.0
 """Between these an outlier channel is larger than the others."""
 _CHUNK = 2**25  # elements of a product in float64 that are computed at a time
-
-_EXACT = "the product of the same numbers in float64, before anything was quantised or rounded"
-SNR = metrics.fact(
-    "snr",
-    "signal to noise",
-    units.DECIBELS,
-    f"the energy of {_EXACT}, over that of the error; 6 dB are a bit",
-    "higher",
-)
-MEAN_ERROR = metrics.fact(
-    "mean_error",
-    "mean error",
-    units.FINE_SHARE,
-    f"the mean absolute error, over the root mean square of {_EXACT}",
-    "lower",
-)
-LARGEST_ERROR = metrics.fact(
-    "largest_error",
-    "largest error",
-    units.FINE_SHARE,
-    f"the largest absolute error, over the root mean square of {_EXACT}",
-    "lower",
-)
 
 
 def quantise(values: torch.Tensor, per_row: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +101,7 @@ class Inaccuracy:
             return {}
         size = math.sqrt(self.signal / self.elements)
         return {
-            SNR.name: 10 * math.log10(self.signal / self.noise),
-            MEAN_ERROR.name: self.total / self.elements / size,
-            LARGEST_ERROR.name: self.largest / size,
+            SNR: 10 * math.log10(self.signal / self.noise),
+            MEAN_ERROR: self.total / self.elements / size,
+            LARGEST_ERROR: self.largest / size,
         }

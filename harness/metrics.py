@@ -378,9 +378,10 @@ for _metric in (
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
-    _fact(SNR, "signal to noise", units.DECIBELS,
-          "the energy of the same result in float64, computed before anything was quantised or rounded, over that of "
-          "the error; 6 dB are a bit", "higher"),
+    replace(_fact(SNR, "signal to noise", units.DECIBELS,
+                  "the energy of the same result in float64, computed before anything was quantised or rounded, over "
+                  "that of the error; 6 dB are a bit", "higher"),
+            keep=6),
     _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
           "the mean absolute error, over the root mean square of the same result in float64", "lower"),
     _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,

@@ -155,7 +155,7 @@ FINE_SHARE = _fixed("%", 0.01, lambda value: percent(value, 2))
 CHANGE = _fixed("%", 0.01, change)
 RATIO = _fixed("x", 1.0, ratio)
 FINE_RATIO = _fixed("x", 1.0, lambda value: f"{value:.3f}x")
-DECIBELS = _fixed("dB", 1.0, lambda value: f"{value:.1f} dB", lambda value: f"{value:.1f}")
+DECIBELS = _fixed("dB", 1.0, lambda value: f"{value:.1f} dB")
 COUNT = _fixed("", 1.0, count)
 PLAIN = _fixed("", 1.0, significant)
 """A number whose unit isn't known."""

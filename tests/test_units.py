@@ -97,6 +97,7 @@ def test_a_column_takes_the_unit_of_its_smallest_number(values: list[float], uni
         (units.FINE_SHARE, [0.00123], "", ["0.12%"]),
         (units.CHANGE, [-0.0312, 0.0], "", ["-3.12%", "0.00%"]),
         (units.RATIO, [1.5], "", ["1.50x"]),
+        (units.DECIBELS, [38.64], "", ["38.6 dB"]),
         (units.FINE_RATIO, [1.5], "", ["1.500x"]),
         (units.COUNT, [40.0], "", ["40"]),
         (units.PLAIN, [0.5], "", ["0.5000"]),

@@ -87,6 +87,11 @@ def test_each_input_is_read_once_and_each_output_written_once():
     assert Op("none", "", N).work_of({"N": 4}, "float32") == Work()
 
 
+def test_operations_may_be_in_the_type_of_the_case():
+    op = Op("o", "", N, flops={"case": "2 * N", "int8": "N"})
+    assert op.work_of({"N": 10}, "bfloat16").flops == (("bfloat16", 20), ("int8", 10))
+
+
 def test_what_the_op_declares_is_its_work_with_flops_and_items_beside():
     op = Op(
         "o", "", N, work=lambda s, size: Work(s["N"] * size, 1), flops={"float16": "2 * N"}, items="N", item="samples"

@@ -130,6 +130,15 @@ def test_a_curve_s_symbol_need_not_be_one_of_other_scenarios(measured: Build, in
     assert [figure.layout for figure in figures] == ["curve", "lines"]
 
 
+def test_a_scenario_may_name_the_metric_of_its_plots(measured: Build, make_run: MakeRun) -> None:
+    """Where no case has it, the plots are as usual."""
+    exact = [measured(name, "float16", SHAPES[0], facts=(("snr", 69.0),)) for name in ("eager", "tuned")]
+    usual = [measured(name, "float16", SHAPES[0]) for name in ("eager", "tuned")]
+    for cases, plot, shown in [(exact, "snr", "snr"), (exact, "", "bandwidth"), (usual, "snr", "bandwidth")]:
+        figures, _ = _figures.plan(make_run(cases, plot=plot))
+        assert [figure.metric.name for figure in figures] == [shown]
+
+
 def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..., Run], tmp_path: Path) -> None:
     report.write(in_flight(), tmp_path, ["plots"])
     shown = texts(tmp_path / "plots" / "prelu-float32")

@@ -40,6 +40,7 @@ def test_defaults(loaded: Loaded) -> None:
         expect=(),
         claims=(),
         curve=None,
+        plot="",
     )
 
 
@@ -65,9 +66,11 @@ claims:
   - {row: R3, variant: fast, over: slow, metric: speedup, hardware: A10, text: faster}
   - {row: R3, variant: fast, metric: of_peak, says: nothing, hardware: A10}
 curve: {over: M * N, label: elements, by: M, littles_law: true}
+plot: snr
 """
     )
     assert definition.curve == Curve("M * N", "elements", by="M", littles_law=True)
+    assert definition.plot == "snr"
     assert definition.variants == ("slow", "eager")
     assert definition.baseline == "slow"
     assert (definition.shows, definition.source, definition.rows) == ("what", "a text", ("R1", "O12"))
@@ -270,6 +273,11 @@ def test_a_floor_that_holds_nothing_is_refused(refused: Refused, floors: str, pl
 def test_a_curve_that_can_not_be_drawn_is_refused(refused: Refused, curve: str, place: str, said: str) -> None:
     problems = dict(refused(f"title: t\nop: add\n{ONE}curve: {curve}\n"))
     assert problems[f"4: curve.{place}"].startswith(said)
+
+
+def test_a_plot_of_an_unknown_metric_is_refused(refused: Refused) -> None:
+    ((place, said),) = refused(f"title: t\nop: add\n{ONE}plot: snrr\n")
+    assert (place, "did you mean 'snr'" in said) == ("4: plot", True)
 
 
 def test_a_curve_is_a_mapping(refused: Refused) -> None:

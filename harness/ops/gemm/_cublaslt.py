@@ -36,7 +36,6 @@ _TYPES = {
     "float32": "CUDA_R_32F", "float16": "CUDA_R_16F", "bfloat16": "CUDA_R_16BF", "int8": "CUDA_R_8I",
     "int32": "CUDA_R_32I",
 }  # fmt: skip
-_NUMPY = {"float32": "float32", "int32": "int32"}  # types of a factor on the host
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +247,7 @@ class _Description:
             self.set_bias(_ALIGNED)  # any aligned address: algorithms are chosen by it, too
         modes = {"one": "HOST", "device": "DEVICE", "columns": "ALPHA_DEVICE_VECTOR_BETA_ZERO"}
         self._describe("POINTER_MODE", lt.PointerMode[modes[product.alpha]])
-        self._factors = np.ones(1, _NUMPY[product.scale]), np.zeros(1, _NUMPY[product.scale])
+        self._factors = np.ones(1, product.scale), np.zeros(1, product.scale)
         self._alpha_on_host = product.alpha == "one"
         self._zero: torch.Tensor | None = None
         self._layouts = [_made(layout, product.batch, opened) for layout in product.layouts]

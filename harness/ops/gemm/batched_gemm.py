@@ -171,18 +171,14 @@ def padded_(ctx: Context) -> Launch:
 def _counted_traffic(s: Symbols, size: int) -> Traffic:
     """The product, and before it the factors that are read as they are and written with their padding."""
     copied = [(_right(s), _right_padded(s)), *([] if _is_scores(s) else [(_left(s), _left_padded(s))])]
-    narrow, wide = (sum(map(_count, shapes)) for shapes in zip(*copied, strict=True))
-    factors = _count(_left_padded(s)) + _count(_right_padded(s))
-    return Traffic(read=(narrow + factors) * size, written=(wide + _count(_result_padded(s))) * size)
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    return math.prod(shape)
+    narrow, wide = (sum(map(math.prod, shapes)) for shapes in zip(*copied, strict=True))
+    factors = math.prod(_left_padded(s)) + math.prod(_right_padded(s))
+    return Traffic(read=(narrow + factors) * size, written=(wide + math.prod(_result_padded(s))) * size)
 
 
 def _too_many_packs(case: Case) -> str | None:
     """Why the product, and our kernel before it, can't run; None if they can."""
-    most = max(map(_count, (_left_padded(case.values), _right_padded(case.values))))
+    most = max(map(math.prod, (_left_padded(case.values), _right_padded(case.values))))
     if most // _pack(case) >= LIMIT_32:
         return "counts packs of 16 bytes in 32 bits: for fewer than 2^31 of them"
     return _cublaslt.obstacle(_padded(case))

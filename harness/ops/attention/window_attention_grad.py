@@ -55,7 +55,7 @@ OP = Op(
     make=grad.make,
     reference=grad.reference,
     check=grad.check,
-    flops={"float16": "10 * W * H * T * T * D"},
+    flops={"case": "10 * W * H * T * T * D"},
     items="W",
     item="windows",
 )

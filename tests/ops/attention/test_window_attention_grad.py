@@ -267,7 +267,7 @@ def test_what_a_call_has_to_do():
     matrix, square = grad.sizes(s, 2)
     work = OP.work_of(s, "bfloat16")
     assert (work.read, work.written) == (4 * matrix + (4 + 8) * 4802, 3 * matrix + 4 * 4802)
-    assert dict(work.flops) == {"float16": 5 * 2 * 64 * 4 * 49 * 49 * 32}
+    assert dict(work.flops) == {"bfloat16": 5 * 2 * 64 * 4 * 49 * 49 * 32}
     assert OP.traffic_of(OP.variants["tuned"], s, "float16") == Traffic(work.read, work.written)
     fused = OP.traffic_of(OP.variants["fused"], s, "float16")
     assert fused == Traffic(work.read + square, work.written + square)

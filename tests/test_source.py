@@ -136,7 +136,10 @@ EVERY = {op.name for op in Catalogue().values()}
         ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
         ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition"}),
-        ("kernels/include/bias.cuh", {*["bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias"]}),
+        (
+            "kernels/include/bias.cuh",
+            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias"},
+        ),
         ("harness/session.py", EVERY),
         ("harness/ops/sheet.py", EVERY),
         ("harness/devices/cuda.py", EVERY),

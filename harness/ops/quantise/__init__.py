@@ -1,0 +1,1 @@
+"""Between 8-bit integers and floats."""

@@ -1,0 +1,68 @@
+// y = x / scale as integers of 8 bits: rounded to the nearest, halves to the even one, saturated at -128 and 127. NaN
+// gives 0. Where the scale is 0, y saturates by the sign of x, and is 0 where x is 0 too.
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL (0
+// or 1: there is a scale for each column, not one for all).
+
+#ifndef WHOLE
+
+// 1. One element a thread. The inverse of the scale is a real division, about ten instructions; the rounding and the
+//    saturation are one conversion to 32 bits and one to 8. The column is found without a division.
+#include "fastdiv.cuh"
+#include "few.cuh"
+
+using T = SCALAR;
+
+extern "C" __global__ void quantize_fused(const T* __restrict__ x, const float* __restrict__ scale,
+                                          signed char* __restrict__ y, INDEX elements, INDEX columns, INDEX multiplier,
+                                          unsigned shift) {
+  const INDEX i = thread_index<INDEX>();
+  if (i >= elements) return;
+  const Divisor<INDEX> row{columns, multiplier, shift};
+  y[i] = quantised(to_float(x[i]) * inverse(scale[CHANNEL ? row.remainder(i) : 0]));
+}
+
+// 2. Two kernels: first x / scale, which is written in the type of x and read again, and then the integers.
+extern "C" __global__ void quantize_divide(const T* __restrict__ x, const float* __restrict__ scale, T* __restrict__ y,
+                                           INDEX elements, INDEX columns, INDEX multiplier, unsigned shift) {
+  const INDEX i = thread_index<INDEX>();
+  if (i >= elements) return;
+  const Divisor<INDEX> row{columns, multiplier, shift};
+  y[i] = T(to_float(x[i]) * inverse(scale[CHANNEL ? row.remainder(i) : 0]));
+}
+extern "C" __global__ void quantize_round(const T* __restrict__ x, signed char* __restrict__ y, INDEX elements) {
+  const INDEX i = thread_index<INDEX>();
+  if (i < elements) y[i] = quantised(to_float(x[i]));
+}
+
+#else
+
+// 3. 16 bytes of x an access, several of them a thread, in the same columns (tiles.cuh). The inverses of the scales are
+//    made once a thread, for all of its rows. Four results are one register: two conversions saturate and pack them.
+#include "tiles.cuh"
+
+constexpr unsigned SIZE = 16 / sizeof(T);
+
+struct Quantise {
+  const float* scale;
+  float factor[SIZE];
+
+  __device__ __forceinline__ void load(INDEX column, INDEX columns) {
+    if constexpr (CHANNEL) {
+      load_columns(scale, column, columns, factor);
+#pragma unroll
+      for (unsigned j = 0; j < SIZE; ++j) factor[j] = inverse(factor[j]);
+    } else {
+      const float one = inverse(*scale);
+#pragma unroll
+      for (unsigned j = 0; j < SIZE; ++j) factor[j] = one;
+    }
+  }
+  __device__ __forceinline__ float operator()(float x, float, unsigned j) const { return x * factor[j]; }
+};
+
+extern "C" __global__ void TILE_BOUNDS quantize_tuned(const T* __restrict__ x, const float* __restrict__ scale,
+                                          signed char* __restrict__ y, TILE_PARAMETERS) {
+  in_tiles<SIZE, false>(x, static_cast<const T*>(nullptr), y, TILES, Quantise{scale, {}});
+}
+#endif

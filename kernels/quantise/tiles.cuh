@@ -1,0 +1,110 @@
+// Matrices whose columns have numbers of their own, such as a bias: a thread takes the same columns of several rows.
+//
+// A unit is a few neighbouring elements, 16 bytes of the widest type that moves. After `period` units the columns are the
+// same again: that is a row, or several rows where a row isn't whole units. A tile is UNITS periods:
+//
+//     thread       0  1  2  ...  period - 1
+//     unit         0  1  2  ...  period - 1         period 0 of the tile
+//                  period + 0, ...                  period 1, in the same columns
+//                  2 period + 0, ...
+//
+// So a thread fetches the numbers of its columns once for UNITS units, all loads of these are under way at once, and
+// lanes are neighbours in each access, in rows of any length. The host makes the period a multiple of a warp, so
+// that each access of a warp begins on a line of memory (harness/ops/quantise/_tiles.py).
+//
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE (0
+// or 1: rows are whole units).
+#pragma once
+
+#include "fastdiv.cuh"
+#include "few.cuh"
+
+using T = SCALAR;
+
+constexpr unsigned UNITS = 4;  // of a thread
+
+// The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
+// registers, and puts the loads of a thread one behind the other. 4 blocks of a multiprocessor leave 64 registers for a
+// thread, and all loads come first.
+#define TILE_BOUNDS __launch_bounds__(256, 4)
+
+struct Tiles {
+  INDEX elements;
+  Divisor<INDEX> period, columns;
+};
+#define TILE_PARAMETERS                                                                                           \
+  INDEX elements, INDEX period, INDEX period_multiplier, unsigned period_shift, INDEX columns, INDEX multiplier, \
+      unsigned shift
+#define TILES (Tiles{elements, {period, period_multiplier, period_shift}, {columns, multiplier, shift}})
+
+// The numbers of `SIZE` columns from `column` on; after the last column comes the first one.
+template <typename Element, unsigned SIZE>
+__device__ __forceinline__ void load_columns(const Element* __restrict__ from, INDEX column, INDEX columns,
+                                             float (&values)[SIZE]) {
+  if constexpr (WHOLE) {
+    Few<Element, SIZE> raw;
+    raw.load(from + column);
+    raw.widen(values);
+  } else {
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) {
+      values[j] = to_float(from[column]);
+      column = column + 1 == columns ? 0 : column + 1;
+    }
+  }
+}
+
+// y = step(x, residual) by elements. step.load(column, columns) fetches what it needs of `SIZE` columns, and
+// step(x, residual, j) works on an element of the j-th of them. RESIDUAL: whether there is one. All tensors begin on 16
+// bytes.
+template <unsigned SIZE, bool RESIDUAL, typename In, typename Out, typename Step>
+__device__ __forceinline__ void in_tiles(const In* __restrict__ x, const T* __restrict__ residual, Out* __restrict__ y,
+                                         const Tiles& tiles, Step step) {
+  const INDEX whole = tiles.elements / SIZE, thread = thread_index<INDEX>();
+  const INDEX tile = tiles.period.quotient(thread), place = thread - tile * tiles.period.size;
+  const INDEX first = tile * (UNITS * tiles.period.size) + place;
+  if (first > whole) return;  // the unit `whole` is the tensor's rest
+  const INDEX column = tiles.columns.remainder(place * SIZE);
+  const auto work = [&](const Few<In, SIZE>& raw, const Few<T, SIZE>& added, INDEX unit) {
+    float values[SIZE], more[SIZE] = {};
+    raw.widen(values);
+    if constexpr (RESIDUAL) added.widen(more);
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) values[j] = step(values[j], more[j], j);
+    Few<Out, SIZE> result;
+    result.narrow(values);
+    result.store(y + unit * SIZE);
+  };
+  if (first + (UNITS - 1) * tiles.period.size < whole) {
+    Few<In, SIZE> raws[UNITS];
+    Few<T, SIZE> residuals[UNITS];
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; ++u) {
+      const INDEX element = (first + u * tiles.period.size) * SIZE;
+      raws[u].load(x + element);
+      if constexpr (RESIDUAL) residuals[u].load(residual + element);
+    }
+    step.load(column, tiles.columns.size);
+#pragma unroll
+    for (unsigned u = 0; u < UNITS; ++u) work(raws[u], residuals[u], first + u * tiles.period.size);
+    return;
+  }
+  // The last tile, unit by unit, and after it the rest of the tensor, which one thread comes to.
+  step.load(column, tiles.columns.size);
+  INDEX unit = first;
+#pragma unroll 1
+  for (; unit < whole; unit += tiles.period.size) {
+    Few<In, SIZE> raw;
+    Few<T, SIZE> added;
+    raw.load(x + unit * SIZE);
+    if constexpr (RESIDUAL) added.load(residual + unit * SIZE);
+    work(raw, added, unit);
+  }
+  if (unit == whole) {
+#pragma unroll
+    for (unsigned j = 0; j < SIZE; ++j) {
+      const INDEX i = whole * SIZE + j;
+      if (i < tiles.elements) y[i] = narrowed<Out>(step(to_float(x[i]), RESIDUAL ? to_float(residual[i]) : 0.0f, j));
+    }
+  }
+}

@@ -17,8 +17,8 @@ _FEW, _MOST = 3, 6  # units of a row that a lane has at best, and at most
 _BLOCK_COUNTS = 4, 8  # units of a row that a thread of a block has: if the row isn't too long, and if it is
 _BLOCK_KEPT = 16  # elements of a row that a thread of a block has at most: with 1024 threads there are 64 registers
 _KEPT = 24  # elements of all rows that a thread works on at once
-# (threads that a multiprocessor is to hold at least, up to so many registers for units and their addresses). The more it
-# holds, the fewer registers a thread has; with too few, the compiler puts loads one behind the other, or spills.
+# (threads that a multiprocessor is to hold at least, up to so many registers for units and their addresses). The more
+# it holds, the fewer registers a thread has; with too few, the compiler puts loads one behind the other, or spills.
 _RESIDENT = ((1024, 24), (768, 32), (640, 40), (512, math.inf))
 _TOGETHER = 4  # rows that a team works on at once at most
 _MOST_THREADS = 1024  # of a block

@@ -1,11 +1,11 @@
 // y = acc * sx * sw + bias: the int32 result of a product of 8-bit integers, as numbers of the type T, with a bias for
 // each column. The arithmetic is in float, which has 24 bits: a larger acc is rounded.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL (0
-// or 1: sw has a scale for each column, not one for all).
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
+// (0 or 1: sw has a scale for each column, not one for all).
 
-// 1. The text before: a kernel that dequantises, and one that adds the bias. What the first one writes, the second reads:
-//    with int32 and halves 10 bytes an element move, where 6 have to.
+// 1. The text before: a kernel that dequantises, and one that adds the bias. What the first one writes, the second
+//    reads: with int32 and halves 10 bytes an element move, where 6 have to.
 #ifdef STEPS
 #include "steps.cuh"
 #endif
@@ -28,16 +28,17 @@ extern "C" __global__ void dequantize_bias_fused(const int* __restrict__ acc, co
 }
 #endif
 
-// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh): four times as much is in flight,
-//    and the scales and biases of a thread, which take more bytes than its elements do, are fetched once for all.
+// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh): four times as much is in
+//    flight, and the scales and biases of a thread, which take more bytes than its elements do, are fetched once for
+//    all.
 //
 // Macro: WHOLE (0 or 1: rows are whole units of four elements).
 #ifdef WHOLE
 #include "dequantise.cuh"
 
-extern "C" __global__ void TILE_BOUNDS dequantize_bias_tuned(const int* __restrict__ acc, const float* __restrict__ sx,
-                                                 const float* __restrict__ sw, const T* __restrict__ bias,
-                                                 T* __restrict__ y, TILE_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    dequantize_bias_tuned(const int* __restrict__ acc, const float* __restrict__ sx, const float* __restrict__ sw,
+                          const T* __restrict__ bias, T* __restrict__ y, TILE_PARAMETERS) {
   in_tiles<SIZE, false>(acc, static_cast<const T*>(nullptr), y, TILES, Dequantise<Plain>{sx, sw, bias});
 }
 #endif

@@ -32,9 +32,9 @@ extern "C" __global__ void dequantize_bias_gelu_quantize_fused(const int* __rest
 }
 #endif
 
-// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh). Only 5 bytes move for an element,
-//    so that instructions count: GELU takes about 12 (gelu.cuh), the division is made once a thread, and four results
-//    are packed into a register by two conversions.
+// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh). Only 5 bytes move for an
+//    element, so that instructions count: GELU takes about 12 (gelu.cuh), the division is made once a thread, and four
+//    results are packed into a register by two conversions.
 //
 // Macro: WHOLE (0 or 1: rows are whole units of four elements).
 #ifdef WHOLE
@@ -49,11 +49,10 @@ struct GeluQuantise {
   __device__ __forceinline__ float operator()(float x) const { return fast_gelu(x) * factor; }
 };
 
-extern "C" __global__ void TILE_BOUNDS dequantize_bias_gelu_quantize_tuned(const int* __restrict__ acc,
-                                                               const float* __restrict__ sx,
-                                                               const float* __restrict__ sw,
-                                                               const T* __restrict__ bias, const float* __restrict__ sy,
-                                                               signed char* __restrict__ y, TILE_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    dequantize_bias_gelu_quantize_tuned(const int* __restrict__ acc, const float* __restrict__ sx,
+                                        const float* __restrict__ sw, const T* __restrict__ bias,
+                                        const float* __restrict__ sy, signed char* __restrict__ y, TILE_PARAMETERS) {
   in_tiles<SIZE, false>(acc, static_cast<const T*>(nullptr), y, TILES,
                         Dequantise<GeluQuantise>{sx, sw, bias, {sy}});
 }

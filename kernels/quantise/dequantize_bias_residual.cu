@@ -1,11 +1,11 @@
-// y = acc * sx * sw + bias + residual: the int32 result of a product of 8-bit integers, as numbers of the type T, with a
-// bias for each column and a residual. Sums are made in float and rounded once.
+// y = acc * sx * sw + bias + residual: the int32 result of a product of 8-bit integers, as numbers of the type T, with
+// a bias for each column and a residual. Sums are made in float and rounded once.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL (0
-// or 1: sw has a scale for each column, not one for all).
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
+// (0 or 1: sw has a scale for each column, not one for all).
 
-// 1. The text before: three kernels, which dequantise, add the bias, and add the residual. With int32 and halves 16 bytes
-//    an element move, where 8 have to.
+// 1. The text before: three kernels, which dequantise, add the bias, and add the residual. With int32 and halves 16
+//    bytes an element move, where 8 have to.
 #ifdef STEPS
 #include "steps.cuh"
 #endif
@@ -29,17 +29,17 @@ extern "C" __global__ void dequantize_bias_residual_fused(const int* __restrict_
 }
 #endif
 
-// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh). All loads of acc and residual are
-//    under way at once.
+// 3. 16 bytes of acc an access, four of them a thread, in the same columns (tiles.cuh). All loads of acc and residual
+//    are under way at once.
 //
 // Macro: WHOLE (0 or 1: rows are whole units of four elements).
 #ifdef WHOLE
 #include "dequantise.cuh"
 
-extern "C" __global__ void TILE_BOUNDS dequantize_bias_residual_tuned(const int* __restrict__ acc, const float* __restrict__ sx,
-                                                          const float* __restrict__ sw, const T* __restrict__ bias,
-                                                          const T* __restrict__ residual, T* __restrict__ y,
-                                                          TILE_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    dequantize_bias_residual_tuned(const int* __restrict__ acc, const float* __restrict__ sx,
+                                   const float* __restrict__ sw, const T* __restrict__ bias,
+                                   const T* __restrict__ residual, T* __restrict__ y, TILE_PARAMETERS) {
   in_tiles<SIZE, true>(acc, residual, y, TILES, Dequantise<Plain>{sx, sw, bias});
 }
 #endif

@@ -1,12 +1,12 @@
 // h = acc * sx * sw + bias + residual, which the next residual is, and y = LayerNorm(h) / sy as integers of 8 bits
-// (few.cuh), which the next matrix product reads. LayerNorm works on h as it is written, so rounded to T; gamma and beta
-// have a number for each column. All sums are float.
+// (few.cuh), which the next matrix product reads. LayerNorm works on h as it is written, so rounded to T; gamma and
+// beta have a number for each column. All sums are float.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
 // those of each kernel.
 
-// 1. The text before: five kernels, which dequantise, add the bias, add the residual, normalise, and quantise. With int32
-//    and halves 23 bytes an element move, where 9 have to.
+// 1. The text before: five kernels, which dequantise, add the bias, add the residual, normalise, and quantise. With
+//    int32 and halves 23 bytes an element move, where 9 have to.
 #ifdef STEPS
 #include "steps.cuh"
 #else
@@ -15,9 +15,9 @@
 
 using T = SCALAR;
 
-// 2. The text after: one kernel, a block a row, one element a thread at a time. Each thread reads the elements of h again
-//    that it has written itself, for the variance and for y; they are in the L1, if the row isn't very long. Any number of
-//    columns at any address.
+// 2. The text after: one kernel, a block a row, one element a thread at a time. Each thread reads the elements of h
+//    again that it has written itself, for the variance and for y; they are in the L1, if the row isn't very long. Any
+//    number of columns at any address.
 #ifndef COUNT
 extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
     const int* __restrict__ acc, const float* __restrict__ sx, const float* __restrict__ sw, const T* __restrict__ bias,
@@ -37,14 +37,15 @@ extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
 }
 #endif
 
-// 3. A row is read once and stays in registers. It has as many lanes of a warp as suit its length, or a block; lanes with
-//    few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A unit is 4, 2 or 1
-//    elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's beginning, so that no
-//    load needs a condition, and counts as nothing.
+// 3. A row is read once and stays in registers. It has as many lanes of a warp as suit its length, or a block; lanes
+//    with few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A unit is 4, 2 or
+//    1 elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's beginning, so
+//    that no load needs a condition, and counts as nothing.
 //
-// Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a row;
-// 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT (threads that a
-// multiprocessor is to hold at least: so the compiler knows how many registers it may take, and puts all loads first).
+// Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a
+// row; 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT
+// (threads that a multiprocessor is to hold at least: so the compiler knows how many registers it may take, and puts
+// all loads first).
 #ifdef COUNT
 constexpr unsigned TEAM = LANES ? LANES : THREADS;
 constexpr unsigned TEAMS = LANES ? WARP / LANES : 1;  // of a warp
@@ -177,7 +178,8 @@ struct Rows {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS) dequantize_bias_residual_layer_norm_quantize_tuned(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    dequantize_bias_residual_layer_norm_quantize_tuned(
     const int* __restrict__ acc, const float* __restrict__ sx, const float* __restrict__ sw, const T* __restrict__ bias,
     const T* __restrict__ residual, const T* __restrict__ gamma, const T* __restrict__ beta,
     const float* __restrict__ sy, T* __restrict__ h, signed char* __restrict__ y, long long rows, unsigned columns) {

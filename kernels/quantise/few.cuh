@@ -68,7 +68,9 @@ struct Few {
     for (unsigned w = 0; w < WORDS; ++w) {
       const Lanes<Element> lanes(word[w]);
 #pragma unroll
-      for (unsigned l = 0; l < Lanes<Element>::SIZE && l < SIZE; ++l) values[w * Lanes<Element>::SIZE + l] = lanes.at[l];
+      for (unsigned l = 0; l < Lanes<Element>::SIZE && l < SIZE; ++l) {
+        values[w * Lanes<Element>::SIZE + l] = lanes.at[l];
+      }
     }
   }
   // Rounds once. What is above `SIZE` in the last word is 0.

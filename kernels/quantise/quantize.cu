@@ -1,8 +1,8 @@
 // y = x / scale as integers of 8 bits: rounded to the nearest, halves to the even one, saturated at -128 and 127. NaN
 // gives 0. Where the scale is 0, y saturates by the sign of x, and is 0 where x is 0 too.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL (0
-// or 1: there is a scale for each column, not one for all).
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
+// (0 or 1: there is a scale for each column, not one for all).
 
 #ifndef WHOLE
 
@@ -61,8 +61,9 @@ struct Quantise {
   __device__ __forceinline__ float operator()(float x, float, unsigned j) const { return x * factor[j]; }
 };
 
-extern "C" __global__ void TILE_BOUNDS quantize_tuned(const T* __restrict__ x, const float* __restrict__ scale,
-                                          signed char* __restrict__ y, TILE_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+    quantize_tuned(const T* __restrict__ x, const float* __restrict__ scale, signed char* __restrict__ y,
+                   TILE_PARAMETERS) {
   in_tiles<SIZE, false>(x, static_cast<const T*>(nullptr), y, TILES, Quantise{scale, {}});
 }
 #endif

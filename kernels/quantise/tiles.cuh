@@ -1,7 +1,7 @@
 // Matrices whose columns have numbers of their own, such as a bias: a thread takes the same columns of several rows.
 //
-// A unit is a few neighbouring elements, 16 bytes of the widest type that moves. After `period` units the columns are the
-// same again: that is a row, or several rows where a row isn't whole units. A tile is UNITS periods:
+// A unit is a few neighbouring elements, 16 bytes of the widest type that moves. After `period` units the columns are
+// the same again: that is a row, or several rows where a row isn't whole units. A tile is UNITS periods:
 //
 //     thread       0  1  2  ...  period - 1
 //     unit         0  1  2  ...  period - 1         period 0 of the tile
@@ -12,8 +12,8 @@
 // lanes are neighbours in each access, in rows of any length. The host makes the period a multiple of a warp, so
 // that each access of a warp begins on a line of memory (harness/ops/quantise/_tiles.py).
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE (0
-// or 1: rows are whole units).
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
+// (0 or 1: rows are whole units).
 #pragma once
 
 #include "fastdiv.cuh"
@@ -24,9 +24,9 @@ using T = SCALAR;
 constexpr unsigned UNITS = 4;  // of a thread
 
 // The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
-// registers, and puts the loads of a thread one behind the other. 4 blocks of a multiprocessor leave 64 registers for a
-// thread, and all loads come first.
-#define TILE_BOUNDS __launch_bounds__(256, 4)
+// registers, and puts the loads of a thread one behind the other. With 4 blocks on a multiprocessor a thread may have
+// 64 registers, and all loads come first.
+constexpr unsigned THREADS = 256, RESIDENT = 4;
 
 struct Tiles {
   INDEX elements;

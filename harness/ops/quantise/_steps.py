@@ -48,7 +48,7 @@ class Steps:
         options = _tiles.macros(ctx) | {"STEPS": 1}
         if scales is not None:
             options["CHANNEL"] = int(scales)
-        kernel = ctx.kernel(f"{ctx.case.op}.cu", f"step_{name}", options)
+        kernel = ctx.kernel(f"{ctx.case.op}.cu", f"quantise_step_{name}", options)
         count = _tiles.elements(ctx)
         scalars: tuple[Any, ...] = _tiles.numbers(ctx, count)
         if columns:
@@ -58,7 +58,7 @@ class Steps:
     def layer_norm(self) -> Callable[..., None]:
         """LayerNorm of rows, called with x, gamma, beta and y."""
         ctx = self.ctx
-        kernel = ctx.kernel(f"{ctx.case.op}.cu", "step_layer_norm", _tiles.macros(ctx) | {"STEPS": 1})
+        kernel = ctx.kernel(f"{ctx.case.op}.cu", "quantise_step_layer_norm", _tiles.macros(ctx) | {"STEPS": 1})
         return lambda *tensors: kernel(rows_grid(ctx), BLOCK, *tensors, *rows_and_columns(ctx))
 
 

@@ -35,6 +35,8 @@ def judge(catalogue: Catalogue, launch: Any, placed: Any) -> Callable[..., str |
         case = Case(name, variant, dtype, (("M", rows), ("C", columns)), (("scales", scales),))
         generator = torch.Generator("cuda").manual_seed(rows + columns)
         ctx = Context(case, getattr(torch, dtype), torch.device("cuda"), generator, op)
+        assert op.make is not None
+        assert op.check is not None
         made = op.make(ctx)
         change(made)
         tensors = {}

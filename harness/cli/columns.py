@@ -12,6 +12,7 @@ Row = Sequence[str]
 
 _GAP = 2
 _NARROWEST = 24  # characters that the last column has at least
+_LONGEST = 60  # characters of a word that isn't to be broken, such as a name that is to be copied
 
 
 def aligned(rows: Sequence[Row], indent: int = 2) -> list[str]:
@@ -21,7 +22,8 @@ def aligned(rows: Sequence[Row], indent: int = 2) -> list[str]:
     *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     start = indent + sum(width + _GAP for width in widths)
     room = _columns() - start
-    if room < _NARROWEST:
+    longest = max((len(word) for row in rows for word in row[-1].split()), default=0)
+    if room < max(_NARROWEST, min(longest, _LONGEST)):
         # The last column stands below the others, where they leave no room beside them.
         start, room = 2 * indent + _GAP, _columns() - 2 * indent - _GAP
         return [line for row in rows for line in _below(row, widths, indent, start, room)]

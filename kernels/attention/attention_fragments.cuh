@@ -1,0 +1,99 @@
+// Tiles of Q, K and V of attention over windows: their sizes, their place in shared memory, and how a warp gets them.
+//
+// Macros: those of attention_tiles.cuh.
+#pragma once
+
+#include "attention.cuh"
+#include "pack.cuh"
+
+constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
+
+constexpr unsigned CHUNK = PACK_BYTES / sizeof(Element), CHUNKS = HEAD / CHUNK;  // elements of a chunk, chunks of a row
+constexpr unsigned ROW_BYTES = CHUNKS * PACK_BYTES;
+constexpr unsigned MATRIX_BYTES = TOKENS * ROW_BYTES;  // q, k, v or out of a window and a head
+constexpr unsigned QUERY_TILES = up(TOKENS, 16);       // of 16 rows
+constexpr unsigned STEPS = HEAD / 16;  // of 16 columns of Q and K, and pairs of tiles of 8 columns of V
+// Keys are taken in bands, whose scores a warp has in registers at a time: 64 keys at most, and all if they aren't
+// more. Bands have as many tiles of 8 keys each; only a single one need not have pairs of them.
+constexpr unsigned BANDS = up(TOKENS, 64);
+constexpr unsigned PAIRS = up(up(TOKENS, 16), BANDS);  // of a band
+constexpr unsigned TILES = BANDS == 1 ? up(TOKENS, 8) : 2 * PAIRS;
+constexpr bool FULL = BANDS * PAIRS * 16 == TOKENS;  // no tile has rows or columns that don't exist
+constexpr unsigned THREADS_OF_TEAM = TEAM * WARP, THREADS = TEAMS * THREADS_OF_TEAM;
+constexpr unsigned TABLE_BYTES = QUERY_TILES * BANDS * TILES * WARP * sizeof(float4);
+constexpr unsigned TEAM_BYTES = MATRIX_BYTES * (HOLD ? 4 : 6);
+
+// ---- Accesses to shared memory, by its own addresses.
+
+__device__ __forceinline__ void copy_pack(unsigned to, const Element* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void store_word(unsigned to, unsigned word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(unsigned from) {
+  uint4 raw;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "r"(from)
+               : "memory");
+  return raw;
+}
+__device__ __forceinline__ void load_floats(float (&to)[4], unsigned from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])
+               : "r"(from)
+               : "memory");
+}
+
+// Address of a chunk of 16 bytes of a row. Chunks change places, so that chunk c of eight rows lies in eight different
+// groups of four banks, which a load of an 8 x 8 matrix needs.
+__device__ __forceinline__ unsigned chunk_at(unsigned matrix, unsigned row, unsigned chunk) {
+  const unsigned other = CHUNKS % 8 == 0 ? row % 8 : CHUNKS % 4 == 0 ? row / 2 % 4 : row / 4 % 2;
+  return matrix + row * ROW_BYTES + (chunk ^ other) * PACK_BYTES;
+}
+
+// The same for a load of matrices, whose rows past the last token are those of the last one.
+__device__ __forceinline__ unsigned row_at(unsigned matrix, unsigned first, unsigned row, unsigned chunk) {
+  return chunk_at(matrix, FULL || first + 16 <= TOKENS ? first + row : min(first + row, TOKENS - 1u), chunk);
+}
+
+// ---- Operands in registers, as mma.cuh draws them. With m = lane / 8, a lane gives row lane % 8 of matrix m.
+
+// Tile `tile` of Q: rows of its 16 tokens, and columns 16 * step and the next 15.
+__device__ __forceinline__ void load_queries(unsigned (&to)[4], unsigned q, unsigned tile, unsigned step,
+                                             unsigned lane) {
+  load_matrices(to, row_at(q, 16 * tile, lane % 16, 2 * step + lane / 16));
+}
+// The transposed of K, columns of two tiles of 8 tokens: registers 0 and 1 for the first tile, 2 and 3 for the second.
+__device__ __forceinline__ void load_keys(unsigned (&to)[4], unsigned k, unsigned pair, unsigned step, unsigned lane) {
+  load_matrices(to, row_at(k, 16 * pair, lane / 16 * 8 + lane % 8, 2 * step + lane / 8 % 2));
+}
+// V, rows of 16 tokens, columns of two tiles of 8: registers as above. Tokens that don't exist are zero: their weights
+// are zero too, but the product of zero and an infinity, or a not-a-number, isn't.
+__device__ __forceinline__ void load_values(unsigned (&to)[4], unsigned v, unsigned step, unsigned pair,
+                                            unsigned lane) {
+  load_matrices_transposed(to, row_at(v, 16 * step, lane % 16, 2 * pair + lane / 16));
+  if (!FULL && 16 * step + 16 > TOKENS) {
+#pragma unroll
+    for (unsigned part = 0; part < 2; ++part) {
+      const unsigned token = 16 * step + 8 * part + 2 * (lane % 4);
+      const unsigned present = token + 1 < TOKENS ? ~0u : token < TOKENS ? 0xffffu : 0;
+      to[part] &= present, to[part + 2] &= present;
+    }
+  }
+}
+
+// multiply_add with 8 columns of A and 8 rows of B: the first two registers of A, and the first of B.
+__device__ __forceinline__ void multiply_add_8(float (&d)[4], const unsigned (&a)[4], unsigned b) {
+  if constexpr (is_bfloat16(Element{})) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  } else {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(b));
+  }
+}

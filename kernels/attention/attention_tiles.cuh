@@ -1,0 +1,324 @@
+// Attention over windows by tensor cores. The story, and what is counted, is in window_attention.cu.
+//
+// Macros: those of attention.cuh, and
+//   TEAM    warps that share a window and a head: each takes tiles of 16 queries. TEAMS   teams of a block. HOLD    1:
+//   a warp holds all of K and V in registers, so that the next K and V may be on their way to the same memory. TABLES
+//   heads whose bias and mask a block keeps in shared memory; 0: they are read from memory where they are used.
+#pragma once
+
+#include "attention_fragments.cuh"
+#include "fastdiv.cuh"
+
+// ---- The order of the work.
+
+// An item is a window and a head. Items of a segment share masks and a group of heads, so one set of tables serves
+// them: within a segment, heads of the group come first, then images. Blocks have equal parts of the items, one after
+// another.
+//
+// items: of all. heads: H. masks: G. segment: items of a segment. groups: of heads.
+struct Order {
+  unsigned items, heads, masks;
+  Divisor<unsigned> segment, groups;
+};
+constexpr unsigned HEADS_OF_GROUP = TABLES ? TABLES : 1;
+
+struct Item {
+  unsigned window, head, mask, table;
+
+  __device__ __forceinline__ Item(unsigned item, const Order& order) {
+    const unsigned of = order.segment.quotient(item), rest = item - of * order.segment.size;
+    mask = order.groups.quotient(of);
+    const unsigned group = of - mask * order.groups.size;
+    table = rest % HEADS_OF_GROUP;
+    head = group * HEADS_OF_GROUP + table;
+    window = rest / HEADS_OF_GROUP * order.masks + mask;
+  }
+};
+
+// Wait for the other threads of the team. Barrier 0 is the block's.
+__device__ __forceinline__ void meet(unsigned team) {
+  if constexpr (TEAM == 1) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "r"(THREADS_OF_TEAM) : "memory");
+  }
+}
+
+// ---- Bias and mask.
+
+// What the score of a query and a key begins with. Scores are scaled after the product, so it is divided by the scale;
+// what is finite stays finite. Keys that don't exist have no weight.
+__device__ __forceinline__ float begin_with(const Operands& t, unsigned head, unsigned mask, unsigned query,
+                                           unsigned key) {
+  if (!FULL && key >= TOKENS) return -infinity();
+  if (!(BIAS || MASK) || query >= TOKENS) return 0.0f;
+  const float sum = added(t, head, mask, query, key), scaled = sum * sqrtf(HEAD);
+  return fabsf(scaled) == infinity() && fabsf(sum) <= LARGEST ? copysignf(LARGEST, sum) : scaled;
+}
+
+// The part of a lane in tile (tile, column) of the scores: as mma.cuh draws D.
+__device__ __forceinline__ void begin_tile(float (&to)[4], const Operands& t, unsigned head, unsigned mask,
+                                           unsigned tile, unsigned column, unsigned lane) {
+  const unsigned query = 16 * tile + lane / 4, key = 8 * column + 2 * (lane % 4);
+#pragma unroll
+  for (unsigned i = 0; i < 4; ++i) to[i] = begin_with(t, head, mask, query + i / 2 * 8, key + i % 2);
+}
+
+// The tables of the heads of a segment: these parts, lane by lane.
+__device__ __forceinline__ void make_tables(const Operands& t, const Item& first) {
+  constexpr unsigned PARTS = TABLE_BYTES / sizeof(float4);
+#pragma unroll 1
+  for (unsigned i = threadIdx.x; i < TABLES * PARTS; i += THREADS) {
+    const unsigned head = first.head - first.table + i / PARTS, part = i % PARTS, place = part / WARP;
+    const unsigned tile = place / (BANDS * TILES), column = place % (BANDS * TILES);
+    float values[4];
+    begin_tile(values, t, head, first.mask, tile, column, part % WARP);
+    reinterpret_cast<float4*>(shared_memory)[i] = make_float4(values[0], values[1], values[2], values[3]);
+  }
+}
+
+// ---- One item.
+
+// Where a team's matrices lie: two of Q, each of which also takes the output, then K and V, or two of both.
+struct Stage {
+  unsigned q, k, v;
+
+  __device__ __forceinline__ Stage(unsigned team, unsigned number) {
+    const unsigned own = TABLES * TABLE_BYTES + team * TEAM_BYTES;
+    const unsigned matrices = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + own;
+    q = matrices + number * MATRIX_BYTES;
+    k = matrices + (HOLD ? 2 : 2 + 2 * number) * MATRIX_BYTES;
+    v = k + MATRIX_BYTES;
+  }
+};
+
+// Begin to copy one matrix to shared memory; the threads of a team take packs in turn.
+__device__ __forceinline__ void fetch_matrix(unsigned to, const Element* from, unsigned step) {
+  constexpr unsigned PACKS = TOKENS * CHUNKS;
+#pragma unroll
+  for (unsigned first = 0; first < PACKS; first += THREADS_OF_TEAM) {
+    const unsigned pack = first + threadIdx.x % THREADS_OF_TEAM, row = pack / CHUNKS, chunk = pack % CHUNKS;
+    if (pack < PACKS) copy_pack(chunk_at(to, row, chunk), from + row * step + chunk * CHUNK);
+  }
+}
+__device__ __forceinline__ void fetch(const Operands& t, const Item& item, unsigned heads, const Stage& to) {
+  const Rows rows = input_rows(item.window, item.head, heads);
+  fetch_matrix(to.k, t.k + rows.first, rows.step);
+  fetch_matrix(to.q, t.q + rows.first, rows.step);
+  fetch_matrix(to.v, t.v + rows.first, rows.step);
+}
+
+// K and V of an item: all their parts in registers, or read where they are used.
+struct KeysAndValues {
+  unsigned keys[HOLD ? PAIRS : 1][HOLD ? STEPS : 1][4], values[HOLD ? PAIRS : 1][HOLD ? STEPS : 1][4];
+  unsigned k, v, lane;
+
+  __device__ __forceinline__ KeysAndValues(const Stage& stage) : k(stage.k), v(stage.v), lane(threadIdx.x % WARP) {
+    if constexpr (HOLD) {
+#pragma unroll
+      for (unsigned i = 0; i < PAIRS * STEPS; ++i) {
+        load_keys(keys[i / STEPS][i % STEPS], k, i / STEPS, i % STEPS, lane);
+        load_values(values[i / STEPS][i % STEPS], v, i / STEPS, i % STEPS, lane);
+      }
+    }
+  }
+
+  // Keys of a pair of tiles of a band, columns of a step; values of the same tokens, columns of a pair of tiles.
+  __device__ __forceinline__ void get_keys(unsigned (&to)[4], unsigned band, unsigned pair, unsigned step) const {
+    if constexpr (HOLD) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) to[i] = keys[pair][step][i];
+    } else {
+      load_keys(to, k, band * PAIRS + pair, step, lane);
+    }
+  }
+  __device__ __forceinline__ void get_values(unsigned (&to)[4], unsigned band, unsigned pair, unsigned columns) const {
+    if constexpr (HOLD) {
+#pragma unroll
+      for (unsigned i = 0; i < 4; ++i) to[i] = values[pair][columns][i];
+    } else {
+      load_values(to, v, band * PAIRS + pair, columns, lane);
+    }
+  }
+};
+
+// Adds the product of a tile of Q and a band of K to the scores.
+__device__ __forceinline__ void multiply_keys(float (&scores)[TILES][4], unsigned q, unsigned tile, unsigned band,
+                                              const KeysAndValues& kv) {
+#pragma unroll
+  for (unsigned step = 0; step < STEPS; ++step) {
+    unsigned a[4], b[4];
+    load_queries(a, q, tile, step, kv.lane);
+#pragma unroll
+    for (unsigned pair = 0; pair < PAIRS; ++pair) {
+      kv.get_keys(b, band, pair, step);
+      multiply_add<Element>(scores[2 * pair], a, {b[0], b[1]});
+      if (2 * pair + 1 < TILES) multiply_add<Element>(scores[2 * pair + 1], a, {b[2], b[3]});
+    }
+  }
+}
+
+// Whether some lane's column i of a band, two in each tile, is that of a token. Known to the compiler for a single
+// band.
+__device__ constexpr bool exists(unsigned i) { return FULL || BANDS > 1 || i / 2 * 8 + i % 2 < TOKENS; }
+
+// A row of a tile as four lanes have it. largest: of the scores so far. sum: of the lane's own weights.
+struct Row {
+  float largest = -infinity(), sum = 0.0f;
+
+  // The weights of a band in the upper (half = 0) or lower half of a tile: powers of 2 of the distance of a score to
+  // the largest one, rounded to halves, two in a register. Gives what former weights have to be multiplied with.
+  __device__ __forceinline__ float weigh(unsigned (&weights)[TILES][2], const float (&scores)[TILES][4],
+                                         unsigned half) {
+    const float scale = LOG2_E / sqrtf(HEAD);
+    [[maybe_unused]] const float before = largest;
+#pragma unroll
+    for (unsigned i = 0; i < 2 * TILES; ++i) {
+      if (exists(i)) largest = fmaxf(largest, scores[i / 2][2 * half + i % 2]);
+    }
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
+    largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
+    // Where all of a band is -infinity, its weights are zero, and those of a row without others 0 / 0.
+    const float zero = largest == -infinity() ? 0.0f : largest * scale;
+    const float factor = BANDS == 1 ? 1.0f : power_of_2(fmaf(before, scale, -zero));
+    sum *= factor;
+#pragma unroll
+    for (unsigned i = 0; i < TILES; ++i) {
+      const float left = power_of_2(fmaf(scores[i][2 * half], scale, -zero));
+      const float right = exists(2 * i + 1) ? power_of_2(fmaf(scores[i][2 * half + 1], scale, -zero)) : 0.0f;
+      sum += left + right;
+      weights[i][half] = rounded_pair<Element>(left, right);
+    }
+    return factor;
+  }
+
+  // One over the sum of all weights.
+  __device__ __forceinline__ float inverse() const {
+    const float two = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
+    return __fdividef(1.0f, two + __shfl_xor_sync(ALL_LANES, two, 2));
+  }
+};
+
+// Adds the product of a band's weights and V. Two neighbouring tiles of weights are the left operand.
+__device__ __forceinline__ void multiply_values(float (&out)[2 * STEPS][4], const unsigned (&weights)[TILES][2],
+                                                unsigned band, const KeysAndValues& kv) {
+#pragma unroll
+  for (unsigned pair = 0; pair < PAIRS; ++pair) {
+    const bool whole = 2 * pair + 1 < TILES;  // else there are 8 tokens
+    const unsigned *left = weights[2 * pair], *right = weights[2 * pair + whole];
+    const unsigned a[4] = {left[0], left[1], right[0], right[1]};
+#pragma unroll
+    for (unsigned columns = 0; columns < STEPS; ++columns) {
+      unsigned b[4];
+      kv.get_values(b, band, pair, columns);
+      if (whole) {
+        multiply_add<Element>(out[2 * columns], a, {b[0], b[1]});
+        multiply_add<Element>(out[2 * columns + 1], a, {b[2], b[3]});
+      } else {
+        multiply_add_8(out[2 * columns], a, b[0]);
+        multiply_add_8(out[2 * columns + 1], a, b[2]);
+      }
+    }
+  }
+}
+
+// Writes a tile of the output, by way of its queries' place in shared memory, whose packs of 16 bytes then go to
+// memory.
+__device__ __forceinline__ void store_tile(const Operands& t, const Rows& rows, unsigned q, unsigned tile,
+                                           unsigned lane, const float (&out)[2 * STEPS][4], const float (&inverse)[2]) {
+  __syncwarp();  // all lanes have read the queries
+#pragma unroll
+  for (unsigned half = 0; half < 2; ++half) {
+    const unsigned row = 16 * tile + 8 * half + lane / 4;
+    if (16 * tile + 8 * half < TOKENS && row < TOKENS) {
+#pragma unroll
+      for (unsigned j = 0; j < 2 * STEPS; ++j) {
+        const float left = out[j][2 * half] * inverse[half], right = out[j][2 * half + 1] * inverse[half];
+        store_word(chunk_at(q, row, j) + lane % 4 * 4, rounded_pair<Element>(left, right));
+      }
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (unsigned first = 0; first < 16 * CHUNKS; first += WARP) {
+    const unsigned pack = first + lane, row = 16 * tile + pack / CHUNKS, chunk = pack % CHUNKS;
+    if (row < TOKENS) {
+      store_16<false>(reinterpret_cast<uint4*>(t.out + rows.first + row * rows.step + chunk * CHUNK),
+                      load_shared(chunk_at(q, row, chunk)));
+    }
+  }
+}
+
+// What the scores of a tile and a band begin with.
+__device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Operands& t, const Item& item,
+                                             unsigned tile, unsigned band, unsigned lane) {
+  const unsigned first = (item.table * QUERY_TILES + tile) * (BANDS * TILES) + band * TILES;
+  const unsigned lanes = static_cast<unsigned>(__cvta_generic_to_shared(shared_memory)) + lane * sizeof(float4);
+#pragma unroll
+  for (unsigned i = 0; i < TILES; ++i) {
+    if constexpr (TABLES) {
+      load_floats(scores[i], lanes + (first + i) * (WARP * sizeof(float4)));
+    } else {
+      begin_tile(scores[i], t, item.head, item.mask, tile, band * TILES + i, lane);
+    }
+  }
+}
+
+// 16 queries of an item.
+__device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, const Rows& rows, unsigned q,
+                                            unsigned tile, const KeysAndValues& kv) {
+  const unsigned halves = 16 * tile + 8 < TOKENS ? 2 : 1;  // of the tile in which some lane has a row
+  float out[2 * STEPS][4] = {};
+  Row row[2];
+#pragma unroll 1
+  for (unsigned band = 0; band < BANDS; ++band) {
+    float scores[TILES][4];
+    unsigned weights[TILES][2] = {};
+    begin_scores(scores, t, item, tile, band, kv.lane);
+    multiply_keys(scores, q, tile, band, kv);
+#pragma unroll
+    for (unsigned half = 0; half < 2; ++half) {
+      if (half < halves) {
+        const float factor = row[half].weigh(weights, scores, half);
+#pragma unroll
+        for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
+      }
+    }
+    multiply_values(out, weights, band, kv);
+  }
+  const float inverse[2] = {row[0].inverse(), row[1].inverse()};
+  store_tile(t, rows, q, tile, kv.lane, out, inverse);
+}
+
+// All that a block has to do.
+__device__ __forceinline__ void attend(const Operands& t, const Order& order) {
+  const unsigned team = threadIdx.x / THREADS_OF_TEAM, warp = threadIdx.x % THREADS_OF_TEAM / WARP;
+  const unsigned long long all = order.items;
+  unsigned begin = all * blockIdx.x / gridDim.x;
+  const unsigned last = all * (blockIdx.x + 1) / gridDim.x;
+  unsigned next = begin + team, stage = 0;
+  if (next < last) fetch(t, Item(next, order), order.heads, Stage(team, stage));
+  while (begin < last) {
+    unsigned end = last;
+    if constexpr (TABLES) {
+      end = min(last, (order.segment.quotient(begin) + 1) * order.segment.size);
+      __syncthreads();  // nobody needs the former tables any more
+      make_tables(t, Item(begin, order));
+      __syncthreads();
+    }
+    while (next < end) {
+      const Item item(next, order);
+      const Stage now(team, stage);
+      wait_for_copies();
+      meet(team);  // all copies have come, and nobody needs the other stage any more
+      const KeysAndValues kv(now);
+      if constexpr (HOLD) meet(team);
+      next += TEAMS, stage ^= 1;
+      if (next < last) fetch(t, Item(next, order), order.heads, Stage(team, stage));
+      const Rows rows = output_rows(item.window, item.head, order.heads);
+#pragma unroll 1
+      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) attend_tile(t, item, rows, now.q, tile, kv);
+    }
+    begin = end;
+  }
+}

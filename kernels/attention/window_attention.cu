@@ -1,0 +1,84 @@
+// Attention over windows: out = softmax(q k^T / sqrt(D) + bias + mask) v for each of W windows and H heads. q, k, v and
+// out are (W, H, T, D), bias (H, T, T), mask (G, T, T), of which window w takes mask w % G. Halves in, halves out.
+//
+// Macros: those of attention.cuh, and of attention_tiles.cuh for step 3.
+//
+// The numbers below are those of Swin's windows: 49 tokens, heads of 32, W = 8192, H = 4, so 32768 items, where an item
+// is a window and a head. A matrix of an item has 49 rows of 64 bytes: 3136 bytes, one after another in memory. q, k, v
+// and out are 103 MB each, together 411 MB, and that is all that has to move: bias and masks are 0.3 MB. The two
+// products have 10 GFLOP, for which tensor cores need 14 us, and memory needs about 96 us. So the aim is to keep memory
+// busy.
+
+#include "attention_rows.cuh"
+
+using Operand = const Element* __restrict__;
+
+// 1. The text before: a library's batched product, this kernel, another batched product. Scores are 157 MB, and move
+//    four times: more than everything else. The scores' scale, bias, mask and softmax are one kernel, a warp a row, in
+//    place.
+extern "C" __global__ void window_attention_softmax(Element* scores, Operand bias, Operand mask, unsigned rows,
+                                                    unsigned masks, unsigned heads, unsigned multiplier,
+                                                    unsigned shift) {
+  softmax({nullptr, nullptr, nullptr, bias, mask, nullptr}, scores, rows, masks, {heads, multiplier, shift});
+}
+
+// 2. The text after in its plainest form: a block has an item. Q, K and V lie in shared memory, and a warp makes a row
+//    of scores, its softmax, and a row of the output, one multiplication at a time. 411 MB move, but every
+//    multiplication of the products waits for two loads from shared memory: 2.5 G of them in each of the products
+//    are the limit now.
+extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+    window_attention_fused(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
+                           unsigned heads, unsigned masks) {
+  attend_rows({q, k, v, bias, mask, out}, heads, masks);
+}
+
+#ifdef TEAM
+#include "attention_tiles.cuh"
+
+// 3. Tensor cores, and the next item under way. It is attention_tiles.cuh; here is why it is as it is.
+//
+//    A warp has an item, and takes 16 queries at a time (a tile), against all keys. 49 rows are padded to 64, which are
+//    four tiles, and 49 columns to 56, which are seven tiles of 8. With mma.cuh's layout of 16 x 8 scores, lane l has
+//
+//                    columns 2 * (l % 4) and the next one of
+//                    tile 0         tile 1         ...  tile 6
+//        row l / 4        d0[0] d0[1]    d1[0] d1[1]         d6[0] d6[1]       of the last tile, d6[0] of lanes with
+//        row l / 4 + 8    d0[2] d0[3]    d1[2] d1[3]         d6[2] d6[3]       l % 4 = 0 alone is a token's: number 48
+//
+//    - A row is in four lanes. Its largest score and its sum take two shuffles each.
+//    - The tiles 2 i and 2 i + 1, rounded to halves, are the left operand of step i of the second product as they lie:
+//      the weights never leave their registers. The last step has tile 6 alone, and half as many columns.
+//    - Bias and mask are what the first product's sums begin with, times sqrt(D). The scale, and the change from powers
+//      of e to powers of 2, are one factor, of one multiply-add for each score.
+//    - Bias and mask of a head are read from a table in shared memory: floats, for each tile the four numbers of each
+//      lane, so a lane takes them in one load of 16 bytes. A block makes the tables of two heads and one mask, and then
+//      works on these alone: 2 x 128 items, the images of a batch. Read for each item, they were as many bytes again.
+//
+//    Each warp copies to its own shared memory with cp.async, 16 bytes a lane: 21 instructions for 9408 bytes. It loads
+//    K and V to 56 registers, and then lets the next item's K and V come to the same place; there are two places for Q,
+//    and a tile of the output takes the place of its queries, from which it goes to memory in 16 bytes a lane. So a
+//    warp has 9408 bytes on their way while it computes, and 16 warps have 150 KB, of the 227 KB that a block may have
+//    in shared memory. About 40 KB would keep memory busy. Warps never wait for each other, but for new tables.
+//
+//    Rows of 64 bytes would put rows r and r + 2 into the same banks. So chunks of 16 bytes change places by a
+//    function of their row (chunk_at), and eight rows of a matrix come from all 32 banks.
+//
+//    For an item a warp issues 56 + 64 products, 23 loads of matrices, 28 of the table, 91 powers of 2 with as many
+//    multiply-adds, maxima and additions, and some 300 more. With 62 items for each of the four schedulers of each
+//    multiprocessor, these are about 50000 cycles, or 29 us; powers of 2 take 8 cycles each, 25 us; the products 20 to
+//    30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time as memory's 96 us.
+//
+//    128 registers a thread are what 16 warps can have. The loop over tiles isn't unrolled: unrolled, the compiler
+//    begins the next tile's loads early and needs 168.
+//
+//    Longer windows, or larger heads, would need more registers: there K and V stay in shared memory, where a team of
+//    warps reads them, a tile of queries a warp. Keys come in bands of up to 64, and what a row has so far is scaled
+//    when a larger score turns up. 144 tokens are three bands of 48 keys for nine warps, and a block has two teams.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    window_attention_tuned(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
+                           unsigned items, unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
+                           unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
+  attend({q, k, v, bias, mask, out},
+         {items, heads, masks, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
+}
+#endif

@@ -1,0 +1,49 @@
+// Attention over windows between two matrix products. qkv (W, T, 3, H, D) is what the product with the weights of q, k
+// and v leaves, out (W, T, H, D) what the projection takes. The steps are those of window_attention.cu, whose story
+// tells how they work, with PACKED = 1 in attention.cuh.
+//
+// Macros: those of attention.cuh, and of attention_tiles.cuh for step 3.
+//
+// The text before has, between the products, a look-up of the bias, a transpose of qkv into q, k and v, two batched
+// products with a softmax between them, and a transpose of the result. For W = 8192 windows of 49 tokens with 4 heads
+// of 32, where a tensor of q is D = 103 MB, these move 8 D for the transposes, 4 D for the operands of the products,
+// and 4 * 157 MB of scores: 1.9 GB. The essential bytes are 4 D = 411 MB.
+
+#include "attention_rows.cuh"
+
+using Operand = const Element* __restrict__;
+
+// q, k and v of a token are H heads apart.
+__device__ __forceinline__ Operands unpacked(Operand qkv, Operand bias, Operand mask, Element* out, unsigned heads) {
+  return {qkv, qkv + heads * HEAD, qkv + 2 * heads * HEAD, bias, mask, out};
+}
+
+// 1. The softmax of the text before, in place.
+extern "C" __global__ void window_attention_packed_softmax(Element* scores, Operand bias, Operand mask, unsigned rows,
+                                                           unsigned masks, unsigned heads, unsigned multiplier,
+                                                           unsigned shift) {
+  softmax({nullptr, nullptr, nullptr, bias, mask, nullptr}, scores, rows, masks, {heads, multiplier, shift});
+}
+
+// 2. The text after, in its plainest form. The transposes cost nothing more: a head's rows lie 3 * H * D elements apart
+//    on the way in, and H * D on the way out.
+extern "C" __global__ void __launch_bounds__(WARPS* WARP)
+    window_attention_packed_fused(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned heads,
+                                  unsigned masks) {
+  attend_rows(unpacked(qkv, bias, mask, out, heads), heads, masks);
+}
+
+#ifdef TEAM
+#include "attention_tiles.cuh"
+
+// 3. Tensor cores. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are those of
+//    the other heads. So a block works on up to four heads of a window at the same time, whose rows then are 256 bytes
+//    in a piece: memory is slower the smaller the pieces are. It keeps the tables of as many heads.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    window_attention_packed_tuned(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned items,
+                                  unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
+                                  unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
+  attend(unpacked(qkv, bias, mask, out, heads),
+         {items, heads, masks, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
+}
+#endif

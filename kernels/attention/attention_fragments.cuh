@@ -6,22 +6,24 @@
 #include "attention.cuh"
 #include "pack.cuh"
 
-constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
+__device__ constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
 
 constexpr unsigned CHUNK = PACK_BYTES / sizeof(Element), CHUNKS = HEAD / CHUNK;  // elements of a chunk, chunks of a row
 constexpr unsigned ROW_BYTES = CHUNKS * PACK_BYTES;
 constexpr unsigned MATRIX_BYTES = TOKENS * ROW_BYTES;  // q, k, v or out of a window and a head
 constexpr unsigned QUERY_TILES = up(TOKENS, 16);       // of 16 rows
 constexpr unsigned STEPS = HEAD / 16;  // of 16 columns of Q and K, and pairs of tiles of 8 columns of V
-// Keys are taken in bands, whose scores a warp has in registers at a time: 64 keys at most, and all if they aren't
-// more. Bands have as many tiles of 8 keys each; only a single one need not have pairs of them.
-constexpr unsigned BANDS = up(TOKENS, 64);
-constexpr unsigned PAIRS = up(up(TOKENS, 16), BANDS);  // of a band
+// Keys are taken in bands, whose scores a warp has in registers at a time: all keys where it holds K and V, else 48 where
+// that leaves no part of a band empty, or 32. Only a single band may have an odd number of tiles of 8 keys.
+constexpr unsigned ALL_PAIRS = up(TOKENS, 16);  // of tiles of 8 keys
+constexpr unsigned PAIRS = HOLD ? ALL_PAIRS : ALL_PAIRS % 3 == 0 ? 3 : 2;  // of a band
+constexpr unsigned BANDS = up(ALL_PAIRS, PAIRS);
 constexpr unsigned TILES = BANDS == 1 ? up(TOKENS, 8) : 2 * PAIRS;
 constexpr bool FULL = BANDS * PAIRS * 16 == TOKENS;  // no tile has rows or columns that don't exist
 constexpr unsigned THREADS_OF_TEAM = TEAM * WARP, THREADS = TEAMS * THREADS_OF_TEAM;
 constexpr unsigned TABLE_BYTES = QUERY_TILES * BANDS * TILES * WARP * sizeof(float4);
 constexpr unsigned TEAM_BYTES = MATRIX_BYTES * (HOLD ? 4 : 6);
+static_assert(TABLES * TABLE_BYTES + TEAMS * TEAM_BYTES == SHARED, "the plan counts shared memory in another way");
 
 // ---- Accesses to shared memory, by its own addresses.
 

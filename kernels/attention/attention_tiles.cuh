@@ -1,9 +1,11 @@
 // Attention over windows by tensor cores. The story, and what is counted, is in window_attention.cu.
 //
 // Macros: those of attention.cuh, and
-//   TEAM    warps that share a window and a head: each takes tiles of 16 queries. TEAMS   teams of a block. HOLD    1:
-//   a warp holds all of K and V in registers, so that the next K and V may be on their way to the same memory. TABLES
-//   heads whose bias and mask a block keeps in shared memory; 0: they are read from memory where they are used.
+//   TEAM    warps that share a window and a head: each takes tiles of 16 queries.
+//   TEAMS   teams of a block.
+//   HOLD    1: a warp holds all of K and V in registers, so that the next K and V may be on their way to the same place.
+//   TABLES  heads whose bias and mask a block keeps in shared memory; 0: they are read from memory where they are used.
+//   SHARED  bytes of shared memory of a block.
 #pragma once
 
 #include "attention_fragments.cuh"
@@ -66,9 +68,9 @@ __device__ __forceinline__ void begin_tile(float (&to)[4], const Operands& t, un
 
 // The tables of the heads of a segment: these parts, lane by lane.
 __device__ __forceinline__ void make_tables(const Operands& t, const Item& first) {
-  constexpr unsigned PARTS = TABLE_BYTES / sizeof(float4);
+  constexpr int PARTS = TABLE_BYTES / sizeof(float4), ALL = TABLES * PARTS;
 #pragma unroll 1
-  for (unsigned i = threadIdx.x; i < TABLES * PARTS; i += THREADS) {
+  for (int i = threadIdx.x; i < ALL; i += THREADS) {
     const unsigned head = first.head - first.table + i / PARTS, part = i % PARTS, place = part / WARP;
     const unsigned tile = place / (BANDS * TILES), column = place % (BANDS * TILES);
     float values[4];
@@ -224,8 +226,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[2 * STEPS][4], cons
 
 // Writes a tile of the output, by way of its queries' place in shared memory, whose packs of 16 bytes then go to
 // memory.
-__device__ __forceinline__ void store_tile(const Operands& t, const Rows& rows, unsigned q, unsigned tile,
-                                           unsigned lane, const float (&out)[2 * STEPS][4], const float (&inverse)[2]) {
+__device__ __forceinline__ void store_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
+                                           unsigned tile, unsigned lane, const float (&out)[2 * STEPS][4], const float (&inverse)[2]) {
   __syncwarp();  // all lanes have read the queries
 #pragma unroll
   for (unsigned half = 0; half < 2; ++half) {
@@ -239,6 +241,7 @@ __device__ __forceinline__ void store_tile(const Operands& t, const Rows& rows, 
     }
   }
   __syncwarp();
+  const Rows rows = output_rows(item.window, item.head, heads);
 #pragma unroll
   for (unsigned first = 0; first < 16 * CHUNKS; first += WARP) {
     const unsigned pack = first + lane, row = 16 * tile + pack / CHUNKS, chunk = pack % CHUNKS;
@@ -265,7 +268,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
 }
 
 // 16 queries of an item.
-__device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, const Rows& rows, unsigned q,
+__device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                             unsigned tile, const KeysAndValues& kv) {
   const unsigned halves = 16 * tile + 8 < TOKENS ? 2 : 1;  // of the tile in which some lane has a row
   float out[2 * STEPS][4] = {};
@@ -287,7 +290,7 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
     multiply_values(out, weights, band, kv);
   }
   const float inverse[2] = {row[0].inverse(), row[1].inverse()};
-  store_tile(t, rows, q, tile, kv.lane, out, inverse);
+  store_tile(t, item, heads, q, tile, kv.lane, out, inverse);
 }
 
 // All that a block has to do.
@@ -315,9 +318,8 @@ __device__ __forceinline__ void attend(const Operands& t, const Order& order) {
       if constexpr (HOLD) meet(team);
       next += TEAMS, stage ^= 1;
       if (next < last) fetch(t, Item(next, order), order.heads, Stage(team, stage));
-      const Rows rows = output_rows(item.window, item.head, order.heads);
 #pragma unroll 1
-      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) attend_tile(t, item, rows, now.q, tile, kv);
+      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) attend_tile(t, item, order.heads, now.q, tile, kv);
     }
     begin = end;
   }

@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    begins the next tile's loads early and needs 168.
 //
 //    Longer windows, or larger heads, would need more registers: there K and V stay in shared memory, where a team of
-//    warps reads them, a tile of queries a warp. Keys come in bands of up to 64, and what a row has so far is scaled
+//    warps reads them, a tile of queries a warp. Keys come in bands of 48 or 32, and what a row has so far is scaled
 //    when a larger score turns up. 144 tokens are three bands of 48 keys for nine warps, and a block has two teams.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_tuned(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,

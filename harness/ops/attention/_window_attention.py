@@ -34,7 +34,7 @@ _SCORES = 2**25
 
 # The numbers of the kernels of tiles.
 _TILE = 16  # queries
-_BAND = 64  # keys whose scores a warp has at most
+_MOST_KEYS = 64  # whose scores a warp that holds K and V has in registers
 _HELD = 2048  # elements of K, and as many of V, that a warp holds in registers at most
 _FREE = 49 * 32  # as many that leave room for more such warps
 _HOLDING = 16, 12  # warps of a block that hold K and V, for which there are enough registers: few elements, and many
@@ -131,8 +131,8 @@ def expected(
 ) -> Iterator[Expected]:
     """What the output must be, some windows at a time, and how far off each element may be.
 
-    got: (W, H, T, D), as are q, k and v of `inputs`. Allowed is one rounding of every weight and one of the result, and
-    a tenth more for all that is done in float32.
+    got: (W, H, T, D), as are q, k and v of `inputs`. Allowed is one rounding of each score before bias and mask, of
+    each weight and of the result, and a tenth more for all that is done in float32.
     """
     import torch
 
@@ -144,13 +144,17 @@ def expected(
         here = slice(first, first + step)
         q, k, v = (part[here].double() for part in (inputs.q, inputs.k, inputs.v))
         scores = q @ k.transpose(-2, -1) * size**-0.5
+        sizes = scores.abs()
         if bias is not None:
             scores += bias.double()
         if mask is not None:
             scores.view(-1, images, heads, tokens, tokens).add_(mask.double().unsqueeze(1))
         weights = torch.softmax(scores, dim=-1)
         want = weights @ v
-        allowed = rounding * (1.1 * (weights @ v.abs()) + want.abs()) + torch.finfo(got.dtype).smallest_normal
+        # A score that is off by e changes a weight by its share e, and the sum of all weights, too.
+        shares = weights * sizes
+        off = shares @ v.abs() + shares.sum(-1, keepdim=True) * want.abs() + weights @ v.abs() + want.abs()
+        allowed = 1.1 * rounding * off + torch.finfo(got.dtype).smallest_normal
         yield Expected("out", got[here], want, allowed, start=first * heads * tokens * size)
 
 
@@ -226,10 +230,10 @@ class TilePlan:
         if sizes.head not in _HEADS or not 0 < sizes.tokens <= _MOST_TOKENS:
             return None
         elements = sizes.tokens * sizes.head
-        hold = sizes.tokens <= _BAND and elements <= _HELD
+        hold = sizes.tokens <= _MOST_KEYS and elements <= _HELD
         team = 1 if hold else blocks(sizes.tokens, _TILE)
         warps = _HOLDING[elements > _FREE] if hold else _LOADING[sizes.head > _SMALL]
-        of_team, of_table = elements * 2 * (4 if hold else 6), _table_bytes(sizes.tokens)
+        of_team, of_table = elements * 2 * (4 if hold else 6), _table_bytes(sizes.tokens, hold)
         if of_team > chip.shared:
             return None
         most = min(max(1, warps // team), chip.shared // of_team)
@@ -249,13 +253,16 @@ class TilePlan:
     @property
     def macros(self) -> dict[str, str | int]:
         """Macros of attention_tiles.cuh."""
-        return {"TEAM": self.team, "TEAMS": self.teams, "HOLD": int(self.hold), "TABLES": self.tables}
+        held = {"HOLD": int(self.hold), "TABLES": self.tables, "SHARED": self.shared}
+        return {"TEAM": self.team, "TEAMS": self.teams, **held}
 
 
-def _table_bytes(tokens: int) -> int:
-    """Shared memory of a head's table: tiles of all bands, of which each but a single one has pairs."""
-    bands = blocks(tokens, _BAND)
-    columns = blocks(tokens, 8) if bands == 1 else bands * 2 * blocks(blocks(tokens, _TILE), bands)
+def _table_bytes(tokens: int, hold: bool) -> int:
+    """Shared memory of a head's table: tiles of all bands, as attention_fragments.cuh cuts the keys."""
+    pairs = blocks(tokens, _TILE)
+    of_band = pairs if hold else 3 if pairs % 3 == 0 else 2
+    bands = blocks(pairs, of_band)
+    columns = blocks(tokens, _TILE // 2) if bands == 1 else bands * 2 * of_band
     return blocks(tokens, _TILE) * columns * _TABLE_BYTES
 
 

@@ -13,8 +13,8 @@ constexpr unsigned ROW_BYTES = CHUNKS * PACK_BYTES;
 constexpr unsigned MATRIX_BYTES = TOKENS * ROW_BYTES;  // q, k, v or out of a window and a head
 constexpr unsigned QUERY_TILES = up(TOKENS, 16);       // of 16 rows
 constexpr unsigned STEPS = HEAD / 16;  // of 16 columns of Q and K, and pairs of tiles of 8 columns of V
-// Keys are taken in bands, whose scores a warp has in registers at a time: all keys where it holds K and V, else 48 where
-// that leaves no part of a band empty, or 32. Only a single band may have an odd number of tiles of 8 keys.
+// Keys are taken in bands, whose scores a warp has in registers at a time: all keys where it holds K and V, else 48
+// where that leaves no part of a band empty, or 32. Only a single band may have an odd number of tiles of 8 keys.
 constexpr unsigned ALL_PAIRS = up(TOKENS, 16);  // of tiles of 8 keys
 constexpr unsigned PAIRS = HOLD ? ALL_PAIRS : ALL_PAIRS % 3 == 0 ? 3 : 2;  // of a band
 constexpr unsigned BANDS = up(ALL_PAIRS, PAIRS);

@@ -5,9 +5,9 @@
 #include "attention.cuh"
 #include "fastdiv.cuh"
 
-constexpr unsigned WARPS = 8;                              // of a block of `fused`
-constexpr unsigned COLUMNS = (TOKENS + WARP - 1) / WARP;   // of a row that a lane has
-constexpr unsigned PADDED = HEAD + 2;                      // so that the lanes' rows begin in different banks
+constexpr unsigned WARPS = 8;                             // of a block of step 2
+constexpr unsigned COLUMNS = (TOKENS + WARP - 1) / WARP;  // of a row that a lane has
+constexpr unsigned PADDED = HEAD + 2;                     // so that the lanes' rows begin in different banks
 
 // The softmax of a row whose scores lanes have in turn, with scale, bias and mask. Columns that don't exist become 0.
 __device__ __forceinline__ void softmax_row(float (&row)[COLUMNS], const Operands& t, unsigned head, unsigned mask,

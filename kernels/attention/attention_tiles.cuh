@@ -3,7 +3,7 @@
 // Macros: those of attention.cuh, and
 //   TEAM    warps that share a window and a head: each takes tiles of 16 queries.
 //   TEAMS   teams of a block.
-//   HOLD    1: a warp holds all of K and V in registers, so that the next K and V may be on their way to the same place.
+//   HOLD    1: a warp holds all of K and V in registers, so that the next ones may be on their way to the same place.
 //   TABLES  heads whose bias and mask a block keeps in shared memory; 0: they are read from memory where they are used.
 //   SHARED  bytes of shared memory of a block.
 #pragma once
@@ -227,7 +227,8 @@ __device__ __forceinline__ void multiply_values(float (&out)[2 * STEPS][4], cons
 // Writes a tile of the output, by way of its queries' place in shared memory, whose packs of 16 bytes then go to
 // memory.
 __device__ __forceinline__ void store_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
-                                           unsigned tile, unsigned lane, const float (&out)[2 * STEPS][4], const float (&inverse)[2]) {
+                                           unsigned tile, unsigned lane, const float (&out)[2 * STEPS][4],
+                                           const float (&inverse)[2]) {
   __syncwarp();  // all lanes have read the queries
 #pragma unroll
   for (unsigned half = 0; half < 2; ++half) {

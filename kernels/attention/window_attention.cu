@@ -1,7 +1,7 @@
 // Attention over windows: out = softmax(q k^T / sqrt(D) + bias + mask) v for each of W windows and H heads. q, k, v and
 // out are (W, H, T, D), bias (H, T, T), mask (G, T, T), of which window w takes mask w % G. Halves in, halves out.
 //
-// Macros: those of attention.cuh, and of attention_tiles.cuh for step 3.
+// Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
 //
 // The numbers below are those of Swin's windows: 49 tokens, heads of 32, W = 8192, H = 4, so 32768 items, where an item
 // is a window and a head. A matrix of an item has 49 rows of 64 bytes: 3136 bytes, one after another in memory. q, k, v
@@ -22,12 +22,11 @@ extern "C" __global__ void window_attention_softmax(Element* scores, Operand bia
   softmax({nullptr, nullptr, nullptr, bias, mask, nullptr}, scores, rows, masks, {heads, multiplier, shift});
 }
 
-// 2. The text after in its plainest form: a block has an item. Q, K and V lie in shared memory, and a warp makes a row
-//    of scores, its softmax, and a row of the output, one multiplication at a time. 411 MB move, but every
-//    multiplication of the products waits for two loads from shared memory: 2.5 G of them in each of the products
-//    are the limit now.
+// 2. One kernel without tensor cores: a block has an item. Q, K and V lie in shared memory, and a warp makes a row of
+//    scores, its softmax, and a row of the output, one multiplication at a time. 411 MB move, but each multiplication
+//    of the products, 2.5 G in each of them, needs two loads from shared memory. It takes any sizes at any address.
 extern "C" __global__ void __launch_bounds__(WARPS* WARP)
-    window_attention_fused(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
+    window_attention_scalar(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
                            unsigned heads, unsigned masks) {
   attend_rows({q, k, v, bias, mask, out}, heads, masks);
 }
@@ -35,10 +34,15 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 #ifdef TEAM
 #include "attention_tiles.cuh"
 
-// 3. Tensor cores, and the next item under way. It is attention_tiles.cuh; here is why it is as it is.
+// Steps 3 and 4 are attention_tiles.cuh, with other macros: here is why it is as it is.
 //
-//    A warp has an item, and takes 16 queries at a time (a tile), against all keys. 49 rows are padded to 64, which are
-//    four tiles, and 49 columns to 56, which are seven tiles of 8. With mma.cuh's layout of 16 x 8 scores, lane l has
+// 3. The text after: tensor cores. A block has an item, and each of its four warps takes 16 queries (a tile) against
+//    all keys (HOLD = 0, TEAMS = 1, TABLES = 0). Bias and mask are read where they are used, element by element: 56
+//    loads of each lane. A block loads, then computes, and the other blocks have to keep memory busy meanwhile.
+//
+// 4. One warp an item, and the next item under way (HOLD = 1). A warp takes its four tiles one after another. 49 rows
+//    are padded to 64, which are four tiles of 16, and 49 columns to 56, which are seven tiles of 8. With mma.cuh's
+//    layout of 16 x 8 scores, lane l has
 //
 //                    columns 2 * (l % 4) and the next one of
 //                    tile 0         tile 1         ...  tile 6
@@ -50,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //      the weights never leave their registers. The last step has tile 6 alone, and half as many columns.
 //    - Bias and mask are what the first product's sums begin with, times sqrt(D). The scale, and the change from powers
 //      of e to powers of 2, are one factor, of one multiply-add for each score.
-//    - Bias and mask of a head are read from a table in shared memory: floats, for each tile the four numbers of each
+//    - Bias and mask of a head come from a table in shared memory: floats, for each tile the four numbers of each
 //      lane, so a lane takes them in one load of 16 bytes. A block makes the tables of two heads and one mask, and then
 //      works on these alone: 2 x 128 items, the images of a batch. Read for each item, they were as many bytes again.
 //
@@ -63,10 +67,11 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    Rows of 64 bytes would put rows r and r + 2 into the same banks. So chunks of 16 bytes change places by a
 //    function of their row (chunk_at), and eight rows of a matrix come from all 32 banks.
 //
-//    For an item a warp issues 56 + 64 products, 23 loads of matrices, 28 of the table, 91 powers of 2 with as many
-//    multiply-adds, maxima and additions, and some 300 more. With 62 items for each of the four schedulers of each
-//    multiprocessor, these are about 50000 cycles, or 29 us; powers of 2 take 8 cycles each, 25 us; the products 20 to
-//    30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time as memory's 96 us.
+//    By count, not by measurement: for an item a warp issues 56 + 64 products, 24 loads of matrices, 28 of the table, 91
+//    powers of 2 with as many multiply-adds, maxima and additions, and some 300 more. With 62 items for each of the
+//    four schedulers of each multiprocessor, these are about 50000 cycles, or 29 us; powers of 2 take 8 cycles each, 25
+//    us; the products 20 to 30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time as
+//    memory's 96 us.
 //
 //    128 registers a thread are what 16 warps can have. The loop over tiles isn't unrolled: unrolled, the compiler
 //    begins the next tile's loads early and needs 168.
@@ -75,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    warps reads them, a tile of queries a warp. Keys come in bands of 48 or 32, and what a row has so far is scaled
 //    when a larger score turns up. 144 tokens are three bands of 48 keys for nine warps, and a block has two teams.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    window_attention_tuned(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
+    window_attention_tiles(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
                            unsigned items, unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
                            unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
   attend({q, k, v, bias, mask, out},

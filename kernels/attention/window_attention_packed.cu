@@ -2,7 +2,7 @@
 // and v leaves, out (W, T, H, D) what the projection takes. The steps are those of window_attention.cu, whose story
 // tells how they work, with PACKED = 1 in attention.cuh.
 //
-// Macros: those of attention.cuh, and of attention_tiles.cuh for step 3.
+// Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
 //
 // The text before has, between the products, a look-up of the bias, a transpose of qkv into q, k and v, two batched
 // products with a softmax between them, and a transpose of the result. For W = 8192 windows of 49 tokens with 4 heads
@@ -25,10 +25,10 @@ extern "C" __global__ void window_attention_packed_softmax(Element* scores, Oper
   softmax({nullptr, nullptr, nullptr, bias, mask, nullptr}, scores, rows, masks, {heads, multiplier, shift});
 }
 
-// 2. The text after, in its plainest form. The transposes cost nothing more: a head's rows lie 3 * H * D elements apart
-//    on the way in, and H * D on the way out.
+// 2. One kernel without tensor cores. The transposes cost nothing more: a head's rows lie 3 * H * D elements apart on
+//    the way in, and H * D on the way out.
 extern "C" __global__ void __launch_bounds__(WARPS* WARP)
-    window_attention_packed_fused(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned heads,
+    window_attention_packed_scalar(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned heads,
                                   unsigned masks) {
   attend_rows(unpacked(qkv, bias, mask, out, heads), heads, masks);
 }
@@ -36,11 +36,12 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 #ifdef TEAM
 #include "attention_tiles.cuh"
 
-// 3. Tensor cores. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are those of
-//    the other heads. So a block works on up to four heads of a window at the same time, whose rows then are 256 bytes
-//    in a piece: memory is slower the smaller the pieces are. It keeps the tables of as many heads.
+// 3. The text after: tensor cores, a window and a head a block.
+// 4. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are those of the other heads.
+//    So a block works on up to four heads of a window at the same time, whose rows then are 256 bytes in a piece:
+//    memory is slower the smaller the pieces are. It keeps the tables of as many heads.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    window_attention_packed_tuned(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned items,
+    window_attention_packed_tiles(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned items,
                                   unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
                                   unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
   attend(unpacked(qkv, bias, mask, out, heads),

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
 from harness.expressions import ExpressionError
-from harness.model import Case, Work
-from harness.ops import ITEMSIZE, Choice, Context, Expected, Symbols, Tensors
+from harness.model import Work
+from harness.ops import Choice, Context, Expected, Symbols, Tensors
 from harness.ops._device import WARP, Chip
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, LIMIT_32, aligned, blocks
 
@@ -184,8 +184,13 @@ class AttentionSizes:
         return self.windows * self.heads
 
     @property
+    def has_tiles(self) -> bool:
+        """Whether tiles fit these sizes."""
+        return self.head in _HEADS and 0 < self.tokens <= _MOST_TOKENS
+
+    @property
     def row_bytes(self) -> int:
-        """Shared memory of a block of the kernel `fused`: weights, and Q, K and V with rows of two elements more."""
+        """Shared memory of a block of the kernel `scalar`: weights, and Q, K and V with rows of two elements more."""
         return _ROW_WARPS * self.tokens * _FLOAT + 3 * self.tokens * (self.head + 2) * 2
 
     def macros(self, dtype: str) -> dict[str, str | int]:
@@ -225,9 +230,17 @@ class TilePlan:
     segment: int
 
     @classmethod
+    def plain(cls, sizes: AttentionSizes, chip: Chip) -> Self | None:
+        """A window and a head a block, a warp a tile, no tables, and nothing under way; None where tiles don't fit."""
+        shared = 6 * sizes.tokens * sizes.head * 2
+        if not sizes.has_tiles or shared > chip.shared:
+            return None
+        return cls(blocks(sizes.tokens, _TILE), 1, False, 0, shared, sizes.items, sizes.images)
+
+    @classmethod
     def of(cls, sizes: AttentionSizes, chip: Chip) -> Self | None:
         """The plan for these sizes; None where tiles don't fit them."""
-        if sizes.head not in _HEADS or not 0 < sizes.tokens <= _MOST_TOKENS:
+        if not sizes.has_tiles:
             return None
         elements = sizes.tokens * sizes.head
         hold = sizes.tokens <= _MOST_KEYS and elements <= _HELD
@@ -303,21 +316,21 @@ class Kernels:
         arguments = ctypes.c_uint32(rows), count, heads, *cuda.fast_divisor(sizes.heads, 32)
         return lambda bias, mask: kernel(grid, BLOCK, scores, bias, mask, *arguments)
 
-    def fused(self) -> Any:
-        """Compile `<op>_fused`; give a function of the operands."""
-        sizes, kernel = self._sizes, self._load("fused", {})
+    def scalar(self) -> Any:
+        """Compile `<op>_scalar`; give a function of the operands."""
+        sizes, kernel = self._sizes, self._load("scalar", {})
         shared, counts = sizes.row_bytes, self._counts
         return lambda *operands: kernel(sizes.items, BLOCK, *operands, *counts, shared=shared)
 
-    def tuned(self) -> Any:
-        """Compile `<op>_tuned`, and `<op>_fused` for what tiles don't fit; give a function of the operands.
+    def tiles(self, plan: TilePlan | None) -> Any:
+        """Compile `<op>_tiles` for a plan, and `<op>_scalar` for what tiles don't fit; give a function of the operands.
 
         The last operand is the output, and bias and mask come before it.
         """
-        rows, plan, sizes = self.fused(), TilePlan.of(self._sizes, Chip.current()), self._sizes
+        scalar, sizes = self.scalar(), self._sizes
         if plan is None:
-            return rows
-        kernel = self._load("tuned", plan.macros)
+            return scalar
+        kernel = self._load("tiles", plan.macros)
         segment, groups = max(1, plan.segment), max(1, sizes.heads // max(1, plan.tables))
         divisors = [(ctypes.c_uint32(n), *cuda.fast_divisor(n, 32)) for n in (segment, groups)]
         arguments = (ctypes.c_uint32(sizes.items), *self._counts, *divisors[0], *divisors[1])
@@ -327,15 +340,10 @@ class Kernels:
             if aligned(*packs, out):
                 kernel(plan.grid, plan.threads, *operands, *arguments, shared=plan.shared)
             else:
-                rows(*operands)
+                scalar(*operands)
 
         return launch
 
     def _load(self, entry: str, macros: dict[str, str | int]) -> cuda.Kernel:
         op = self._ctx.op.name
         return self._ctx.kernel(f"{op}.cu", f"{op}_{entry}", self._macros | macros)
-
-
-def score_bytes(sizes: AttentionSizes, case: Case) -> int:
-    """Bytes of all scores in the case's type."""
-    return sizes.items * sizes.tokens**2 * ITEMSIZE[case.dtype]

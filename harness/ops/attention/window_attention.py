@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Case, Traffic, Work
 from harness.ops import Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled, compiled_variants
+from harness.ops._device import Chip
 from harness.ops._elementwise import BOTH
 from harness.ops.attention import _window_attention as shared
 
@@ -252,15 +253,24 @@ def unfused(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("fused", "one kernel, a window and a head a block, no tensor cores", role="published", **_OURS)
-def fused(ctx: Context) -> Launch:
-    """The text after in its plainest form: bias and mask are inputs, and scores stay in shared memory."""
-    kernel = shared.Kernels(ctx, sizes_of(ctx.case)).fused()
+@OP.variant("scalar", "one kernel, a warp a row, no tensor cores", **_OURS)
+def scalar(ctx: Context) -> Launch:
+    """Any sizes at any address, as long as a window and a head fit into shared memory."""
+    kernel = shared.Kernels(ctx, sizes_of(ctx.case)).scalar()
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)
 
 
-@OP.variant("tuned", "tensor cores, scores in registers, the next window under way", **_OURS)
+@OP.variant("fused", "one kernel, a window and a head a block, tensor cores", role="published", **_OURS)
+def fused(ctx: Context) -> Launch:
+    """The text after, in its plainest form. `scalar` runs where it does in `tuned`."""
+    sizes = sizes_of(ctx.case)
+    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.plain(sizes, Chip.current()))
+    return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)
+
+
+@OP.variant("tuned", "blocks that stay, bias and mask in shared memory, the next window under way", **_OURS)
 def tuned(ctx: Context) -> Launch:
-    """`fused` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
-    kernel = shared.Kernels(ctx, sizes_of(ctx.case)).tuned()
+    """`scalar` runs at unaligned addresses, for more than 256 tokens, and for heads that aren't 16, 32, 48 or 64."""
+    sizes = sizes_of(ctx.case)
+    kernel = shared.Kernels(ctx, sizes).tiles(shared.TilePlan.of(sizes, Chip.current()))
     return lambda t: kernel(t.q, t.k, t.v, t.bias, t.mask, t.out)

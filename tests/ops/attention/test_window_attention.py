@@ -14,7 +14,7 @@ from harness.ops.attention import _window_attention as shared
 from harness.ops.attention import window_attention as module
 from harness.ops.attention.window_attention import OP
 
-# One band and several, K and V held and not, tables and none, each size of a head, and what `fused` alone can do.
+# One band and several, K and V held and not, tables and none, each size of a head, and what `scalar` alone can do.
 COMPILED = [{"W": 128, "H": 4, "T": 49, "D": 32, "G": 64, "mask": "shift", "bias": bias} for bias in ("yes", "no")] + [
     {"W": 128, "H": 4, "T": tokens, "D": size, "G": 1}
     for tokens, size in ((1, 16), (49, 32), (49, 48), (64, 32), (64, 64), (144, 32), (196, 32), (256, 64), (300, 24))
@@ -23,7 +23,7 @@ LOCAL_MEMORY = ("unfused",)  # it has none: but its products need real tensors, 
 # 18 warps of 144 tokens have 96 registers each; with nine warps none would spill. Also a few bytes on sm_100.
 SPILLED = 32
 DTYPES = shared.DTYPES
-OURS = ["unfused", "fused", "tuned"]
+OURS = ["unfused", "scalar", "fused", "tuned"]
 # W, H, T, D, G.
 SHAPES = [
     (8, 4, 49, 32, 4),
@@ -231,7 +231,7 @@ def test_a_result_repeats_bit_by_bit(launch, placed):
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.parametrize("variant", ["fused", "tuned"])
+@pytest.mark.parametrize("variant", ["scalar", "fused", "tuned"])
 @pytest.mark.parametrize("tokens", [49, 144])
 def test_more_than_2_to_31_elements(launch, variant, tokens):
     import torch

@@ -23,7 +23,7 @@ LOCAL_MEMORY = ("unfused",)  # it has none: but its products need real tensors, 
 # 18 warps of 144 tokens have 96 registers each; with nine warps none would spill. Also a few bytes on sm_100.
 SPILLED = 32
 DTYPES = shared.DTYPES
-OURS = ["unfused", "fused", "tuned"]
+OURS = ["unfused", "scalar", "fused", "tuned"]
 # W, H, side, D, G.
 SHAPES = [
     (8, 4, 7, 32, 4),
@@ -169,7 +169,7 @@ def test_unaligned_addresses(launch, placed, variant):
 
 @pytest.mark.gpu
 @pytest.mark.alone
-@pytest.mark.parametrize("variant", ["fused", "tuned"])
+@pytest.mark.parametrize("variant", ["scalar", "fused", "tuned"])
 def test_more_than_2_to_31_elements(launch, variant):
     import torch
 

@@ -30,13 +30,13 @@ def everything(ctx: typer.Context) -> None:
     if ctx.invoked_subcommand is None:
         for name, rows in {"ops": _ops, "scenarios": _scenarios, "formats": _formats, "devices": _devices}.items():
             typer.echo(name)
-            _print(rows())
+            _print(rows(), headings=rows is _ops)
 
 
 @app.command()
 def ops() -> None:
     """Ops and their variants, with devices and the rows that they reproduce."""
-    _print(_ops())
+    _print(_ops(), headings=True)
 
 
 @app.command()
@@ -73,9 +73,9 @@ def scenario(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=
     details.scenarios(name)
 
 
-def _print(rows: Iterator[Row]) -> None:
+def _print(rows: Iterator[Row], *, headings: bool = False) -> None:
     # All lines in one call, since every call of echo flushes.
-    typer.echo("\n".join(aligned(list(rows))))
+    typer.echo("\n".join(aligned(list(rows), headings=headings)))
 
 
 def _ops() -> Iterator[Row]:

@@ -40,6 +40,13 @@ def test_the_last_column_goes_below_where_there_is_no_room_beside(monkeypatch: p
     assert aligned([]) == []
 
 
+def test_a_long_heading_has_a_line_of_its_own_and_makes_no_column_wider() -> None:
+    rows = [("h" * 30, "", "a heading"), ("  a", "b", "c"), ("  d", "e", "f")]
+    assert aligned(rows, headings=True) == ["  " + "h" * 30, "          a heading", "    a  b  c", "    d  e  f"]
+    assert aligned([("h", "", "short"), *rows[1:]], headings=True)[0] == "  h       short"
+    assert aligned(rows[:1], headings=True) == [f"  {'h' * 30}    a heading"]
+
+
 def test_one_op_in_detail() -> None:
     lines = listed("op", "softmax").splitlines()
     assert lines[0].startswith("softmax: ")

@@ -214,7 +214,7 @@ def test_windows_must_tile_the_image(op, height, width, named):
 
 
 @pytest.mark.parametrize(("op", "direction"), WAYS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if math.prod(shape[:4]) < 25_000], ids=str)
 def test_eager_is_the_reference(trial, op, direction, shape):
     made = trial(op, "eager", "float16", **sizes_of(shape), direction=direction)
     assert made.complaint_after_call() is None

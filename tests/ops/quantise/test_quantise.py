@@ -46,7 +46,7 @@ SHAPES = [
     (2, 16388),
     (1, 40001),
 ]
-SMALL = [shape for shape in SHAPES if shape[0] * shape[1] < 50_000]
+SMALL = [shape for shape in SHAPES if shape[0] * shape[1] < 8_000]
 
 
 def sizes(shape, scales="channel"):

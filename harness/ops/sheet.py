@@ -290,10 +290,10 @@ class Op:
         else:
             moved = moved_by(self.inputs, self.outputs, symbols, dtype)
             work = Work(moved.read, moved.written)
+        flops = work.flops or tuple((kind, evaluate(text, symbols)) for kind, text in self.flops.items())
         return replace(
             work,
-            flops=work.flops
-            or tuple((dtype if kind == "case" else kind, evaluate(text, symbols)) for kind, text in self.flops.items()),
+            flops=tuple((dtype if kind == "case" else kind, count) for kind, count in flops),
             items=work.items or evaluate(self.items, symbols),
             item=work.item or self.item,
         )

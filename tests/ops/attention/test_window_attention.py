@@ -110,6 +110,7 @@ def test_work_and_traffic():
     assert moved["tuned"] == moved["sdpa_cudnn"] == Traffic(*once)
     assert moved["unfused"] == Traffic(once[0] + 2 * scores, once[1] + 2 * scores)
     assert OP.work_of(values | {"bias": "no", "mask": "none"}, "float16").read == 3 * data
+    assert dict(OP.work_of(values, "bfloat16").flops) == {"bfloat16": 4 * 8 * 4 * 49 * 49 * 32}
 
 
 # ---- The kernels.

@@ -168,6 +168,8 @@ def test_the_copies_are_the_rounded_weights(trial, variant, dtype):
 @pytest.mark.parametrize("master", ["none", "float32"])
 @pytest.mark.parametrize("decay", [0.0, 0.5])
 def test_baselines_agree_with_the_reference(trial, variant, dtype, master, decay):
+    if variant.startswith("compile") and (dtype, decay) != ("float16", 0.5):
+        pytest.skip("compiles for seconds, to what eager_foreach does")
     made = trial("adamw", variant, dtype, T=3, N=33, master=master, weight_decay=decay)
     before = cloned(made.inputs)
     after = made.call()

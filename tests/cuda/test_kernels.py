@@ -35,6 +35,7 @@ SHARED_MEMORY = 227 * 1024
 MEASURED = "sm_90"
 ARCHITECTURES = ("sm_80", MEASURED, "sm_100")
 MANY = 10  # compilations of an op, in all of its types
+HUNGRIEST = 5  # of those with other numbers, which take most registers
 A_MONTH = 30 * 24 * 3600
 TESTS = Path(__file__).parents[1] / "ops"
 
@@ -269,15 +270,21 @@ def appetite(request: Request) -> int:
 def chosen(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
-    Those leave out the other types where there is bfloat16, which needs at least as many registers as they do.
+    Of a lot, those are compiled that together have every kind, and the hungriest with other numbers.
+
+    Where not all are compiled, other types are left out if there is bfloat16, which needs at least as many registers.
     """
     found = requests(monkeypatch, op, op.dtypes)
-    if arch == MEASURED:
-        return found if len(found) <= MANY else representatives(found)
+    if arch == MEASURED and len(found) <= MANY:
+        return found
     hungriest = ("SCALAR", "__nv_bfloat16")
     if any(hungriest in request.macros for request in found):
         found = [r for r in found if hungriest in r.macros or "SCALAR" not in dict(r.macros)]
-    return representatives(found, numbers=False)
+    few = representatives(found, numbers=False)
+    if arch == MEASURED:
+        more = (request for request in representatives(found) if request not in few)
+        few += sorted(more, key=appetite, reverse=True)[:HUNGRIEST]
+    return few
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)

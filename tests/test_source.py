@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 import harness
 from harness import paths, source
+from harness.model import Code
 from harness.ops import Catalogue
 
 ROOT = Path(harness.__file__).parents[1]
@@ -115,14 +117,23 @@ def test_without_git_there_is_no_revision(package: Path, monkeypatch: pytest.Mon
 
 def ops_that_change(file: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Bundled ops whose code is another one after a change of the file, which lies in the checkout."""
-    source._imported.cache_clear()
-    source._included.cache_clear()
-    files = {op.name: op.file for op in Catalogue().values()}
-    before = {op: source.code(op, path) for op, path in files.items()}
+    before = unchanged()
     changed, read = ROOT / file, Path.read_bytes
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
-    after = {op: source.code(op, path) for op, path in files.items()}
-    return {op for op in files if before[op] != after[op]}
+    after = codes()
+    return {op for op in before if before[op] != after[op]}
+
+
+@cache
+def unchanged() -> dict[str, Code]:
+    """The code of each bundled op, as the checkout has it."""
+    source._imported.cache_clear()
+    source._included.cache_clear()
+    return codes()
+
+
+def codes() -> dict[str, Code]:
+    return {op.name: source.code(op.name, op.file) for op in Catalogue().values()}
 
 
 EVERY = {op.name for op in Catalogue().values()}

@@ -23,6 +23,14 @@ PLUGINS = tuple(
 )
 
 
+LONGEST = ("test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py")
+"""Files that take longest, and mostly wait for processes. One that began last would run alone in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu") and (reason := devices.kinds()["cuda"].missing()):
         pytest.skip(reason)

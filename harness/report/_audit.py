@@ -135,7 +135,7 @@ def _times_apart(found: Sequence[Counted]) -> Iterator[Note]:
     for c, apart in _large(found):
         if abs(apart) > _CLOSE:
             why = "; ".join(_differences(c)) or "why isn't known"
-            yield Note(f"the tool's time is {units.percent(apart, 2)} from ours: {why}", about=c.line.case.id)
+            yield Note(f"the tool's time is {units.change(apart)} from ours: {why}", about=c.line.case.id)
 
 
 def _differences(c: Counted) -> Iterator[str]:
@@ -145,4 +145,4 @@ def _differences(c: Counted) -> Iterator[str]:
     if c.line.case.variant == "compile_autotune":
         yield "torch.compile chose its kernels anew in the tool's process"
     if c.launches > 1:
-        yield f"a call has {units.significant(c.launches, 3)} kernels, which the tool runs one at a time"
+        yield f"a call has {c.launches:g} kernels, which the tool runs one at a time"

@@ -5,8 +5,7 @@
 //
 // A product of matrices with rows of 49 halves moves one element at a time: a row begins on 16 bytes only once in eight
 // rows, and the library's kernels know one alignment for all. Rows of 56 begin on 16 bytes always. The padded product
-// writes a seventh more. On one H200 it took 128 us in place of 225, for 8192 windows of 4 heads. What it costs to pad is
-// this kernel, unless what comes before writes padded rows at once.
+// writes a seventh more. What it costs to pad is this kernel, unless what comes before writes padded rows at once.
 //
 // A thread writes one pack of 16 bytes, always aligned. What it reads begins anywhere. Both aligned words around the
 // pack are loaded and shifted together; a neighbour's loads hit the same lines in L1, so that memory sees each byte once.

@@ -9,7 +9,7 @@
 #include "pack.cuh"
 #include "warp.cuh"
 
-// Of a warp's 32 threads, 8 lie side by side: they read 128 bytes of a row, which is a whole line. The 4 below each
+// A warp has 8 of its 32 threads side by side: they read 128 bytes of a row, which is a whole line. The 4 below each
 // other write 64 bytes of a row of y, which are whole sectors.
 constexpr unsigned LANES_ACROSS = 8, LANES_DOWN = WARP / LANES_ACROSS;
 constexpr unsigned WARPS_DOWN = THREADS / WARP / WARPS_ACROSS;

@@ -109,6 +109,8 @@ def test_an_effect_stands_behind_its_cause(faulty):
 def test_what_is_said_where_no_rule_finds_anything(uncounted, copying, healthy):
     known = healthy["tuned"]()
     assert verdict(known, ()).startswith("At the ceiling: 98.0% of what this machine can do.")
+    near = verdict(copying(time=2**30 / 4e12 / 0.96), ())
+    assert near == "Near the ceiling: 96.0% of what this machine can do. No more than 11.18 us are left to gain."
     # Twice the ceiling of 268.4 us.
     assert verdict(uncounted(), ()).startswith("Not known: 268.4 us above the ceiling. What is known without counters")
     assert verdict(copying(), ()).endswith(

@@ -65,6 +65,20 @@ def test_kernels_belong_to_the_case_whose_mark_is_ahead_of_them(tmp_path: Path) 
     assert [(kernel.name, kernel.launches) for kernel in c.kernels] == [("sum", 2)]
 
 
+def test_a_process_that_counts_details_calls_each_case_once() -> None:
+    assert ProfileRequest("cuda", (), ()).repeats == CALLS
+    assert ProfileRequest("cuda", (), (), checked=True).repeats == 1
+
+
+@pytest.mark.usefixtures("reads")
+def test_a_mark_tells_how_often_a_case_was_called(tmp_path: Path) -> None:
+    ours(tmp_path / "ncu-1", [mark(1), *[("sum", 4, [1_000, 512, 0, 16])] * 3])
+    report = tmp_path / "ncu-1.details.ncu-rep"
+    report.write_text(report.read_text().replace(f'"({CALLS}, 1, 1)"', '"(3, 1, 1)"'))
+    (found,) = ncu.read(tmp_path / "ncu-1", CASES[:1], CALLS)
+    assert found.kernels[0].launches == 1
+
+
 @pytest.mark.usefixtures("reads")
 def test_figures_of_a_kernel_are_means_of_its_launches(tmp_path: Path) -> None:
     launches: list[Kernel] = [("sum", 4, [1_000 * (i + 1), 0, 0, 16]) for i in range(CALLS)]
@@ -163,6 +177,7 @@ def test_every_counter_has_a_name_of_ncu_but_local_bytes_which_the_compiler_tell
     ("found", "wanted"),
     [
         ({"lts__t_sector_hit_rate.pct": 25.0}, {"l2_hit": 0.25}),
+        ({"lts__t_sector_hit_rate.pct": 460.0}, {}),
         (
             {"launch__shared_mem_per_block_static": 16.0, "launch__shared_mem_per_block_dynamic": 1024.0},
             {"shared_bytes": 1040.0},

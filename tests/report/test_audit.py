@@ -176,6 +176,19 @@ def test_strided_stores_write_and_read_whole_sectors(ask: Ask) -> None:
     }
 
 
+def test_what_stores_leave_of_sectors_is_no_second_pass(ask: Ask) -> None:
+    """Half of each sector is stored: 100 MB are read, and 200 MB that stores leave, three times what is declared."""
+    counters = {"store_requests": 100 * MB / 4 / 32, "store_sectors": 200 * MB / 32, "load_sectors": 100 * MB / 32}
+    found = told(ask(300, 100, counters, work=Work(100 * MB, 100 * MB)))
+    assert "filled sectors" in found["read"]
+    assert "second pass" not in found["read"]
+
+
+def test_a_share_above_1_is_not_believed(ask: Ask) -> None:
+    assert ask(1000, 500, {"l2_hit": 0.9}).l2_hit == 0.9
+    assert ask(1000, 500, {"l2_hit": 4.6}).l2_hit is None
+
+
 def test_stores_of_whole_sectors_need_no_reads(ask: Ask) -> None:
     assert told(ask(1200, 500, {"store_sectors": 500 * MB / 32})) == {"read": {}}
 
@@ -276,6 +289,18 @@ def test_small_cases_have_no_part_in_the_comparison_of_times(ask: Ask) -> None:
     for moved, notes in ((99 * MB, 1), (100 * MB, 2)):
         counted = ask(0, 0, work=Work(moved, 0), traffic=Traffic(moved, 0), time=1.0)
         assert len(_audit.summary([counted])) == notes
+
+
+def test_times_that_are_too_far_apart_are_told_with_what_differs(ask: Ask) -> None:
+    own = ask(1000, 500).line.result.time
+
+    def notes(factor: float, **values: float) -> list[str]:
+        return [note.text for note in _audit._times_apart([ask(1000, 500, time=own * factor, **values)])]
+
+    assert notes(1.019) == []
+    assert notes(1.05) == ["the tool's time is +5.00% from ours: why isn't known"]
+    (several,) = notes(0.95, kernels=3.0)
+    assert several == "the tool's time is -5.00% from ours: a call has 3 kernels, which the tool runs one at a time"
 
 
 def test_a_page_says_what_is_flagged_and_why(run: Run) -> None:

@@ -16,8 +16,8 @@ ALONE = 0.6  # of the cycles; schedulers that issue so often are what bounds a k
 READY = ("selected", "not_selected", "math_pipe_throttle", "dispatch_stall")
 """Where warps spend their time that have all they need, and wait for their turn, or for a pipe, at most."""
 MOSTLY, OFTEN = 0.5, 0.55
-"""Of warps' time, and of the cycles: warps that are ready so often, and issue so often, are more than schedulers or
-pipes can serve."""
+"""Shares of warps' time, and of the cycles: warps that are ready so often, and issue so often, are more than schedulers
+or pipes can serve."""
 _GENERAL = (
     "do fewer instructions for each byte: no divisions (32-bit indexes, one division for quotient and remainder, a "
     "multiplication in its place, or a launch shape that needs none), packs of 16 bytes, cheaper functions"

@@ -71,7 +71,7 @@ class TensorTable:
     def fits(self, *lists: Sequence[torch.Tensor]) -> bool:
         """Whether these lists hold the tensors that the table is for: the same objects in the same order.
 
-        Their addresses aren't asked for, which would take four times as long. So a tensor whose memory is exchanged
+        Their addresses aren't asked for, since that takes longer. So a tensor whose memory is exchanged
         while the object stays, by `set_`, `resize_` or `.data =`, needs a new table without being noticed.
         """
         return all(

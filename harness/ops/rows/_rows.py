@@ -139,8 +139,8 @@ class RowPlan:
     ) -> RowPlan | None:
         most = _MOST_PACKS // matrices
         cluster = cls._cluster(packs, itemsize, matrices) if chip.clusters and packs > _UNSHARED else 1
-        # Few rows are spread over more of the chip. Blocks of a row of half as many packs took 0.3 us longer, on an
-        # H200, to tell each other their sums than they saved.
+        # Few rows are spread over more of the chip. Blocks that share a shorter row take longer to exchange their sums
+        # than they save.
         most_blocks = MOST_BLOCKS if chip.clusters and packs >= _FEWEST_SPLIT else cluster
         while cluster < most_blocks and rows * cluster < chip.multiprocessors and packs >= 4 * WARP * cluster:
             cluster = min(most_blocks, 2 * cluster)

@@ -67,6 +67,12 @@ def test_eager_is_right_on_the_cpu(trial, name, scales, dtype):
         assert trial(name, "eager", dtype, **sizes(shape, scales)).complaint_after_call() is None, shape
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_check_takes_empty_tensors(trial, name):
+    for shape in ((0, 8), (8, 0), (0, 0)):
+        assert trial(name, "eager", "float16", **sizes(shape, "channel")).complaint_after_call() is None, shape
+
+
 @pytest.mark.parametrize("name", ["quantize", "dequantize_bias_residual_layer_norm_quantize"])
 def test_compile_is_right_on_the_cpu(trial, name):
     assert trial(name, "compile", "float16", **sizes((7, 96))).complaint_after_call() is None

@@ -1,7 +1,7 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
 # make lint       ruff and mypy --strict
-# make gpu-test   the tests that need a GPU, GPU_JOBS of them at a time
+# make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
 # make clean      remove what make made
 #
 # PYTHON=python3.12 picks the interpreter that .venv is made with.
@@ -31,7 +31,8 @@ lint: $(READY)
 	$(BIN)/mypy
 
 gpu-test: $(READY)
-	$(BIN)/pytest -m gpu -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS)
+	$(BIN)/pytest -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS) || test $$? = 5
+	$(BIN)/pytest -m "gpu and alone" --timeout 600 $(ARGS) || test $$? = 5
 
 clean:
 	rm -rf $(VENV) dist .mypy_cache .pytest_cache .ruff_cache

@@ -8,9 +8,11 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -36,22 +38,44 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(reason)
 
 
+_LARGE = 64 * 2**30
+"""Bytes of GPU memory that a test marked `large` takes at most."""
+
+
+@cache
+def _large_at_once() -> int:
+    """Tests marked `large` that the GPU has room for."""
+    return devices.kinds()["cuda"].machine().devices[0].memory_bytes // _LARGE
+
+
 @pytest.fixture(autouse=True)
 def turn_on_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of several processes share the GPU, but those marked `alone` have it for themselves.
 
     A lock on a file says who uses the GPU: shared by most tests, exclusive for those. Tests come to it one by one, so
-    that a test which waits for the others to end isn't overtaken. Afterwards the memory that torch keeps for later goes
+    that a test which waits for the others to end isn't overtaken. Tests marked `large` run beside others where the GPU
+    has room for two of them or more; elsewhere they are alone. Afterwards the memory that torch keeps for later goes
     back to the device, for the tests of other processes.
     """
     if not request.node.get_closest_marker("gpu"):
         yield
         return
+    large = request.node.get_closest_marker("large") is not None
+    beside = large and _large_at_once() > 1
+    alone = request.node.get_closest_marker("alone") or (large and not beside)
     home, name = Path(tempfile.gettempdir()), f"harness-gpu-tests-{os.getuid()}"
-    with (home / f"{name}.queue").open("w") as queue, (home / f"{name}.gpu").open("w") as gpu:
-        fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(gpu, fcntl.LOCK_EX if request.node.get_closest_marker("alone") else fcntl.LOCK_SH)
+    with ExitStack() as stack:
+
+        def locked(what: str, how: int) -> TextIO:
+            file = stack.enter_context((home / f"{name}.{what}").open("w"))
+            fcntl.flock(file, how)
+            return file
+
+        queue = locked("queue", fcntl.LOCK_EX)
+        locked("gpu", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
+        if beside:
+            locked(f"large-{os.getpid() % _large_at_once()}", fcntl.LOCK_EX)
         yield
         if "torch" in sys.modules:
             import torch

@@ -43,7 +43,7 @@ def test_unaligned_addresses(launch, placed, normal, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("vector", [4, 8, 16])
 def test_more_than_2_to_31_elements(launch, placed, normal, vector):
     shape = {"N": 2**31 + 4099, "T": 2048, "V": vector, "U": 4}

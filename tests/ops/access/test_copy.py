@@ -25,7 +25,7 @@ def test_unaligned_addresses(launch, variant, offsets):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_more_than_2_to_31_elements(launch, variant):
     check(launch, variant, 2**31 + 5, "float16", 0, 0)

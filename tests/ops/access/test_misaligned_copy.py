@@ -52,7 +52,7 @@ def test_unaligned_tensors(launch, placed, any_bits, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("first_read", "first_written"), [(0, 0), (1, 0), (2, 5)])
 def test_more_than_2_to_31_elements(launch, placed, variant, first_read, first_written):

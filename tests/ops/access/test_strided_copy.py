@@ -44,7 +44,7 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(
     ("n", "read", "write"), [(2**31 + 17, 1, 1), (2**31 + 17, 2, 1), (2**26 + 3, 64, 1), (2**26 + 3, 1, 64)]

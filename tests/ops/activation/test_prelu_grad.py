@@ -130,7 +130,7 @@ def test_special_values(launch, placed, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(2**31 + 17, 1, 1, 1), (43826197, 7, 7, 1)], ids=["one alpha", "rows of 7"])
 def test_more_than_2_to_31_elements(launch, placed, variant, shape):

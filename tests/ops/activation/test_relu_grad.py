@@ -79,7 +79,7 @@ def test_only_a_y_above_0_lets_a_gradient_through(launch, special, variant, dtyp
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ["from_y", "from_y_packed"])
 def test_more_than_2_to_31_elements_of_y(launch, placed, variant):
     import torch
@@ -92,7 +92,7 @@ def test_more_than_2_to_31_elements_of_y(launch, placed, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", BITS)
 def test_more_than_2_to_31_elements(launch, placed, variant):
     import torch

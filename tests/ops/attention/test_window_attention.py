@@ -231,7 +231,7 @@ def test_a_result_repeats_bit_by_bit(launch, placed):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ["scalar", "fused", "tuned"])
 @pytest.mark.parametrize("tokens", [49, 144])
 def test_more_than_2_to_31_elements(launch, variant, tokens):

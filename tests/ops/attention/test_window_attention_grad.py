@@ -151,7 +151,7 @@ def test_no_windows(trial, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, variant):
     """Windows at both ends and around 2**31 elements stand for the rest."""

@@ -168,7 +168,7 @@ def test_unaligned_addresses(launch, placed, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ["scalar", "fused", "tuned"])
 def test_more_than_2_to_31_elements(launch, variant):
     import torch

@@ -148,7 +148,7 @@ def test_statistics_of_ten_million_elements(launch, placed, variant, shape, layo
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("variant", "shape", "layout"),
     [

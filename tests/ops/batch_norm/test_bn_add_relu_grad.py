@@ -178,7 +178,7 @@ def test_autograd_gets_the_same(launch, placed, layout):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(
     ("shape", "layout"),

@@ -103,7 +103,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ["index64", "tuned"])
 @pytest.mark.parametrize(
     "shape",

@@ -103,7 +103,7 @@ def test_special_values(launch, special, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(2**21 + 1, 1024), (2**21 + 1, 1025)], ids=str)
 def test_more_than_2_to_31_elements(launch, variant, shape):

@@ -126,7 +126,7 @@ def test_the_mask_gives_the_gradients(run, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("columns", [1023, 1024])
 @pytest.mark.parametrize("variant", BITS)
 def test_more_than_2_to_31_elements(launch, replay, variant, columns):

@@ -113,7 +113,7 @@ def test_the_mask_gives_the_gradient(run, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", BITS)
 def test_more_than_2_to_31_elements(launch, replay, variant):
     import torch

@@ -81,7 +81,7 @@ def test_special_values(run_and_check, special, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, normal, replay, variant):
     import torch

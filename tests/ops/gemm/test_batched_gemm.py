@@ -80,7 +80,7 @@ def test_rows_are_copied_and_their_ends_are_zeros(catalogue, placed, dtype, rows
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 def test_more_than_2_to_31_elements_are_copied(catalogue):
     import torch
 

@@ -104,7 +104,7 @@ def test_the_kernel_reads_cublaslts_order_of_32_columns(catalogue, placed, scale
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 def test_the_kernel_beyond_2_to_31_elements(catalogue):
     import torch
 

@@ -91,7 +91,7 @@ def test_a_product_is_captured_into_a_graph(launch, placed, catalogue):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.usefixtures("with_cublaslt")
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, trial, variant):

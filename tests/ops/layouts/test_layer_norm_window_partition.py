@@ -214,7 +214,7 @@ def test_a_row_with_a_nan_spoils_no_other(launch, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("channels", [96, 97])
 def test_more_than_2_to_31_elements(launch, variant, channels):

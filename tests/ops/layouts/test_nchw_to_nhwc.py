@@ -80,7 +80,7 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype, direction
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(6000, 3, 345, 347), (21_403, 64, 56, 28), (43_900, 999, 7, 7)], ids=str)

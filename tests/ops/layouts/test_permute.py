@@ -84,7 +84,7 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(5500, 512, 12, 64), (1001, 3700, 12, 49), (3_000_000, 30, 8, 3)], ids=str)
 def test_more_than_2_to_31_elements(launch, placed, any_bits, variant, shape):

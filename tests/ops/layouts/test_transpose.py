@@ -78,7 +78,7 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(
     "shape", [(65_544, 32_776), (65_539, 32_771), (3, 715_827_899), (715_827_899, 3), (1, 2**31 + 5)], ids=str

@@ -309,7 +309,7 @@ def test_reverse_undoes_partition(launch, placed, variant, shift, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("op", "direction"), WAYS[:3])
 @pytest.mark.parametrize("channels", [96, 97, 1], ids=str)

@@ -112,7 +112,7 @@ def test_ten_thousand_tensors(trial, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(trial, variant):
     t = lists([2**31 + 4099, 7], "float16", "none")

@@ -139,7 +139,7 @@ def test_ten_thousand_tensors(launch, variant, dtype, size):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 def test_more_than_2_to_31_elements(launch, variant):
     import torch

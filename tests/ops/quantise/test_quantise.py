@@ -245,7 +245,7 @@ def test_the_largest_integers(judge, name, variant, dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize("shape", [(2**21 + 1, 1024), (2**21 + 5, 1025)], ids=str)

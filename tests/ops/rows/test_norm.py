@@ -350,7 +350,7 @@ def test_a_first_element_far_from_the_mean(run, normal, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize(
     ("variant", "rows", "columns"),
     [

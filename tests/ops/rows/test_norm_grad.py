@@ -190,7 +190,7 @@ def statistics(case, x):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("shape", [(2**21 + 3, 1024), (2**31 // 3 + 5, 3)], ids=str)
 @pytest.mark.parametrize(("op", "variant"), CASES)
 def test_more_than_2_to_31_elements(launch, catalogue, op, variant, shape):

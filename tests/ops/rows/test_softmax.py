@@ -153,7 +153,7 @@ def test_special_values(softmax, variant, dtype, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ANY_LENGTH)
 def test_more_than_2_to_31_elements_in_short_rows(softmax, normal, variant):
     rows, columns = 2**31 // 3 + 1000, 3
@@ -166,7 +166,7 @@ def test_more_than_2_to_31_elements_in_short_rows(softmax, normal, variant):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize("variant", ANY_LENGTH)
 def test_a_row_of_more_than_2_to_31_elements(softmax, variant):
     import torch

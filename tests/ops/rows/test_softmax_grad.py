@@ -147,7 +147,7 @@ def test_special_values(launch, special, variant, dtype, columns):
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
+@pytest.mark.large
 @pytest.mark.parametrize(("variant", "columns"), [("two_pass", 1024), ("registers", 1025), ("tuned", 1024)])
 def test_more_than_2_to_31_elements(launch, variant, columns):
     import torch

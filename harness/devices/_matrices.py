@@ -19,6 +19,9 @@ _LEAST_CAPABILITY = {
 }  # fmt: skip
 """The compute capability from which a GPU multiplies the type in its tensor cores; float32 needs none."""
 _OUTPUT_BYTES = 4
+_DEVIATION = 25.0
+"""Standard deviation of integers: that of normal numbers whose largest of some millions becomes 127. Integers that are
+all equally frequent would take more power, and the GPU would lower its clocks."""
 
 
 def products(kind: str, capability: tuple[int, int]) -> Iterator[MatrixProduct]:
@@ -83,8 +86,8 @@ def _random(kind: str, rows: int, columns: int, seed: int) -> torch.Tensor:
     import torch
 
     generator = torch.Generator("cuda").manual_seed(seed)
-    if kind == "int8":
-        return torch.randint(-128, 128, (rows, columns), generator=generator, dtype=torch.int8, device="cuda")
     values = torch.randn(rows, columns, generator=generator, device="cuda")
+    if kind == "int8":
+        return values.mul_(_DEVIATION).round_().clamp_(-128, 127).to(torch.int8)
     dtype = {"float8": "float8_e4m3fn", "tf32": "float32"}.get(kind, kind)
     return values.to(getattr(torch, dtype))

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import MANY, Gemm, Matmul
 from harness.devices import MatrixProduct
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ all equally frequent would take more power, and the GPU would lower its clocks."
 def products(kind: str, capability: tuple[int, int]) -> Iterator[MatrixProduct]:
     """The products of a kind; none where a GPU of that compute capability, or this torch, can't do it.
 
-    float32 runs on CUDA cores, tf32 is float32 rounded for tensor cores, float8 is e4m3, int8 adds up in int32.
+    float32 runs on CUDA cores, tf32 is float32 rounded for tensor cores, float8 is e4m3, int8 adds up in int32. Torch
+    writes these sums, four bytes for an element. With nvmath-python, cuBLASLt's fastest algorithm for a result in int8
+    is another way.
     """
     if kind not in _LEAST_CAPABILITY or capability < _LEAST_CAPABILITY[kind] or not _torch_has(kind):
         return
@@ -38,6 +42,10 @@ def products(kind: str, capability: tuple[int, int]) -> Iterator[MatrixProduct]:
             memory = (m * k + k * n) * _ITEMSIZE[kind] + m * n * _OUTPUT_BYTES
             yield MatrixProduct(
                 kind, f"{_name(kind)}, B by {order}", m, n, k, memory, partial(_prepare, kind, order, m, n, k)
+            )
+        if kind == "int8" and cublaslt.obstacle(product := _to_int8(m, n, k)) is None:
+            yield MatrixProduct(
+                kind, "cuBLASLt, int8 out", m, n, k, m * k + k * n + m * n, partial(_prepare_to_int8, product)
             )
 
 
@@ -67,6 +75,26 @@ def _prepare(kind: str, order: str, m: int, n: int, k: int) -> Callable[[], obje
     if kind in ("float32", "tf32"):
         return partial(_float32, "tf32" if kind == "tf32" else "ieee", a, b, out)
     return lambda: torch.mm(a, b, out=out)
+
+
+def _to_int8(m: int, n: int, k: int) -> Gemm:
+    return Gemm(m, n, k, "int8", "int8", alpha="device")
+
+
+def _prepare_to_int8(product: Gemm) -> Callable[[], object]:
+    """The call, scaled so that results are about as large as the factors. It returns the result."""
+    import torch
+
+    a, b = _random("int8", product.m, product.k, seed=0), _random("int8", product.n, product.k, seed=1)
+    out = torch.empty(product.m, product.n, dtype=torch.int8, device="cuda")
+    scale = torch.tensor([1 / (_DEVIATION * product.k**0.5)], device="cuda")
+    matmul = Matmul(product, MANY)
+
+    def call() -> torch.Tensor:
+        matmul(a, b, out, alpha=scale)
+        return out
+
+    return call
 
 
 def _float32(precision: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

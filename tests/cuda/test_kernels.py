@@ -24,9 +24,9 @@ import pytest
 
 from harness import cuda
 from harness.cuda import compile as compiler
+from harness.cuda import cublaslt
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
-from harness.ops.gemm import _cublaslt
 
 # The GPU that everything is measured on, whose plans are compiled for the others too.
 MULTIPROCESSORS = 132
@@ -222,8 +222,8 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]
     monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
     monkeypatch.setattr(cuda, "has_clusters", lambda: True)
     monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
-    monkeypatch.setattr(_cublaslt, "obstacle", lambda _product: None)
-    monkeypatch.setattr(_cublaslt, "Matmul", FakeMatmul)
+    monkeypatch.setattr(cublaslt, "obstacle", lambda _product: None)
+    monkeypatch.setattr(cublaslt, "Matmul", FakeMatmul)
 
 
 def alignments(declared: Sequence[Tensor], values: Symbols, dtype: str) -> Iterator[Tensors]:

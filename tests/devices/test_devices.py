@@ -220,6 +220,13 @@ def test_products_of_kinds_that_the_gpu_multiplies(capability, kinds):
     assert {kind for kind in (*COMPUTE_KINDS, "float64") if list(products(kind, capability))} == kinds
 
 
+def test_cublaslt_is_another_way_for_int8_where_it_can(monkeypatch):
+    monkeypatch.setattr("harness.cuda.cublaslt.obstacle", lambda product: None)
+    found = list(products("int8", (9, 0)))
+    assert [product.way for product in found] == ["torch._int_mm, B by columns", "cuBLASLt, int8 out"] * 3
+    assert {product.way for product in products("float16", (9, 0))} == {"torch.mm, B by rows", "torch.mm, B by columns"}
+
+
 def test_kinds_that_this_torch_lacks_are_left_out(monkeypatch):
     monkeypatch.delattr("torch._scaled_mm")
     assert not list(products("float8", (9, 0)))
@@ -333,9 +340,11 @@ def test_products_are_right(kind):
     for product in (p for p in found if p.m == min(p.m for p in found)):
         out = product.prepare()()
         assert out.shape == (product.m, product.n)
-        assert out.dtype == {"int8": torch.int32, "float8": torch.bfloat16}.get(kind, out.dtype)
+        scaled = product.way == "cuBLASLt, int8 out"
+        dtype = torch.int8 if scaled else {"int8": torch.int32, "float8": torch.bfloat16}.get(kind, out.dtype)
+        assert out.dtype == dtype
         # Normal numbers have a spread of 1, integers one of 25.
-        expected = product.k**0.5 * (25**2 if kind == "int8" else 1)
+        expected = 25 if scaled else product.k**0.5 * (25**2 if kind == "int8" else 1)
         assert float(out.double().std()) == pytest.approx(expected, rel=0.1)
 
 

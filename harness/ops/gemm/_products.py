@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import Gemm, Matmul
 from harness.model import Case
 from harness.ops import Context, Expected
 from harness.ops._elementwise import widened
-from harness.ops.gemm import _cublaslt
-from harness.ops.gemm._cublaslt import Gemm, Matmul
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +46,11 @@ def expected(
 
 def needs(product: Callable[[Case], Gemm]) -> Callable[[Case], str | None]:
     """Why a variant that makes this product of a case can't run it; None if it can."""
-    return lambda case: _cublaslt.obstacle(product(case))
+    return lambda case: cublaslt.obstacle(product(case))
 
 
 def prepared(ctx: Context, product: Gemm, algorithms: int = 1) -> Matmul:
     """The product, ready to be called until the case is over. algorithms: as `Matmul` takes them."""
-    matmul = _cublaslt.Matmul(product, algorithms)
+    matmul = cublaslt.Matmul(product, algorithms)
     ctx.defer(matmul.close)
     return matmul

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.ops.gemm import _cublaslt
-from harness.ops.gemm._cublaslt import MANY, Gemm
 from harness.ops.gemm._products import expected, needs, prepared
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ def _too_many_packs(case: Case) -> str | None:
     most = max(map(math.prod, (_left_padded(case.values), _right_padded(case.values))))
     if most // _pack(case) >= LIMIT_32:
         return "counts packs of 16 bytes in 32 bits: for fewer than 2^31 of them"
-    return _cublaslt.obstacle(_padded(case))
+    return cublaslt.obstacle(_padded(case))
 
 
 @OP.variant(

@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import MANY, Gemm, Order
 from harness.model import Case, Traffic, Work
 from harness.ops import Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, INDEX_TYPE, LIMIT_32, aligned, blocks
-from harness.ops.gemm import _cublaslt, _int8
-from harness.ops.gemm._cublaslt import MANY, Gemm, Order
+from harness.ops.gemm import _int8
 from harness.ops.gemm._products import needs, prepared
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ def _to_int32_here(case: Case, order: Order = "") -> str | None:
     s = case.symbols
     if s["M"] * s["N"] // _width(s["N"]) >= LIMIT_32:
         return f"counts in 32 bits: for fewer than 2^31 times {_width(s['N'])} elements of y"
-    return _cublaslt.obstacle(_to_int32(case, order))
+    return cublaslt.obstacle(_to_int32(case, order))
 
 
 @OP.variant(
@@ -269,7 +270,7 @@ def _ordered(order: Order) -> dict[str, Any]:
 
     def encode(ctx: Context, t: Tensors) -> dict[str, Any]:
         x = t.x.view(ctx.s.M, -1, _ORDERED).transpose(0, 1).contiguous()
-        return {"x": x, "weight": _cublaslt.reordered(t.weight, _to_int32(ctx.case, order))}
+        return {"x": x, "weight": cublaslt.reordered(t.weight, _to_int32(ctx.case, order))}
 
     return {
         "role": "published",

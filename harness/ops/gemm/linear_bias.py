@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness import cuda
+from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.ops.gemm._cublaslt import MANY, Gemm
 from harness.ops.gemm._products import expected, needs, prepared
 
 _X, _BIAS = Tensor("x", ("M", "K")), Tensor("bias", ("N",))

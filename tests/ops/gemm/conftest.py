@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.ops.gemm import _cublaslt
+from harness.cuda import cublaslt
 
 Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "BIAS": 4})
 Order = IntEnum("Order", {"COL": 0, "ROW": 1, "COL32": 2, "COL4_4R2_8C": 3, "COL32_2R_4R4": 4})
@@ -179,19 +179,19 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     import torch
 
     fake = FakeLt()
-    monkeypatch.setattr(_cublaslt, "missing", lambda: None)
-    monkeypatch.setattr(_cublaslt, "library", lambda: _cublaslt.Library(fake, Compute, Types))
-    monkeypatch.setattr(_cublaslt, "_stream", lambda: 77)
-    monkeypatch.setattr(_cublaslt, "_zero", lambda: torch.zeros(1))
+    monkeypatch.setattr(cublaslt, "missing", lambda: None)
+    monkeypatch.setattr(cublaslt, "library", lambda: cublaslt.Library(fake, Compute, Types))
+    monkeypatch.setattr(cublaslt, "_stream", lambda: 77)
+    monkeypatch.setattr(cublaslt, "_zero", lambda: torch.zeros(1))
 
     def seconds(call: Any) -> float:
         call()
         return float(abs(3 - fake.multiplied[-1]["algorithm"]))
 
-    monkeypatch.setattr(_cublaslt, "_seconds", seconds)
-    _cublaslt._handle.cache_clear()
+    monkeypatch.setattr(cublaslt, "_seconds", seconds)
+    cublaslt._handle.cache_clear()
     yield fake
-    _cublaslt._handle.cache_clear()
+    cublaslt._handle.cache_clear()
 
 
 @pytest.fixture

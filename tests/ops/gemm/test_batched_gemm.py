@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cuda import cublaslt
 from harness.model import Case
 from harness.ops._elementwise import CUDA_TYPE
-from harness.ops.gemm import _cublaslt
 from harness.ops.gemm.batched_gemm import OP, padded
 
 PRODUCTS = ["scores", "context"]
@@ -27,7 +27,7 @@ def case_of(variant, size, product, pad=8, dtype="float16"):
 
 @pytest.fixture
 def with_cublaslt():
-    if reason := _cublaslt.missing():
+    if reason := cublaslt.missing():
         pytest.skip(reason)
 
 

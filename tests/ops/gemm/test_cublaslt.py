@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import Gemm, Layout, Matmul, missing, obstacle
 from harness.errors import MachineError
-from harness.ops.gemm import _cublaslt
-from harness.ops.gemm._cublaslt import Gemm, Layout, Matmul, missing, obstacle
 
 LINEAR = Gemm(m=5, n=3, k=7, dtype="float16", out="float16", bias=True)
 
@@ -30,7 +30,7 @@ def test_a_linear_layer_is_asked_for_as_the_transposed_product(lt, address):
     # w (3, 7) row by row is (7, 3) column by column, and is transposed; x (5, 7) is (7, 5), and y (5, 3) is (3, 5).
     assert (a, b, d) == (layout("16F", 7, 3, 7), layout("16F", 7, 5, 7), layout("16F", 3, 5, 3))
     assert (said["a"], said["b"], said["c"], said["d"], said["of_c"]) == (512, 256, 1024, 1024, said["of_d"])
-    assert (said["bytes"], said["stream"]) == (_cublaslt.WORKSPACE, 77)
+    assert (said["bytes"], said["stream"]) == (cublaslt.WORKSPACE, 77)
 
 
 def test_weights_laid_out_ahead_are_not_transposed(lt, address):
@@ -106,7 +106,7 @@ def test_descriptors_are_given_back(lt, address):
     matmul(address(256), address(512), address(1024), bias=address(256))
     matmul.close()
     assert obstacle(LINEAR) is None
-    assert lt.alive == {_cublaslt._handle()}
+    assert lt.alive == {cublaslt._handle()}
 
 
 def test_a_refusal_is_told_in_cublaslts_words(lt, address):

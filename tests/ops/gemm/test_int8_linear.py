@@ -6,8 +6,9 @@ import math
 
 import pytest
 
+from harness.cuda import cublaslt
 from harness.model import Case
-from harness.ops.gemm import _cublaslt, _int8
+from harness.ops.gemm import _int8
 from harness.ops.gemm.int8_linear import OP
 
 # Rows that are multiples of 8, of 4, others.
@@ -32,7 +33,7 @@ def plain(t, y=None):
 
 @pytest.fixture
 def with_cublaslt():
-    if reason := _cublaslt.missing():
+    if reason := cublaslt.missing():
         pytest.skip(reason)
 
 
@@ -295,7 +296,7 @@ def test_weights_are_reordered_by_cublaslt_itself(lt, order):
     import torch
 
     weight = torch.zeros(40, 64, dtype=torch.int8)
-    wanted = _cublaslt.reordered(weight, _cublaslt.Gemm(10, 40, 64, "int8", "int32", order=order))
+    wanted = cublaslt.reordered(weight, cublaslt.Gemm(10, 40, 64, "int8", "int32", order=order))
     said = lt.transformed[-1]
     given, made = lt.objects[said["of_a"]], lt.objects[said["of_c"]]
     assert (given["ORDER"], given["rows"], given["columns"], given["leading"]) == (1, 40, 64, 64)

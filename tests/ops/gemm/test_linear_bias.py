@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from harness.cuda import cublaslt
 from harness.model import Case
-from harness.ops.gemm import _cublaslt
 from harness.ops.gemm.linear_bias import OP
 
 # Rows of whole packs, others, and from 2^31 elements on.
@@ -49,7 +49,7 @@ def check(launch, placed, trial, variant, dtype, shape, offset=0):
 
 @pytest.fixture
 def with_cublaslt():
-    if reason := _cublaslt.missing():
+    if reason := cublaslt.missing():
         pytest.skip(reason)
 
 
@@ -76,7 +76,7 @@ def test_a_product_is_captured_into_a_graph(launch, placed, catalogue):
     import torch
 
     x, weight, bias, y = (placed(shape, "float16").tensor for shape in ((64, 32), (48, 32), (48,), (64, 48)))
-    matmul = _cublaslt.Matmul(_cublaslt.Gemm(64, 48, 32, "float16", "float16", bias=True), 8)
+    matmul = cublaslt.Matmul(cublaslt.Gemm(64, 48, 32, "float16", "float16", bias=True), 8)
     for tensor in (x, weight, bias):
         tensor.normal_()
     matmul(x, weight, y, bias=bias)

@@ -209,6 +209,22 @@ def test_the_same_data_is_made_again_for_the_check(trial):
     assert int((sizes > 10).sum()) == 1
 
 
+def test_all_choices_of_a_size_have_the_same_numbers(trial):
+    """So the error with outliers differs by the outliers alone, and per channel by the scales alone."""
+    import torch
+
+    def numbers(**choices):
+        return _int8.real(trial("int8_linear", "eager", "float16", M=32, K=64, N=16, **choices).ctx)
+
+    x, weight = numbers(scales="tensor", data="normal")
+    for choices in ({"scales": "channel", "data": "normal"}, {"scales": "tensor", "data": "outliers"}):
+        other, same = numbers(**choices)
+        assert torch.equal(weight, same)
+        assert int((x == other).all(dim=0).sum()) == (64 if choices["data"] == "normal" else 63)
+    with_outliers = numbers(scales="tensor", data="outliers"), numbers(scales="channel", data="outliers")
+    assert torch.equal(with_outliers[0][0], with_outliers[1][0])
+
+
 @pytest.mark.parametrize("scales", SCALES)
 @pytest.mark.parametrize("what", ["x", "weight", "row of the weight", "row of x"])
 def test_zeros_give_zeros(trial, scales, what):

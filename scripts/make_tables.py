@@ -17,28 +17,15 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import cached_property
-from pathlib import Path
 
-from harness import store
-from harness.metrics import METRICS, Subject, subjects
-from harness.model import Result, Run, by_group
-from harness.units import gigabytes, percent, significant
+from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
 
-ROOT = Path(__file__).parent.parent
-RUNS = ROOT / "reports" / "h200"
+from harness.units import percent
+
 PAGES = (ROOT / "README.md", ROOT / "kernels" / "README.md")
 KERNELS = "../"
 """The way from kernels/README.md to the root."""
-SKIPPED = ("ci", "trust", "counters", "counters_rows", "rows_in_halves")
-"""Runs of other runs' cases: with few samples, for hardware counters, or with some of a case's variants only."""
 MARK = re.compile(r"<!-- (table|figure) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
-OURS = "tuned"
-MODES = {"compile": "default", "compile_autotune": "autotune"}
-"""The variants that are torch.compile, and what a table calls the mode of each."""
-NOTHING, ABSENT = "-", "not run"
 REFUSED = "A dash: torch's own result was refused by the check, so it has no time."
 TOO_LONG = "A dash: the variant has no kernel for rows of this length."
 LARGE = 100e6
@@ -47,102 +34,6 @@ WASTEFUL = {"strided_copy"}
 """Ops whose ceiling no kernel can reach: the bytes between their elements are moved, too."""
 SAME = 0.01
 """Times this close to each other are called the same."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """The variants of one case, all of one run."""
-
-    run: Run
-    folder: str
-    name: str
-    results: dict[str, Result]
-
-    def value(self, variant: str, metric: str, over: str = "") -> float | None:
-        """A metric of a variant, in SI units; None where it isn't known."""
-        if variant not in self.results:
-            return None
-        known = self._against_limits if METRICS[metric].of_limits else self._alone
-        return METRICS[metric].value(known[variant].against(self._alone.get(over)))
-
-    @cached_property
-    def _alone(self) -> dict[str, Subject]:
-        return {name: Subject.of(result, None) for name, result in self.results.items()}
-
-    @cached_property
-    def _against_limits(self) -> dict[str, Subject]:
-        """With the ceiling, which is the same for all variants, and takes a search through all streams."""
-        found = subjects(self.results.values(), self.run.limits)
-        return {name: found[result.case.id] for name, result in self.results.items()}
-
-    def written(self, variant: str, metric: str, over: str = "") -> str:
-        """The same as text, without a unit where the metric is a time or a bandwidth."""
-        if variant not in self.results or over not in {"", *self.results}:
-            return ABSENT
-        value = self.value(variant, metric, over)
-        if value is None:
-            return NOTHING
-        if metric == "time":
-            return significant(value * 1e6, 3) if value < 1e-4 else f"{value * 1e6:.0f}"
-        return gigabytes(value) if metric == "bandwidth" else METRICS[metric].written(value)
-
-    @cached_property
-    def compiled(self) -> str:
-        """The faster mode of torch.compile, as the name of its variant; the default mode if none has a time."""
-        times = {name: time for name in MODES if (time := self.value(name, "time"))}
-        return min(times, key=lambda name: times[name], default="compile")
-
-    @property
-    def mode(self) -> str:
-        """What a table calls that mode; a dash if torch.compile has no time."""
-        return MODES[self.compiled] if self.value(self.compiled, "time") else NOTHING
-
-    @property
-    def torch(self) -> str:
-        return dict(self.run.header.machine.versions).get("torch", "?")
-
-
-class Runs:
-    """The committed runs."""
-
-    def __init__(self, folder: Path = RUNS) -> None:
-        files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
-        loaded = sorted(
-            ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started
-        )
-        self.groups: dict[str, Group] = {}
-        self._tables: dict[str, list[str]] = {}
-        for run, name in loaded:
-            for group, results in by_group(run.results).items():
-                variants = {result.case.variant: result for result in results}
-                if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
-                    self.groups[group] = Group(run, name, group, variants)
-
-    def group(self, op: str, dtype: str, setting: str) -> Group:
-        """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
-        name = f"{op}/{dtype}/{setting}"
-        if name not in self.groups:
-            raise SystemExit(f"no committed run has the case {name}")
-        return self.groups[name]
-
-    def table(self, name: str) -> list[str]:
-        """The lines of a table, made once."""
-        if name not in self._tables:
-            self._tables[name] = TABLES[name](self)
-        return self._tables[name]
-
-    def figure(self, cases: str, metric: str, over: str = "") -> str:
-        """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
-        values = [
-            value
-            for group in self.groups.values()
-            for result in group.results.values()
-            if fnmatchcase(result.case.id, cases) and (value := group.value(result.case.variant, metric, over))
-        ]
-        if not values:
-            raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))
-        low, high = (METRICS[metric].written(bound) for bound in (min(values), max(values)))
-        return low if low == high else f"{low} to {high}"
 
 
 # ---- Tables.
@@ -243,6 +134,54 @@ def ops(runs: Runs) -> list[str]:
 
     lines = _table(("op", "time (us)", "of ceiling", "over eager", "over compile", "mode of compile"), rows())
     return [*lines, "", " ".join([*_of_dashes(lines), _origin(every)])]
+
+
+SWIN = "W8192-H4-T49-D32-G64/bias=yes,mask=shift"
+OF_MODELS = (
+    ("unscale", "float16", "T0-N0/tensors=bert_base"),
+    ("adamw", "float32", "T0-N0/tensors=bert_base,weight_decay=0.01,master=none"),
+    ("transpose", "float16", "M8192-N8192"),
+    ("transpose", "float16", "M8191-N8193"),
+    ("permute", "float16", "B256-S384-H16-D64"),
+    ("nchw_to_nhwc", "float16", "N256-C64-H112-W112/direction=to_nhwc"),
+    ("window_partition", "float16", "B256-H56-W56-C96-window7-shift3/direction=forward"),
+    ("layer_norm_window_partition", "float16", "B256-H56-W56-C96-window7-shift3"),
+    ("window_attention", "float16", SWIN),
+    ("window_attention_packed", "float16", "W8192-H4-side7-D32-G64/mask=shift"),
+    ("window_attention_grad", "float16", SWIN),
+    ("linear_bias", "float16", "M401408-K128-N384"),
+    ("linear_bias", "float16", "M25088-K512-N1536"),
+    ("int8_linear", "float16", "M401408-K128-N384/scales=tensor,data=normal"),
+    ("int8_linear", "float16", "M25088-K512-N1536/scales=tensor,data=normal"),
+    *((op, "float16", "M131072-C1024/scales=channel") for op in (
+        "quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize",
+        "dequantize_bias_residual_layer_norm_quantize",
+    )),
+)  # fmt: skip
+OTHERS = ("sdpa_efficient", "sdpa_cudnn", "flex", "eager_foreach", "float16")
+"""What users have beside eager and torch.compile: other kernels of torch, and a product in halves for one in int8."""
+
+
+def models(runs: Runs) -> list[str]:
+    """`tuned` of ops at the shapes of models against what torch offers."""
+    groups = [runs.group(*case) for case in OF_MODELS]
+
+    def rows() -> Iterator[list[str]]:
+        for (op, dtype, setting), group in zip(OF_MODELS, groups, strict=True):
+            times = {name: time for name in OTHERS if (time := group.value(name, "time"))}
+            other = min(times, key=lambda name: times[name], default=None)
+            yield [
+                f"`{op}`",
+                f"{setting.replace('T0-N0/', '')} {dtype}",
+                group.written(OURS, "time"),
+                group.written(OURS, "of_ceiling"),
+                group.written(OURS, "speedup", "eager"),
+                group.written(OURS, "speedup", group.compiled),
+                f"{group.written(OURS, 'speedup', other)} {other}" if other else "",
+            ]
+
+    head = ("op", "case", "time (us)", "of ceiling", "over eager", "over compile", "over another")
+    return [*_table(head, rows(), 2), "", _origin(groups)]
 
 
 def _of_dashes(lines: Sequence[str]) -> list[str]:
@@ -351,7 +290,7 @@ def slower(runs: Runs) -> list[str]:
 
 
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
-    function.__name__: function for function in (prelu, ops, softmax, norms, rows, worst, slower)
+    function.__name__: function for function in (prelu, ops, models, softmax, norms, rows, worst, slower)
 }
 
 
@@ -360,11 +299,17 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
 
 def written(text: str, runs: Runs) -> str:
     """The page with each mark's content as the runs have it. Raises SystemExit for a mark that means nothing."""
+    made: dict[str, list[str]] = {}
+
+    def table(name: str) -> list[str]:
+        if name not in made:
+            made[name] = TABLES[name](runs)
+        return made[name]
 
     def content(mark: re.Match[str]) -> str:
         kind, about = mark[1], mark[2].split()
         if kind == "table" and about[0] in TABLES:
-            inner = "\n".join(["", "", *runs.table(about[0]), "", ""])
+            inner = "\n".join(["", "", *table(about[0]), "", ""])
         elif kind == "figure" and len(about) in (2, 3):
             inner = runs.figure(*about)
         else:

@@ -23,6 +23,7 @@ def script() -> Any:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     sys.modules["make_tables"] = module
+    sys.path.insert(0, str(ROOT / "scripts"))  # what scripts share lies beside them
     spec.loader.exec_module(module)
     return module
 
@@ -121,5 +122,5 @@ def test_the_newest_run_of_a_case_counts(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name / "run.json").touch()
     started = {"old": "2026-01-01T00:00:00", "new": "2026-02-01T00:00:00"}
     dated = {name: replace(run, header=replace(run.header, started=when)) for name, when in started.items()}
-    monkeypatch.setattr(SCRIPT.store, "load", lambda folder: dated[folder.name])
+    monkeypatch.setattr("committed.store.load", lambda folder: dated[folder.name])
     assert {group.folder for group in SCRIPT.Runs(tmp_path).groups.values()} == {"new"}

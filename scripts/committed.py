@@ -1,0 +1,114 @@
+"""The committed runs by case, for the scripts that write pages from them.
+
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+
+from harness import store
+from harness.metrics import METRICS, Subject, subjects
+from harness.model import Result, Run, by_group
+from harness.units import gigabytes, significant
+
+ROOT = Path(__file__).parent.parent
+RUNS = ROOT / "reports" / "h200"
+SKIPPED = ("ci", "trust", "counters", "counters_rows", "rows_in_halves")
+"""Runs of other runs' cases: with few samples, for hardware counters, or with some of a case's variants only."""
+OURS = "tuned"
+MODES = {"compile": "default", "compile_autotune": "autotune"}
+"""The variants that are torch.compile, and what a table calls the mode of each."""
+NOTHING, ABSENT = "-", "not run"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The variants of one case, all of one run."""
+
+    run: Run
+    folder: str
+    name: str
+    results: dict[str, Result]
+
+    def value(self, variant: str, metric: str, over: str = "") -> float | None:
+        """A metric of a variant, in SI units; None where it isn't known."""
+        if variant not in self.results:
+            return None
+        known = self._against_limits if METRICS[metric].of_limits else self._alone
+        return METRICS[metric].value(known[variant].against(self._alone.get(over)))
+
+    @cached_property
+    def _alone(self) -> dict[str, Subject]:
+        return {name: Subject.of(result, None) for name, result in self.results.items()}
+
+    @cached_property
+    def _against_limits(self) -> dict[str, Subject]:
+        """With the ceiling, which is the same for all variants, and takes a search through all streams."""
+        found = subjects(self.results.values(), self.run.limits)
+        return {name: found[result.case.id] for name, result in self.results.items()}
+
+    def written(self, variant: str, metric: str, over: str = "") -> str:
+        """The same as text, without a unit where the metric is a time or a bandwidth."""
+        if variant not in self.results or over not in {"", *self.results}:
+            return ABSENT
+        value = self.value(variant, metric, over)
+        if value is None:
+            return NOTHING
+        if metric == "time":
+            return significant(value * 1e6, 3) if value < 1e-4 else f"{value * 1e6:.0f}"
+        return gigabytes(value) if metric == "bandwidth" else METRICS[metric].written(value)
+
+    @cached_property
+    def compiled(self) -> str:
+        """The faster mode of torch.compile, as the name of its variant; the default mode if none has a time."""
+        times = {name: time for name in MODES if (time := self.value(name, "time"))}
+        return min(times, key=lambda name: times[name], default="compile")
+
+    @property
+    def mode(self) -> str:
+        """What a table calls that mode; a dash if torch.compile has no time."""
+        return MODES[self.compiled] if self.value(self.compiled, "time") else NOTHING
+
+    @property
+    def torch(self) -> str:
+        return dict(self.run.header.machine.versions).get("torch", "?")
+
+
+class Runs:
+    """The committed runs."""
+
+    def __init__(self, folder: Path = RUNS) -> None:
+        files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
+        loaded = sorted(
+            ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started
+        )
+        self.groups: dict[str, Group] = {}
+        for run, name in loaded:
+            for group, results in by_group(run.results).items():
+                variants = {result.case.variant: result for result in results}
+                if OURS in variants or OURS not in getattr(self.groups.get(group), "results", ()):
+                    self.groups[group] = Group(run, name, group, variants)
+
+    def group(self, op: str, dtype: str, setting: str) -> Group:
+        """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
+        name = f"{op}/{dtype}/{setting}"
+        if name not in self.groups:
+            raise SystemExit(f"no committed run has the case {name}")
+        return self.groups[name]
+
+    def figure(self, cases: str, metric: str, over: str = "") -> str:
+        """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
+        values = [
+            value
+            for group in self.groups.values()
+            for result in group.results.values()
+            if fnmatchcase(result.case.id, cases) and (value := group.value(result.case.variant, metric, over))
+        ]
+        if not values:
+            raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))
+        low, high = (METRICS[metric].written(bound) for bound in (min(values), max(values)))
+        return low if low == high else f"{low} to {high}"

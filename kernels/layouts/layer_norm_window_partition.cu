@@ -10,26 +10,16 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), THREADS (of
 // a block), and those of each kernel.
 
+#include "layer_norm_tiles.cuh"
+#include "number.cuh"
 #include "windows.cuh"
 
-#include "number.cuh"
-
 using T = SCALAR;
-
-constexpr float EPSILON = 1e-5f;
-
-// The sum over `Lanes` neighbours of a warp, for all of them.
-template <unsigned Lanes>
-__device__ __forceinline__ float sum_of_lanes(float value) {
-#pragma unroll
-  for (unsigned step = Lanes / 2; step; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
-  return value;
-}
 
 // 1. One kernel in its plainest form: a warp a row, an element a lane at a time. The row is read for the mean, for the
 //    variance and for y. The second and the third time it is still in the L1, if it isn't very long. Any number of
 //    channels at any address.
-#ifndef BYTES
+#if !(defined BYTES || defined TILE_WORDS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_window_partition_fused(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
                                       T* __restrict__ y, INDEX pixels, long long channels, WINDOW_PARAMETERS) {
@@ -249,5 +239,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   rows.load(x);
   rows.measure();
   rows.write(gamma, beta, y, WINDOWS);
+}
+#endif
+
+// 3. Rows that aren't whole packs have chunks of few bytes in step 2, and so a few elements an instruction. But pixels
+//    follow each other in x, so some rows together are whole packs. Here they come to shared memory in packs, and a row
+//    is normalised there, in words, by one lane or by few. So a row's sums and its place in y take the instructions of
+//    few lanes. Rows that are neighbours in y, too, leave in packs, which are shifted to where packs begin in y.
+//
+// Macros, of WindowTilePlan: TILE_CHANNELS, TILE_WORDS (of a unit), TILE_TEAM, TILE_WARPS, TILE_GROUP (threads that
+// write a piece), TILE_STEP (rows of a piece at most), TILE_COUNT (tiles of a block), RESIDENT (as above).
+#ifdef TILE_WORDS
+extern "C" __global__ void __launch_bounds__(TILE_WARPS* WARP, RESIDENT / (TILE_WARPS * WARP))
+    layer_norm_window_partition_tiles(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
+                                      T* __restrict__ y, INDEX pixels, WINDOW_PARAMETERS) {
+  extern __shared__ uint4 shared[];
+  using Shape = Tile<T, TILE_CHANNELS, TILE_WORDS, TILE_TEAM, TILE_WARPS>;
+  normalise_tiles<Shape, TILE_GROUP, TILE_STEP, TILE_COUNT>(reinterpret_cast<T*>(shared), x, gamma, beta, y, pixels,
+                                                            WINDOWS);
 }
 #endif

@@ -62,11 +62,16 @@ class RowOfTile {
 
   // vectors: gamma and beta of each channel.
   __device__ __forceinline__ void normalise(const float2* vectors) {
-    constexpr float SHARE = 1.0f / Shape::CHANNELS;
     const float alone = Shape::SINGLE ? to_float(*lone) : 0.0f;
-    const float mean = sum(alone, [](float value) { return value; }) * SHARE;
-    const float variance = sum(alone, [&](float value) { return (value - mean) * (value - mean); }) * SHARE;
-    const float rstd = rsqrtf(variance + EPSILON), offset = -mean * rstd;
+    float point = 0.0f, off, variance;
+    add_up(alone, [](float value) { return value; }, off, variance);
+    // Where the mean is far larger than the deviation, or squares overflow, the sums are made again about the mean.
+    if (__any_sync(ALL_LANES, !(off * off <= 8.0f * variance))) {
+      point = off;
+      add_up(alone, [=](float value) { return value - point; }, off, variance);
+    }
+    // Rounding must not make it negative. NaN stays NaN.
+    const float rstd = rsqrtf((variance < 0.0f ? 0.0f : variance) + EPSILON), offset = -(point + off) * rstd;
     const auto normal = [&](float value, float2 vector) {
       return fmaf(fmaf(value, rstd, offset), vector.x, vector.y);
     };
@@ -81,20 +86,26 @@ class RowOfTile {
   }
 
  private:
-  // The sum of a function of all elements of the row. Each half of a word has a sum of its own, so that additions wait
-  // less for each other.
-  template <typename Function>
-  __device__ __forceinline__ float sum(float alone, Function function) const {
-    float sums[UNIT];
+  // Mean and variance from one pass, by sums of distances from a point. They lose few places while the point is within
+  // a few deviations of the mean. off: the mean's distance from the point. Each element of a unit has sums of its own,
+  // so that additions wait less for each other.
+  template <typename Distance>
+  __device__ __forceinline__ void add_up(float alone, Distance distance_of, float& off, float& variance) const {
+    constexpr float SHARE = 1.0f / Shape::CHANNELS;
+    float sums[UNIT], squares[UNIT];
 #pragma unroll
-    for (unsigned e = 0; e < UNIT; ++e) sums[e] = 0.0f;
-    if (Shape::SINGLE && rank == 0) sums[0] = function(alone);
+    for (unsigned e = 0; e < UNIT; ++e) {
+      const float distance = Shape::SINGLE && e == 0 && rank == 0 ? distance_of(alone) : 0.0f;
+      sums[e] = distance, squares[e] = distance * distance;
+    }
     const auto add = [&](unsigned j) {
-      const Words raw = units[j * TEAM];
       float values[UNIT];
-      widen(raw, values);
+      widen(units[j * TEAM], values);
 #pragma unroll
-      for (unsigned e = 0; e < UNIT; ++e) sums[e] += function(values[e]);
+      for (unsigned e = 0; e < UNIT; ++e) {
+        const float distance = distance_of(values[e]);
+        sums[e] += distance, squares[e] = fmaf(distance, distance, squares[e]);
+      }
     };
 #pragma unroll 16
     for (unsigned j = 0; j < TURNS; ++j) add(j);
@@ -102,10 +113,12 @@ class RowOfTile {
       if (rank < UNITS % TEAM) add(TURNS);
     }
 #pragma unroll
-    for (unsigned e = 1; e < UNIT; ++e) sums[0] += sums[e];
-    return sum_of_lanes<TEAM>(sums[0]);
+    for (unsigned e = 1; e < UNIT; ++e) sums[0] += sums[e], squares[0] += squares[e];
+    off = sum_of_lanes<TEAM>(sums[0]) * SHARE;
+    variance = fmaf(-off, off, sum_of_lanes<TEAM>(squares[0]) * SHARE);
   }
-  // Normalises `Count` units from the thread's unit j on. All of them are loaded before the first one is stored.
+  // Normalises `Count` units from the thread's unit j on. All that they need is loaded before the first one is stored,
+  // since the compiler puts no load of shared memory before a store.
   template <unsigned Count, typename Normal>
   __device__ __forceinline__ void write(unsigned j, const float2* vectors, Normal normal) {
     if constexpr (Count > 0) {
@@ -118,8 +131,10 @@ class RowOfTile {
         widen(raw[k], values);
 #pragma unroll
         for (unsigned e = 0; e < UNIT; ++e) values[e] = normal(values[e], vectors[(j + k) * TEAM * UNIT + e]);
-        units[(j + k) * TEAM] = narrow(values);
+        raw[k] = narrow(values);
       }
+#pragma unroll
+      for (unsigned k = 0; k < Count; ++k) units[(j + k) * TEAM] = raw[k];
     }
   }
   static __device__ __forceinline__ void widen(const Words& raw, float (&values)[UNIT]) {
@@ -155,29 +170,45 @@ class RowOfTile {
 template <unsigned Threads, typename Element>
 __device__ __forceinline__ void fetch_rows(Element* tile, const Element* __restrict__ x, unsigned elements) {
   constexpr unsigned SIZE = Pack<Element>::SIZE;
+  constexpr int STRIDE = Threads * PACK_BYTES;
   const unsigned packs = elements / SIZE;
-  const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(tile));
+  const Element* from = x + threadIdx.x * SIZE;
+  unsigned i = threadIdx.x, to = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + i * PACK_BYTES;
   // Straight into shared memory, so that all of a thread's packs are under way at once.
-  for (unsigned i = threadIdx.x; i < packs; i += Threads) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * PACK_BYTES), "l"(x + i * SIZE) : "memory");
+  for (; i + 3 * Threads < packs; i += 4 * Threads, to += 4 * STRIDE, from += 4 * Threads * SIZE) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;\n"
+        "cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;\n"
+        "cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16;\n"
+        "cp.async.cg.shared.global [%0 + %4], [%1 + %4], 16;" ::"r"(to),
+        "l"(from), "n"(STRIDE), "n"(2 * STRIDE), "n"(3 * STRIDE)
+        : "memory");
   }
-  for (unsigned i = packs * SIZE + threadIdx.x; i < elements; i += Threads) tile[i] = x[i];
+#pragma unroll 1
+  for (; i < packs; i += Threads, to += STRIDE, from += Threads * SIZE) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  }
+  const unsigned last = packs * SIZE + threadIdx.x;
+  if (last < elements) tile[last] = x[last];
 }
 
 // `Group` threads write neighbouring elements of the tile to neighbouring elements of y: packs that are aligned in y,
 // and single elements before and behind them. y must be aligned to 16 bytes. A pack behind the tile's last one may be
-// read. rank: of the thread in its group.
-template <unsigned Word, unsigned Group>
+// read. Most: elements of a piece. rank: of the thread in its group.
+template <unsigned Word, unsigned Group, unsigned Most>
 __device__ __forceinline__ void put_packs(uint4* __restrict__ to, const uint4* from, unsigned packs, unsigned rank,
                                           unsigned bits) {
-#pragma unroll 2
-  for (unsigned i = rank; i < packs; i += Group) {
-    const uint4 low = from[i], high = from[i + 1];
-    const unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    to[i] = funnel<Word>(words, bits);
+  to += rank, from += rank;
+#pragma unroll
+  for (unsigned i = 0; i < Most; i += Group) {
+    if (rank + i < packs) {
+      const uint4 low = from[i], high = from[i + 1];
+      const unsigned words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+      to[i] = funnel<Word>(words, bits);
+    }
   }
 }
-template <unsigned Group, typename Element>
+template <unsigned Group, unsigned Most, typename Element>
 __device__ __forceinline__ void put_piece(Element* __restrict__ y, long long at, const Element* tile, unsigned from,
                                           unsigned elements, unsigned rank) {
   constexpr unsigned SIZE = Pack<Element>::SIZE;
@@ -187,13 +218,14 @@ __device__ __forceinline__ void put_piece(Element* __restrict__ y, long long at,
   uint4* to = reinterpret_cast<uint4*>(y + head);
   const uint4* around = reinterpret_cast<const uint4*>(tile) + middle / SIZE;
   switch (misaligned / 4) {
-    case 0: put_packs<0, Group>(to, around, packs, rank, bits); break;
-    case 1: put_packs<1, Group>(to, around, packs, rank, bits); break;
-    case 2: put_packs<2, Group>(to, around, packs, rank, bits); break;
-    default: put_packs<3, Group>(to, around, packs, rank, bits); break;
+    case 0: put_packs<0, Group, Most / SIZE>(to, around, packs, rank, bits); break;
+    case 1: put_packs<1, Group, Most / SIZE>(to, around, packs, rank, bits); break;
+    case 2: put_packs<2, Group, Most / SIZE>(to, around, packs, rank, bits); break;
+    default: put_packs<3, Group, Most / SIZE>(to, around, packs, rank, bits); break;
   }
-  for (unsigned i = rank; i < elements - packs * SIZE; i += Group) {
-    const unsigned element = i < head ? i : i + packs * SIZE;
+  static_assert(Group >= 2 * (SIZE - 1), "each thread has one of the single elements at most");
+  if (rank < elements - packs * SIZE) {
+    const unsigned element = rank < head ? rank : rank + packs * SIZE;
     y[element] = tile[from + element];
   }
 }
@@ -214,12 +246,13 @@ __device__ __forceinline__ void normalise_tiles(Element* tile, const Element* __
     const unsigned rows = static_cast<unsigned>(min(pixels - first, static_cast<Index>(ROWS)));
     fetch_rows<BLOCK>(tile, x + static_cast<long long>(first) * CHANNELS, rows * CHANNELS);
     // Meanwhile:
-    for (unsigned r = threadIdx.x; r < rows; r += BLOCK) {
+    if (const unsigned r = threadIdx.x; r < rows) {
       const Place<Index> place = windows.in_windows(first + r);
       at[r] = place.at;
       left[r] = static_cast<unsigned>(min(place.left, static_cast<Index>(min(rows - r, Step))));
     }
     if (t == 0) {
+#pragma unroll 2
       for (unsigned c = threadIdx.x; c < CHANNELS; c += BLOCK) {
         vectors[c] = make_float2(to_float(gamma[c]), to_float(beta[c]));
       }
@@ -233,7 +266,7 @@ __device__ __forceinline__ void normalise_tiles(Element* tile, const Element* __
     unsigned turn = threadIdx.x / Group;
     for (unsigned r = 0; r < rows; r += left[r]) {
       if (turn == 0) {
-        put_piece<Group>(y, static_cast<long long>(at[r]) * CHANNELS, tile, r * CHANNELS, left[r] * CHANNELS,
+        put_piece<Group, Step * CHANNELS>(y, static_cast<long long>(at[r]) * CHANNELS, tile, r * CHANNELS, left[r] * CHANNELS,
                          threadIdx.x % Group);
       }
       turn = turn ? turn - 1 : GROUPS - 1;

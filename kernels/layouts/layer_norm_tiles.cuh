@@ -199,7 +199,7 @@ template <unsigned Word, unsigned Group, unsigned Most>
 __device__ __forceinline__ void put_packs(uint4* __restrict__ to, const uint4* from, unsigned packs, unsigned rank,
                                           unsigned bits) {
   to += rank, from += rank;
-#pragma unroll
+#pragma unroll 4
   for (unsigned i = 0; i < Most; i += Group) {
     if (rank + i < packs) {
       const uint4 low = from[i], high = from[i + 1];

@@ -16,7 +16,7 @@ from harness.model import Traffic
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._device import WARP
-from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, blocks, power_of_2_from
+from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, blocks, power_of_2_from
 from harness.ops.layouts import _windows as windows
 from harness.ops.layouts import window_partition
 from harness.ops.rows import _norm as norm
@@ -38,6 +38,14 @@ _MOST_THREADS = 1024  # of a block
 # time that loads take, as long as the compiler needn't spill registers.
 _RESIDENT = ((1024, 24), (768, 32), (640, 48), (512, math.inf))
 _SECTOR = 32  # bytes that memory moves at least: narrower teams would move parts of them
+
+# Tiles.
+_SHORTEST_ROW = 64  # bytes of a row: tiles of shorter ones would keep too few bytes under way
+_TEAMS = {64: 1, 128: 2, 256: 4}  # lanes that share a row, by its words at most; longer rows have whole warps
+_WARPS = 8  # of a block, where rows have whole warps
+_TILES = 4  # of a block there, which share gamma and beta: there are few rows in a tile
+_PIECE_BYTES = 4096  # that threads write together at most, unless a row is longer
+_MOST_SHARED = 72 * 1024  # bytes of a block, so that a multiprocessor has several blocks
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
@@ -193,19 +201,116 @@ class WindowRowPlan:
         return blocks(rows, self.threads // self.lanes * self.together) if self.lanes else rows
 
 
-@OP.variant("tuned", "one kernel: rows in registers, up to 16 bytes an access, several rows a warp", rows=("S17",))
+@dataclass(frozen=True, slots=True)
+class WindowTilePlan:
+    """Rows that a block normalises in shared memory. Twin of Tile in layer_norm_tiles.cuh.
+
+    words: of a unit, which a thread reads at once: as many as a row is an odd number of. team: lanes of a warp that
+    share a row. step: rows at most that are written as one piece. group: threads that write a piece. tiles: that a
+    block has one after the other.
+    """
+
+    channels: int
+    itemsize: int
+    words: int
+    team: int
+    warps: int
+    step: int
+    group: int
+    tiles: int
+
+    @classmethod
+    def of(cls, channels: int, itemsize: int, window: int) -> Self | None:
+        """The plan for rows of so many elements; None where they are very short or long, or do well with chunks."""
+        row = channels * itemsize
+        team = next((lanes for most, lanes in _TEAMS.items() if row // 4 <= most), WARP)
+        short = team < WARP
+        # Chunks of 8 bytes are enough for floats, and for rows with many of them.
+        widest = 8 if short and itemsize == 2 else 4
+        if row < _SHORTEST_ROW or row % (2 * widest) == 0:
+            return None
+        step = blocks(window, blocks(window * row, _PIECE_BYTES)) if short else 1
+        plan = cls(
+            channels,
+            itemsize,
+            words=1 if row % 8 else 2,
+            team=team,
+            warps=2 * team if short else _WARPS,
+            step=step,
+            group=WARP if step * row >= WARP * PACK_BYTES else WARP // 2,
+            tiles=1 if short else _TILES,
+        )
+        return plan if plan.shared + channels * 8 <= _MOST_SHARED else None
+
+    @property
+    def threads(self) -> int:
+        """Of a block."""
+        return self.warps * WARP
+
+    @property
+    def rows(self) -> int:
+        """Of a tile."""
+        return self.threads // self.team
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a tile in shared memory. The pack behind it may be read."""
+        return self.rows * self.channels * self.itemsize + PACK_BYTES
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """Macros of the kernel."""
+        return {
+            "TILE_CHANNELS": self.channels,
+            "TILE_WORDS": self.words,
+            "TILE_TEAM": self.team,
+            "TILE_WARPS": self.warps,
+            "TILE_STEP": self.step,
+            "TILE_GROUP": self.group,
+            "TILE_COUNT": self.tiles,
+            "RESIDENT": _RESIDENT[0][0],
+        }
+
+    def grid(self, rows: int) -> int:
+        """Blocks for so many rows."""
+        return blocks(rows, self.rows * self.tiles)
+
+
+@OP.variant(
+    "tuned",
+    "one kernel: rows in registers, or in shared memory if they aren't whole packs of 16 bytes",
+    rows=("S17",),
+)
 def tuned(ctx: Context) -> Launch:
-    """Chunks are as wide as rows and addresses allow. `fused` runs where a row is too long for a block."""
+    """Rows that aren't whole packs come in tiles where WindowTilePlan has a plan, if packs are aligned.
+
+    Others have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a block.
+    """
     itemsize = ITEMSIZE[ctx.case.dtype]
     row = ctx.s.C * itemsize
     widest = next(width for width in _CHUNK_BYTES if row % width == 0)
     launches = {width: _planned(ctx, width) or fused(ctx) for width in dict.fromkeys((widest, itemsize))}
+    tiled = _tiled(ctx)
 
     def launch(t: Tensors) -> None:
+        if tiled and not (t.x.data_ptr() | t.y.data_ptr()) % PACK_BYTES:
+            tiled(t)
+            return
         fits = not any(tensor.data_ptr() % widest for tensor in _tensors(t))
         launches[widest if fits else itemsize](t)
 
     return launch
+
+
+def _tiled(ctx: Context) -> Launch | None:
+    """The kernel of `tuned` for tiles; None where there is no plan for them."""
+    plan = WindowTilePlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype], ctx.s.window)
+    if plan is None:
+        return None
+    sizes = _pixels(ctx)
+    kernel = ctx.kernel(_FILE, "layer_norm_window_partition_tiles", _macros(ctx) | plan.macros)
+    grid, threads, shared = plan.grid(sizes.units), plan.threads, plan.shared
+    return lambda t: kernel(grid, threads, *_tensors(t), sizes.index(sizes.units), *sizes.arguments, shared=shared)
 
 
 def _planned(ctx: Context, width: int) -> Launch | None:

@@ -14,14 +14,17 @@ from harness.model import Traffic
 from harness.ops import comparer
 from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.layouts import _windows as windows
-from harness.ops.layouts.layer_norm_window_partition import OP, WindowRowPlan
+from harness.ops.layouts.layer_norm_window_partition import OP, WindowRowPlan, WindowTilePlan
 from harness.paths import data
 
 # Lanes of a warp with few chunks and with many, with and without missing ones, chunks of each width, blocks, and rows
 # that are too long for a block.
 COMPILED = [
     {"B": 2, "H": 2, "W": 2, "C": c, "window": 2, "shift": 1}
-    for c in (1, 3, 4, 8, 49, 96, 97, 98, 100, 128, 192, 384, 768, 1000, 1536, 3072, 8191, 8192, 2**15, 2**17)
+    for c in (
+        *(1, 3, 4, 8, 49, 96, 97, 98, 100, 128, 180, 192, 255, 384, 511, 768, 1000, 1023, 1536, 2047, 3072, 8191),
+        *(8192, 2**15, 2**17),
+    )
 ]
 OURS = ["unfused", "fused", "tuned"]
 # B, H, W, C, window, shift.
@@ -43,6 +46,20 @@ SHAPES = [
     (5, 7, 7, 97, 7, 3),
     (5, 7, 7, 98, 7, 3),
     (5, 7, 7, 100, 7, 3),
+    (3, 14, 14, 33, 7, 3),  # tiles: of one lane, two, four and a warp a row, the last of them with few rows
+    (3, 14, 21, 97, 7, 3),
+    (1, 8, 8, 97, 8, 4),
+    (1, 8, 8, 97, 1, 0),
+    (2, 60, 60, 49, 30, 11),
+    (3, 14, 14, 127, 7, 3),
+    (3, 14, 14, 129, 7, 3),
+    (3, 14, 14, 180, 7, 3),
+    (3, 14, 14, 255, 7, 3),
+    (3, 14, 14, 257, 7, 3),
+    (3, 14, 14, 258, 7, 3),
+    (3, 14, 14, 511, 7, 3),
+    (3, 14, 14, 513, 7, 3),
+    (1, 14, 14, 2047, 7, 3),
     (2, 6, 6, 1000, 3, 1),
     (2, 6, 6, 1023, 3, 1),
     (1, 4, 4, 3072, 2, 1),
@@ -108,6 +125,132 @@ def test_kernels_with_64_bit_indexes_do_not_spill(dtype):
     plan = WindowRowPlan.of(96 * {"bfloat16": 2, "float32": 4}[dtype] // 16, 16)
     macros = {"SCALAR": CUDA_TYPE[dtype], "INDEX": "unsigned long long", **plan.macros}
     _, log = compile_verbose(file, macros, "sm_90")
+    assert "0 bytes stack frame, 0 bytes spill stores" in log
+
+
+# ---- Tiles, by a twin of layer_norm_tiles.cuh.
+
+
+TILED = [(c, size) for c in (*range(16, 140), 180, 255, 257, 258, 511, 513, 1023, 2047, 3071) for size in (2, 4)]
+TILE_PLANS = [plan for c, size in TILED if (plan := WindowTilePlan.of(c, size, 7))]
+
+
+def rows_of_lanes(plan, warp):
+    """Row and rank of each lane, as Tile::row() has them."""
+    apart = (1 if plan.channels * plan.itemsize % 4 == 0 else 2) * plan.team
+    group, lanes = warp // apart, range(32)
+    return [(group * apart * (32 // plan.team) + lane // plan.team * apart + warp % apart, lane) for lane in lanes]
+
+
+def test_rows_that_have_tiles():
+    assert {plan.team for plan in TILE_PLANS} == {1, 2, 4, 32}
+    assert {(plan.words, plan.itemsize) for plan in TILE_PLANS} == {(1, 2), (1, 4), (2, 2)}
+    assert WindowTilePlan.of(96, 2, 7) is None  # whole packs
+    assert WindowTilePlan.of(3, 2, 7) is None
+    assert WindowTilePlan.of(8191, 2, 7) is None
+    assert WindowTilePlan.of(98, 4, 7) is None  # whole chunks of 8 bytes
+    for plan in TILE_PLANS:
+        assert plan.rows * plan.channels * plan.itemsize % 16 == 0  # tiles begin on packs
+        assert plan.rows <= plan.threads  # a thread finds the place of a row
+
+
+def test_teams_of_tiles_have_each_element_once_and_no_bank_twice():
+    for plan in TILE_PLANS:
+        row_bytes, unit = plan.channels * plan.itemsize, plan.words * 4
+        units, single = row_bytes // unit, row_bytes % unit
+        assert row_bytes % 4 == single
+        rows = []
+        for warp in range(plan.warps):
+            lanes = rows_of_lanes(plan, warp)
+            rows += [row for row, lane in lanes if lane % plan.team == 0]
+            starts = [row * row_bytes + (row % 2 * plan.itemsize if single else 0) for row, _ in lanes]
+            assert not any(start % unit for start in starts)
+            together = 32 // plan.words  # lanes whose units the banks give at once
+            for lane in range(0, 32, together):
+                some = range(lane, lane + together)
+                words = [
+                    starts[lane] // 4 + lane % plan.team * plan.words + w for lane in some for w in range(plan.words)
+                ]
+                assert len({word % 32 for word in words}) == 32
+        assert sorted(rows) == list(range(plan.rows))
+        # Units and the single half are the row: from its beginning, or from its second half on.
+        assert units * unit + single == row_bytes
+
+
+def pieces_of(shape, pixel):
+    """For how many pixels the windows go on side by side, as Windows::in_windows() says."""
+    _, _, width, _, window, shift = shape
+    in_row = pixel % width
+    return min(window - (in_row - shift) % width % window, width - in_row)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (3, 14, 21, 97, 7, 3),
+        (1, 8, 8, 97, 1, 0),
+        (2, 60, 60, 49, 30, 11),
+        (3, 14, 14, 258, 7, 3),
+        (1, 14, 14, 513, 7, 3),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_pieces_bring_each_element_of_a_tile_to_its_place(shape, itemsize):
+    import numpy
+    import torch
+
+    channels, pixels = shape[3], math.prod(shape[:3])
+    plan = WindowTilePlan.of(channels, itemsize, shape[4])
+    if plan is None:
+        pytest.skip("this row has no tiles")
+    values = SimpleNamespace(**sizes_of(shape))
+    from_pixel = windows.pixels_of_windows(values, torch.device("cpu"))
+    at = torch.argsort(from_pixel).numpy()
+    x, y = numpy.arange(pixels * channels), numpy.full(pixels * channels, -1)
+    size = 16 // itemsize
+    for first in range(0, pixels, plan.rows):
+        rows = min(pixels - first, plan.rows)
+        tile = numpy.full(plan.shared // itemsize, -2)
+        tile[: rows * channels] = x[first * channels : (first + rows) * channels]
+        r = 0
+        while r < rows:
+            left = min(pieces_of(shape, first + r), rows - r, plan.step)
+            put_piece(plan, y, int(at[first + r]) * channels, tile, r * channels, left * channels, size)
+            r += left
+    wanted = x.reshape(pixels, channels)[from_pixel.numpy()].reshape(-1)
+    assert (y == wanted).all()
+
+
+def put_piece(plan, y, at, tile, start, elements, size):
+    """What put_piece() does, with its shifts by whole elements."""
+    head = min(elements, -at % size)
+    packs = (elements - head) // size
+    middle = start + head
+    # The unrolled loop has room for all packs, and threads for all single elements.
+    most = plan.step * plan.channels // size
+    assert packs <= -(-most // plan.group) * plan.group
+    assert elements - packs * size <= plan.group
+    for i in range(packs):
+        to, around = at + head + i * size, (middle // size + i) * size
+        assert to % size == 0
+        assert around + 2 * size <= len(tile)
+        y[to : to + size] = tile[around : around + 2 * size][middle % size : middle % size + size]
+    for rank in range(elements - packs * size):
+        element = rank if rank < head else rank + packs * size
+        assert y[at + element] == -1
+        y[at + element] = tile[start + element]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("channels", [97, 100, 180, 257, 1023])
+@pytest.mark.parametrize("index", ["unsigned", "unsigned long long"])
+def test_kernels_of_tiles_do_not_spill(dtype, channels, index):
+    file = Path(data("kernels")) / "layouts" / "layer_norm_window_partition.cu"
+    plan = WindowTilePlan.of(channels, {"float32": 4}.get(dtype, 2), 7)
+    if plan is None:
+        pytest.skip("this row has no tiles")
+    _, log = compile_verbose(file, {"SCALAR": CUDA_TYPE[dtype], "INDEX": index, **plan.macros}, "sm_90")
     assert "0 bytes stack frame, 0 bytes spill stores" in log
 
 
@@ -180,8 +323,17 @@ def test_shapes(launch, placed, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, variant, dtype):
-    for channels in (1, 96, 97, 768):
-        for offsets in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1), (3, 3, 3, 3), (2, 4, 6, 4)):
+    for channels in (1, 96, 97, 100, 768):
+        for offsets in (
+            (1, 0, 0, 0),
+            (0, 1, 0, 0),
+            (0, 0, 1, 0),
+            (0, 0, 0, 1),
+            (3, 3, 3, 3),
+            (2, 4, 6, 4),
+            (0, 3, 5, 0),
+            (8, 1, 1, 16),
+        ):
             run_and_check(launch, placed, variant, dtype, (2, 7, 14, channels, 7, 3), offsets)
 
 
@@ -189,7 +341,7 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("scale", "mean"), [(0.0, 1.5), (1e-3, 8.0), (1.0, 1000.0), (100.0, 0.0)])
 def test_means_that_are_far_larger_than_deviations(launch, placed, variant, scale, mean, dtype):
-    for channels in (96, 97, 768, 8192):
+    for channels in (96, 97, 300, 513, 768, 8192):
         run_and_check(launch, placed, variant, dtype, (2, 4, 4, channels, 2, 1), scale=scale, mean=mean)
 
 

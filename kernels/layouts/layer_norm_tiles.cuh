@@ -262,14 +262,17 @@ __device__ __forceinline__ void normalise_tiles(Element* tile, const Element* __
     // A row that doesn't exist has some numbers, too, and room for them: shuffles need all lanes.
     RowOfTile<Element, Shape>(tile, Shape::row()).normalise(vectors);
     __syncthreads();
-    constexpr unsigned GROUPS = BLOCK / Group;
-    unsigned turn = threadIdx.x / Group;
-    for (unsigned r = 0; r < rows; r += left[r]) {
-      if (turn == 0) {
-        put_piece<Group, Step * CHANNELS>(y, static_cast<long long>(at[r]) * CHANNELS, tile, r * CHANNELS, left[r] * CHANNELS,
-                         threadIdx.x % Group);
+    // Groups take pieces in turn. To find them takes each group a few instructions a piece.
+    unsigned others = threadIdx.x / Group, here;  // others: pieces before the group's next one
+#pragma unroll 1
+    for (unsigned r = 0; r < rows; r += here) {
+      here = left[r];
+      if (others == 0) {
+        put_piece<Group, Step * CHANNELS>(y, static_cast<long long>(at[r]) * CHANNELS, tile, r * CHANNELS,
+                                          here * CHANNELS, threadIdx.x % Group);
+        others = BLOCK / Group;
       }
-      turn = turn ? turn - 1 : GROUPS - 1;
+      --others;
     }
     if (Tiles > 1) __syncthreads();
   }

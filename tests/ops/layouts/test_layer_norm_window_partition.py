@@ -347,17 +347,18 @@ def test_means_that_are_far_larger_than_deviations(launch, placed, variant, scal
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
-def test_a_row_with_a_nan_spoils_no_other(launch, variant, dtype):
+@pytest.mark.parametrize("channels", [96, 97, 129])
+def test_a_row_with_a_nan_spoils_no_other(launch, variant, channels, dtype):
     import torch
 
-    shape = (2, 7, 7, 96, 7, 3)
+    shape = (2, 7, 7, channels, 7, 3)
     kind = getattr(torch, dtype)
     x = torch.randn(shape[:4], device="cuda").to(kind)
     x[1, 2, 3, 5] = math.nan
     before = {
         "x": x,
-        "gamma": torch.ones(96, device="cuda", dtype=kind),
-        "beta": torch.ones(96, device="cuda", dtype=kind),
+        "gamma": torch.ones(channels, device="cuda", dtype=kind),
+        "beta": torch.ones(channels, device="cuda", dtype=kind),
     }
     y = torch.zeros(windows.windows_shape(sizes_of(shape)), device="cuda", dtype=kind)
     launch(OP.name, variant, dtype, sizes_of(shape), **before, y=y)

@@ -16,9 +16,9 @@ __device__ __forceinline__ float sum_of_lanes(float value) {
 }
 
 // What a compilation knows of a tile, which is some rows that follow each other. Twin of WindowTilePlan in
-// harness/ops/layouts/layer_norm_window_partition.py. A unit is as many words as a thread reads at once: the most that
-// a row is an odd number of. An odd number of halves is an odd number of words for two rows; then each row is whole
-// words and a single half, which is the last one of even rows and the first one of odd rows.
+// harness/ops/layouts/layer_norm_window_partition.py. A unit is what a thread reads at once: one word or two, so that a
+// row is an odd number of units. Where a row is an odd number of halves, two rows are an odd number of words. Then each
+// row is whole words and a single half, which is the last one of even rows and the first one of odd rows.
 //
 // Team: lanes of a warp that share a row.
 template <typename Element, unsigned Channels, unsigned Words, unsigned Team, unsigned Warps>
@@ -259,10 +259,10 @@ __device__ __forceinline__ void normalise_tiles(Element* tile, const Element* __
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    // A row that doesn't exist has some numbers, too, and room for them: shuffles need all lanes.
+    // Teams without a row work too, since shuffles need all lanes. The tile has room for their rows.
     RowOfTile<Element, Shape>(tile, Shape::row()).normalise(vectors);
     __syncthreads();
-    // Groups take pieces in turn. To find them takes each group a few instructions a piece.
+    // Groups take the pieces in turn. Each group goes through all of them, which takes a few instructions a piece.
     unsigned others = threadIdx.x / Group, here;  // others: pieces before the group's next one
 #pragma unroll 1
     for (unsigned r = 0; r < rows; r += here) {

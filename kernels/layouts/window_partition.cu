@@ -46,10 +46,25 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 //    than a pack (SEVERAL), each element is looked up.
 //
 // Macros: SEVERAL (0 or 1), BLOCK (threads).
-#ifdef SEVERAL
+#if defined SEVERAL && !defined RUN
 extern "C" __global__ void __launch_bounds__(BLOCK)
     window_partition_ragged(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX head, INDEX packs,
                             WINDOW_PARAMETERS) {
   move_ragged<TO_WINDOWS, SEVERAL>(x, y, n, head, packs, WINDOWS);
+}
+#endif
+
+// 4. The same for windows of which at least one fits into shared memory. In step 3 nearly every warp has packs with
+//    parts of two pieces: it loads them after the others, and it computes for 16 bytes what serves a whole run. Here all
+//    loads are of aligned packs and under way at once, and packs are put together in shared memory, which answers soon.
+//    The sizes are macros, so divisions are by constants.
+//
+// Macros: those of window_tiles.cuh.
+#ifdef RUN
+#include "window_tiles.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    window_partition_tiles(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX bands) {
+  move_tile(x, y, n, bands);
 }
 #endif

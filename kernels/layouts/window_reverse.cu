@@ -34,10 +34,20 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 // 3. Any sizes and addresses: stores of 16 bytes that are put together from what is loaded. Macros: SEVERAL (0 or 1),
 //    BLOCK (threads).
-#ifdef SEVERAL
+#if defined SEVERAL && !defined RUN
 extern "C" __global__ void __launch_bounds__(BLOCK)
     window_reverse_ragged(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX head, INDEX packs,
                           WINDOW_PARAMETERS) {
   move_ragged<TO_WINDOWS, SEVERAL>(x, y, n, head, packs, WINDOWS);
+}
+#endif
+
+// 4. The same through shared memory, for windows of which at least one fits. Macros: those of window_tiles.cuh.
+#ifdef RUN
+#include "window_tiles.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    window_reverse_tiles(const T* __restrict__ x, T* __restrict__ y, INDEX n, INDEX bands) {
+  move_tile(x, y, n, bands);
 }
 #endif

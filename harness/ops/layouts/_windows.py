@@ -37,6 +37,12 @@ _UNIT_BYTES = (16, 8)
 """Bytes of an access of the kernel `units`. Narrower ones take more arithmetic than `ragged` does for 16 bytes."""
 _BYTES_OF_THREAD = 32
 """Bytes that a thread of `units` moves, all of them in flight at once."""
+_TILE_BYTES = 13 * 1024
+"""Shared memory of a block of `tiles`, if a window needs no more: 16 such blocks fit into a multiprocessor."""
+_MOST_TILE_BYTES = 40 * 1024
+"""The same for large windows. Of larger ones a run is so long that `ragged` has few packs with parts of two."""
+_TILE_THREADS = 128
+"""Threads of such a block. Each has some six packs of a tile."""
 
 
 # ---- Shapes.
@@ -208,6 +214,49 @@ def unit_bytes(s: Any, itemsize: int) -> int:
     return next((width for width in _UNIT_BYTES if piece % width == 0), 0)
 
 
+@dataclass(frozen=True, slots=True)
+class WindowTiles:
+    """How the kernel `tiles` cuts images: `bands` rows of windows are a tile, or `columns` windows beside each other.
+
+    A tile has several bands only if its columns are all windows beside each other. Twin of window_tiles.cuh.
+    """
+
+    columns: int
+    bands: int
+
+    @classmethod
+    def of(cls, s: Any, itemsize: int, to_windows: bool) -> Self | None:
+        """The tiles of these images; None if a window doesn't fit into one."""
+        across, down = s.W // s.window, s.B * s.H // s.window
+        band = cls(across, 1).shared_bytes(s, itemsize, to_windows)
+        if band <= _TILE_BYTES:
+            return cls(across, max(1, min(down, _TILE_BYTES // band)))
+        window = cls(1, 1).shared_bytes(s, itemsize, to_windows)
+        if window > _MOST_TILE_BYTES:
+            return None
+        # A tile of several windows takes less than as many tiles of one.
+        most = max(1, min(across, _TILE_BYTES // window))
+        return cls(blocks(across, blocks(across, most)), 1)
+
+    def row_packs(self, s: Any, itemsize: int) -> int:
+        """The most packs that a row of a tile touches in the images. The roll may cut it in two parts."""
+        pack = PACK_BYTES // itemsize
+        return (self.columns * s.window * s.C + (4 if s.shift % s.W else 2) * (pack - 1)) // pack
+
+    def shared_bytes(self, s: Any, itemsize: int, to_windows: bool) -> int:
+        """Bytes of shared memory, with the tables of rows and of runs."""
+        rows, pack = self.bands * s.window, PACK_BYTES // itemsize
+        packs = (rows * self.columns * s.window * s.C + 2 * (pack - 1)) // pack
+        tables, number = rows, 8
+        if to_windows:
+            packs, tables = rows * self.row_packs(s, itemsize), rows + rows * self.columns
+        return (packs + 1) * PACK_BYTES + (tables + 1) * number
+
+    def count(self, s: Any) -> int:
+        """Tiles of all images."""
+        return blocks(s.W // s.window, self.columns) * blocks(s.B * s.H // s.window, self.bands)
+
+
 def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:
     return {
         "SCALAR": WORD_TYPE[ITEMSIZE[ctx.case.dtype]],
@@ -226,15 +275,20 @@ def index_map(ctx: Context, forward: bool) -> Launch:
 
 
 def tuned(ctx: Context, forward: bool) -> Launch:
-    """The kernel `<op>_units`, or `<op>_ragged` where pieces aren't whole units or addresses aren't aligned to them."""
-    ragged = _ragged(ctx, forward)
-    width = unit_bytes(ctx.s, ITEMSIZE[ctx.case.dtype])
+    """The kernel `<op>_units`; another one where pieces aren't whole units or addresses aren't aligned to them.
+
+    That is `<op>_tiles`, or `<op>_ragged` where windows are too large for it.
+    """
+    itemsize = ITEMSIZE[ctx.case.dtype]
+    tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward))
+    anywhere = _tiles(ctx, forward, tiles) if tiles else _ragged(ctx, forward)
+    width = unit_bytes(ctx.s, itemsize)
     if not width:
-        return ragged
+        return anywhere
     units = _units(ctx, forward, width)
 
     def launch(t: Tensors) -> None:
-        (ragged if (t.x.data_ptr() | t.y.data_ptr()) % width else units)(t)
+        (anywhere if (t.x.data_ptr() | t.y.data_ptr()) % width else units)(t)
 
     return launch
 
@@ -249,13 +303,39 @@ def _units(ctx: Context, forward: bool, width: int) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, count, *arguments)
 
 
+def _several(s: Any, itemsize: int) -> int:
+    """1 if a pack may have parts of more than two pieces, else 0.
+
+    A pack with parts of three has all of the second one, and at least an element of each of the others.
+    """
+    return int(shortest_piece(s) * s.C < PACK_BYTES // itemsize - 1)
+
+
+def _tiles(ctx: Context, forward: bool, tiles: WindowTiles) -> Launch:
+    """The kernel `<op>_tiles`, for any sizes at any addresses."""
+    s, itemsize, sizes = ctx.s, ITEMSIZE[ctx.case.dtype], WindowMap.of(ctx.s, 1)
+    macros = _macros(ctx, forward, sizes.bits) | {
+        "RUN": sizes.run,
+        "SIDE": sizes.side,
+        "ACROSS": sizes.across,
+        "HEIGHT": sizes.height,
+        "ROWS_SHIFTED": sizes.rows_shifted,
+        "ELEMENTS_SHIFTED": sizes.units_shifted,
+        "COLUMNS": tiles.columns,
+        "BANDS": tiles.bands,
+        "THREADS": _TILE_THREADS,
+        "SEVERAL": _several(s, itemsize),
+    }
+    kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_tiles", macros)
+    grid, n, bands = tiles.count(s), sizes.index(sizes.units), sizes.index(s.B * s.H // s.window)
+    return lambda t: kernel(grid, _TILE_THREADS, t.x, t.y, n, bands)
+
+
 def _ragged(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_ragged`, for any sizes at any addresses."""
     itemsize, sizes = ITEMSIZE[ctx.case.dtype], WindowMap.of(ctx.s, 1)
     pack = PACK_BYTES // itemsize
-    # A pack with parts of three pieces has all of the second one, and at least an element of each of the others.
-    several = int(shortest_piece(ctx.s) * ctx.s.C < pack - 1)
-    macros = _macros(ctx, forward, sizes.bits) | {"SEVERAL": several, "BLOCK": BLOCK}
+    macros = _macros(ctx, forward, sizes.bits) | {"SEVERAL": _several(ctx.s, itemsize), "BLOCK": BLOCK}
     kernel = ctx.kernel(f"{ctx.case.op}.cu", f"{ctx.case.op}_ragged", macros)
     n, index, arguments = sizes.units, sizes.index, sizes.arguments
 

@@ -51,35 +51,54 @@ __device__ __forceinline__ void copy_to_shared(uint4* to, const Element* from) {
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// A pack of 16 aligned bytes and the piece of memory, of `count` elements, that it has a part of. first: which element
-// of the piece the pack begins with, or less than 0. A piece without elements has no pack.
+// A tensor of n elements. offset: elements by which it lies behind a multiple of 16 bytes.
+template <typename Pointer>
+struct Side {
+  Pointer data;
+  INDEX n;
+  unsigned offset;
+
+  __device__ __forceinline__ Side(Pointer data, INDEX n) : data(data), n(n), offset(misaligned(data)) {}
+  // The same of the element `at`.
+  __device__ __forceinline__ unsigned misalignment(INDEX at) const { return (offset + static_cast<unsigned>(at)) % SIZE; }
+};
+using Source = Side<const Element*>;
+using Target = Side<Element*>;
+
+// A pack of 16 aligned bytes, and the piece of a tensor, of `count` elements, that it has a part of. first: which element
+// of the piece the pack begins with, or less than 0. at: which one of the tensor; before the tensor's beginning, that is
+// a very large number.
 struct Part {
   int first, count;
+  INDEX at;
 
-  __device__ __forceinline__ Part(const Element* piece, unsigned count, unsigned number)
-      : first(static_cast<int>(number * SIZE) - static_cast<int>(misaligned(piece))), count(static_cast<int>(count)) {}
+  template <typename Pointer>
+  __device__ __forceinline__ Part(const Side<Pointer>& side, INDEX piece, unsigned count, unsigned number)
+      : first(static_cast<int>(number * SIZE) - static_cast<int>(side.misalignment(piece))),
+        count(static_cast<int>(count)),
+        at(piece + static_cast<INDEX>(static_cast<long long>(first))) {}
+  // A piece without elements has no pack.
   __device__ __forceinline__ bool exists() const { return first < count && count > 0; }
 
-  // x, end: the tensor. Only at its ends a pack reaches out of it.
-  __device__ __forceinline__ void load(uint4* to, const Element* piece, const Element* x, const Element* end) const {
-    const Element* from = piece + first;
-    if (from >= x && from + SIZE <= end) {
-      copy_to_shared(to, from);
+  // Only at the ends of the tensor a pack reaches out of it.
+  __device__ __forceinline__ void load(uint4* to, const Source& x) const {
+    if (at < (x.n < SIZE ? 0 : x.n - EDGE)) {
+      copy_to_shared(to, x.data + at);
     } else {
-#pragma unroll
+#pragma unroll 1
       for (unsigned j = 0; j < SIZE; ++j) {
-        if (from + j >= x && from + j < end) reinterpret_cast<Element*>(to)[j] = from[j];
+        const INDEX element = at + j;
+        if (element < x.n) reinterpret_cast<Element*>(to)[j] = x.data[element];
       }
     }
   }
-  __device__ __forceinline__ void store(Element* piece, const Pack<Element>& pack) const {
-    Element* to = piece + first;
+  __device__ __forceinline__ void store(const Target& y, const Pack<Element>& pack) const {
     if (first >= 0 && first + static_cast<int>(SIZE) <= count) {
-      store_pack(to, pack);
+      store_pack(y.data + at, pack);
     } else {
 #pragma unroll
       for (int j = 0; j < static_cast<int>(SIZE); ++j) {
-        if (first + j >= 0 && first + j < count) to[j] = pack.at[j];
+        if (first + j >= 0 && first + j < count) y.data[static_cast<INDEX>(at + j)] = pack.at[j];
       }
     }
   }
@@ -114,40 +133,43 @@ struct Tile {
   }
 
   __device__ __forceinline__ void find_rows() const {
+#pragma unroll 1
     for (unsigned r = threadIdx.x; r < rows; r += THREADS) {
       const INDEX rolled = first + r, below = rolled % HEIGHT + ROWS_SHIFTED;
       shared.rows[r] = (rolled + ROWS_SHIFTED - (below < HEIGHT ? 0 : static_cast<INDEX>(HEIGHT))) * ROW;
     }
   }
 
-  // Calls visit(slot, piece, part, t) for all packs of the tile's images that this thread has. slot: where the pack is
-  // in shared memory, if it is there. t: which element of the tile's row the piece begins with, r: the row.
+  // Calls visit(slot, part, r, t) for all packs of the tile's images that this thread has. slot: where the pack is in
+  // shared memory, if it is there. t: which element of row r the piece begins with.
   template <typename Pointer, typename Visit>
-  __device__ __forceinline__ void for_images(Pointer images, Visit visit) const {
+  __device__ __forceinline__ void for_images(const Side<Pointer>& images, Visit visit) const {
     for (unsigned slot = threadIdx.x; slot < rows * ROW_PACKS; slot += THREADS) {
       const unsigned r = slot / ROW_PACKS, number = slot - r * ROW_PACKS;
       const bool behind = number >= packs_before;
-      const Pointer piece = images + (shared.rows[r] + (behind ? 0 : start));
-      const Part part(piece, behind ? length - cut : cut, behind ? number - packs_before : number);
-      if (part.exists()) visit(slot, piece, part, r, behind ? cut : 0);
+      const INDEX piece = shared.rows[r] + (behind ? 0 : start);
+      const Part part(images, piece, behind ? length - cut : cut, number - (behind ? packs_before : 0));
+      if (part.exists()) visit(slot, part, r, behind ? cut : 0);
     }
   }
   // The same for the windows, which are one piece.
   template <typename Pointer, typename Visit>
-  __device__ __forceinline__ void for_windows(Pointer windows, Visit visit) const {
-    const Pointer piece = windows + windows_at;
-    const unsigned count = rows * length, packs = (count + misaligned(piece) + EDGE) / SIZE;
-    for (unsigned slot = threadIdx.x; slot < packs; slot += THREADS) visit(slot, piece, Part(piece, count, slot));
+  __device__ __forceinline__ void for_windows(const Side<Pointer>& windows, Visit visit) const {
+    const unsigned count = rows * length, packs = (count + windows.misalignment(windows_at) + EDGE) / SIZE;
+    for (unsigned slot = threadIdx.x; slot < packs; slot += THREADS) {
+      visit(slot, Part(windows, windows_at, count, slot));
+    }
   }
 
-  __device__ __forceinline__ void find_runs(const Element* images) const {
+  __device__ __forceinline__ void find_runs(const Source& images) const {
     const unsigned count = rows * columns;
+#pragma unroll 1
     for (unsigned run = threadIdx.x; run < count; run += THREADS) {
       const unsigned window = run / SIDE, band = COLUMNS == ACROSS ? window / ACROSS : 0;
       const unsigned r = band * SIDE + run - window * SIDE, t = (window - band * columns) * RUN;
-      const Element* row = images + shared.rows[r];
-      const unsigned before = r * (ROW_PACKS * SIZE) + misaligned(row + start);
-      const unsigned behind = (r * ROW_PACKS + packs_before) * SIZE + misaligned(row) - cut;
+      const INDEX row = shared.rows[r];
+      const unsigned before = r * (ROW_PACKS * SIZE) + images.misalignment(row + start);
+      const unsigned behind = (r * ROW_PACKS + packs_before) * SIZE + images.misalignment(row) - cut;
       shared.runs[run] = make_uint2((t < cut ? before : behind) + t, (t + CUT < cut ? before : behind) + t);
     }
     // What comes behind the last run, which the last pack asks for and doesn't use.
@@ -205,49 +227,53 @@ struct Tile {
     const unsigned begin = max(part.first, 0), skipped = begin - part.first;
     const Spot spot = spot_of(begin);
     if (!SHORT && skipped == 0 && spot.left >= SIZE) return shifted(spot.place);
-    const unsigned left = skipped ? skipped : spot.left, other = skipped ? spot.place - skipped : next(spot);
+    const unsigned left = skipped ? skipped : spot.left;
+    int here = static_cast<int>(spot.place * sizeof(Element));
+    int other = static_cast<int>((skipped ? spot.place - skipped : next(spot)) * sizeof(Element));
+    // The compiler would multiply again for each element, if it knew that these are products.
+    asm("" : "+r"(here), "+r"(other));
 #pragma unroll
-    for (unsigned j = 0; j < SIZE; ++j) pack.at[j] = tile[(j < left ? spot.place : other) + j];
+    for (unsigned j = 0; j < SIZE; ++j) {
+      const char* from = reinterpret_cast<const char*>(tile) + (j < left ? here : other);
+      pack.at[j] = reinterpret_cast<const Element*>(from)[j];
+    }
     return pack;
   }
 };
 
-// The three steps of a block. There is a barrier behind each but the last one.
-__device__ __forceinline__ void load_tile(const Tile& tile, const Element* x, INDEX n) {
-  const Element* end = x + n;
+// A block's steps: find_rows(), load_tile() and store_tile(). There is a barrier before one that needs what others wrote.
+__device__ __forceinline__ void load_tile(const Tile& tile, const Source& x) {
   if constexpr (TO_WINDOWS) {
-    tile.for_images(x, [&](unsigned slot, const Element* piece, const Part& part, unsigned, unsigned) {
-      part.load(tile.shared.tile + slot, piece, x, end);
-    });
+    tile.for_images(x, [&](unsigned slot, const Part& part, unsigned, unsigned) { part.load(tile.shared.tile + slot, x); });
     tile.find_runs(x);
   } else {
-    tile.for_windows(x, [&](unsigned slot, const Element* piece, const Part& part) {
-      part.load(tile.shared.tile + slot, piece, x, end);
-    });
+    tile.for_windows(x, [&](unsigned slot, const Part& part) { part.load(tile.shared.tile + slot, x); });
   }
 }
 
-__device__ __forceinline__ void store_tile(const Tile& tile, const Element* x, Element* y) {
+__device__ __forceinline__ void store_tile(const Tile& tile, const Source& x, const Target& y) {
   if constexpr (TO_WINDOWS) {
-    tile.for_windows(y, [&](unsigned, Element* piece, const Part& part) {
-      part.store(piece, tile.gather(part, [&](unsigned e) { return tile.in_images(e); }));
+    tile.for_windows(y, [&](unsigned, const Part& part) {
+      part.store(y, tile.gather(part, [&](unsigned e) { return tile.in_images(e); }));
     });
   } else {
-    const unsigned at = misaligned(x + tile.windows_at);
-    tile.for_images(y, [&](unsigned, Element* piece, const Part& part, unsigned r, unsigned t) {
-      part.store(piece, tile.gather(part, [&](unsigned e) { return tile.in_windows(at, r, t + e); }));
+    const unsigned at = x.misalignment(tile.windows_at);
+    tile.for_images(y, [&](unsigned, const Part& part, unsigned r, unsigned t) {
+      part.store(y, tile.gather(part, [&](unsigned e) { return tile.in_windows(at, r, t + e); }));
     });
   }
 }
 
-// n: elements of x. bands: rows of windows of all images.
+// n: elements. bands: rows of windows of all images.
 __device__ __forceinline__ void move_tile(const Element* __restrict__ x, Element* __restrict__ y, INDEX n, INDEX bands) {
   __shared__ Shared shared;
   const Tile tile(shared, bands);
+  const Source source(x, n);
+  const Target target(y, n);
   tile.find_rows();
   if constexpr (TO_WINDOWS) __syncthreads();
-  load_tile(tile, x, n);
+  load_tile(tile, source);
   wait_for_copies();
   __syncthreads();
-  store_tile(tile, x, y);
+  store_tile(tile, source, target);
 }

@@ -41,8 +41,23 @@ SHAPES = [
     (2, 14, 21, 11, 7, 20),  # shifts of more than a window and more than an image
     (2, 14, 21, 11, 7, 45),
     (2, 16, 16, 10, 8, 8),
+    (2, 14, 14, 769, 7, 3),  # windows too large for a tile
+    (1, 200, 400, 1, 200, 3),  # and pieces shorter than a pack
+    (1, 14, 1400, 3, 7, 3),  # several tiles beside each other
+    (2, 14, 42, 41, 7, 15),
+    (9, 14, 7, 3, 7, 10),  # several images in a tile
+    (5, 56, 56, 3, 7, 3),
     (0, 14, 14, 96, 7, 3),
     (0, 14, 14, 97, 7, 3),
+]
+# Shapes that are moved at addresses that aren't multiples of 16, too.
+UNALIGNED = [
+    (2, 14, 21, 96, 7, 3),
+    (2, 14, 14, 97, 7, 3),
+    (3, 14, 14, 1, 7, 3),
+    (9, 14, 7, 3, 7, 10),
+    (1, 14, 1400, 3, 7, 3),
+    (2, 14, 14, 769, 7, 3),
 ]
 
 
@@ -286,7 +301,7 @@ def test_shapes(launch, placed, op, direction, variant, dtype):
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("op", "direction"), WAYS)
 def test_unaligned_addresses(launch, placed, op, direction, variant, dtype):
-    for shape in ((2, 14, 21, 96, 7, 3), (2, 14, 14, 97, 7, 3), (3, 14, 14, 1, 7, 3), (1, 1, 1, 1, 1, 0)):
+    for shape in (*UNALIGNED, (1, 1, 1, 1, 1, 0)):
         for offset in (1, 2, 4, 7):
             for offsets in ((offset, 0), (0, offset), (offset, offset), (offset, 8 - offset)):
                 run_and_check(launch, placed, op, variant, dtype, (direction, shape), offsets)

@@ -2,7 +2,7 @@
 // are the masters of parameters in another type, which get the rounded weights in the same pass.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1), FOURS (times four
-// elements of a thread: 2).
+// elements of a thread: 1).
 //
 // A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.
 // Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
@@ -14,7 +14,8 @@
 
 using T = SCALAR;
 
-constexpr unsigned BLOCKS = 3;  // on a multiprocessor at least: with more, a thread has too few registers for its loads
+// Blocks of a multiprocessor at least: with more, a thread has too few registers for its loads.
+constexpr unsigned BLOCKS = FOURS == 1 ? 5 : 3;
 
 // A piece of a tensor, at the same place in each list. copy: null without COPY.
 struct alignas(16) Row {
@@ -86,8 +87,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   step_one_by_one(row, {t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps}, team);
 }
 
-// 2. Ours: four elements an access, which are 16 bytes in float32. A thread has several such accesses to
-//    each of the four lists in flight before it uses the first: 128 bytes with two.
+// 2. Ours: four elements an access, which are 16 bytes in float32. A thread has FOURS such accesses to each of the four
+//    lists in flight before it uses the first: 64 bytes with one. More of them only queue up, and spread what is under
+//    way at one time over more of the memory, which costs a plain copy some percent, too.
 struct alignas(16) Four {
   float at[4];
 };

@@ -1,7 +1,7 @@
 // Gradients of a list of tensors, multiplied in place by inv_scale; found_inf becomes 1 if any of them isn't finite.
 // The product is made in float and rounded once. An element is tested before it is multiplied.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), PACKS (packs of 16 bytes that a thread of step 3 has in flight: 4).
+// Macros: SCALAR (float, __half, __nv_bfloat16), PACKS (packs of 16 bytes that a thread of step 3 has in flight: 1).
 //
 // Every element is read and written once, so the bytes are those of a copy. What differs is how many launches a list
 // takes, how a thread finds its tensor, and how much it has in flight. The kernels are called again and again on the
@@ -57,7 +57,7 @@ extern "C" __global__ void unscale_fused(const long long* __restrict__ table, co
 }
 
 // 3. Ours: the host cuts the tensors into pieces, and the table says where each lies. No thread searches. A thread has
-//    several packs of 16 bytes in flight before it uses the first. Packs begin on multiples of 16 bytes at any address of a
+//    its packs of 16 bytes in flight before it uses the first. Packs begin on multiples of 16 bytes at any address of a
 //    tensor: only the first and the last pack of a tensor may hold elements that aren't its own.
 // base: where the first pack of the piece lies. begin, end: its elements, counted from there.
 struct alignas(16) Piece {

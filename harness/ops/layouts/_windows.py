@@ -241,7 +241,7 @@ class WindowTiles:
     def row_packs(self, s: Any, itemsize: int) -> int:
         """The most packs that a row of a tile touches in the images. The roll may cut it in two parts."""
         pack = PACK_BYTES // itemsize
-        return (self.columns * s.window * s.C + (4 if s.shift % s.W else 2) * (pack - 1)) // pack
+        return int(self.columns * s.window * s.C + (4 if s.shift % s.W else 2) * (pack - 1)) // pack
 
     def shared_bytes(self, s: Any, itemsize: int, to_windows: bool) -> int:
         """Bytes of shared memory, with the tables of rows and of runs."""
@@ -250,11 +250,11 @@ class WindowTiles:
         tables, number = rows, 8
         if to_windows:
             packs, tables = rows * self.row_packs(s, itemsize), rows + rows * self.columns
-        return (packs + 1) * PACK_BYTES + (tables + 1) * number
+        return int((packs + 1) * PACK_BYTES + (tables + 1) * number)
 
     def count(self, s: Any) -> int:
         """Tiles of all images."""
-        return blocks(s.W // s.window, self.columns) * blocks(s.B * s.H // s.window, self.bands)
+        return int(blocks(s.W // s.window, self.columns) * blocks(s.B * s.H // s.window, self.bands))
 
 
 def _macros(ctx: Context, forward: bool, bits: int) -> dict[str, str | int]:

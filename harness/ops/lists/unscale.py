@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from harness import cuda
 
-PACKS = 4
-"""Packs of 16 bytes that a thread of `tuned` has in flight."""
+PACKS = 1
+"""Packs of 16 bytes that a thread of `tuned` has in flight: one, with which a plain copy is fastest."""
 TEXT_BLOCK = 1024
 TEXT_ELEMENTS = 20
 """Elements that a thread of `fused` takes."""
@@ -203,7 +203,7 @@ _TUNED = Tabled(partial(packed, packs=PACKS), ("grads",))
     encode=_TUNED.encode,
 )
 def tuned(ctx: Context) -> Launch:
-    """No thread searches for its tensor, and each has four packs in flight."""
+    """No thread searches for its tensor, and each has its packs in flight at once."""
     kernel = _kernel(ctx, "unscale_tuned")
 
     def launch(t: Tensors) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Units of 16 and of 8 bytes, and none; pieces shorter than a pack; indexes of 32 and 64 bits; both ways. Windows that fit
-# into a tile, with one row of them and with several, and larger ones.
+# Units of 16 and of 8 bytes, and none; pieces shorter than a pack; indexes of 32 and 64 bits; both ways. Windows that
+# fit into a tile, with one row of them and with several, and larger ones.
 COMPILED = [
     {"B": b, "H": size, "W": size, "C": c, "window": size // 2, "shift": 3, "direction": direction}
     for b, size, c in [

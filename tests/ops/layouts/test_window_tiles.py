@@ -103,7 +103,8 @@ class Block:
         return tile
 
     def _all_packs(self) -> int:
-        return (self.made.bands * self.s.window * self.made.columns * self.map.run + 2 * self.edge) // self.pack
+        elements = self.made.bands * self.s.window * self.made.columns * self.map.run
+        return int(elements + 2 * self.edge) // self.pack
 
     def runs(self) -> list[tuple[int, int]]:
         """find_runs()."""

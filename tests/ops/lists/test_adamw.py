@@ -9,7 +9,7 @@ import pytest
 from harness.ops import Tensors
 from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.comparer import complaint
-from harness.ops.lists.adamw import ELEMENTS, OP, RATE
+from harness.ops.lists.adamw import OP, RATE
 
 COMPILED = [{"T": 5, "N": 1000, "master": master} for master in ("none", "float32")]
 OURS = ["fused", "tuned"]
@@ -228,7 +228,7 @@ def test_the_bytes_of_a_parameter(dtype, master, a_parameter):
 
 
 def test_all_of_a_thread_is_loaded_before_the_logarithms(ptx, dtype):
-    text = ptx("adamw.cu", "adamw_tuned", {"SCALAR": CUDA_TYPE[dtype], "COPY": 1, "FOURS": ELEMENTS // 4})
+    text = ptx("adamw.cu", "adamw_tuned", {"SCALAR": CUDA_TYPE[dtype], "COPY": 1, "FOURS": 2})
     loads = re.compile(r"ld\.global\.cs\.v\d")
     (whole,) = [piece for piece in re.split(r"\n\$L\w+:|\bbra[^\n]*", text) if len(loads.findall(piece)) == 8]
     last = max(match.start() for match in loads.finditer(whole))

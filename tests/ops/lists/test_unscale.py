@@ -8,7 +8,7 @@ import pytest
 
 from harness.ops import Tensors
 from harness.ops._elementwise import CUDA_TYPE
-from harness.ops.lists.unscale import OP, PACKS, TEXT_BLOCK, TEXT_ELEMENTS
+from harness.ops.lists.unscale import OP, TEXT_BLOCK, TEXT_ELEMENTS
 
 COMPILED = [{"T": 5, "N": 1000}]
 OURS = ["loop", "fused", "tuned"]
@@ -267,7 +267,7 @@ def test_the_texts_grid_has_20_elements_a_thread():
 
 def test_four_packs_are_loaded_before_the_first_is_used(ptx, dtype):
     """A piece in whole packs has no branch between its loads."""
-    text = ptx("unscale.cu", "unscale_tuned", {"SCALAR": CUDA_TYPE[dtype], "PACKS": PACKS})
+    text = ptx("unscale.cu", "unscale_tuned", {"SCALAR": CUDA_TYPE[dtype], "PACKS": 4})
     pieces = [piece for piece in text.split("$L") if piece.count("ld.global.cs.v4") == 4]
     (whole,) = pieces
     assert whole.rindex("ld.global.cs.v4") < whole.index("st.global.cs.v4")

@@ -327,7 +327,7 @@ def test_reverse_undoes_partition(launch, placed, variant, shift, dtype):
 @pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("op", "direction"), WAYS[:3])
-@pytest.mark.parametrize("channels", [96, 97, 1], ids=str)
+@pytest.mark.parametrize("channels", [96, 97, 1, 769], ids=str)
 def test_more_than_2_to_31_elements(launch, op, direction, variant, channels):
     import torch
 

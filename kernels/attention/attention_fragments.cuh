@@ -14,11 +14,13 @@ constexpr unsigned MATRIX_BYTES = TOKENS * ROW_BYTES;  // q, k, v or out of a wi
 constexpr unsigned QUERY_TILES = up(TOKENS, 16);       // of 16 rows
 constexpr unsigned STEPS = HEAD / 16;  // of 16 columns of Q and K, and pairs of tiles of 8 columns of V
 // Keys are taken in bands, whose scores a warp has in registers at a time: all keys where it holds K and V, else 48
-// where that leaves no part of a band empty, or 32. Only a single band may have an odd number of tiles of 8 keys.
+// where that leaves no part of a band empty, or 32, or the 16 that there are. Only a single band may have an odd number
+// of tiles of 8 keys.
 constexpr unsigned ALL_PAIRS = up(TOKENS, 16);  // of tiles of 8 keys
-constexpr unsigned PAIRS = HOLD ? ALL_PAIRS : ALL_PAIRS % 3 == 0 ? 3 : 2;  // of a band
+constexpr unsigned PAIRS = HOLD || ALL_PAIRS == 1 ? ALL_PAIRS : ALL_PAIRS % 3 == 0 ? 3 : 2;  // of a band
 constexpr unsigned BANDS = up(ALL_PAIRS, PAIRS);
 constexpr unsigned TILES = BANDS == 1 ? up(TOKENS, 8) : 2 * PAIRS;
+static_assert(TILES == 2 * PAIRS || TILES == 2 * PAIRS - 1, "each pair of a band has scores");
 constexpr bool FULL = BANDS * PAIRS * 16 == TOKENS;  // no tile has rows or columns that don't exist
 constexpr unsigned THREADS_OF_TEAM = TEAM * WARP, THREADS = TEAMS * THREADS_OF_TEAM;
 constexpr unsigned TABLE_BYTES = QUERY_TILES * BANDS * TILES * WARP * sizeof(float4);

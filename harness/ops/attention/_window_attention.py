@@ -269,11 +269,16 @@ class TilePlan:
 
 def _table_bytes(tokens: int, hold: bool) -> int:
     """Shared memory of a head's table: tiles of all bands, as attention_fragments.cuh cuts the keys."""
-    pairs = blocks(tokens, _TILE)
-    of_band = pairs if hold else 3 if pairs % 3 == 0 else 2
-    bands = blocks(pairs, of_band)
+    bands, of_band = bands_of(tokens, hold)
     columns = blocks(tokens, _TILE // 2) if bands == 1 else bands * 2 * of_band
     return blocks(tokens, _TILE) * columns * _TABLE_BYTES
+
+
+def bands_of(tokens: int, hold: bool) -> tuple[int, int]:
+    """Bands of keys, and pairs of tiles of 8 keys in each of them."""
+    pairs = blocks(tokens, _TILE)
+    of_band = pairs if hold or pairs == 1 else 3 if pairs % 3 == 0 else 2
+    return blocks(pairs, of_band), of_band
 
 
 def _counts_of_tables(sizes: AttentionSizes, chip: Chip) -> Iterator[int]:

@@ -118,6 +118,16 @@ def test_blocks_take_each_window_and_head_once(shape, chip):
     assert sorted(taken) == list(itertools.product(range(sizes.windows), range(sizes.heads)))
 
 
+@pytest.mark.parametrize("hold", [False, True])
+def test_each_pair_of_tiles_of_a_band_has_scores(hold):
+    """A single band may lack its last tile of 8 keys, and no pair; a band less would lack keys."""
+    for tokens in range(1, 257):
+        bands, pairs = shared.bands_of(tokens, hold)
+        tiles = -(-tokens // 8) if bands == 1 else 2 * pairs
+        assert tiles in (2 * pairs - 1, 2 * pairs)
+        assert (bands - 1) * pairs * 16 < tokens <= bands * pairs * 16
+
+
 # ---- Lanes and tiles, with the names of attention_fragments.cuh. An address is a row and a column here.
 
 LANE = np.arange(32)

@@ -15,11 +15,13 @@
 
 // An item is a window and a head. Items of a segment share masks and a group of heads, so one set of tables serves
 // them: within a segment, heads of the group come first, then images. Blocks have equal parts of the items, one after
-// another.
+// another; or, where each segment has several blocks of its own, its images in turn. Then all blocks are at neighbouring
+// windows at a time, and not each at a distant place of its own, which memory serves worse.
 //
-// items: of all. heads: H. masks: G. segment: items of a segment. groups: of heads.
+// items: of all. heads: H. masks: G. ways: blocks that take a segment's images in turn, or 1. segment: items of a
+// segment. groups: of heads.
 struct Order {
-  unsigned items, heads, masks;
+  unsigned items, heads, masks, ways;
   Divisor<unsigned> segment, groups;
 };
 constexpr unsigned HEADS_OF_GROUP = TABLES ? TABLES : 1;
@@ -34,6 +36,27 @@ struct Item {
     table = rest % HEADS_OF_GROUP;
     head = group * HEADS_OF_GROUP + table;
     window = rest / HEADS_OF_GROUP * order.masks + mask;
+  }
+};
+
+// A block's part of the items: `count`, from the item `first` on.
+struct Part {
+  unsigned first, count;
+
+  __device__ __forceinline__ explicit Part(const Order& order) {
+    if (order.ways > 1) {
+      const unsigned segment = blockIdx.x / order.ways, turn = blockIdx.x - segment * order.ways;
+      const unsigned images = order.segment.size / HEADS_OF_GROUP;
+      first = segment * order.segment.size + turn * HEADS_OF_GROUP;
+      count = (images - turn + order.ways - 1) / order.ways * HEADS_OF_GROUP;
+    } else {
+      const unsigned long long all = order.items;
+      first = all * blockIdx.x / gridDim.x;
+      count = all * (blockIdx.x + 1) / gridDim.x - first;
+    }
+  }
+  __device__ __forceinline__ unsigned item(unsigned n, const Order& order) const {
+    return first + n + n / HEADS_OF_GROUP * ((order.ways - 1) * HEADS_OF_GROUP);
   }
 };
 
@@ -294,31 +317,30 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
   store_tile(t, item, heads, q, tile, kv.lane, out, inverse);
 }
 
-// All that a block has to do.
+// All that a block has to do. Items are counted within its part.
 __device__ __forceinline__ void attend(const Operands& t, const Order& order) {
   const unsigned team = threadIdx.x / THREADS_OF_TEAM, warp = threadIdx.x % THREADS_OF_TEAM / WARP;
-  const unsigned long long all = order.items;
-  unsigned begin = all * blockIdx.x / gridDim.x;
-  const unsigned last = all * (blockIdx.x + 1) / gridDim.x;
-  unsigned next = begin + team, stage = 0;
-  if (next < last) fetch(t, Item(next, order), order.heads, Stage(team, stage));
-  while (begin < last) {
-    unsigned end = last;
+  const Part part(order);
+  unsigned begin = 0, next = team, stage = 0;
+  if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
+  while (begin < part.count) {
+    unsigned end = part.count;
     if constexpr (TABLES) {
-      end = min(last, (order.segment.quotient(begin) + 1) * order.segment.size);
+      const unsigned item = part.item(begin, order);
+      end = min(end, (order.segment.quotient(item) + 1) * order.segment.size - part.first);
       __syncthreads();  // nobody needs the former tables any more
-      make_tables(t, Item(begin, order));
+      make_tables(t, Item(item, order));
       __syncthreads();
     }
     while (next < end) {
-      const Item item(next, order);
+      const Item item(part.item(next, order), order);
       const Stage now(team, stage);
       wait_for_copies();
       meet(team);  // all copies have come, and nobody needs the other stage any more
       const KeysAndValues kv(now);
       if constexpr (HOLD) meet(team);
       next += TEAMS, stage ^= 1;
-      if (next < last) fetch(t, Item(next, order), order.heads, Stage(team, stage));
+      if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
 #pragma unroll 1
       for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) attend_tile(t, item, order.heads, now.q, tile, kv);
     }

@@ -81,9 +81,10 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    when a larger score turns up. 144 tokens are three bands of 48 keys for nine warps, and a block has two teams.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_tiles(Operand q, Operand k, Operand v, Operand bias, Operand mask, Element* __restrict__ out,
-                           unsigned items, unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
-                           unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
+                           unsigned items, unsigned heads, unsigned masks, unsigned ways, unsigned segment,
+                           unsigned of_segment, unsigned segment_shift, unsigned groups, unsigned of_groups,
+                           unsigned groups_shift) {
   attend({q, k, v, bias, mask, out},
-         {items, heads, masks, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
+         {items, heads, masks, ways, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
 }
 #endif

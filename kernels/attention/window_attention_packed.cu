@@ -38,13 +38,15 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 
 // 3. The text after: tensor cores, a window and a head a block.
 // 4. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are those of the other heads.
-//    So a block works on up to four heads of a window at the same time, whose rows then are 256 bytes in a piece:
-//    memory is slower the smaller the pieces are. It keeps the tables of as many heads.
+//    So a block works on two heads of a window at the same time, whose rows then are 128 bytes in a piece, and blocks
+//    that have the other heads of the window are there at the same time. Four heads a block would make pieces of 256
+//    bytes, but their tables would leave room for 13 warps where two heads leave room for 16, and the time is that of
+//    so many warps: each spends most of it waiting for its own last instruction, not for memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_packed_tiles(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned items,
-                                  unsigned heads, unsigned masks, unsigned segment, unsigned of_segment,
+                                  unsigned heads, unsigned masks, unsigned ways, unsigned segment, unsigned of_segment,
                                   unsigned segment_shift, unsigned groups, unsigned of_groups, unsigned groups_shift) {
   attend(unpacked(qkv, bias, mask, out, heads),
-         {items, heads, masks, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
+         {items, heads, masks, ways, {segment, of_segment, segment_shift}, {groups, of_groups, groups_shift}});
 }
 #endif

@@ -40,14 +40,17 @@ _FREE = 49 * 32  # as many that leave room for more such warps
 _HOLDING = 16, 12  # warps of a block that hold K and V, for which there are enough registers: few elements, and many
 _SMALL = 32  # size of a head
 _LOADING = 18, 12  # the same for warps that don't: small heads, and others
-_ENOUGH = 0.75  # of the teams that would fit without tables: fewer hide too little of the time that loads take
+_ENOUGH = 0.9  # of the teams that would fit without tables: the time is that of so many warps
 _MOST_TOKENS = 256  # whose tiles a block of 16 warps has
 _HEADS = (16, 32, 48, 64)
 _TABLE_BYTES = 512  # of shared memory for a tile of 16 x 8 scores
-_MOST_TABLES = {False: 2, True: 4}
-"""Heads whose tables a block keeps at most, by whether heads are neighbours in memory: then more share an access."""
+_TABLES = {False: (2, 1), True: (4, 2, 3, 1)}
+"""Heads whose tables a block keeps, the best first, by whether heads are neighbours in memory: then more share an
+access. Pieces of two heads begin where lines of memory do, those of three don't."""
 _FEW = 8  # items for which it isn't worth it to make tables
 _WASTE = 0.1  # of the multiprocessors that may stay idle, so that each block has parts of one segment only
+_IN_TURN = True
+"""Whether the blocks of a segment take its images in turn; each has a row of them one after another if not."""
 _FLOAT = 4  # bytes
 _ROW_WARPS = BLOCK // WARP
 
@@ -215,7 +218,8 @@ class AttentionSizes:
 class TilePlan:
     """How warps of attention_tiles.cuh share the work; its macros say what the fields are. grid: blocks.
 
-    segment: items that share a set of tables, or, without tables, a head and a mask.
+    segment: items that share a set of tables, or, without tables, a head and a mask. ways: blocks that take the images
+    of a segment in turn; 1 where blocks have equal parts of the items, one after another.
     """
 
     team: int
@@ -225,6 +229,7 @@ class TilePlan:
     shared: int
     grid: int
     segment: int
+    ways: int
 
     @classmethod
     def plain(cls, sizes: AttentionSizes, chip: Chip) -> Self | None:
@@ -232,7 +237,7 @@ class TilePlan:
         shared = 6 * sizes.tokens * sizes.head * 2
         if not sizes.has_tiles or shared > chip.shared:
             return None
-        return cls(blocks(sizes.tokens, _TILE), 1, False, 0, shared, sizes.items, sizes.images)
+        return cls(blocks(sizes.tokens, _TILE), 1, False, 0, shared, sizes.items, sizes.images, 1)
 
     @classmethod
     def of(cls, sizes: AttentionSizes, chip: Chip) -> Self | None:
@@ -252,8 +257,11 @@ class TilePlan:
             if teams >= _ENOUGH * most:
                 break
         segment = sizes.images * max(1, tables)
-        grid = min(sizes.items, _grid(sizes.items // max(1, segment), chip.multiprocessors))
-        return cls(team, teams, hold, tables, tables * of_table + teams * of_team, grid, segment)
+        segments = sizes.items // max(1, segment)
+        grid = min(sizes.items, _grid(segments, chip.multiprocessors))
+        ways = grid // segments if segments and grid % segments == 0 else 1
+        shared = tables * of_table + teams * of_team
+        return cls(team, teams, hold, tables, shared, grid, segment, _ways(sizes.images, tables, ways, teams))
 
     @property
     def threads(self) -> int:
@@ -284,7 +292,7 @@ def bands_of(tokens: int, hold: bool) -> tuple[int, int]:
 def _counts_of_tables(sizes: AttentionSizes, chip: Chip) -> Iterator[int]:
     """Numbers of heads whose tables a block may keep, the best first; each divides the heads, and 0 always goes."""
     if sizes.bias or sizes.masks:
-        for tables in range(_MOST_TABLES[sizes.packed], 0, -1):
+        for tables in _TABLES[sizes.packed]:
             worth = sizes.images * tables >= _FEW or sizes.items <= _FEW * chip.multiprocessors
             if sizes.heads % tables == 0 and worth:
                 yield tables
@@ -299,6 +307,13 @@ def _grid(segments: int, multiprocessors: int) -> int:
     else:
         even = segments * (multiprocessors // max(1, segments))
     return even if even >= (1 - _WASTE) * multiprocessors else multiprocessors
+
+
+def _ways(images: int, tables: int, ways: int, teams: int) -> int:
+    """`ways` where so many blocks of a segment may take its images in turn and none gets more to do by it; 1 if not."""
+    heads = max(1, tables)
+    in_turn, in_a_row = heads * blocks(images, ways), blocks(images * heads, ways)
+    return ways if _IN_TURN and ways <= images and blocks(in_turn, teams) <= blocks(in_a_row, teams) else 1
 
 
 class Kernels:
@@ -335,7 +350,13 @@ class Kernels:
         kernel = self._load("tiles", plan.macros)
         segment, groups = max(1, plan.segment), max(1, sizes.heads // max(1, plan.tables))
         divisors = [(ctypes.c_uint32(n), *cuda.fast_divisor(n, 32)) for n in (segment, groups)]
-        arguments = (ctypes.c_uint32(sizes.items), *self._counts, *divisors[0], *divisors[1])
+        arguments = (
+            ctypes.c_uint32(sizes.items),
+            *self._counts,
+            ctypes.c_uint32(plan.ways),
+            *divisors[0],
+            *divisors[1],
+        )
 
         def launch(*operands: torch.Tensor) -> None:
             *packs, _, _, out = operands

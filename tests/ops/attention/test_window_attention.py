@@ -159,7 +159,13 @@ def test_shapes(launch, placed, variant, dtype):
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(("bias", "mask"), [("yes", "none"), ("no", "shift"), ("no", "none")])
 def test_without_a_bias_or_a_mask(launch, placed, variant, bias, mask):
-    for shape in ((64, 4, 49, 32, 8), (64, 3, 64, 32, 8), (16, 2, 144, 32, 4), (16, 2, 196, 32, 4)):
+    for shape in (
+        (64, 4, 49, 32, 8),
+        (1001, 4, 49, 32, 1),
+        (64, 3, 64, 32, 8),
+        (700, 2, 144, 32, 1),
+        (16, 2, 196, 32, 4),
+    ):
         run_and_check(launch, placed, variant, "bfloat16", shape, bias=bias, mask=mask)
 
 

@@ -154,7 +154,14 @@ def test_shapes(launch, placed, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_without_a_mask(launch, placed, variant):
-    for shape in ((64, 4, 7, 32, 8), (64, 3, 8, 32, 8), (16, 2, 12, 32, 4), (16, 2, 14, 32, 4)):
+    for shape in (
+        (64, 4, 7, 32, 8),
+        (1001, 4, 7, 32, 1),
+        (400, 24, 7, 32, 1),
+        (64, 3, 8, 32, 8),
+        (16, 2, 12, 32, 4),
+        (16, 2, 14, 32, 4),
+    ):
         run_and_check(launch, placed, variant, "bfloat16", shape, mask="none")
 
 

@@ -19,6 +19,10 @@ PLANNED = [
     (6272, 4, 64, 32, 64),
     (2048, 4, 144, 32, 64),
     (100, 7, 49, 32, 0),
+    (8192, 4, 49, 32, 0),
+    (10880, 3, 49, 32, 64),
+    (1360, 24, 49, 32, 0),
+    (601, 4, 49, 32, 0),
     (600, 4, 49, 32, 600),
     (4, 1, 49, 32, 4),
     (90, 6, 196, 32, 9),
@@ -60,8 +64,28 @@ def test_plans_of_swin():
     assert (plan.teams, plan.tables, plan.grid, plan.segment) == (16, 2, 128, 256)
     _, plan = planned((2048, 4, 144, 32, 64))
     assert (plan.team, plan.teams, plan.grid) == (9, 2, 128)
-    _, plan = planned((8192, 4, 49, 32, 64), packed=True)
+
+
+def test_as_many_warps_have_packed_windows():
+    for shape, warps, tables in (((8192, 4, 49, 32, 64), 16, 2), ((6272, 4, 64, 32, 64), 12, 2)):
+        _, plan = planned(shape, packed=True)
+        assert (plan.teams, plan.tables, plan.grid) == (warps, tables, 128)
+    _, plan = planned((10880, 3, 49, 32, 64), packed=True)
+    assert (plan.teams, plan.tables, plan.ways) == (15, 3, 2)
+    _, plan = planned((50, 4, 49, 16, 2), packed=True)
     assert plan.tables == 4
+
+
+def test_blocks_of_a_segment_take_its_windows_in_turn():
+    """At a time, all blocks are at windows that are neighbours in memory."""
+    for shape in ((8192, 4, 49, 32, 0), (1360, 24, 49, 32, 0), (10880, 3, 49, 32, 64)):
+        sizes, plan = planned(shape, packed=True)
+        assert plan.ways > 1
+        orders = [sorted(block_items(block, sizes, plan)) for block in range(plan.grid)]
+        assert max(map(len, orders)) - min(map(len, orders)) <= plan.tables
+        for at in (0, 40):
+            windows = {Item(order[at][0], sizes, plan).window for order in orders}
+            assert max(windows) - min(windows) < plan.grid
 
 
 @pytest.mark.parametrize("shape", [(9, 4, 49, 24, 1), (9, 4, 257, 32, 1), (9, 4, 0, 32, 1)])
@@ -89,21 +113,34 @@ def divided(n, size):
 
 def block_items(block, sizes, plan):
     """(item, first item whose tables are there) as the teams of a block take them: attend() of attention_tiles.cuh."""
-    begin, last = (sizes.items * number // plan.grid for number in (block, block + 1))
-    following = [begin + team for team in range(plan.teams)]
-    while begin < last:
-        end = min(last, (divided(begin, plan.segment)[0] + 1) * plan.segment) if plan.tables else last
+    together = max(1, plan.tables)
+    if plan.ways > 1:
+        segment, turn = divmod(block, plan.ways)
+        first = segment * plan.segment + turn * together
+        count = (plan.segment // together - turn + plan.ways - 1) // plan.ways * together
+    else:
+        first = sizes.items * block // plan.grid
+        count = sizes.items * (block + 1) // plan.grid - first
+
+    def item_of(number):
+        return first + number + number // together * ((plan.ways - 1) * together)
+
+    begin, following = 0, list(range(plan.teams))
+    while begin < count:
+        segment = divided(item_of(begin), plan.segment)[0]
+        end = min(count, (segment + 1) * plan.segment - first) if plan.tables else count
         for team in range(plan.teams):
             while following[team] < end:
-                yield following[team], begin
+                yield item_of(following[team]), item_of(begin)
                 following[team] += plan.teams
         begin = end
 
 
 @pytest.mark.parametrize("shape", PLANNED, ids=str)
+@pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("chip", CHIPS, ids=["H200", "A100", "small"])
-def test_blocks_take_each_window_and_head_once(shape, chip):
-    sizes, plan = planned(shape, chip=chip)
+def test_blocks_take_each_window_and_head_once(shape, packed, chip):
+    sizes, plan = planned(shape, packed, chip)
     if plan is None:
         return
     taken = []

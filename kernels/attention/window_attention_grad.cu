@@ -40,7 +40,7 @@ struct SquareInMemory {
 #pragma unroll
     for (unsigned i = 0; i < 4 * TILES; ++i) {
       const unsigned row = first_row() + i % 4 / 2 * 8, column = first_column(i / 4) + i % 2;
-      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4]);
+      if (HAS_BIAS && row < TOKENS && column < TOKENS) ds[row * TOKENS + column] = T(strip[i / 4][i % 4] / SCALE);
     }
   }
 };
@@ -122,7 +122,7 @@ struct Kept {
   __device__ __forceinline__ void add(const Strip& strip) {
 #pragma unroll
     for (unsigned i = 0; i < 4 * TILES; ++i) {
-      if (HAS_BIAS) sums[i / 4][i % 4] += strip[i / 4][i % 4];
+      if (HAS_BIAS && exists(i / 4, i)) sums[i / 4][i % 4] += strip[i / 4][i % 4];
     }
   }
   __device__ __forceinline__ float4 sum(unsigned tile) const {
@@ -213,20 +213,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   }
 }
 
-// Step 2's second kernel: the blocks' sums become dbias. An element of a sum is told by its tile, thread and place in
-// the thread's group of four.
+// Step 2's second kernel: the blocks' sums become dbias, in an order that doesn't depend on the run. A block has 32 groups
+// of four elements of a head, a group a lane; its warps add every 16th part, and then a thread an element what they have.
+// The element is told by its tile, thread and place in the thread's group of four.
 extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
-    window_attention_grad_total(const float* __restrict__ partial, T* __restrict__ dbias, unsigned heads,
+    window_attention_grad_total(const float4* __restrict__ partial, T* __restrict__ dbias, unsigned heads,
                                 unsigned parts) {
-  constexpr unsigned EACH = 4 * FRAGMENTS;
-  const long long n = static_cast<long long>(heads) * EACH;
-  const float sum = sum_of_parts(partial, n, parts);
-  const long long i = static_cast<long long>(blockIdx.x) * WARP + threadIdx.x;
-  if (threadIdx.x >= WARP || i >= n) return;
-  const unsigned place = i % EACH, tile = place / 4 / THREADS, thread = place / 4 % THREADS;
-  const unsigned row = thread / WARP * 16 + thread % WARP / 4 + place % 4 / 2 * 8;
-  const unsigned column = tile * 8 + thread % 4 * 2 + place % 2;
-  if (row < TOKENS && column < TOKENS) dbias[i / EACH * SQUARE + row * TOKENS + column] = T(sum);
+  static_assert(FRAGMENTS % WARP == 0, "a block has groups of one head");
+  __shared__ float4 sums[SUM_WARPS][WARP];
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, groups = heads * FRAGMENTS;
+  const float4* from = partial + static_cast<size_t>(warp) * groups + blockIdx.x * WARP + lane;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 8
+  for (unsigned part = warp; part < parts; part += SUM_WARPS, from += static_cast<size_t>(SUM_WARPS) * groups) {
+    const float4 more = __ldg(from);
+    sum.x += more.x, sum.y += more.y, sum.z += more.z, sum.w += more.w;
+  }
+  sums[warp][lane] = sum;
+  __syncthreads();
+  if (threadIdx.x >= 4 * WARP) return;
+  float total = 0.0f;
+#pragma unroll
+  for (unsigned other = 0; other < SUM_WARPS; ++other) {
+    total += reinterpret_cast<const float*>(sums[other])[threadIdx.x];
+  }
+  const unsigned group = blockIdx.x * WARP + threadIdx.x / 4, head = group / FRAGMENTS, place = group % FRAGMENTS;
+  const unsigned tile = place / THREADS, thread = place % THREADS;
+  const unsigned row = thread / WARP * 16 + thread % WARP / 4 + threadIdx.x % 4 / 2 * 8;
+  const unsigned column = tile * 8 + thread % 4 * 2 + threadIdx.x % 2;
+  if (row < TOKENS && column < TOKENS) {
+    dbias[static_cast<size_t>(head) * SQUARE + row * TOKENS + column] = T(total / SCALE);
+  }
 }
 
 #endif

@@ -36,36 +36,45 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The place of a thread's i-th chunk. Eight lanes access shared memory at a time: rows of four chunks are taken in an
-// order in which the two rows that they have lie in different banks. To global memory the order makes no difference.
+// The row of a thread's chunk, where threads take chunks in turn. Eight lanes access shared memory at a time: rows of four
+// chunks are taken in an order in which the two rows that they have lie in different banks. To global memory the order
+// makes no difference. Eight rows, or a multiple, further on the order is the same: so a thread's chunks lie at one
+// address and at fixed distances from it, which cost no instruction.
 __device__ __forceinline__ unsigned row_of(unsigned i) {
   const unsigned row = i / CHUNKS;
   return CHUNKS == 4 ? (row & ~7u) + row % 8 / 2 + row % 2 * 4 : row;
 }
+constexpr unsigned STEP = THREADS / CHUNKS;   // rows of which a block's threads have a chunk each
+constexpr unsigned WARP_STEP = WARP / CHUNKS;  // the same for a warp
+static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
 // Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offset` on. Tensors
 // that aren't aligned to 16 bytes are copied by elements, which waits.
 __device__ __forceinline__ void start_window(char* stage, const T* const (&from)[TENSORS], long long offset,
                                              bool aligned) {
+  if (aligned) {
+    const unsigned row = row_of(threadIdx.x), chunk = threadIdx.x % CHUNKS;
+    const unsigned to = shared_address(stage) + row * PITCH + chunk * PACK_BYTES;
+    const long long place = offset + row * DIM + chunk * CHUNK;
 #pragma unroll
-  for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
-    char* to = stage + tensor * TENSOR_BYTES;
-    const T* source = from[tensor] + offset;
-    if (aligned) {
+    for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
+      const T* source = from[tensor] + place;
 #pragma unroll
-      for (unsigned i = threadIdx.x; i < TILES * 8 * CHUNKS; i += THREADS) {
-        const unsigned row = row_of(i), chunk = i % CHUNKS;
-        if (row < TOKENS) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                           shared_address(to + row * PITCH + chunk * PACK_BYTES)),
-                       "l"(source + row * DIM + chunk * CHUNK)
+      for (unsigned first = 0; first < TOKENS; first += STEP) {
+        if (first + STEP <= TOKENS || row < TOKENS - first) {
+          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + tensor * TENSOR_BYTES + first * PITCH),
+                       "l"(source + first * DIM)
                        : "memory");
         }
       }
-    } else {
+    }
+  } else {
+#pragma unroll 1
+    for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
+      const T* source = (tensor == DOUT ? from[DOUT] : tensor == Q ? from[Q] : tensor == K ? from[K] : from[V]) + offset;
 #pragma unroll 1
       for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
-        reinterpret_cast<T*>(to + i / DIM * PITCH)[i % DIM] = source[i];
+        reinterpret_cast<T*>(stage + tensor * TENSOR_BYTES + i / DIM * PITCH)[i % DIM] = source[i];
       }
     }
   }
@@ -107,10 +116,9 @@ __device__ __forceinline__ void store_matrices(char* base, unsigned offset, cons
 #endif
 }
 
-// Writes a strip (16 x DIM) of float32 sums, times `scale`, as rows 16 * strip and on of the window and head at `to`.
-// It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+// Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
-                                            float scale, bool aligned) {
+                                            bool aligned) {
   const unsigned lane = threadIdx.x % WARP;
 #pragma unroll
   for (unsigned n = 0; n < CHUNKS; n += 2) {
@@ -118,17 +126,18 @@ __device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, c
 #pragma unroll
     for (unsigned m = 0; m < 4; ++m) {
       const float* two = &sums[n + m / 2][m % 2 * 2];
-      words[m] = rounded_pair<T>(two[0] * scale, two[1] * scale);
+      words[m] = rounded_pair<T>(two[0], two[1]);
     }
     store_matrices(room, place_in_16(PITCH) + n * PACK_BYTES, words);
   }
   __syncwarp();
+  const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
+  const char* from = room + row * PITCH + chunk * PACK_BYTES;
+  T* own = to + token * DIM + chunk * CHUNK;
 #pragma unroll
-  for (unsigned i = lane; i < 16 * CHUNKS; i += WARP) {
-    const unsigned row = row_of(i), chunk = i % CHUNKS, token = 16 * strip + row;
-    if (token < TOKENS) {
-      const auto& pack = *reinterpret_cast<const Pack<T>*>(room + row * PITCH + chunk * PACK_BYTES);
-      store_filled(to + token * DIM + chunk * CHUNK, pack, CHUNK, aligned);
+  for (unsigned first = 0; first < 16; first += WARP_STEP) {
+    if (token + first < TOKENS) {
+      store_filled(own + first * DIM, *reinterpret_cast<const Pack<T>*>(from + first * PITCH), CHUNK, aligned);
     }
   }
   __syncwarp();

@@ -19,6 +19,9 @@ using Halves = unsigned[2 * STRIPS][2];  // the same, rounded
 __device__ __forceinline__ unsigned first_row() { return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4; }
 __device__ __forceinline__ unsigned first_column(unsigned tile) { return tile * 8 + threadIdx.x % 4 * 2; }
 
+// Whether some lane's element e of a tile is a key's.
+__device__ constexpr bool exists(unsigned tile, unsigned e) { return tile * 8 + e % 2 < TOKENS; }
+
 // Two neighbouring elements, in one access where `pairs`: that needs an even number of tokens, and addresses that are
 // multiples of 4.
 __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
@@ -83,6 +86,13 @@ __device__ __forceinline__ float power_of_2(float exponent) {
   return power;
 }
 
+// 1 / x, where x is a sum of powers of 2 of which the largest is 1, or not a number.
+__device__ __forceinline__ float one_over(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
+
 // left (the warp's strip of a staged tensor) times the transpose of `right` (all rows of another one).
 __device__ __forceinline__ void strip_by_rows(Strip& sums, const char* left, const char* right) {
   const unsigned lane = threadIdx.x % WARP;
@@ -106,31 +116,40 @@ __device__ __forceinline__ void strip_by_rows(Strip& sums, const char* left, con
 }
 
 // Scores become probabilities: the softmax of s / sqrt(DIM) + what is added. A query whose scores are all -inf has NaN,
-// as torch's has.
+// as torch's has. The inverse is an instruction without a branch, so the compiler may mix the work of both halves.
 template <typename Added>
 __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
+  float most[2], sum[2], inverse[2];
 #pragma unroll
-  for (unsigned half = 0; half < 2; ++half) {
-    float most = MINUS_INFINITY;
+  for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
+    for (unsigned half = 0; half < 2; ++half) {
       const float2 more = added.at(tile, half);
       float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = fmaf(first, SCALE * LOG2_E, more.x), second = fmaf(second, SCALE * LOG2_E, more.y);
-      most = fmaxf(most, fmaxf(first, second));
+      first = fmaf(first, SCALE * LOG2_E, more.x);
+      if (exists(tile, 1)) second = fmaf(second, SCALE * LOG2_E, more.y);
+      const float larger = exists(tile, 1) ? fmaxf(first, second) : first;
+      most[half] = tile == 0 ? larger : fmaxf(most[half], larger);
     }
-    most = most_of_quad(most);
-    float sum = 0.0f;
+  }
+  most[0] = most_of_quad(most[0]), most[1] = most_of_quad(most[1]);
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
+  for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-      for (unsigned e = 2 * half; e < 2 * half + 2; ++e) sum += s[tile][e] = power_of_2(s[tile][e] - most);
+    for (unsigned half = 0; half < 2; ++half) {
+      float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
+      first = power_of_2(first - most[half]);
+      second = exists(tile, 1) ? power_of_2(second - most[half]) : 0.0f;
+      const float both = exists(tile, 1) ? first + second : first;
+      sum[half] = tile == 0 ? both : sum[half] + both;
     }
-    const float inverse = 1.0f / sum_of_quad(sum);
+  }
+  inverse[0] = one_over(sum_of_quad(sum[0])), inverse[1] = one_over(sum_of_quad(sum[1]));
 #pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
+  for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
-      for (unsigned e = 2 * half; e < 2 * half + 2; ++e) s[tile][e] *= inverse;
+    for (unsigned e = 0; e < 4; ++e) {
+      if (exists(tile, e)) s[tile][e] *= inverse[e / 2];
     }
   }
 }
@@ -153,7 +172,8 @@ struct FromSquare {
   }
 };
 
-// dP becomes dS = P * (dP - the row's sum of P * dP), the gradient of scores after their scaling.
+// dP becomes dS / sqrt(DIM), where dS = P * (dP - the row's sum of P * dP) is the gradient of scores after their scaling.
+// dQ and dK need it so, and here the factor costs nothing: it makes a subtraction a multiply-add.
 template <typename Probabilities>
 __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities) {
   float delta[2] = {};
@@ -164,10 +184,12 @@ __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& pro
 #pragma unroll
     for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
 #pragma unroll
-      for (unsigned e = 0; e < 4; ++e) delta[e / 2] = fmaf(p[tile % 2][e], dp[tile][e], delta[e / 2]);
+      for (unsigned e = 0; e < 4; ++e) {
+        if (exists(tile, e)) delta[e / 2] = fmaf(p[tile % 2][e], dp[tile][e], delta[e / 2]);
+      }
     }
   }
-  delta[0] = sum_of_quad(delta[0]), delta[1] = sum_of_quad(delta[1]);
+  delta[0] = SCALE * sum_of_quad(delta[0]), delta[1] = SCALE * sum_of_quad(delta[1]);
 #pragma unroll
   for (unsigned pair = 0; pair < STRIPS; ++pair) {
     float p[2][4];
@@ -175,7 +197,9 @@ __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& pro
 #pragma unroll
     for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
 #pragma unroll
-      for (unsigned e = 0; e < 4; ++e) dp[tile][e] = p[tile % 2][e] * (dp[tile][e] - delta[e / 2]);
+      for (unsigned e = 0; e < 4; ++e) {
+        dp[tile][e] = exists(tile, e) ? p[tile % 2][e] * fmaf(dp[tile][e], SCALE, -delta[e / 2]) : 0.0f;
+      }
     }
   }
 }
@@ -248,11 +272,11 @@ __device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4],
 // dV or dK of COUNT strips of keys from `strip` on.
 template <unsigned COUNT>
 __device__ __forceinline__ void write_columns(char* room, T* to, const char* square, unsigned strip, const char* right,
-                                              float scale, bool aligned) {
+                                              bool aligned) {
   float sums[COUNT][CHUNKS][4] = {};
   columns_product<COUNT>(sums, square, strip, right);
 #pragma unroll
-  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, strip + i, sums[i], scale, aligned);
+  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, strip + i, sums[i], aligned);
 }
 
 // Where a window and head goes: dq, dk, dv, each at its first element.
@@ -261,7 +285,7 @@ struct Results {
 };
 
 // The backward of a window and head, from a full stage. squares: SQUARES of them; rooms: 16 rows for each warp.
-// Every dS is given to `sums`.
+// Every dS / sqrt(DIM) is given to `sums`.
 template <typename Added, typename Sums>
 __device__ __forceinline__ void backward(const char* stage, char* squares, char* rooms, const Added& added, Sums& sums,
                                          const Results& to, bool aligned) {
@@ -273,14 +297,15 @@ __device__ __forceinline__ void backward(const char* stage, char* squares, char*
   {
     Strip p, ds;
     strip_by_rows(p, q, k);
+    if (SHORT) strip_by_rows(ds, dout, v);  // this early, tensor cores work on it during the softmax
     to_probabilities(p, added);
     round_strip(halves, p);
     share_strip(squares, halves);
-    strip_by_rows(ds, dout, v);
     if constexpr (SHORT) {
       to_gradients(ds, FromRegisters{p});
     } else {
       // P and dS of so many keys don't fit into registers at a time.
+      strip_by_rows(ds, dout, v);
       __syncwarp();
       to_gradients(ds, FromSquare{shared_address(squares) + warp * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)});
     }
@@ -290,20 +315,20 @@ __device__ __forceinline__ void backward(const char* stage, char* squares, char*
   if (SHORT) share_strip(squares + SQUARE_BYTES, halves);
   float dq[1][CHUNKS][4] = {};
   strip_product(dq, halves, k);
-  write_strip(room, to.dq, warp, dq[0], SCALE, aligned);
+  write_strip(room, to.dq, warp, dq[0], aligned);
   __syncthreads();
   if constexpr (SHORT && STRIPS % 2 == 0) {
     // Two strips of keys a warp: what it loads of dout or q serves both.
     const bool of_k = warp / STRIP_PAIRS == 1;
     write_columns<2>(room, of_k ? to.dk : to.dv, of_k ? squares + SQUARE_BYTES : squares, warp % STRIP_PAIRS * 2,
-                     of_k ? q : dout, of_k ? SCALE : 1.0f, aligned);
+                     of_k ? q : dout, aligned);
   } else {
-    write_columns<1>(room, to.dv, squares, warp, dout, 1.0f, aligned);
+    write_columns<1>(room, to.dv, squares, warp, dout, aligned);
     if (!SHORT) {
       __syncthreads();
       share_strip(squares, halves);
       __syncthreads();
     }
-    write_columns<1>(room, to.dk, squares + (SQUARES - 1) * SQUARE_BYTES, warp, q, SCALE, aligned);
+    write_columns<1>(room, to.dk, squares + (SQUARES - 1) * SQUARE_BYTES, warp, q, aligned);
   }
 }

@@ -376,6 +376,6 @@ def tuned(ctx: Context) -> Launch:
     def launch(t: Tensors) -> None:
         kernel(parts * s.H, plan.threads, *_tensors(t), partial, *sizes, *access(t), shared=plan.shared)
         if has_bias:
-            total(blocks(elements, WARP), _SUM_BLOCK, partial, t.dbias, sizes[1], sizes[3])
+            total(elements // (4 * WARP), _SUM_BLOCK, partial, t.dbias, sizes[1], sizes[3])
 
     return launch

@@ -53,8 +53,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                                 T* __restrict__ dq, T* __restrict__ dk, T* __restrict__ dv, T* __restrict__ ds,
                                 unsigned heads, unsigned masks, int aligned, int pairs) {
   extern __shared__ uint4 memory[];
-  char* stage = reinterpret_cast<char*>(memory);
-  char *squares = stage + STAGE_BYTES, *rooms = squares + SQUARES * SQUARE_BYTES;
+  const unsigned stage = shared_address(memory), squares = stage + STAGE_BYTES;
+  const unsigned rooms = squares + SQUARES * SQUARE_BYTES;
   const unsigned head = blockIdx.x % heads, window = blockIdx.x / heads;
   const long long offset = static_cast<long long>(blockIdx.x) * WINDOW;
   clear_padding(stage, TENSORS);
@@ -174,13 +174,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
                                 float4* __restrict__ partial, unsigned windows, unsigned heads, unsigned masks,
                                 unsigned parts, int aligned, int pairs) {
   extern __shared__ uint4 memory[];
-  char* stages = reinterpret_cast<char*>(memory);
-  char *squares = stages + STAGES * STAGE_BYTES, *rooms = squares + SQUARES * SQUARE_BYTES;
+  const unsigned stages = shared_address(memory), squares = stages + STAGES * STAGE_BYTES;
+  const unsigned rooms = squares + SQUARES * SQUARE_BYTES;
   const unsigned head = blockIdx.x % heads, part = blockIdx.x / heads;
   const auto begin_of = [&](unsigned p) { return static_cast<unsigned>(1ull * windows * p / parts); };
   const auto offset_of = [&](const Walk& walk) { return (1ll * walk.window() * heads + head) * WINDOW; };
 
-  Kept<SHORT> kept(rooms + ROWS * PITCH);
+  Kept<SHORT> kept(reinterpret_cast<char*>(memory) + STAGES * STAGE_BYTES + SQUARES * SQUARE_BYTES + ROWS * PITCH);
   clear_padding(stages, STAGES * TENSORS);
   Walk walk(begin_of(part), windows, masks);
   start_window(stages, {dout, q, k, v}, offset_of(walk), aligned);

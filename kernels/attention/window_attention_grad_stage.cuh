@@ -32,6 +32,7 @@ constexpr unsigned SQUARE = TOKENS * TOKENS;
 enum Staged : unsigned { DOUT, Q, K, V, TENSORS };
 constexpr unsigned STAGE_BYTES = TENSORS * TENSOR_BYTES;
 
+// Places in shared memory are told by its own addresses, 32 bits each: what is added to them needs few instructions.
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
@@ -50,11 +51,11 @@ static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
 // Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offset` on. Tensors
 // that aren't aligned to 16 bytes are copied by elements, which waits.
-__device__ __forceinline__ void start_window(char* stage, const T* const (&from)[TENSORS], long long offset,
+__device__ __forceinline__ void start_window(unsigned stage, const T* const (&from)[TENSORS], long long offset,
                                              bool aligned) {
   if (aligned) {
     const unsigned row = row_of(threadIdx.x), chunk = threadIdx.x % CHUNKS;
-    const unsigned to = shared_address(stage) + row * PITCH + chunk * PACK_BYTES;
+    const unsigned to = stage + row * PITCH + chunk * PACK_BYTES;
     const long long place = offset + row * DIM + chunk * CHUNK;
 #pragma unroll
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
@@ -74,7 +75,9 @@ __device__ __forceinline__ void start_window(char* stage, const T* const (&from)
       const T* source = (tensor == DOUT ? from[DOUT] : tensor == Q ? from[Q] : tensor == K ? from[K] : from[V]) + offset;
 #pragma unroll 1
       for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
-        reinterpret_cast<T*>(stage + tensor * TENSOR_BYTES + i / DIM * PITCH)[i % DIM] = source[i];
+        const unsigned to = stage + tensor * TENSOR_BYTES + i / DIM * PITCH + i % DIM * sizeof(T);
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(reinterpret_cast<const unsigned short*>(source)[i])
+                     : "memory");
       }
     }
   }
@@ -84,12 +87,12 @@ __device__ __forceinline__ void start_window(char* stage, const T* const (&from)
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 // Zeros in the rows past TOKENS of so many tensors. No copy writes there.
-__device__ __forceinline__ void clear_padding(char* stages, unsigned tensors) {
+__device__ __forceinline__ void clear_padding(unsigned stages, unsigned tensors) {
 #pragma unroll 1
   for (unsigned tensor = 0; tensor < tensors; ++tensor) {
-    uint4* chunks = reinterpret_cast<uint4*>(stages + tensor * TENSOR_BYTES);
-    for (unsigned i = TOKENS * PITCH / PACK_BYTES + threadIdx.x; i < TENSOR_BYTES / PACK_BYTES; i += THREADS) {
-      chunks[i] = make_uint4(0, 0, 0, 0);
+    for (unsigned at = TOKENS * PITCH + threadIdx.x * PACK_BYTES; at < TENSOR_BYTES; at += THREADS * PACK_BYTES) {
+      asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(stages + tensor * TENSOR_BYTES + at), "r"(0)
+                   : "memory");
     }
   }
 }
@@ -101,23 +104,23 @@ __device__ __forceinline__ unsigned place_in_16(unsigned pitch) {
 
 // Four 8 x 8 matrices to shared memory, as load_matrices() gets them from there: lane l gives the address of row l % 8
 // of matrix l / 8.
-__device__ __forceinline__ void store_matrices(char* base, unsigned offset, const unsigned (&words)[4]) {
+__device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&words)[4]) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(base + offset)),
-               "r"(words[0]), "r"(words[1]), "r"(words[2]), "r"(words[3])
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]),
+               "r"(words[1]), "r"(words[2]), "r"(words[3])
                : "memory");
 #else
 #pragma unroll
   for (unsigned m = 0; m < 4; ++m) {
     // The address of the lane that has the row of this matrix which this lane has two elements of.
-    const unsigned row = __shfl_sync(ALL_LANES, offset, 8 * m + threadIdx.x % WARP / 4);
-    *reinterpret_cast<unsigned*>(base + row + 4 * (threadIdx.x % 4)) = words[m];
+    const unsigned row = __shfl_sync(ALL_LANES, to, 8 * m + threadIdx.x % WARP / 4);
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(row + 4 * (threadIdx.x % 4)), "r"(words[m]) : "memory");
   }
 #endif
 }
 
 // Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
-__device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
+__device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
                                             bool aligned) {
   const unsigned lane = threadIdx.x % WARP;
 #pragma unroll
@@ -128,16 +131,21 @@ __device__ __forceinline__ void write_strip(char* room, T* to, unsigned strip, c
       const float* two = &sums[n + m / 2][m % 2 * 2];
       words[m] = rounded_pair<T>(two[0], two[1]);
     }
-    store_matrices(room, place_in_16(PITCH) + n * PACK_BYTES, words);
+    store_matrices(room + place_in_16(PITCH) + n * PACK_BYTES, words);
   }
   __syncwarp();
   const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
-  const char* from = room + row * PITCH + chunk * PACK_BYTES;
+  const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
   T* own = to + token * DIM + chunk * CHUNK;
 #pragma unroll
   for (unsigned first = 0; first < 16; first += WARP_STEP) {
     if (token + first < TOKENS) {
-      store_filled(own + first * DIM, *reinterpret_cast<const Pack<T>*>(from + first * PITCH), CHUNK, aligned);
+      uint4 raw;
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+                   : "r"(from + first * PITCH)
+                   : "memory");
+      store_filled(own + first * DIM, reinterpret_cast<const Pack<T>&>(raw), CHUNK, aligned);
     }
   }
   __syncwarp();

@@ -94,13 +94,13 @@ __device__ __forceinline__ float one_over(float x) {
 }
 
 // left (the warp's strip of a staged tensor) times the transpose of `right` (all rows of another one).
-__device__ __forceinline__ void strip_by_rows(Strip& sums, const char* left, const char* right) {
+__device__ __forceinline__ void strip_by_rows(Strip& sums, unsigned left, unsigned right) {
   const unsigned lane = threadIdx.x % WARP;
   unsigned a[DIM / 16][4];
-  const unsigned strip = shared_address(left) + threadIdx.x / WARP * 16 * PITCH + place_in_16(PITCH);
+  const unsigned strip = left + threadIdx.x / WARP * 16 * PITCH + place_in_16(PITCH);
 #pragma unroll
   for (unsigned k = 0; k < DIM / 16; ++k) load_matrices(a[k], strip + 2 * k * PACK_BYTES);
-  const unsigned rows = shared_address(right) + lane % 8 * PITCH + lane / 8 * PACK_BYTES;
+  const unsigned rows = right + lane % 8 * PITCH + lane / 8 * PACK_BYTES;
 #pragma unroll
   for (unsigned tile = 0; tile < TILES; ++tile) {
 #pragma unroll
@@ -216,12 +216,12 @@ __device__ __forceinline__ void round_strip(Halves& halves, const Strip& strip) 
 }
 
 // Puts the warp's strip of P or dS into a square of shared memory, where other warps find columns of it.
-__device__ __forceinline__ void share_strip(char* square, const Halves& halves) {
-  const unsigned at = threadIdx.x / WARP * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH);
+__device__ __forceinline__ void share_strip(unsigned square, const Halves& halves) {
+  const unsigned at = square + threadIdx.x / WARP * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH);
 #pragma unroll
   for (unsigned s = 0; s < STRIPS; ++s) {
     const unsigned words[4] = {halves[2 * s][0], halves[2 * s][1], halves[2 * s + 1][0], halves[2 * s + 1][1]};
-    store_matrices(square, at + 2 * s * PACK_BYTES, words);
+    store_matrices(at + 2 * s * PACK_BYTES, words);
   }
 }
 
@@ -242,8 +242,8 @@ __device__ __forceinline__ void add_products(float (&sums)[COUNT][CHUNKS][4], co
 }
 
 // The warp's strip in registers, times all rows of `right`: dQ = dS k.
-__device__ __forceinline__ void strip_product(float (&sums)[1][CHUNKS][4], const Halves& left, const char* right) {
-  const unsigned rows = shared_address(right) + place_in_16(PITCH);
+__device__ __forceinline__ void strip_product(float (&sums)[1][CHUNKS][4], const Halves& left, unsigned right) {
+  const unsigned rows = right + place_in_16(PITCH);
 #pragma unroll
   for (unsigned s = 0; s < STRIPS; ++s) {
     const unsigned a[1][4] = {{left[2 * s][0], left[2 * s][1], left[2 * s + 1][0], left[2 * s + 1][1]}};
@@ -253,10 +253,10 @@ __device__ __forceinline__ void strip_product(float (&sums)[1][CHUNKS][4], const
 
 // COUNT strips of 16 columns of a square, as rows, times all rows of `right`: dV = P^T dout, dK = dS^T q.
 template <unsigned COUNT>
-__device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4], const char* square, unsigned strip,
-                                                const char* right) {
-  const unsigned lane = threadIdx.x % WARP, rows = shared_address(right) + place_in_16(PITCH);
-  const unsigned columns = shared_address(square) + (lane % 8 + lane / 16 * 8) * SQUARE_PITCH +
+__device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4], unsigned square, unsigned strip,
+                                                unsigned right) {
+  const unsigned lane = threadIdx.x % WARP, rows = right + place_in_16(PITCH);
+  const unsigned columns = square + (lane % 8 + lane / 16 * 8) * SQUARE_PITCH +
                            (2 * strip + lane / 8 % 2) * PACK_BYTES;
 #pragma unroll
   for (unsigned s = 0; s < STRIPS; ++s) {
@@ -271,7 +271,7 @@ __device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4],
 
 // dV or dK of COUNT strips of keys from `strip` on.
 template <unsigned COUNT>
-__device__ __forceinline__ void write_columns(char* room, T* to, const char* square, unsigned strip, const char* right,
+__device__ __forceinline__ void write_columns(unsigned room, T* to, unsigned square, unsigned strip, unsigned right,
                                               bool aligned) {
   float sums[COUNT][CHUNKS][4] = {};
   columns_product<COUNT>(sums, square, strip, right);
@@ -287,12 +287,12 @@ struct Results {
 // The backward of a window and head, from a full stage. squares: SQUARES of them; rooms: 16 rows for each warp.
 // Every dS / sqrt(DIM) is given to `sums`.
 template <typename Added, typename Sums>
-__device__ __forceinline__ void backward(const char* stage, char* squares, char* rooms, const Added& added, Sums& sums,
+__device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsigned rooms, const Added& added, Sums& sums,
                                          const Results& to, bool aligned) {
   const unsigned warp = threadIdx.x / WARP;
-  const char *dout = stage + DOUT * TENSOR_BYTES, *q = stage + Q * TENSOR_BYTES;
-  const char *k = stage + K * TENSOR_BYTES, *v = stage + V * TENSOR_BYTES;
-  char* room = rooms + warp * 16 * PITCH;
+  const unsigned dout = stage + DOUT * TENSOR_BYTES, q = stage + Q * TENSOR_BYTES;
+  const unsigned k = stage + K * TENSOR_BYTES, v = stage + V * TENSOR_BYTES;
+  const unsigned room = rooms + warp * 16 * PITCH;
   Halves halves;
   {
     Strip p, ds;
@@ -307,7 +307,7 @@ __device__ __forceinline__ void backward(const char* stage, char* squares, char*
       // P and dS of so many keys don't fit into registers at a time.
       strip_by_rows(ds, dout, v);
       __syncwarp();
-      to_gradients(ds, FromSquare{shared_address(squares) + warp * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)});
+      to_gradients(ds, FromSquare{squares + warp * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)});
     }
     sums.add(ds);
     round_strip(halves, ds);

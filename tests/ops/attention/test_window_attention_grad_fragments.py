@@ -139,3 +139,55 @@ def test_every_window_is_worked_on_once_with_its_mask(windows, masks, parts):
             turn, mask = (0, mask + 1) if turn + 1 == turns else (turn + 1, mask)
     assert sorted(seen) == list(range(windows))
     assert loads < parts + masks
+
+
+def row_of(i, chunks):
+    """row_of() of window_attention_grad_stage.cuh."""
+    row = i // chunks
+    return row // 8 * 8 + row % 8 // 2 + row % 2 * 4 if chunks == 4 else row
+
+
+@pytest.mark.parametrize("dim", [32, 64])
+def test_each_chunk_is_copied_and_written_once(dim):
+    """start_window() and write_strip(): a thread's chunks lie at a fixed distance from its first one."""
+    chunks = dim // 8
+    for tokens in range(1, 145):
+        strips = -(-tokens // 16)
+        step = strips * 32 // chunks
+        copied = [
+            (row_of(thread, chunks) + first, thread % chunks)
+            for thread in range(32 * strips)
+            for first in range(0, tokens, step)
+            if first + step <= tokens or row_of(thread, chunks) < tokens - first
+        ]
+        wanted = [(row, chunk) for row in range(tokens) for chunk in range(chunks)]
+        assert sorted(copied) == wanted
+        written = [
+            (16 * strip + row_of(lane, chunks) + first, lane % chunks)
+            for strip in range(strips)
+            for lane in range(32)
+            for first in range(0, 16, 32 // chunks)
+        ]
+        assert sorted(pair for pair in written if pair[0] < tokens) == wanted
+
+
+@pytest.mark.parametrize(("tokens", "heads"), [(49, 4), (7, 3), (64, 1), (144, 2)])
+def test_the_total_puts_each_element_of_dbias_to_its_place(tokens, heads):
+    """window_attention_grad_total against what Kept and first_row(), first_column() say of a thread's elements."""
+    strips, tiles = -(-tokens // 16), -(-tokens // 8)
+    threads, fragments = 32 * strips, 32 * strips * tiles
+    found = {}
+    for block in range(heads * fragments // 32):
+        for thread in range(128):
+            head, place = divmod(block * 32 + thread // 4, fragments)
+            tile, owner = divmod(place, threads)
+            row = owner // 32 * 16 + owner % 32 // 4 + thread % 4 // 2 * 8
+            column = tile * 8 + owner % 4 * 2 + thread % 2
+            if row < tokens and column < tokens:
+                assert (head, row, column) not in found
+                found[head, row, column] = head * fragments + tile * threads + owner, thread % 4
+    assert len(found) == heads * tokens * tokens
+    for (head, row, column), (group, e) in list(found.items())[:: tokens // 7]:
+        thread = row // 16 * 32 + row % 8 * 4 + column % 8 // 2
+        assert group == head * fragments + column // 8 * threads + thread
+        assert e == row % 16 // 8 * 2 + column % 2

@@ -59,3 +59,10 @@ __device__ __forceinline__ float power_of_2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
   return power;
 }
+
+// 1 / x in one instruction; infinity for 0.
+__device__ __forceinline__ float one_over(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}

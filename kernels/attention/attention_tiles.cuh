@@ -117,13 +117,26 @@ struct Stage {
   }
 };
 
-// Begin to copy one matrix to shared memory; the threads of a team take packs in turn.
+// Begin to copy one matrix to shared memory; the threads of a team take packs in turn. Chunks have the same order in each
+// eight rows: a thread whose packs are that far apart, or a multiple, has them at fixed distances from the first one.
 __device__ __forceinline__ void fetch_matrix(unsigned to, const Element* from, unsigned step) {
-  constexpr unsigned PACKS = TOKENS * CHUNKS;
+  constexpr unsigned PACKS = TOKENS * CHUNKS, ROWS_AT_A_TIME = THREADS_OF_TEAM / CHUNKS;
+  const unsigned thread = threadIdx.x % THREADS_OF_TEAM;
+  if constexpr (THREADS_OF_TEAM % (8 * CHUNKS) == 0) {
+    const unsigned row = thread / CHUNKS, chunk = thread % CHUNKS, place = chunk_at(to, row, chunk);
+    const Element* own = from + row * step + chunk * CHUNK;
 #pragma unroll
-  for (unsigned first = 0; first < PACKS; first += THREADS_OF_TEAM) {
-    const unsigned pack = first + threadIdx.x % THREADS_OF_TEAM, row = pack / CHUNKS, chunk = pack % CHUNKS;
-    if (pack < PACKS) copy_pack(chunk_at(to, row, chunk), from + row * step + chunk * CHUNK);
+    for (unsigned first = 0; first < TOKENS; first += ROWS_AT_A_TIME) {
+      if (first + ROWS_AT_A_TIME <= TOKENS || row < TOKENS - first) {
+        copy_pack(place + first * ROW_BYTES, own + first * step);
+      }
+    }
+  } else {
+#pragma unroll
+    for (unsigned first = 0; first < PACKS; first += THREADS_OF_TEAM) {
+      const unsigned pack = first + thread, row = pack / CHUNKS, chunk = pack % CHUNKS;
+      if (pack < PACKS) copy_pack(chunk_at(to, row, chunk), from + row * step + chunk * CHUNK);
+    }
   }
 }
 __device__ __forceinline__ void fetch(const Operands& t, const Item& item, unsigned heads, const Stage& to) {
@@ -199,7 +212,8 @@ struct Row {
     [[maybe_unused]] const float before = largest;
 #pragma unroll
     for (unsigned i = 0; i < 2 * TILES; ++i) {
-      if (exists(i)) largest = fmaxf(largest, scores[i / 2][2 * half + i % 2]);
+      const float score = scores[i / 2][2 * half + i % 2];
+      if (i % 2 == 0 && exists(i)) largest = fmaxf(largest, exists(i + 1) ? fmaxf(score, scores[i / 2][2 * half + 1]) : score);
     }
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
@@ -220,7 +234,7 @@ struct Row {
   // One over the sum of all weights.
   __device__ __forceinline__ float inverse() const {
     const float two = sum + __shfl_xor_sync(ALL_LANES, sum, 1);
-    return __fdividef(1.0f, two + __shfl_xor_sync(ALL_LANES, two, 2));
+    return one_over(two + __shfl_xor_sync(ALL_LANES, two, 2));
   }
 };
 
@@ -270,8 +284,7 @@ __device__ __forceinline__ void store_tile(const Operands& t, const Item& item, 
   for (unsigned first = 0; first < 16 * CHUNKS; first += WARP) {
     const unsigned pack = first + lane, row = 16 * tile + pack / CHUNKS, chunk = pack % CHUNKS;
     if (row < TOKENS) {
-      store_16<false>(reinterpret_cast<uint4*>(t.out + rows.first + row * rows.step + chunk * CHUNK),
-                      load_shared(chunk_at(q, row, chunk)));
+      store_chunk(t.out + rows.first + row * rows.step + chunk * CHUNK, load_shared(chunk_at(q, row, chunk)));
     }
   }
 }
@@ -291,10 +304,11 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
   }
 }
 
-// 16 queries of an item.
+// 16 queries of an item. HALVES: of the tile in which some lane has a row. Known to the compiler, so that it may mix the
+// work of both.
+template <unsigned HALVES>
 __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                             unsigned tile, const KeysAndValues& kv) {
-  const unsigned halves = 16 * tile + 8 < TOKENS ? 2 : 1;  // of the tile in which some lane has a row
   float out[2 * STEPS][4] = {};
   Row row[2];
 #pragma unroll 1
@@ -304,12 +318,10 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
     begin_scores(scores, t, item, tile, band, kv.lane);
     multiply_keys(scores, q, tile, band, kv);
 #pragma unroll
-    for (unsigned half = 0; half < 2; ++half) {
-      if (half < halves) {
-        const float factor = row[half].weigh(weights, scores, half);
+    for (unsigned half = 0; half < HALVES; ++half) {
+      const float factor = row[half].weigh(weights, scores, half);
 #pragma unroll
-        for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
-      }
+      for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
     }
     multiply_values(out, weights, band, kv);
   }
@@ -342,7 +354,13 @@ __device__ __forceinline__ void attend(const Operands& t, const Order& order) {
       next += TEAMS, stage ^= 1;
       if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
 #pragma unroll 1
-      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) attend_tile(t, item, order.heads, now.q, tile, kv);
+      for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) {
+        if (TOKENS % 16 == 0 || TOKENS % 16 > 8 || tile < QUERY_TILES - 1) {
+          attend_tile<2>(t, item, order.heads, now.q, tile, kv);
+        } else {
+          attend_tile<1>(t, item, order.heads, now.q, tile, kv);
+        }
+      }
     }
     begin = end;
   }

@@ -145,7 +145,14 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
                    : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
                    : "r"(from + first * PITCH)
                    : "memory");
-      store_filled(own + first * DIM, reinterpret_cast<const Pack<T>&>(raw), CHUNK, aligned);
+      if (aligned) {
+        // In one access: of a plain assignment the compiler makes four, as the parts come from asm.
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(own + first * DIM), "r"(raw.x), "r"(raw.y),
+                     "r"(raw.z), "r"(raw.w)
+                     : "memory");
+      } else {
+        store_filled(own + first * DIM, reinterpret_cast<const Pack<T>&>(raw), CHUNK, false);
+      }
     }
   }
   __syncwarp();

@@ -243,18 +243,36 @@ def test_lanes_have_what_the_products_need(tokens, size):
     assert np.array_equal(got, q @ k.T @ v)
 
 
+def chunk_at(row, chunk, chunks):
+    """chunk_at() of attention_fragments.cuh, in chunks."""
+    other = row % 8 if chunks % 8 == 0 else row // 2 % 4 if chunks % 4 == 0 else row // 4 % 2
+    return row * chunks + (chunk ^ other)
+
+
 @pytest.mark.parametrize("size", [16, 32, 48, 64])
 def test_eight_rows_of_a_chunk_lie_in_all_banks(size):
-    """chunk_at() of attention_fragments.cuh."""
     chunks = size // 8
-
-    def chunk_at(row, chunk):
-        other = row % 8 if chunks % 8 == 0 else row // 2 % 4 if chunks % 4 == 0 else row // 4 % 2
-        return row * chunks + (chunk ^ other)
-
-    assert sorted(chunk_at(row, chunk) for row in range(64) for chunk in range(chunks)) == list(range(64 * chunks))
+    places = [chunk_at(row, chunk, chunks) for row in range(64) for chunk in range(chunks)]
+    assert sorted(places) == list(range(64 * chunks))
     for first, chunk in itertools.product(range(0, 64, 8), range(chunks)):
-        assert {chunk_at(row, chunk) % 8 for row in range(first, first + 8)} == set(range(8))
+        assert {chunk_at(row, chunk, chunks) % 8 for row in range(first, first + 8)} == set(range(8))
+
+
+@pytest.mark.parametrize("size", [16, 32, 48, 64])
+def test_a_team_fetches_each_chunk_of_a_matrix_once(size):
+    """fetch_matrix() of attention_tiles.cuh: a thread's chunks at fixed distances, where their order repeats."""
+    chunks = size // 8
+    for tokens, team in itertools.product((1, 7, 8, 9, 33, 49, 64, 100, 144, 256), range(1, 17)):
+        threads, found = 32 * team, {}
+        at_a_time = threads // chunks
+        if threads % (8 * chunks):
+            continue
+        for thread, first in itertools.product(range(threads), range(0, tokens, at_a_time)):
+            row, chunk = divmod(thread, chunks)
+            if first + at_a_time <= tokens or row < tokens - first:
+                found[chunk_at(row, chunk, chunks) + first * chunks] = row + first, chunk
+        wanted = {chunk_at(row, chunk, chunks): (row, chunk) for row in range(tokens) for chunk in range(chunks)}
+        assert found == wanted
 
 
 # ---- The mask.

@@ -355,7 +355,7 @@ __device__ __forceinline__ void attend(const Operands& t, const Order& order) {
       if (next < part.count) fetch(t, Item(part.item(next, order), order), order.heads, Stage(team, stage));
 #pragma unroll 1
       for (unsigned tile = warp; tile < QUERY_TILES; tile += TEAM) {
-        if (TOKENS % 16 == 0 || TOKENS % 16 > 8 || tile < QUERY_TILES - 1) {
+        if (TOKENS % 16 == 0 || TOKENS % 16 > 8 || tile + 1 < QUERY_TILES) {
           attend_tile<2>(t, item, order.heads, now.q, tile, kv);
         } else {
           attend_tile<1>(t, item, order.heads, now.q, tile, kv);

@@ -63,13 +63,14 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    and a tile of the output takes the place of its queries, from which it goes to memory in 16 bytes a lane. So a
 //    warp has 9408 bytes on their way while it computes, and 16 warps have 150 KB, of the 227 KB that a block may have
 //    in shared memory. About 40 KB would keep memory busy. Warps never wait for each other, but for new tables.
+//    Rows that a lane copies are 8 apart, so its addresses differ by what the instructions have in them already.
 //
 //    Rows of 64 bytes would put rows r and r + 2 into the same banks. So chunks of 16 bytes change places by a
 //    function of their row (chunk_at), and eight rows of a matrix come from all 32 banks.
 //
 //    By count, not by measurement: for an item a warp issues 56 + 64 products, 24 loads of matrices, 28 of the table,
-//    91 powers of 2 with as many multiply-adds, maxima and additions, and some 300 more. With 62 items for each of the
-//    four schedulers of each multiprocessor, these are about 50000 cycles, or 29 us; powers of 2 take 8 cycles each,
+//    91 powers of 2 with as many multiply-adds, maxima and additions, and some 800 more. With 62 items for each of the
+//    four schedulers of each multiprocessor, these are about 85000 cycles, or 48 us; powers of 2 take 8 cycles each,
 //    25 us; the products 20 to 30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time
 //    as memory's 96 us.
 //

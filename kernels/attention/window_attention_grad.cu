@@ -25,8 +25,8 @@
 //   warp 2 [    |    |  ]         32..47      that is loaded serves two products
 //   warp 3 [    |    |  ]         48
 //
-// Counts of a warp and window with 49 tokens and DIM = 32: 76 products of 16 x 8 x 16, 44 loads by ldmatrix, 14 stores
-// by stmatrix, 28 powers of 2 a lane, and about 700 instructions in all. For 8192 windows and 4 heads, an H200 would
+// Counts of a warp and window with 49 tokens and DIM = 32: 76 products of 16 x 8 x 16, 42 loads by ldmatrix, 14 stores
+// by stmatrix, 26 powers of 2 a lane, and about 700 instructions in all. For 8192 windows and 4 heads, an H200 would
 // take 100 us of instructions, 140 us of shared memory's bandwidth, 32 us of powers of 2 and, at 720 MB, 170 us of
 // memory. So memory is the limit as long as the four overlap; these are estimates, not measured.
 

@@ -119,6 +119,15 @@ __device__ __forceinline__ void store_matrices(unsigned to, const unsigned (&wor
 #endif
 }
 
+__device__ __forceinline__ uint4 load_chunk(unsigned from) {
+  uint4 raw;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "r"(from)
+               : "memory");
+  return raw;
+}
+
 // Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
                                             bool aligned) {
@@ -137,20 +146,22 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
   const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
   const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
   T* own = to + token * DIM + chunk * CHUNK;
+  if (aligned) {
 #pragma unroll
-  for (unsigned first = 0; first < 16; first += WARP_STEP) {
-    if (token + first < TOKENS) {
-      uint4 raw;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
-                   : "r"(from + first * PITCH)
-                   : "memory");
-      if (aligned) {
+    for (unsigned first = 0; first < 16; first += WARP_STEP) {
+      if (token + first < TOKENS) {
         // In one access: of a plain assignment the compiler makes four, as the parts come from asm.
+        const uint4 raw = load_chunk(from + first * PITCH);
         asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(own + first * DIM), "r"(raw.x), "r"(raw.y),
                      "r"(raw.z), "r"(raw.w)
                      : "memory");
-      } else {
+      }
+    }
+  } else {
+#pragma unroll
+    for (unsigned first = 0; first < 16; first += WARP_STEP) {
+      const uint4 raw = load_chunk(from + first * PITCH);
+      if (token + first < TOKENS) {
         store_filled(own + first * DIM, reinterpret_cast<const Pack<T>&>(raw), CHUNK, false);
       }
     }

@@ -21,7 +21,7 @@ COMPILED = [{"W": 128, "H": 4, "T": 49, "D": 32, "G": 64, "mask": "shift", "bias
 ]
 LOCAL_MEMORY = ("unfused",)  # it has none: but its products need real tensors, and its kernel is in every compilation
 # 18 warps of 144 tokens have 96 registers each; with nine warps none would spill. Also a few bytes on sm_100.
-SPILLED = 32
+SPILLED = 48
 DTYPES = shared.DTYPES
 OURS = ["unfused", "scalar", "fused", "tuned"]
 # W, H, T, D, G.

@@ -15,8 +15,8 @@
 
 // An item is a window and a head. Items of a segment share masks and a group of heads, so one set of tables serves
 // them: within a segment, heads of the group come first, then images. Blocks have equal parts of the items, one after
-// another; or, where each segment has several blocks of its own, its images in turn. Then all blocks are at neighbouring
-// windows at a time, and not each at a distant place of its own, which memory serves worse.
+// another; or, where each segment has several blocks of its own, its images in turn. Then all blocks are at
+// neighbouring windows at a time, and not each at a distant place of its own, which memory serves worse.
 //
 // items: of all. heads: H. masks: G. ways: blocks that take a segment's images in turn, or 1. segment: items of a
 // segment. groups: of heads.
@@ -117,8 +117,9 @@ struct Stage {
   }
 };
 
-// Begin to copy one matrix to shared memory; the threads of a team take packs in turn. Chunks have the same order in each
-// eight rows: a thread whose packs are that far apart, or a multiple, has them at fixed distances from the first one.
+// Begin to copy one matrix to shared memory; the threads of a team take packs in turn. Chunks have the same order in
+// each eight rows: a thread whose packs are that far apart, or a multiple, has them at fixed distances from the first
+// one.
 __device__ __forceinline__ void fetch_matrix(unsigned to, const Element* from, unsigned step) {
   constexpr unsigned PACKS = TOKENS * CHUNKS, ROWS_AT_A_TIME = THREADS_OF_TEAM / CHUNKS;
   const unsigned thread = threadIdx.x % THREADS_OF_TEAM;
@@ -211,9 +212,9 @@ struct Row {
     const float scale = LOG2_E / sqrtf(HEAD);
     [[maybe_unused]] const float before = largest;
 #pragma unroll
-    for (unsigned i = 0; i < 2 * TILES; ++i) {
-      const float score = scores[i / 2][2 * half + i % 2];
-      if (i % 2 == 0 && exists(i)) largest = fmaxf(largest, exists(i + 1) ? fmaxf(score, scores[i / 2][2 * half + 1]) : score);
+    for (unsigned i = 0; i < TILES; ++i) {
+      const float left = scores[i][2 * half], right = scores[i][2 * half + 1];
+      if (exists(2 * i)) largest = fmaxf(largest, exists(2 * i + 1) ? fmaxf(left, right) : left);
     }
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
@@ -304,8 +305,8 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
   }
 }
 
-// 16 queries of an item. HALVES: of the tile in which some lane has a row. Known to the compiler, so that it may mix the
-// work of both.
+// 16 queries of an item. HALVES: of the tile in which some lane has a row. Known to the compiler, so that it may mix
+// the work of both.
 template <unsigned HALVES>
 __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                             unsigned tile, const KeysAndValues& kv) {

@@ -213,9 +213,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   }
 }
 
-// Step 2's second kernel: the blocks' sums become dbias, in an order that doesn't depend on the run. A block has 32 groups
-// of four elements of a head, a group a lane; its warps add every 16th part, and then a thread an element what they have.
-// The element is told by its tile, thread and place in the thread's group of four.
+// Step 2's second kernel: the blocks' sums become dbias, in an order that doesn't depend on the run. A block has 32
+// groups of four elements of a head, a group a lane; its warps add every 16th part, and then a thread an element what
+// they have. The element is told by its tile, thread and place in the thread's group of four.
 extern "C" __global__ void __launch_bounds__(SUM_WARPS* WARP)
     window_attention_grad_total(const float4* __restrict__ partial, T* __restrict__ dbias, unsigned heads,
                                 unsigned parts) {

@@ -37,15 +37,15 @@ __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-// The row of a thread's chunk, where threads take chunks in turn. Eight lanes access shared memory at a time: rows of four
-// chunks are taken in an order in which the two rows that they have lie in different banks. To global memory the order
-// makes no difference. Eight rows, or a multiple, further on the order is the same: so a thread's chunks lie at one
-// address and at fixed distances from it, which cost no instruction.
+// The row of a thread's chunk, where threads take chunks in turn. Eight lanes access shared memory at a time: rows of
+// four chunks are taken in an order in which the two rows that they have lie in different banks. To global memory the
+// order makes no difference. Eight rows, or a multiple, further on the order is the same: so a thread's chunks lie at
+// one address and at fixed distances from it, which cost no instruction.
 __device__ __forceinline__ unsigned row_of(unsigned i) {
   const unsigned row = i / CHUNKS;
   return CHUNKS == 4 ? (row & ~7u) + row % 8 / 2 + row % 2 * 4 : row;
 }
-constexpr unsigned STEP = THREADS / CHUNKS;   // rows of which a block's threads have a chunk each
+constexpr unsigned STEP = THREADS / CHUNKS;    // rows of which a block's threads have a chunk each
 constexpr unsigned WARP_STEP = WARP / CHUNKS;  // the same for a warp
 static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
@@ -72,12 +72,12 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
   } else {
 #pragma unroll 1
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
-      const T* source = (tensor == DOUT ? from[DOUT] : tensor == Q ? from[Q] : tensor == K ? from[K] : from[V]) + offset;
+      const T* source = tensor == DOUT ? from[DOUT] : tensor == Q ? from[Q] : tensor == K ? from[K] : from[V];
 #pragma unroll 1
       for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
         const unsigned to = stage + tensor * TENSOR_BYTES + i / DIM * PITCH + i % DIM * sizeof(T);
-        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(reinterpret_cast<const unsigned short*>(source)[i])
-                     : "memory");
+        const unsigned short raw = *reinterpret_cast<const unsigned short*>(source + offset + i);
+        asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(raw) : "memory");
       }
     }
   }
@@ -128,7 +128,8 @@ __device__ __forceinline__ uint4 load_chunk(unsigned from) {
   return raw;
 }
 
-// Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
+// Writes a strip (16 x DIM) of float32 sums as rows 16 * strip and on of the window and head at `to`. It goes through
+// `room` (16 rows of the warp's own), so that stores have 16 bytes a lane.
 __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip, const float (&sums)[CHUNKS][4],
                                             bool aligned) {
   const unsigned lane = threadIdx.x % WARP;

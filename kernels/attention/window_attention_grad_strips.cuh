@@ -172,8 +172,8 @@ struct FromSquare {
   }
 };
 
-// dP becomes dS / sqrt(DIM), where dS = P * (dP - the row's sum of P * dP) is the gradient of scores after their scaling.
-// dQ and dK need it so, and here the factor costs nothing: it makes a subtraction a multiply-add.
+// dP becomes dS / sqrt(DIM), where dS = P * (dP - the row's sum of P * dP) is the gradient of scores after their
+// scaling. dQ and dK need it so, and here the factor costs nothing: it makes a subtraction a multiply-add.
 template <typename Probabilities>
 __device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities) {
   float delta[2] = {};
@@ -287,8 +287,8 @@ struct Results {
 // The backward of a window and head, from a full stage. squares: SQUARES of them; rooms: 16 rows for each warp.
 // Every dS / sqrt(DIM) is given to `sums`.
 template <typename Added, typename Sums>
-__device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsigned rooms, const Added& added, Sums& sums,
-                                         const Results& to, bool aligned) {
+__device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsigned rooms, const Added& added,
+                                         Sums& sums, const Results& to, bool aligned) {
   const unsigned warp = threadIdx.x / WARP;
   const unsigned dout = stage + DOUT * TENSOR_BYTES, q = stage + Q * TENSOR_BYTES;
   const unsigned k = stage + K * TENSOR_BYTES, v = stage + V * TENSOR_BYTES;

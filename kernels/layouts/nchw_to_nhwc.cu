@@ -41,6 +41,9 @@ REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 
 // 5. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the
 //    side of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
+#ifdef PACKS_ACROSS
+PACK_TILES(nchw_to_nhwc_pack_tiles)
+#endif
 #ifdef TILE_ROWS
 WORD_TILES(nchw_to_nhwc_word_tiles)
 #endif

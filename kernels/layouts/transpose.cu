@@ -43,6 +43,9 @@ REGISTER_BLOCKS(transpose_register_blocks)
 
 // 5. At all other sizes and addresses, words of 4 bytes go through shared memory. A narrow matrix has a side whose
 //    memory is one piece for a tile, and is read or written as such.
+#ifdef PACKS_ACROSS
+PACK_TILES(transpose_pack_tiles)
+#endif
 #ifdef TILE_ROWS
 WORD_TILES(transpose_word_tiles)
 #endif

@@ -1,5 +1,5 @@
-// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh and word_tile.cuh, each by
-// a name of its own. A compilation has the macros of one of the two, or of none.
+// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, pack_tile.cuh and
+// word_tile.cuh, each by a name of its own. A compilation has the macros of one of the three, or of none.
 #pragma once
 
 // Sizes of an Order: see order.cuh.
@@ -17,6 +17,18 @@
   extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols, ORDER_PARAMETERS) { \
     transpose_register_blocks(x, y, rows, cols, ORDER);                                                              \
+  }
+#endif
+
+#ifdef PACKS_ACROSS
+#include "pack_tile.cuh"
+
+// Registers for five blocks a multiprocessor, which is what shared memory has room for where tiles are largest.
+#define PACK_TILES(name)                                                                                         \
+  extern "C" __global__ void __launch_bounds__(THREADS, 5)                                                       \
+      name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned cols, \
+           ORDER_PARAMETERS) {                                                                                   \
+    transpose_pack_tiles(x, y, batch, rows, cols, ORDER);                                                        \
   }
 #endif
 

@@ -9,7 +9,17 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Launch, Tensors
 from harness.ops._elementwise import INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
-from harness.ops.layouts._transpose_plan import BAND, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
+from harness.ops.layouts._transpose_plan import (
+    BAND,
+    FULL,
+    SECTOR,
+    THREADS,
+    WORD,
+    Matrices,
+    PackTiles,
+    RegisterBlocks,
+    WordTiles,
+)
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves
@@ -38,10 +48,11 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
         return lambda _: None
     if shape.is_copy:
         return lambda t: cuda.memcpy(t.y, t.x)
-    by_words = word_tiles(ctx, op, shape)
+    packs = _best_pack_tiles(shape)
+    anywhere = _pack_tiles(ctx, op, shape) if packs else word_tiles(ctx, op, shape)
     plan = RegisterBlocks.of(shape, cuda.multiprocessors())
-    if plan is None:
-        return by_words
+    if plan is None or (packs and packs.full >= FULL and not plan.whole_sectors):
+        return anywhere
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
     sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
@@ -51,9 +62,31 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
         if begin_on(PACK_BYTES, t):
             kernel(grid, threads, t.x, t.y, *sizes, *order)
         else:
-            by_words(t)
+            anywhere(t)
 
     return launch
+
+
+def _best_pack_tiles(shape: Matrices) -> PackTiles | None:
+    """The tiles of pack_tile.cuh, if they are faster than those of word_tile.cuh."""
+    multiprocessors = cuda.multiprocessors()
+    plan = PackTiles.of(shape, multiprocessors, aligned=True)
+    words = WordTiles.of(shape, multiprocessors, aligned=True) or WordTiles.of(shape, multiprocessors, aligned=False)
+    return plan if plan and words and plan.cost() < words.cost() else None
+
+
+def _pack_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of <op>_pack_tiles for these matrices, at any addresses."""
+    at_sectors, anywhere = (_pack_tiles_at(ctx, op, shape, aligned=aligned) for aligned in (True, False))
+    return lambda t: at_sectors(t) if begin_on(SECTOR, t) else anywhere(t)
+
+
+def _pack_tiles_at(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> Launch:
+    plan = PackTiles.of(shape, cuda.multiprocessors(), aligned=aligned)
+    assert plan
+    macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_pack_tiles", macros)
+    return _by_tiles(kernel, plan)
 
 
 def word_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
@@ -73,8 +106,12 @@ def _word_tiles(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> Lau
         return None
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_word_tiles", macros)
+    return _by_tiles(kernel, plan)
+
+
+def _by_tiles(kernel: cuda.Kernel, plan: WordTiles | PackTiles) -> Launch:
+    shape, order, grid = plan.shape, _order(plan), plan.grid
     sizes = tuple(ctypes.c_uint32(size) for size in (shape.batch, shape.rows, shape.cols))
-    order, grid = _order(plan), plan.grid
     return lambda t: kernel(grid, THREADS, t.x, t.y, *sizes, *order)
 
 
@@ -110,7 +147,7 @@ def _tiles(kernel: cuda.Kernel, shape: Matrices, side: int) -> Launch:
     return lambda t: kernel(grid, _TILE_THREADS, t.x, t.y, *sizes)
 
 
-def _order(plan: WordTiles | RegisterBlocks) -> tuple[Any, ...]:
+def _order(plan: WordTiles | PackTiles | RegisterBlocks) -> tuple[Any, ...]:
     """Arguments that say which tile a block takes."""
     by_matrix, by_band = (cuda.fast_divisor(size, 32) for size in (plan.down * plan.across, BAND * plan.down))
     return ctypes.c_uint32(plan.down), ctypes.c_uint32(plan.across), *by_matrix, *by_band

@@ -1,4 +1,7 @@
-"""How the matrices of a batch are cut into tiles to be transposed. Twin of word_tile.cuh and register_blocks.cuh."""
+"""How the matrices of a batch are cut into tiles to be transposed.
+
+Twin of word_tile.cuh, pack_tile.cuh and register_blocks.cuh.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,13 @@ _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's share
 _SETUP, _SECTOR_WORDS = 4, 16
 _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at whole sectors of 32 bytes
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
+SECTOR = 32  # bytes
+# Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have: the first is preferred.
+_PACK_TILES = ((16, 16), (16, 8), (8, 16), (8, 8))
+# What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
+# packs, for a pack that is loaded, and for an element that is stored.
+_PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
+FULL = 0.9  # of a tile's room, from which on rows that are parts of sectors go through shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +121,7 @@ class WordTiles:
             return None
         best: Self | None = None
         for items in _MOST_ITEMS:
-            plan = min(cls._candidates(shape, items, shifted), key=cls._cost, default=None)
+            plan = min(cls._candidates(shape, items, shifted), key=cls.cost, default=None)
             if plan and (best is None or best.grid < _TILES * multiprocessors):
                 best = plan
         return best
@@ -128,7 +138,7 @@ class WordTiles:
                 if max(plan.x.items, plan.y.items) <= items and plan.shared <= _MOST_SHARED:
                     yield plan
 
-    def _cost(self) -> float:
+    def cost(self) -> float:
         """Roughly, the words that all blocks have room for, and what else takes as long as moving so many words."""
         # Elements of a flat side need a division to find their places, unless the tile has them in the same order.
         flat_x, flat_y = self.cols * self.shape.cell, self.rows * self.shape.cell
@@ -201,6 +211,88 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class PackTiles:
+    """What the kernel of pack_tile.cuh is compiled for and launched with.
+
+    packs_across, packs_down: of a tile's row of x, and of its row of y. aligned: whether y begins with a whole sector.
+    """
+
+    shape: Matrices
+    packs_across: int
+    packs_down: int
+    aligned: bool
+
+    @classmethod
+    def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
+        """The plan for a batch; None for cells of several elements, and for matrices narrower than any tile."""
+        if shape.cell > 1:
+            return None
+        plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES]
+        plans = [plan for plan in plans if plan.cols <= shape.cols and plan.rows <= shape.rows]
+        enough = [plan for plan in plans if plan.grid >= _TILES * multiprocessors]
+        return min(enough, key=cls.cost) if enough else plans[-1] if plans else None
+
+    def cost(self) -> float:
+        """The same as WordTiles.cost: roughly, words that all blocks have room for, and what takes as long as more."""
+        pack = PACK_BYTES // self.shape.itemsize
+        loads = blocks(self.lines, THREADS // self.packs_across)
+        stores = self.packs_across * self.packs_down * pack // THREADS
+        of_thread = _PACK_SETUP + _PACK_LOAD * loads + _PACK_ELEMENT * pack * stores
+        above = int(self.lines > self.rows)  # the uppermost tiles have lines above the matrix
+        full = self.shape.batch * max(0, self.shape.rows // self.rows - above) * (self.shape.cols // self.cols)
+        return (2 * self.grid - full) * (of_thread * THREADS + _SECTOR_WORDS * self.lines)
+
+    @property
+    def full(self) -> float:
+        """The share of the tiles' room that has elements."""
+        return self.shape.elements / (self.grid * self.rows * self.cols)
+
+    @property
+    def grain(self) -> int:
+        """Elements of a sector."""
+        return SECTOR // self.shape.itemsize
+
+    @property
+    def rows(self) -> int:
+        """Rows of a tile."""
+        return PACK_BYTES // self.shape.itemsize * self.packs_down
+
+    @property
+    def cols(self) -> int:
+        """Columns of a tile."""
+        return PACK_BYTES // self.shape.itemsize * self.packs_across
+
+    @property
+    def lines(self) -> int:
+        """Rows of x that a block reads."""
+        return self.rows + (self.grain - 1 if self.shape.rows % self.grain else 0)
+
+    @property
+    def down(self) -> int:
+        # Pieces of the rows of y end above their tile, but where all of them begin with whole sectors.
+        above = 0 if self.aligned and self.shape.rows % self.grain == 0 else self.grain - 1
+        return blocks(self.shape.rows + above, self.rows)
+
+    @property
+    def across(self) -> int:
+        return blocks(self.shape.cols, self.cols)
+
+    @property
+    def grid(self) -> int:
+        return self.shape.batch * self.down * self.across
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that the kernel is compiled with."""
+        return {
+            "THREADS": THREADS,
+            "BAND": BAND,
+            "PACKS_ACROSS": self.packs_across,
+            "PACKS_DOWN": self.packs_down,
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class RegisterBlocks:
     """What the kernel of register_blocks.cuh is compiled for and launched with.
 
@@ -229,6 +321,11 @@ class RegisterBlocks:
     def _cost(self) -> int:
         """Roughly, the elements that all tiles have room for, and those that the ends of their rows are worth."""
         return self.grid * (self.rows * self.cols + 8 * (self.rows + self.cols))
+
+    @property
+    def whole_sectors(self) -> bool:
+        """Whether all rows are whole sectors, so that a warp reads and writes no part of one."""
+        return not any(size * self.shape.itemsize % SECTOR for size in (self.shape.rows, self.shape.cols))
 
     @property
     def rows(self) -> int:

@@ -1,0 +1,208 @@
+// A transpose of a batch of matrices (rows, cols) through a tile in shared memory, for any sizes and addresses: device
+// memory is read and written by aligned packs of 16 bytes. It is for matrices whose rows and columns are many packs;
+// word_tile.cuh is for the others.
+//
+// Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16),
+// PACKS_DOWN (packs of a tile's row of y: 8 or 16), BAND (see order.cuh), THREADS (of a block: 256).
+#pragma once
+
+#include "order.cuh"
+#include "pack.cuh"
+#include "warp.cuh"
+
+constexpr unsigned PER_PACK = Pack<ELEMENT>::SIZE;
+constexpr unsigned TILE_WIDTH = PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
+
+// The rows of y begin anywhere, each at another distance from a sector of 32 bytes. A tile has, of each row of y, a
+// piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to
+// GRAIN - 1 rows of x above the tile: those rows are read too, from the cache, where the tile above has left them.
+constexpr unsigned GRAIN = 32 / sizeof(ELEMENT);
+constexpr unsigned MOST_LINES = TILE_HEIGHT + GRAIN - 1;
+
+// A line is what a tile has of a row of x. It lies in shared memory as packs, as it does in device memory: its first
+// element is anywhere in the first pack, and so there is one pack more. PER_PACK lines are a group. Lanes read columns
+// of 8 groups at once, so groups are apart by an odd number of packs: they begin in 8 different places of the banks.
+constexpr unsigned LINE_PITCH = PACKS_ACROSS + 1;                                // packs
+constexpr unsigned GROUP_PITCH = (PER_PACK * LINE_PITCH + 6) / 8 * 8 + 1;        // packs
+constexpr unsigned GROUPS = (MOST_LINES - 1) / PER_PACK + 1;
+
+// Lines that a block copies at once. A thread's lines are a multiple of PER_PACK apart, so they are shifted alike.
+constexpr unsigned LINES_AT_ONCE = THREADS / PACKS_ACROSS;
+constexpr unsigned LINES_OF_THREAD = (MOST_LINES - 1) / LINES_AT_ONCE + 1;
+
+// A warp stores 8 packs of each of 4 rows of y at once: 128 bytes of each, which are whole sectors.
+constexpr unsigned WARP_PACKS = 8, WARP_COLS = WARP / WARP_PACKS, BLOCK_COLS = THREADS / WARP * WARP_COLS;
+
+static_assert(LINES_AT_ONCE % PER_PACK == 0 && MOST_LINES <= THREADS && TILE_WIDTH % BLOCK_COLS == 0);
+static_assert(PACKS_DOWN % WARP_PACKS == 0 && BLOCK_COLS % GRAIN == 0 && TILE_HEIGHT % GRAIN == 0);
+
+// What a block knows of its tile. Elements are counted from the beginning of the tensors, which end at `end`.
+struct PackTile {
+  long long matrix, end;   // the first element of the matrix
+  unsigned rows, cols;     // of the matrix
+  unsigned row, col;       // where the tile begins; row is a multiple of GRAIN
+  unsigned x_at, y_at;     // where the matrix begins on either side, in elements past an aligned address, modulo 2^32
+  unsigned above, lines;   // lines above `row`, and all lines of the tile
+
+  // How far past a pack the tile's part of a line begins. Where it wraps around, line 0 is above the matrix.
+  __device__ __forceinline__ unsigned shift(unsigned line) const {
+    return (x_at + (row - above + line) * cols + col) % PER_PACK;
+  }
+  // How many rows above `row` the tile's piece of a row of y begins.
+  __device__ __forceinline__ unsigned rise(unsigned column) const { return (y_at + (col + column) * rows) % GRAIN; }
+};
+
+// Where a line begins in shared memory, in packs.
+__device__ __forceinline__ unsigned line_place(unsigned line) {
+  return line / PER_PACK * GROUP_PITCH + line % PER_PACK * LINE_PITCH;
+}
+
+// 16 bytes to shared memory without a register in between, so a thread can wait for many of them.
+__device__ __forceinline__ void copy_pack(uint4* to, const ELEMENT* from) {
+  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+}
+
+// Pack `number` of a line, which begins with element `first` of x. FULL: it is inside of the tensor. Otherwise what is
+// outside stays as it is.
+template <bool FULL>
+__device__ __forceinline__ void load_one(uint4* to, const ELEMENT* x, long long first, const PackTile& tile,
+                                         unsigned line, unsigned number) {
+  if constexpr (FULL) {
+    copy_pack(to, x + first);
+  } else {
+    const long long row = static_cast<long long>(tile.row) - tile.above + line;
+    const unsigned width = min(TILE_WIDTH, tile.cols - tile.col);
+    if (row < 0 || row >= tile.rows || number * PER_PACK >= tile.shift(line) + width) return;
+    if (first >= 0 && first + PER_PACK <= tile.end) {
+      copy_pack(to, x + first);
+    } else {
+      for (unsigned e = 0; e < PER_PACK; ++e) {
+        if (first + e >= 0 && first + e < tile.end) reinterpret_cast<ELEMENT*>(to)[e] = x[first + e];
+      }
+    }
+  }
+}
+
+template <bool FULL>
+__device__ __forceinline__ void load_lines(uint4* shared, const ELEMENT* x, const PackTile& tile) {
+  const long long corner =
+      tile.matrix + (static_cast<long long>(tile.row) - tile.above) * static_cast<long long>(tile.cols) + tile.col;
+  {
+    const unsigned number = threadIdx.x % PACKS_ACROSS, first_line = threadIdx.x / PACKS_ACROSS;
+    long long first =
+        corner + static_cast<long long>(first_line) * tile.cols + number * PER_PACK - tile.shift(first_line);
+    uint4* to = shared + line_place(first_line) + number;
+#pragma unroll
+    for (unsigned k = 0; k < LINES_OF_THREAD; ++k) {
+      const unsigned line = first_line + k * LINES_AT_ONCE;
+      const bool exists = (k + 1) * LINES_AT_ONCE <= TILE_HEIGHT || line < tile.lines;
+      if (exists) load_one<FULL>(to + k * (LINES_AT_ONCE / PER_PACK * GROUP_PITCH), x, first, tile, line, number);
+      first += static_cast<long long>(tile.cols) * LINES_AT_ONCE;
+    }
+  }
+  // The last pack of each line. A line that begins with a pack doesn't reach into it.
+  const unsigned line = threadIdx.x, shift = tile.shift(line);
+  if (line < tile.lines && shift) {
+    const long long first = corner + static_cast<long long>(line) * tile.cols + TILE_WIDTH - shift;
+    load_one<FULL>(shared + line_place(line) + PACKS_ACROSS, x, first, tile, line, PACKS_ACROSS);
+  }
+}
+
+// A pack of y from PER_PACK lines of the tile, `offset` elements past spot[k]. swapped: the elements of each pair have
+// changed places.
+__device__ __forceinline__ uint4 gather(const ELEMENT* const (&spot)[PER_PACK], unsigned offset, bool swapped) {
+  if constexpr (PER_PACK == 4) {
+    return make_uint4(spot[0][offset], spot[1][offset], spot[2][offset], spot[3][offset]);
+  } else {
+    const unsigned selector = swapped ? 0x1054u : 0x5410u;
+    unsigned words[4];
+#pragma unroll
+    for (unsigned w = 0; w < 4; ++w) words[w] = __byte_perm(spot[2 * w][offset], spot[2 * w + 1][offset], selector);
+    return make_uint4(words[0], words[1], words[2], words[3]);
+  }
+}
+
+template <bool FULL>
+__device__ __forceinline__ void store_pieces(const uint4* shared, ELEMENT* y, const PackTile& tile) {
+  const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+  const unsigned pack = lane % WARP_PACKS, lane_col = lane / WARP_PACKS;
+  // Elements that lanes read at once are free of conflicts if, of different columns, they are in different words of
+  // their packs. From a column to the next one they move by 1 - rows * cols elements: so where that is odd, a warp
+  // takes every second column. Where it is a multiple of four, two columns take the elements of pairs in turns.
+  const unsigned turn = tile.rows * tile.cols % 4;
+  const unsigned pair_of_warps = warp / 2 * (2 * WARP_COLS);
+  const unsigned column =
+      pair_of_warps + (turn % 2 || PER_PACK == 4 ? warp % 2 * WARP_COLS + lane_col : warp % 2 + 2 * lane_col);
+  const bool swapped = PER_PACK == 8 && turn == 1 && lane_col / 2;
+
+  const unsigned rise = tile.rise(column), top = pack * PER_PACK + tile.above - rise;
+  const ELEMENT* elements = reinterpret_cast<const ELEMENT*>(shared);
+  const ELEMENT* spot[PER_PACK];
+#pragma unroll
+  for (unsigned k = 0; k < PER_PACK; ++k) {
+    const unsigned line = top + (swapped ? k ^ 1 : k);
+    spot[k] = elements + line_place(line) * PER_PACK + tile.shift(line) + column;
+  }
+
+  const long long first_row = static_cast<long long>(tile.row) - rise + pack * PER_PACK;
+  ELEMENT* to = y + tile.matrix + static_cast<long long>(tile.col + column) * tile.rows + first_row;
+#pragma unroll
+  for (unsigned c = 0; c < TILE_WIDTH; c += BLOCK_COLS) {
+#pragma unroll
+    for (unsigned p = 0; p < PACKS_DOWN; p += WARP_PACKS) {
+      const long long row = first_row + p * PER_PACK;
+      if (!FULL && (tile.cols - tile.col <= column + c || row >= tile.rows || row <= -static_cast<int>(PER_PACK))) {
+        continue;
+      }
+      const uint4 value = gather(spot, p * GROUP_PITCH * PER_PACK + c, swapped);
+      if (FULL || (row >= 0 && row + PER_PACK <= tile.rows)) {
+        *reinterpret_cast<uint4*>(to + p * PER_PACK) = value;
+      } else {
+        const Pack<ELEMENT>& part = reinterpret_cast<const Pack<ELEMENT>&>(value);
+#pragma unroll
+        for (unsigned k = 0; k < PER_PACK; ++k) {
+          if (row + k >= 0 && row + k < tile.rows) to[p * PER_PACK + k] = part.at[k];
+        }
+      }
+    }
+    to += static_cast<long long>(tile.rows) * BLOCK_COLS;
+  }
+}
+
+// batch, rows, cols: of all matrices.
+__device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
+                                                     unsigned batch, unsigned rows, unsigned cols, const Order& order) {
+  __shared__ uint4 shared[GROUPS * GROUP_PITCH];
+  const Place place = place_of(blockIdx.x, order);
+  PackTile tile;
+  tile.rows = rows, tile.cols = cols;
+  tile.row = place.down * TILE_HEIGHT, tile.col = place.across * TILE_WIDTH;
+  const long long size = static_cast<long long>(rows) * cols;
+  tile.matrix = place.matrix * size, tile.end = batch * size;
+  tile.x_at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(x + tile.matrix) / sizeof(ELEMENT));
+  tile.y_at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(y + tile.matrix) / sizeof(ELEMENT));
+  // If rows of y are whole sectors, all of their pieces begin in the same row of x, and need no line twice.
+  const bool alike = rows % GRAIN == 0;
+  tile.above = alike ? tile.y_at % GRAIN : GRAIN - 1;
+  tile.lines = alike ? TILE_HEIGHT : MOST_LINES;
+  const long long first_row = static_cast<long long>(tile.row) - tile.above;
+  if (first_row >= rows) return;
+
+  const long long first = tile.matrix + first_row * cols + tile.col;
+  const long long last = first + static_cast<long long>(tile.lines - 1) * cols + TILE_WIDTH;
+  const bool full = first_row >= 0 && first_row + tile.lines <= rows && TILE_WIDTH <= cols - tile.col &&
+                    first >= PER_PACK && last + PER_PACK <= tile.end;
+  if (full) {
+    load_lines<true>(shared, x, tile);
+  } else {
+    load_lines<false>(shared, x, tile);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  if (full) {
+    store_pieces<true>(shared, y, tile);
+  } else {
+    store_pieces<false>(shared, y, tile);
+  }
+}

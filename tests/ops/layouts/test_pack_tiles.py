@@ -1,0 +1,144 @@
+"""Tiles of packs: what pack_tile.cuh would read and write, in numpy, against a plain transpose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from harness.ops.layouts._transpose_plan import THREADS, Matrices, PackTiles, RegisterBlocks
+
+WARP_PACKS, WARP_COLS = 8, 4
+BLOCK_COLS = THREADS // 32 * WARP_COLS
+
+
+class Tile:
+    """PackTile of pack_tile.cuh, with the constants of its compilation."""
+
+    def __init__(self, plan, matrix, down, across, x_offset, y_offset):
+        s = plan.shape
+        self.plan, self.s, self.pack, self.grain = plan, s, 16 // s.itemsize, plan.grain
+        self.matrix, self.row, self.col = matrix * s.matrix, down * plan.rows, across * plan.cols
+        self.x_at, self.y_at = x_offset + self.matrix, y_offset + self.matrix
+        alike = s.rows % self.grain == 0
+        self.above = self.y_at % self.grain if alike else self.grain - 1
+        self.lines = plan.rows if alike else plan.rows + self.grain - 1
+        self.pitch = plan.packs_across + 1
+        self.group = (self.pack * self.pitch + 6) // 8 * 8 + 1
+        self.groups = (plan.rows + self.grain - 2) // self.pack + 1
+
+    def shift(self, line):
+        return (self.x_at + (self.row - self.above + line) * self.s.cols + self.col) % self.pack
+
+    def line_place(self, line):
+        """In packs."""
+        return line // self.pack * self.group + line % self.pack * self.pitch
+
+    def packs(self):
+        """Line and number of each pack that threads load, and its place in shared memory; some don't exist."""
+        thread, k = np.meshgrid(np.arange(THREADS), np.arange(256), indexing="ij")
+        at_once = THREADS // self.plan.packs_across
+        line, number = thread // self.plan.packs_across + k * at_once, thread % self.plan.packs_across
+        place = self.line_place(thread // self.plan.packs_across) + number + k * (at_once // self.pack * self.group)
+        mine = line < self.lines
+        last = np.arange(self.lines)[self.shift(np.arange(self.lines)) > 0]
+        yield from zip(line[mine], number[mine], place[mine], strict=True)
+        across = self.plan.packs_across
+        yield from zip(last, np.full(len(last), across), self.line_place(last) + across, strict=True)
+
+    def gathers(self):
+        """For all threads and k: where in shared memory they read first, their column, and their first row of y."""
+        thread, k = np.meshgrid(np.arange(THREADS), np.arange(self.pack), indexing="ij")
+        warp, lane = thread // 32, thread % 32
+        pack, lane_col = lane % WARP_PACKS, lane // WARP_PACKS
+        turn = self.s.rows * self.s.cols % 4
+        near = turn % 2 or self.pack == 4
+        column = warp // 2 * 2 * WARP_COLS + (warp % 2 * WARP_COLS + lane_col if near else warp % 2 + 2 * lane_col)
+        swapped = (lane_col // 2 > 0) & (self.pack == 8) & (turn == 1)
+        rise = (self.y_at + (self.col + column) * self.s.rows) % self.grain
+        line = pack * self.pack + self.above - rise + np.where(swapped, k ^ 1, k)
+        spot = self.line_place(line) * self.pack + self.shift(line) + column
+        order = np.where(swapped, k ^ 1, k)
+        return spot, column[:, 0], (self.row - rise + pack * self.pack)[:, 0], order
+
+
+def transposed(plan, x, x_offset, y_offset):
+    """y as the kernel would write it, and how often each of its elements is written."""
+    s = plan.shape
+    end, y, written = s.elements, np.full(s.elements, -1), np.zeros(s.elements, int)
+    for matrix in range(s.batch):
+        for down in range(plan.down):
+            for across in range(plan.across):
+                tile = Tile(plan, matrix, down, across, x_offset, y_offset)
+                if tile.row - tile.above < s.rows:
+                    _move(tile, x, y, written, end, x_offset, y_offset)
+    return y, written
+
+
+def _move(tile, x, y, written, end, x_offset, y_offset):
+    s, plan, pack = tile.s, tile.plan, tile.pack
+    shared = np.full(tile.groups * tile.group * pack, -1)
+    seen = set()
+    corner = tile.matrix + (tile.row - tile.above) * s.cols + tile.col
+    full = tile.row >= tile.above and tile.row - tile.above + tile.lines <= s.rows and plan.cols <= s.cols - tile.col
+    full &= corner >= pack and corner + (tile.lines - 1) * s.cols + plan.cols + pack <= end
+    for line, number, place in tile.packs():
+        assert place not in seen
+        seen.add(place)
+        row, shift = tile.row - tile.above + line, tile.shift(line)
+        first = corner + line * s.cols + number * pack - shift
+        inside = first >= 0 and first + pack <= end
+        assert inside or not full
+        width = min(plan.cols, s.cols - tile.col)
+        if not full and (not 0 <= row < s.rows or number * pack >= shift + width):
+            continue
+        assert (first + x_offset) % pack == 0
+        for e in range(pack):
+            if 0 <= first + e < end:
+                shared[place * pack + e] = x[first + e]
+    spot, column, first_row, order = tile.gathers()
+    for c in range(0, plan.cols, BLOCK_COLS):
+        for p in range(0, plan.packs_down, WARP_PACKS):
+            value = np.take_along_axis(shared[spot + p * tile.group * pack + c], order, axis=1)
+            for k in range(pack):
+                row = first_row + p * pack + k
+                ok = (row >= 0) & (row < s.rows) & (tile.col + column + c < s.cols)
+                assert ok.all() or not full
+                to = tile.matrix + (tile.col + column + c) * s.rows + row
+                assert ((to - k + y_offset)[ok] % pack == 0).all()
+                y[to[ok]] = value[ok, k]
+                np.add.at(written, to[ok], 1)
+
+
+SHAPES = [(1, 257, 131), (1, 130, 515), (2, 256, 129), (1, 384, 256), (2, 131, 160), (1, 129, 263), (3, 64, 66), (1, 320, 133)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(("x_offset", "y_offset"), [(0, 0), (1, 3), (5, 0), (0, 7), (3, 12)])
+def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
+    matrices = Matrices(*shape, itemsize)
+    x = np.arange(matrices.elements)
+    expected = x.reshape(shape).transpose(0, 2, 1).reshape(-1)
+    for across, down in [(16, 16), (16, 8), (8, 16), (8, 8)]:
+        plan = PackTiles(matrices, across, down, aligned=y_offset == 0)
+        y, written = transposed(plan, x, x_offset % (16 // itemsize), y_offset)
+        assert (written == 1).all()
+        assert (y == expected).all()
+
+
+def wavefronts(rows, cols, itemsize):
+    """What a read of the tile takes, of which one would be the least: the mean of all warps and k."""
+    tile = Tile(PackTiles(Matrices(1, rows, cols, itemsize), 16, 16, aligned=True), 0, 1, 1, 0, 0)
+    words = tile.gathers()[0].reshape(8, 32, -1) * itemsize // 4
+    return np.mean([
+        np.bincount(np.unique(words[warp, :, k]) % 32).max() for warp in range(8) for k in range(words.shape[2])
+    ])
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_banks_have_few_conflicts(itemsize):
+    """At any sizes; the worst ones are those at which diagonals of the tile lie in one place of all packs."""
+    found = {(r, c): wavefronts(4096 + r, 4096 + c, itemsize) for r in range(8) for c in range(8)}
+    print(found)
+    assert np.mean(list(found.values())) <= 2
+    assert max(found.values()) <= 4

@@ -125,10 +125,10 @@ def packed(ctx: Context) -> Launch:
 
 @OP.variant(
     "tuned",
-    "packs of 16 bytes through registers, or words through shared memory",
+    "packs of 16 bytes through registers or shared memory, or words",
     rows=("O13",),
     unsupported=_too_long,
 )
 def tuned(ctx: Context) -> Launch:
-    """Which of the two it is depends on sizes and addresses: transpose.cu says more."""
+    """Which of them it is depends on sizes and addresses: transpose.cu says more."""
     return _transpose.tuned(ctx, "nchw_to_nhwc", _matrices(ctx.case))

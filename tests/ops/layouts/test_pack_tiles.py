@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from harness import cuda
+from harness.ops.layouts import _transpose
 from harness.ops.layouts._transpose_plan import THREADS, Matrices, PackTiles, RegisterBlocks
 
 WARP_PACKS, WARP_COLS = 8, 4
@@ -109,7 +111,16 @@ def _move(tile, x, y, written, end, x_offset, y_offset):
                 np.add.at(written, to[ok], 1)
 
 
-SHAPES = [(1, 257, 131), (1, 130, 515), (2, 256, 129), (1, 384, 256), (2, 131, 160), (1, 129, 263), (3, 64, 66), (1, 320, 133)]
+SHAPES = [
+    (1, 257, 131),
+    (1, 130, 515),
+    (2, 256, 129),
+    (1, 384, 256),
+    (2, 131, 160),
+    (1, 129, 263),
+    (3, 64, 66),
+    (1, 320, 133),
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -130,15 +141,39 @@ def wavefronts(rows, cols, itemsize):
     """What a read of the tile takes, of which one would be the least: the mean of all warps and k."""
     tile = Tile(PackTiles(Matrices(1, rows, cols, itemsize), 16, 16, aligned=True), 0, 1, 1, 0, 0)
     words = tile.gathers()[0].reshape(8, 32, -1) * itemsize // 4
-    return np.mean([
-        np.bincount(np.unique(words[warp, :, k]) % 32).max() for warp in range(8) for k in range(words.shape[2])
-    ])
+    return np.mean(
+        [np.bincount(np.unique(words[warp, :, k]) % 32).max() for warp in range(8) for k in range(words.shape[2])]
+    )
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_banks_have_few_conflicts(itemsize):
     """At any sizes; the worst ones are those at which diagonals of the tile lie in one place of all packs."""
     found = {(r, c): wavefronts(4096 + r, 4096 + c, itemsize) for r in range(8) for c in range(8)}
-    print(found)
     assert np.mean(list(found.values())) <= 2
     assert max(found.values()) <= 4
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(
+    ("shape", "better"),
+    [
+        ((1, 8191, 8193), True),
+        ((1, 50257, 768), True),
+        ((1, 2049, 4097), True),
+        ((1, 30_000_000, 3), False),
+        ((1024, 196, 256), False),
+        ((2048, 512, 49), False),
+    ],
+    ids=str,
+)
+def test_large_matrices_are_for_packs(monkeypatch, shape, better, itemsize):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    assert (_transpose._best_pack_tiles(Matrices(*shape, itemsize)) is not None) == better
+
+
+def test_rows_that_are_whole_packs_may_be_parts_of_sectors():
+    for rows, cols, itemsize, whole in [(8192, 8192, 2, True), (100_000, 1000, 2, False), (100_000, 1000, 4, True)]:
+        plan = RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132)
+        assert plan
+        assert plan.whole_sectors == whole

@@ -9,7 +9,16 @@ from harness.ops.layouts.transpose import OP
 
 COMPILED = [
     {"M": rows, "N": columns}
-    for rows, columns in [(8192, 8192), (8191, 8193), (100_000, 3), (3, 100_001), (1000, 196), (60, 44), (2**16, 2**16)]
+    for rows, columns in [
+        (8192, 8192),
+        (8191, 8193),
+        (100_000, 3),
+        (3, 100_001),
+        (2048, 3001),
+        (1000, 196),
+        (60, 44),
+        (2**16, 2**16),
+    ]
 ]
 OURS = ["naive", "tiled", "packed", "tuned"]
 SHAPES = [
@@ -41,8 +50,14 @@ SHAPES = [
     (2047, 1531),  # many tiles, odd everything
     (2048, 1536),
     (257, 12_345),
+    (2049, 4097),  # tiles of packs, odd everything
+    (4111, 1003),
+    (2048, 3001),  # rows of y are whole sectors
+    (3001, 2048),
+    (2056, 2056),  # whole packs, and no whole sectors
 ]
-OFFSETS = [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 5), (8, 8)]
+LARGE = [(2049, 4097), (2048, 3001), (2048, 2048)]
+OFFSETS = [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 5), (8, 8), (7, 11)]
 
 
 def unsupported(variant, dtype, shape):
@@ -71,7 +86,7 @@ def test_shapes(launch, placed, any_bits, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
-    for shape in [(1, 5), (2, 2), (64, 64), (130, 66), (256, 512), (255, 301), (1000, 3), (3, 1001), (4, 1000)]:
+    for shape in [(1, 5), (2, 2), (64, 64), (130, 66), (256, 512), (255, 301), (1000, 3), (3, 1001), (4, 1000), *LARGE]:
         for offsets in OFFSETS:
             if not unsupported(variant, dtype, shape):
                 run_and_check(launch, placed, any_bits, variant, dtype, shape, *offsets)
@@ -81,7 +96,9 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
 @pytest.mark.large
 @pytest.mark.parametrize("variant", OURS)
 @pytest.mark.parametrize(
-    "shape", [(65_544, 32_776), (65_539, 32_771), (3, 715_827_899), (715_827_899, 3), (1, 2**31 + 5)], ids=str
+    "shape",
+    [(65_552, 32_784), (65_544, 32_776), (65_539, 32_771), (3, 715_827_899), (715_827_899, 3), (1, 2**31 + 5)],
+    ids=str,
 )
 def test_more_than_2_to_31_elements(launch, placed, variant, shape):
     import torch

@@ -3,15 +3,18 @@
 // word_tile.cuh is for the others.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16),
-// PACKS_DOWN (packs of a tile's row of y: 8 or 16), BAND (see order.cuh), THREADS (of a block: 256).
+// PACKS_DOWN (packs of a tile's row of y: a multiple of 8), FLAT_COLS (0, or the columns of a narrow matrix: see
+// below), BAND (see order.cuh), THREADS (of a block: 256).
 #pragma once
 
 #include "order.cuh"
 #include "pack.cuh"
 #include "warp.cuh"
 
+// FLAT: the tile's rows are whole rows of x, so they follow each other in memory, and are copied as one piece.
+constexpr bool FLAT = FLAT_COLS > 0;
 constexpr unsigned PER_PACK = Pack<ELEMENT>::SIZE;
-constexpr unsigned TILE_WIDTH = PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
+constexpr unsigned TILE_WIDTH = FLAT ? FLAT_COLS : PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
 
 // The rows of y begin anywhere, each at another distance from a sector of 32 bytes. A tile has, of each row of y, a
 // piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to
@@ -22,18 +25,23 @@ constexpr unsigned MOST_LINES = TILE_HEIGHT + GRAIN - 1;
 // A line is what a tile has of a row of x. It lies in shared memory as packs, as it does in device memory: its first
 // element is anywhere in the first pack, and so there is one pack more. PER_PACK lines are a group. Lanes read columns
 // of 8 groups at once, so groups are apart by an odd number of packs: they begin in 8 different places of the banks.
-constexpr unsigned LINE_PITCH = PACKS_ACROSS + 1;                                // packs
-constexpr unsigned GROUP_PITCH = (PER_PACK * LINE_PITCH + 6) / 8 * 8 + 1;        // packs
+// FLAT lines follow each other, so groups are FLAT_COLS packs apart.
+constexpr unsigned LINE_PITCH = FLAT ? FLAT_COLS : (PACKS_ACROSS + 1) * PER_PACK;  // elements
+constexpr unsigned GROUP_PACKS = FLAT ? FLAT_COLS : (PACKS_ACROSS + 1) * PER_PACK;
+constexpr unsigned GROUP_PITCH = (FLAT ? GROUP_PACKS : (GROUP_PACKS + 6) / 8 * 8 + 1) * PER_PACK;  // elements
 constexpr unsigned GROUPS = (MOST_LINES - 1) / PER_PACK + 1;
 
 // Lines that a block copies at once. A thread's lines are a multiple of PER_PACK apart, so they are shifted alike.
 constexpr unsigned LINES_AT_ONCE = THREADS / PACKS_ACROSS;
 constexpr unsigned LINES_OF_THREAD = (MOST_LINES - 1) / LINES_AT_ONCE + 1;
+// The same of FLAT tiles, whose memory may begin inside of a pack, too.
+constexpr unsigned FLAT_PACKS = (MOST_LINES * TILE_WIDTH + PER_PACK - 2) / PER_PACK + 1;
+constexpr unsigned SHARED_PACKS = FLAT ? FLAT_PACKS : GROUPS * (GROUP_PITCH / PER_PACK);
 
 // A warp stores 8 packs of each of 4 rows of y at once: 128 bytes of each, which are whole sectors.
 constexpr unsigned WARP_PACKS = 8, WARP_COLS = WARP / WARP_PACKS, BLOCK_COLS = THREADS / WARP * WARP_COLS;
 
-static_assert(LINES_AT_ONCE % PER_PACK == 0 && MOST_LINES <= THREADS && TILE_WIDTH % BLOCK_COLS == 0);
+static_assert(FLAT || (LINES_AT_ONCE % PER_PACK == 0 && MOST_LINES <= THREADS && TILE_WIDTH % BLOCK_COLS == 0));
 static_assert(PACKS_DOWN % WARP_PACKS == 0 && BLOCK_COLS % GRAIN == 0 && TILE_HEIGHT % GRAIN == 0);
 
 // What a block knows of its tile. Elements are counted from the beginning of the tensors, which end at `end`.
@@ -44,60 +52,83 @@ struct PackTile {
   unsigned x_at, y_at;     // where the matrix begins on either side, in elements past an aligned address, modulo 2^32
   unsigned above, lines;   // lines above `row`, and all lines of the tile
 
+  // The row of the matrix that a line is of; below 0 or from `rows` on if there is none.
+  __device__ __forceinline__ long long row_of(unsigned line) const {
+    return static_cast<long long>(row) - above + line;
+  }
+
   // How far past a pack the tile's part of a line begins. Where it wraps around, line 0 is above the matrix.
   __device__ __forceinline__ unsigned shift(unsigned line) const {
     return (x_at + (row - above + line) * cols + col) % PER_PACK;
+  }
+  // Where in shared memory the tile's part of a line begins, in elements.
+  __device__ __forceinline__ unsigned place(unsigned line) const {
+    return line / PER_PACK * GROUP_PITCH + line % PER_PACK * LINE_PITCH + shift(FLAT ? 0 : line);
   }
   // How many rows above `row` the tile's piece of a row of y begins.
   __device__ __forceinline__ unsigned rise(unsigned column) const { return (y_at + (col + column) * rows) % GRAIN; }
 };
 
-// Where a line begins in shared memory, in packs.
-__device__ __forceinline__ unsigned line_place(unsigned line) {
-  return line / PER_PACK * GROUP_PITCH + line % PER_PACK * LINE_PITCH;
-}
-
 // 16 bytes to shared memory without a register in between, so a thread can wait for many of them.
-__device__ __forceinline__ void copy_pack(uint4* to, const ELEMENT* from) {
+__device__ __forceinline__ void copy_pack(ELEMENT* to, const ELEMENT* from) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
 }
 
-// Pack `number` of a line, which begins with element `first` of x. FULL: it is inside of the tensor. Otherwise what is
-// outside stays as it is.
+// A pack that begins with element `first` of x. FULL: it is inside of the tensor. Otherwise what is outside stays as it
+// is.
 template <bool FULL>
-__device__ __forceinline__ void load_one(uint4* to, const ELEMENT* x, long long first, const PackTile& tile,
-                                         unsigned line, unsigned number) {
-  if constexpr (FULL) {
+__device__ __forceinline__ void load_one(ELEMENT* to, const ELEMENT* x, long long first, long long end) {
+  if (FULL || (first >= 0 && first + PER_PACK <= end)) {
     copy_pack(to, x + first);
   } else {
-    const long long row = static_cast<long long>(tile.row) - tile.above + line;
-    const unsigned width = min(TILE_WIDTH, tile.cols - tile.col);
-    if (row < 0 || row >= tile.rows || number * PER_PACK >= tile.shift(line) + width) return;
-    if (first >= 0 && first + PER_PACK <= tile.end) {
-      copy_pack(to, x + first);
-    } else {
-      for (unsigned e = 0; e < PER_PACK; ++e) {
-        if (first + e >= 0 && first + e < tile.end) reinterpret_cast<ELEMENT*>(to)[e] = x[first + e];
-      }
+    for (unsigned e = 0; e < PER_PACK; ++e) {
+      if (first + e >= 0 && first + e < end) to[e] = x[first + e];
     }
   }
 }
 
+// Of a tile that is FLAT.
 template <bool FULL>
-__device__ __forceinline__ void load_lines(uint4* shared, const ELEMENT* x, const PackTile& tile) {
-  const long long corner =
-      tile.matrix + (static_cast<long long>(tile.row) - tile.above) * static_cast<long long>(tile.cols) + tile.col;
+__device__ __forceinline__ void load_flat(ELEMENT* shared, const ELEMENT* x, const PackTile& tile) {
+  const unsigned shift = tile.shift(0);
+  const long long corner = tile.matrix + tile.row_of(0) * tile.cols - shift;
+  // Elements from here to there are the matrix's, counted from `corner`.
+  const long long left = tile.rows - tile.row_of(0);
+  const unsigned from = tile.row_of(0) < 0 ? static_cast<unsigned>(-tile.row_of(0)) * TILE_WIDTH : 0;
+  const unsigned to = shift + (left < tile.lines ? static_cast<unsigned>(left) : tile.lines) * TILE_WIDTH;
+#pragma unroll
+  for (unsigned k = 0; k < FLAT_PACKS; k += THREADS) {
+    const unsigned j = (k + threadIdx.x) * PER_PACK;
+    if (j < to && (FULL || j + PER_PACK > shift + from)) load_one<FULL>(shared + j, x, corner + j, tile.end);
+  }
+}
+
+// Pack `number` of a line, which begins with element `first` of x. Most of them exist in any tile.
+template <bool FULL>
+__device__ __forceinline__ void load_of_line(ELEMENT* to, const ELEMENT* x, long long first, const PackTile& tile,
+                                             unsigned line, unsigned number) {
+  if constexpr (!FULL) {
+    const unsigned width = min(TILE_WIDTH, tile.cols - tile.col);
+    const long long row = tile.row_of(line);
+    if (row < 0 || row >= tile.rows || number * PER_PACK >= tile.shift(line) + width) return;
+  }
+  load_one<FULL>(to, x, first, tile.end);
+}
+
+template <bool FULL>
+__device__ __forceinline__ void load_lines(ELEMENT* shared, const ELEMENT* x, const PackTile& tile) {
+  const long long corner = tile.matrix + tile.row_of(0) * tile.cols + tile.col;
   {
     const unsigned number = threadIdx.x % PACKS_ACROSS, first_line = threadIdx.x / PACKS_ACROSS;
-    long long first =
-        corner + static_cast<long long>(first_line) * tile.cols + number * PER_PACK - tile.shift(first_line);
-    uint4* to = shared + line_place(first_line) + number;
+    const unsigned shift = tile.shift(first_line);
+    long long first = corner + static_cast<long long>(first_line) * tile.cols + number * PER_PACK - shift;
+    ELEMENT* to = shared + tile.place(first_line) - shift + number * PER_PACK;
 #pragma unroll
     for (unsigned k = 0; k < LINES_OF_THREAD; ++k) {
       const unsigned line = first_line + k * LINES_AT_ONCE;
       const bool exists = (k + 1) * LINES_AT_ONCE <= TILE_HEIGHT || line < tile.lines;
-      if (exists) load_one<FULL>(to + k * (LINES_AT_ONCE / PER_PACK * GROUP_PITCH), x, first, tile, line, number);
+      if (exists) load_of_line<FULL>(to + k * (LINES_AT_ONCE / PER_PACK * GROUP_PITCH), x, first, tile, line, number);
       first += static_cast<long long>(tile.cols) * LINES_AT_ONCE;
     }
   }
@@ -105,7 +136,7 @@ __device__ __forceinline__ void load_lines(uint4* shared, const ELEMENT* x, cons
   const unsigned line = threadIdx.x, shift = tile.shift(line);
   if (line < tile.lines && shift) {
     const long long first = corner + static_cast<long long>(line) * tile.cols + TILE_WIDTH - shift;
-    load_one<FULL>(shared + line_place(line) + PACKS_ACROSS, x, first, tile, line, PACKS_ACROSS);
+    load_of_line<FULL>(shared + tile.place(line) - shift + TILE_WIDTH, x, first, tile, line, PACKS_ACROSS);
   }
 }
 
@@ -124,7 +155,7 @@ __device__ __forceinline__ uint4 gather(const ELEMENT* const (&spot)[PER_PACK], 
 }
 
 template <bool FULL>
-__device__ __forceinline__ void store_pieces(const uint4* shared, ELEMENT* y, const PackTile& tile) {
+__device__ __forceinline__ void store_pieces(const ELEMENT* shared, ELEMENT* y, const PackTile& tile) {
   const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
   const unsigned pack = lane % WARP_PACKS, lane_col = lane / WARP_PACKS;
   // Elements that lanes read at once are free of conflicts if, of different columns, they are in different words of
@@ -137,12 +168,10 @@ __device__ __forceinline__ void store_pieces(const uint4* shared, ELEMENT* y, co
   const bool swapped = PER_PACK == 8 && turn == 1 && lane_col / 2;
 
   const unsigned rise = tile.rise(column), top = pack * PER_PACK + tile.above - rise;
-  const ELEMENT* elements = reinterpret_cast<const ELEMENT*>(shared);
   const ELEMENT* spot[PER_PACK];
 #pragma unroll
   for (unsigned k = 0; k < PER_PACK; ++k) {
-    const unsigned line = top + (swapped ? k ^ 1 : k);
-    spot[k] = elements + line_place(line) * PER_PACK + tile.shift(line) + column;
+    spot[k] = shared + tile.place(top + (swapped ? k ^ 1 : k)) + column;
   }
 
   const long long first_row = static_cast<long long>(tile.row) - rise + pack * PER_PACK;
@@ -152,10 +181,9 @@ __device__ __forceinline__ void store_pieces(const uint4* shared, ELEMENT* y, co
 #pragma unroll
     for (unsigned p = 0; p < PACKS_DOWN; p += WARP_PACKS) {
       const long long row = first_row + p * PER_PACK;
-      if (!FULL && (tile.cols - tile.col <= column + c || row >= tile.rows || row <= -static_cast<int>(PER_PACK))) {
-        continue;
-      }
-      const uint4 value = gather(spot, p * GROUP_PITCH * PER_PACK + c, swapped);
+      if ((!FULL || TILE_WIDTH % BLOCK_COLS) && tile.cols - tile.col <= column + c) continue;
+      if (!FULL && (row >= tile.rows || row <= -static_cast<int>(PER_PACK))) continue;
+      const uint4 value = gather(spot, p * GROUP_PITCH + c, swapped);
       if (FULL || (row >= 0 && row + PER_PACK <= tile.rows)) {
         *reinterpret_cast<uint4*>(to + p * PER_PACK) = value;
       } else {
@@ -170,10 +198,23 @@ __device__ __forceinline__ void store_pieces(const uint4* shared, ELEMENT* y, co
   }
 }
 
+template <bool FULL>
+__device__ __forceinline__ void move_tile(ELEMENT* shared, const ELEMENT* x, ELEMENT* y, const PackTile& tile) {
+  if constexpr (FLAT) {
+    load_flat<FULL>(shared, x, tile);
+  } else {
+    load_lines<FULL>(shared, x, tile);
+  }
+  asm volatile("cp.async.wait_all;" ::: "memory");
+  __syncthreads();
+  store_pieces<FULL>(shared, y, tile);
+}
+
 // batch, rows, cols: of all matrices.
 __device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                      unsigned batch, unsigned rows, unsigned cols, const Order& order) {
-  __shared__ uint4 shared[GROUPS * GROUP_PITCH];
+  __shared__ uint4 packs[SHARED_PACKS];
+  ELEMENT* shared = reinterpret_cast<ELEMENT*>(packs);
   const Place place = place_of(blockIdx.x, order);
   PackTile tile;
   tile.rows = rows, tile.cols = cols;
@@ -186,7 +227,7 @@ __device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__
   const bool alike = rows % GRAIN == 0;
   tile.above = alike ? tile.y_at % GRAIN : GRAIN - 1;
   tile.lines = alike ? TILE_HEIGHT : MOST_LINES;
-  const long long first_row = static_cast<long long>(tile.row) - tile.above;
+  const long long first_row = tile.row_of(0);
   if (first_row >= rows) return;
 
   const long long first = tile.matrix + first_row * cols + tile.col;
@@ -194,15 +235,8 @@ __device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__
   const bool full = first_row >= 0 && first_row + tile.lines <= rows && TILE_WIDTH <= cols - tile.col &&
                     first >= PER_PACK && last + PER_PACK <= tile.end;
   if (full) {
-    load_lines<true>(shared, x, tile);
+    move_tile<true>(shared, x, y, tile);
   } else {
-    load_lines<false>(shared, x, tile);
-  }
-  asm volatile("cp.async.wait_all;" ::: "memory");
-  __syncthreads();
-  if (full) {
-    store_pieces<true>(shared, y, tile);
-  } else {
-    store_pieces<false>(shared, y, tile);
+    move_tile<false>(shared, x, y, tile);
   }
 }

@@ -28,6 +28,9 @@ _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
 SECTOR = 32  # bytes
 # Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have: the first is preferred.
 _PACK_TILES = ((16, 16), (16, 8), (8, 16), (8, 8))
+_FLAT_TILES = (64, 32, 16, 8)  # packs of a row of y that a tile of a narrow matrix may have
+_FLAT_SHARED = 40 * 1024  # bytes: five blocks a multiprocessor on the GPUs that are measured
+_BLOCK_COLS = 32  # rows of y that a block of pack_tile.cuh stores at once
 # What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
 # packs, for a pack that is loaded, and for an element that is stored.
 _PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
@@ -215,12 +218,14 @@ class PackTiles:
     """What the kernel of pack_tile.cuh is compiled for and launched with.
 
     packs_across, packs_down: of a tile's row of x, and of its row of y. aligned: whether y begins with a whole sector.
+    flat: whether the tile's rows are whole rows of x; then packs_across is 1, and means nothing.
     """
 
     shape: Matrices
     packs_across: int
     packs_down: int
     aligned: bool
+    flat: bool = False
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
@@ -228,6 +233,9 @@ class PackTiles:
         if shape.cell > 1:
             return None
         plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES]
+        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols:
+            flat = [cls(shape, 1, down, aligned, flat=True) for down in _FLAT_TILES]
+            plans = [plan for plan in flat if plan.lines * plan.cols * shape.itemsize <= _FLAT_SHARED]
         plans = [plan for plan in plans if plan.cols <= shape.cols and plan.rows <= shape.rows]
         enough = [plan for plan in plans if plan.grid >= _TILES * multiprocessors]
         return min(enough, key=cls.cost) if enough else plans[-1] if plans else None
@@ -235,12 +243,15 @@ class PackTiles:
     def cost(self) -> float:
         """The same as WordTiles.cost: roughly, words that all blocks have room for, and what takes as long as more."""
         pack = PACK_BYTES // self.shape.itemsize
-        loads = blocks(self.lines, THREADS // self.packs_across)
-        stores = self.packs_across * self.packs_down * pack // THREADS
+        if self.flat:
+            loads = blocks(self.lines * self.cols, pack * THREADS)
+        else:
+            loads = blocks(self.lines, THREADS // self.packs_across)
+        stores = blocks(self.cols, _BLOCK_COLS) * self.packs_down // _LANES_ACROSS
         of_thread = _PACK_SETUP + _PACK_LOAD * loads + _PACK_ELEMENT * pack * stores
         above = int(self.lines > self.rows)  # the uppermost tiles have lines above the matrix
         full = self.shape.batch * max(0, self.shape.rows // self.rows - above) * (self.shape.cols // self.cols)
-        return (2 * self.grid - full) * (of_thread * THREADS + _SECTOR_WORDS * self.lines)
+        return (2 * self.grid - full) * (of_thread * THREADS + _SECTOR_WORDS * (1 if self.flat else self.lines))
 
     @property
     def full(self) -> float:
@@ -260,7 +271,7 @@ class PackTiles:
     @property
     def cols(self) -> int:
         """Columns of a tile."""
-        return PACK_BYTES // self.shape.itemsize * self.packs_across
+        return self.shape.cols if self.flat else PACK_BYTES // self.shape.itemsize * self.packs_across
 
     @property
     def lines(self) -> int:
@@ -289,6 +300,7 @@ class PackTiles:
             "BAND": BAND,
             "PACKS_ACROSS": self.packs_across,
             "PACKS_DOWN": self.packs_down,
+            "FLAT_COLS": self.shape.cols if self.flat else 0,
         }
 
 

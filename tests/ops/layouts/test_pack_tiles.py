@@ -24,28 +24,43 @@ class Tile:
         alike = s.rows % self.grain == 0
         self.above = self.y_at % self.grain if alike else self.grain - 1
         self.lines = plan.rows if alike else plan.rows + self.grain - 1
-        self.pitch = plan.packs_across + 1
-        self.group = (self.pack * self.pitch + 6) // 8 * 8 + 1
-        self.groups = (plan.rows + self.grain - 2) // self.pack + 1
+        most = plan.rows + self.grain - 1
+        self.pitch = plan.cols if plan.flat else (plan.packs_across + 1) * self.pack
+        self.group = (plan.cols if plan.flat else (self.pitch + 6) // 8 * 8 + 1) * self.pack
+        self.flat_packs = (most * plan.cols + self.pack - 2) // self.pack + 1
+        self.shared = self.flat_packs * self.pack if plan.flat else ((most - 1) // self.pack + 1) * self.group
 
     def shift(self, line):
         return (self.x_at + (self.row - self.above + line) * self.s.cols + self.col) % self.pack
 
-    def line_place(self, line):
-        """In packs."""
-        return line // self.pack * self.group + line % self.pack * self.pitch
+    def place(self, line):
+        """In elements."""
+        return line // self.pack * self.group + line % self.pack * self.pitch + self.shift(line * (not self.plan.flat))
 
-    def packs(self):
-        """Line and number of each pack that threads load, and its place in shared memory; some don't exist."""
+    def packs(self, full):
+        """Packs that threads load: each one's first element of x, and its place in shared memory."""
+        s, pack = self.s, self.pack
+        corner = self.matrix + (self.row - self.above) * s.cols + self.col
+        if self.plan.flat:
+            shift, row = self.shift(0), self.row - self.above
+            begin, to = max(0, -row) * s.cols, shift + min(s.rows - row, self.lines) * s.cols
+            for j in range(0, -(-self.flat_packs // THREADS) * THREADS * pack, pack):
+                if j < to and (full or j + pack > shift + begin):
+                    yield corner - shift + j, j
+            return
         thread, k = np.meshgrid(np.arange(THREADS), np.arange(256), indexing="ij")
-        at_once = THREADS // self.plan.packs_across
-        line, number = thread // self.plan.packs_across + k * at_once, thread % self.plan.packs_across
-        place = self.line_place(thread // self.plan.packs_across) + number + k * (at_once // self.pack * self.group)
+        across, first_line = self.plan.packs_across, thread // self.plan.packs_across
+        line, number = first_line + k * (THREADS // across), thread % across
+        place = self.place(first_line) - self.shift(first_line) + number * pack
+        place += k * (THREADS // across // pack * self.group)
         mine = line < self.lines
         last = np.arange(self.lines)[self.shift(np.arange(self.lines)) > 0]
-        yield from zip(line[mine], number[mine], place[mine], strict=True)
-        across = self.plan.packs_across
-        yield from zip(last, np.full(len(last), across), self.line_place(last) + across, strict=True)
+        lines, numbers = np.append(line[mine], last), np.append(number[mine], np.full(len(last), across))
+        places = np.append(place[mine], self.place(last) - self.shift(last) + across * pack)
+        for line, number, place in zip(lines, numbers, places, strict=True):
+            width, row = min(self.plan.cols, s.cols - self.col), self.row - self.above + line
+            if full or (0 <= row < s.rows and number * pack < self.shift(line) + width):
+                yield corner + line * s.cols + number * pack - self.shift(line), place
 
     def gathers(self):
         """For all threads and k: where in shared memory they read first, their column, and their first row of y."""
@@ -58,7 +73,7 @@ class Tile:
         swapped = (lane_col // 2 > 0) & (self.pack == 8) & (turn == 1)
         rise = (self.y_at + (self.col + column) * self.s.rows) % self.grain
         line = pack * self.pack + self.above - rise + np.where(swapped, k ^ 1, k)
-        spot = self.line_place(line) * self.pack + self.shift(line) + column
+        spot = self.place(line) + column
         order = np.where(swapped, k ^ 1, k)
         return spot, column[:, 0], (self.row - rise + pack * self.pack)[:, 0], order
 
@@ -78,33 +93,31 @@ def transposed(plan, x, x_offset, y_offset):
 
 def _move(tile, x, y, written, end, x_offset, y_offset):
     s, plan, pack = tile.s, tile.plan, tile.pack
-    shared = np.full(tile.groups * tile.group * pack, -1)
+    shared = np.full(tile.shared, -1)
     seen = set()
     corner = tile.matrix + (tile.row - tile.above) * s.cols + tile.col
     full = tile.row >= tile.above and tile.row - tile.above + tile.lines <= s.rows and plan.cols <= s.cols - tile.col
     full &= corner >= pack and corner + (tile.lines - 1) * s.cols + plan.cols + pack <= end
-    for line, number, place in tile.packs():
+    for first, place in tile.packs(full):
+        assert place % pack == 0
         assert place not in seen
+        assert place + pack <= tile.shared
         seen.add(place)
-        row, shift = tile.row - tile.above + line, tile.shift(line)
-        first = corner + line * s.cols + number * pack - shift
-        inside = first >= 0 and first + pack <= end
-        assert inside or not full
-        width = min(plan.cols, s.cols - tile.col)
-        if not full and (not 0 <= row < s.rows or number * pack >= shift + width):
-            continue
+        assert (first >= 0 and first + pack <= end) or not full
         assert (first + x_offset) % pack == 0
         for e in range(pack):
             if 0 <= first + e < end:
-                shared[place * pack + e] = x[first + e]
+                shared[place + e] = x[first + e]
     spot, column, first_row, order = tile.gathers()
     for c in range(0, plan.cols, BLOCK_COLS):
         for p in range(0, plan.packs_down, WARP_PACKS):
-            value = np.take_along_axis(shared[spot + p * tile.group * pack + c], order, axis=1)
+            exists = tile.col + column + c < s.cols
+            at = np.where(exists[:, None], spot + p * tile.group + c, 0)
+            value = np.take_along_axis(shared[at], order, axis=1)
             for k in range(pack):
                 row = first_row + p * pack + k
-                ok = (row >= 0) & (row < s.rows) & (tile.col + column + c < s.cols)
-                assert ok.all() or not full
+                ok = (row >= 0) & (row < s.rows) & exists
+                assert (ok == exists).all() or not full
                 to = tile.matrix + (tile.col + column + c) * s.rows + row
                 assert ((to - k + y_offset)[ok] % pack == 0).all()
                 y[to[ok]] = value[ok, k]
@@ -137,6 +150,20 @@ def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
         assert (y == expected).all()
 
 
+@pytest.mark.parametrize("shape", [(1, 512, 49), (2, 300, 17), (3, 257, 50), (1, 131, 8), (2, 64, 63)], ids=str)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize(("x_offset", "y_offset"), [(0, 0), (1, 3), (5, 0), (0, 7), (3, 12)])
+def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, y_offset):
+    matrices = Matrices(*shape, itemsize)
+    x = np.arange(matrices.elements)
+    expected = x.reshape(shape).transpose(0, 2, 1).reshape(-1)
+    for down in (32, 8):
+        plan = PackTiles(matrices, 1, down, aligned=y_offset == 0, flat=True)
+        y, written = transposed(plan, x, x_offset % (16 // itemsize), y_offset)
+        assert (written == 1).all()
+        assert (y == expected).all()
+
+
 def wavefronts(rows, cols, itemsize):
     """What a read of the tile takes, of which one would be the least: the mean of all warps and k."""
     tile = Tile(PackTiles(Matrices(1, rows, cols, itemsize), 16, 16, aligned=True), 0, 1, 1, 0, 0)
@@ -163,7 +190,8 @@ def test_banks_have_few_conflicts(itemsize):
         ((1, 2049, 4097), True),
         ((1, 30_000_000, 3), False),
         ((1024, 196, 256), False),
-        ((2048, 512, 49), False),
+        ((2048, 512, 49), True),
+        ((2048, 49, 512), False),
     ],
     ids=str,
 )

@@ -7,19 +7,17 @@
 // below), BAND (see order.cuh), THREADS (of a block: 256).
 #pragma once
 
+#include "copies.cuh"
 #include "order.cuh"
-#include "pack.cuh"
 #include "warp.cuh"
 
 // FLAT: the tile's rows are whole rows of x, so they follow each other in memory, and are copied as one piece.
 constexpr bool FLAT = FLAT_COLS > 0;
-constexpr unsigned PER_PACK = Pack<ELEMENT>::SIZE;
 constexpr unsigned TILE_WIDTH = FLAT ? FLAT_COLS : PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
 
 // The rows of y begin anywhere, each at another distance from a sector of 32 bytes. A tile has, of each row of y, a
 // piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to
 // GRAIN - 1 rows of x above the tile: those rows are read too, from the cache, where the tile above has left them.
-constexpr unsigned GRAIN = 32 / sizeof(ELEMENT);
 constexpr unsigned MOST_LINES = TILE_HEIGHT + GRAIN - 1;
 
 // A line is what a tile has of a row of x. It lies in shared memory as packs, as it does in device memory: its first
@@ -49,7 +47,7 @@ struct PackTile {
   long long matrix, end;   // the first element of the matrix
   unsigned rows, cols;     // of the matrix
   unsigned row, col;       // where the tile begins; row is a multiple of GRAIN
-  unsigned x_at, y_at;     // where the matrix begins on either side, in elements past an aligned address, modulo 2^32
+  unsigned x_at, y_at;     // where the matrix begins on either side, in elements past a whole sector
   unsigned above, lines;   // lines above `row`, and all lines of the tile
 
   // The row of the matrix that a line is of; below 0 or from `rows` on if there is none.
@@ -68,25 +66,6 @@ struct PackTile {
   // How many rows above `row` the tile's piece of a row of y begins.
   __device__ __forceinline__ unsigned rise(unsigned column) const { return (y_at + (col + column) * rows) % GRAIN; }
 };
-
-// 16 bytes to shared memory without a register in between, so a thread can wait for many of them.
-__device__ __forceinline__ void copy_pack(ELEMENT* to, const ELEMENT* from) {
-  const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-}
-
-// A pack that begins with element `first` of x. FULL: it is inside of the tensor. Otherwise what is outside stays as it
-// is.
-template <bool FULL>
-__device__ __forceinline__ void load_one(ELEMENT* to, const ELEMENT* x, long long first, long long end) {
-  if (FULL || (first >= 0 && first + PER_PACK <= end)) {
-    copy_pack(to, x + first);
-  } else {
-    for (unsigned e = 0; e < PER_PACK; ++e) {
-      if (first + e >= 0 && first + e < end) to[e] = x[first + e];
-    }
-  }
-}
 
 // Of a tile that is FLAT.
 template <bool FULL>
@@ -205,7 +184,7 @@ __device__ __forceinline__ void move_tile(ELEMENT* shared, const ELEMENT* x, ELE
   } else {
     load_lines<FULL>(shared, x, tile);
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  wait_for_copies();
   __syncthreads();
   store_pieces<FULL>(shared, y, tile);
 }
@@ -221,11 +200,10 @@ __device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__
   tile.row = place.down * TILE_HEIGHT, tile.col = place.across * TILE_WIDTH;
   const long long size = static_cast<long long>(rows) * cols;
   tile.matrix = place.matrix * size, tile.end = batch * size;
-  tile.x_at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(x + tile.matrix) / sizeof(ELEMENT));
-  tile.y_at = static_cast<unsigned>(reinterpret_cast<unsigned long long>(y + tile.matrix) / sizeof(ELEMENT));
+  tile.x_at = elements_past_a_sector(x + tile.matrix), tile.y_at = elements_past_a_sector(y + tile.matrix);
   // If rows of y are whole sectors, all of their pieces begin in the same row of x, and need no line twice.
   const bool alike = rows % GRAIN == 0;
-  tile.above = alike ? tile.y_at % GRAIN : GRAIN - 1;
+  tile.above = alike ? tile.y_at : GRAIN - 1;
   tile.lines = alike ? TILE_HEIGHT : MOST_LINES;
   const long long first_row = tile.row_of(0);
   if (first_row >= rows) return;

@@ -2,8 +2,9 @@
 // heads of attention need it. The last dimension stays, so rows of D elements move as they are.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2
-// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but permute_word_tiles.
-// UNROLL (packs of a thread) for permute_packs; those of word_tile.cuh for permute_word_tiles.
+// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two kernels.
+// UNROLL (packs of a thread) for permute_packs; those of cell_tile.cuh for permute_cell_tiles, and of word_tile.cuh for
+// permute_word_tiles.
 
 #include "coordinates.cuh"
 #include "fastdiv.cuh"
@@ -71,8 +72,13 @@ extern "C" __global__ void permute_packs(const ELEMENT* __restrict__ x, ELEMENT*
 
 #endif  // INDEX
 
-// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by words of 4 bytes. S and
-//    H are the rows and columns of B matrices, with cells of D elements. Very short rows go this way, too.
+// 5. Rows of halves that aren't whole words, or begin inside of one: through shared memory, by packs of 16 bytes. S and
+//    H are the rows and columns of B matrices, with cells of D elements.
+#ifdef CELL_LINES
+CELL_TILES(permute_cell_tiles)
+#endif
+
+// 6. By words of 4 bytes, where H rows are too long for that. Very short rows go this way, too.
 #ifdef TILE_ROWS
 WORD_TILES(permute_word_tiles)
 #endif

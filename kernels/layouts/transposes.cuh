@@ -1,5 +1,5 @@
-// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, pack_tile.cuh and
-// word_tile.cuh, each by a name of its own. A compilation has the macros of one of the three, or of none.
+// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, pack_tile.cuh,
+// cell_tile.cuh and word_tile.cuh, each by a name of its own. A compilation has the macros of one of them, or of none.
 #pragma once
 
 // Sizes of an Order: see order.cuh.
@@ -29,6 +29,16 @@
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned cols, \
            ORDER_PARAMETERS) {                                                                                   \
     transpose_pack_tiles(x, y, batch, rows, cols, ORDER);                                                        \
+  }
+#endif
+
+#ifdef CELL_LINES
+#include "cell_tile.cuh"
+
+#define CELL_TILES(name)                                                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, 6)                                                     \
+      name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned down) { \
+    transpose_cell_tiles(x, y, batch, rows, down);                                                             \
   }
 #endif
 

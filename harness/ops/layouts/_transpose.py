@@ -15,6 +15,7 @@ from harness.ops.layouts._transpose_plan import (
     SECTOR,
     THREADS,
     WORD,
+    CellTiles,
     Matrices,
     PackTiles,
     RegisterBlocks,
@@ -99,6 +100,23 @@ def word_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
     if even is None or even is anywhere:
         return anywhere
     return lambda t: even(t) if begin_on(WORD, t) else anywhere(t)
+
+
+def cell_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
+    """A launch of <op>_cell_tiles for these matrices; of word_tiles where shared memory has no room for them."""
+    plan, elsewhere = (CellTiles.of(shape, aligned=aligned) for aligned in (True, False))
+    if plan is None or elsewhere is None:
+        return word_tiles(ctx, op, shape)
+    macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
+    kernel = ctx.kernel(f"{op}.cu", f"{op}_cell_tiles", macros)
+    sizes = ctypes.c_uint32(shape.batch), ctypes.c_uint32(shape.rows)
+    of = {True: (plan.grid, ctypes.c_uint32(plan.down)), False: (elsewhere.grid, ctypes.c_uint32(elsewhere.down))}
+
+    def launch(t: Tensors) -> None:
+        grid, down = of[begin_on(SECTOR, t)]
+        kernel(grid, THREADS, t.x, t.y, *sizes, down)
+
+    return launch
 
 
 def _word_tiles(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> Launch | None:

@@ -1,6 +1,6 @@
 """How the matrices of a batch are cut into tiles to be transposed.
 
-Twin of word_tile.cuh, pack_tile.cuh and register_blocks.cuh.
+Twin of word_tile.cuh, pack_tile.cuh, cell_tile.cuh and register_blocks.cuh.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _BLOCK_COLS = 32  # rows of y that a block of pack_tile.cuh stores at once
 # What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
 # packs, for a pack that is loaded, and for an element that is stored.
 _PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
+_CELL_LINES = 16  # rows of a tile of cell_tile.cuh: a multiple of 16
+_CELL_SHARED = 44 * 1024  # bytes
 FULL = 0.9  # of a tile's room, from which on rows that are parts of sectors go through shared memory
 
 
@@ -302,6 +304,40 @@ class PackTiles:
             "PACKS_DOWN": self.packs_down,
             "FLAT_COLS": self.shape.cols if self.flat else 0,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class CellTiles:
+    """What the kernel of cell_tile.cuh is compiled for and launched with: halves in cells of a sector or more.
+
+    aligned: whether y begins with a whole sector.
+    """
+
+    shape: Matrices
+    aligned: bool
+
+    @classmethod
+    def of(cls, shape: Matrices, *, aligned: bool) -> Self | None:
+        """The plan for a batch; None for other cells, and where shared memory has no room for a tile's rows."""
+        plan = cls(shape, aligned)
+        short = shape.itemsize == WORD or shape.cell * shape.itemsize < SECTOR
+        line = shape.cols * shape.cell * shape.itemsize
+        return None if short or (_CELL_LINES + 1) * line > _CELL_SHARED else plan
+
+    @property
+    def down(self) -> int:
+        """Tiles of a matrix: pieces of the rows of y end above their tile, unless all begin with whole sectors."""
+        whole = self.aligned and self.shape.rows * self.shape.cell * self.shape.itemsize % SECTOR == 0
+        return blocks(self.shape.rows + (not whole), _CELL_LINES)
+
+    @property
+    def grid(self) -> int:
+        return self.shape.batch * self.down
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that the kernel is compiled with."""
+        return {"THREADS": THREADS, "CELL_LINES": _CELL_LINES, "COLS": self.shape.cols, "CELL": self.shape.cell}
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def tiled(ctx: Context) -> Launch:
     return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
 
 
-@OP.variant("tuned", "the widest pack that divides rows, or words through shared memory", rows=("O13",))
+@OP.variant("tuned", "the widest pack that divides rows, or packs or words through shared memory", rows=("O13",))
 def tuned(ctx: Context) -> Launch:
     """Rows of halves that aren't whole words go through shared memory, and so do rows of less than a sector."""
     b, s, h, d = _sizes(ctx.case)
@@ -106,7 +106,7 @@ def tuned(ctx: Context) -> Launch:
         at_words = _transpose.word_tiles(ctx, "permute", shape.in_words()) if widest >= WORD > size else anywhere
         return lambda t: at_words(t) if _transpose.begin_on(WORD, t) else anywhere(t)
     through_shared = size < WORD and d <= _LONGEST_CELL
-    anywhere = _transpose.word_tiles(ctx, "permute", shape) if through_shared else _by_packs(ctx, size)
+    anywhere = _transpose.cell_tiles(ctx, "permute", shape) if through_shared else _by_packs(ctx, size)
     at_packs = _by_packs(ctx, widest) if widest > size else anywhere
     return lambda t: at_packs(t) if _transpose.begin_on(widest, t) else anywhere(t)
 

@@ -1,7 +1,7 @@
 // Images (N, C, H, W) to (N, H, W, C) and back: in memory, transposes of a batch of matrices (C, H * W), or (H * W, C).
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive;
-// those of register_blocks.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
+// those of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //
 // transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
 // of 7 x 7. rows and cols are those of a matrix of x.
@@ -39,12 +39,18 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
 REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 #endif
 
-// 5. By packs through shared memory, where they aren't whole, and there are many channels and pixels.
+// 5. With three, five or seven rows or columns, of whole packs, it happens in registers, too. A warp puts the packs of
+//    the side where elements of few rows take turns in order, in shared memory of its own.
+#ifdef NARROW
+NARROW_MATRICES(nchw_to_nhwc_narrow)
+#endif
+
+// 6. By packs through shared memory, where they aren't whole, and there are many channels and pixels.
 #ifdef PACKS_ACROSS
 PACK_TILES(nchw_to_nhwc_pack_tiles)
 #endif
 
-// 6. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the
+// 7. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the
 //    side of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
 #ifdef TILE_ROWS
 WORD_TILES(nchw_to_nhwc_word_tiles)

@@ -1,7 +1,7 @@
 // The transpose of a matrix: y[c, r] = x[r, c], x (rows, cols) and y (cols, rows) contiguous.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for transpose_naive; those
-// of register_blocks.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
+// of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //
 // Nothing but bytes moves, so what counts is how wide accesses are, how much is in flight, and how much index
 // arithmetic a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both
@@ -41,13 +41,19 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
 REGISTER_BLOCKS(transpose_register_blocks)
 #endif
 
-// 5. At other sizes and addresses, packs go through shared memory. They are aligned on both sides, so a row of x begins
+// 5. With three, five or seven rows or columns, of whole packs, it happens in registers, too. A warp puts the packs of
+//    the side where elements of few rows take turns in order, in shared memory of its own.
+#ifdef NARROW
+NARROW_MATRICES(transpose_narrow)
+#endif
+
+// 6. At other sizes and addresses, packs go through shared memory. They are aligned on both sides, so a row of x begins
 //    anywhere in its first pack, and tiles of y begin in other rows of x in each row of y.
 #ifdef PACKS_ACROSS
 PACK_TILES(transpose_pack_tiles)
 #endif
 
-// 6. Where a matrix is too small or too narrow for that, words of 4 bytes go through shared memory. A narrow matrix has
+// 7. Where a matrix is too small or too narrow for that, words of 4 bytes go through shared memory. A narrow matrix has
 //    a side whose memory is one piece for a tile, and is read or written as such.
 #ifdef TILE_ROWS
 WORD_TILES(transpose_word_tiles)

@@ -1,5 +1,5 @@
-// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, pack_tile.cuh,
-// cell_tile.cuh and word_tile.cuh, each by a name of its own. A compilation has the macros of one of them, or of none.
+// The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, narrow.cuh,
+// pack_tile.cuh, cell_tile.cuh and word_tile.cuh, each by a name of its own. A compilation has the macros of one of them, or of none.
 #pragma once
 
 // Sizes of an Order: see order.cuh.
@@ -17,6 +17,17 @@
   extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols, ORDER_PARAMETERS) { \
     transpose_register_blocks(x, y, rows, cols, ORDER);                                                              \
+  }
+#endif
+
+#ifdef NARROW
+#include "narrow.cuh"
+
+#define NARROW_MATRICES(name)                                                                                \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                                      \
+      name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned n, unsigned row_size,            \
+           unsigned row_multiplier, unsigned row_shift) {                                                    \
+    transpose_narrow(x, y, n, {row_size, row_multiplier, row_shift});                                        \
   }
 #endif
 

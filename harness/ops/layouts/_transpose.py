@@ -17,6 +17,7 @@ from harness.ops.layouts._transpose_plan import (
     WORD,
     CellTiles,
     Matrices,
+    Narrow,
     PackTiles,
     RegisterBlocks,
     WordTiles,
@@ -51,21 +52,29 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
         return lambda t: cuda.memcpy(t.y, t.x)
     packs = _best_pack_tiles(shape)
     anywhere = _pack_tiles(ctx, op, shape) if packs else word_tiles(ctx, op, shape)
+    at_packs = _in_registers(ctx, op, shape, packs)
+    if at_packs is None:
+        return anywhere
+    return lambda t: at_packs(t) if begin_on(PACK_BYTES, t) else anywhere(t)
+
+
+def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | None) -> Launch | None:
+    """A launch of the kernel that needs whole packs; None where they aren't, or `packs` are better."""
+    narrow = Narrow.of(shape)
+    if narrow:
+        of_shape: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **narrow.macros}
+        kernel = ctx.kernel(f"{op}.cu", f"{op}_narrow", of_shape)
+        row = ctypes.c_uint32(narrow.threads), ctypes.c_uint32(narrow.packs), *cuda.fast_divisor(narrow.packs, 32)
+        grid = blocks(narrow.threads, THREADS)
+        return lambda t: kernel(grid, THREADS, t.x, t.y, *row)
     plan = RegisterBlocks.of(shape, cuda.multiprocessors())
     if plan is None or (packs and packs.full >= FULL and not plan.whole_sectors):
-        return anywhere
+        return None
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
     sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
     order, grid, threads = _order(plan), plan.grid, plan.threads
-
-    def launch(t: Tensors) -> None:
-        if begin_on(PACK_BYTES, t):
-            kernel(grid, threads, t.x, t.y, *sizes, *order)
-        else:
-            anywhere(t)
-
-    return launch
+    return lambda t: kernel(grid, threads, t.x, t.y, *sizes, *order)
 
 
 def _best_pack_tiles(shape: Matrices) -> PackTiles | None:

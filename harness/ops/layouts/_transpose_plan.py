@@ -1,6 +1,6 @@
 """How the matrices of a batch are cut into tiles to be transposed.
 
-Twin of word_tile.cuh, pack_tile.cuh, cell_tile.cuh and register_blocks.cuh.
+Twin of word_tile.cuh, pack_tile.cuh, cell_tile.cuh, narrow.cuh and register_blocks.cuh.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ _BLOCK_COLS = 32  # rows of y that a block of pack_tile.cuh stores at once
 _PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
 _CELL_LINES = 16  # rows of a tile of cell_tile.cuh: a multiple of 16
 _CELL_SHARED = 44 * 1024  # bytes
+_NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
 FULL = 0.9  # of a tile's room, from which on rows that are parts of sectors go through shared memory
 
 
@@ -338,6 +339,46 @@ class CellTiles:
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
         return {"THREADS": THREADS, "CELL_LINES": _CELL_LINES, "COLS": self.shape.cols, "CELL": self.shape.cell}
+
+
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """What the kernel of narrow.cuh is compiled for and launched with: matrices of few rows, or few columns.
+
+    to_rows: whether x has few columns, and y few rows.
+    """
+
+    shape: Matrices
+    to_rows: bool
+
+    @classmethod
+    def of(cls, shape: Matrices) -> Self | None:
+        """The plan for a batch; None where another number of rows and columns is few, or rows aren't whole packs."""
+        plan = cls(shape, shape.cols in _NARROW)
+        few = plan.narrow in _NARROW and shape.cell == 1
+        return plan if few and plan.long % (PACK_BYTES // shape.itemsize) == 0 and plan.threads < 2**31 else None
+
+    @property
+    def narrow(self) -> int:
+        return self.shape.cols if self.to_rows else self.shape.rows
+
+    @property
+    def long(self) -> int:
+        return self.shape.rows if self.to_rows else self.shape.cols
+
+    @property
+    def packs(self) -> int:
+        """Packs of a long row."""
+        return self.long * self.shape.itemsize // PACK_BYTES
+
+    @property
+    def threads(self) -> int:
+        return self.shape.batch * self.packs
+
+    @property
+    def macros(self) -> dict[str, int]:
+        """Macros that the kernel is compiled with."""
+        return {"THREADS": THREADS, "NARROW": self.narrow, "TO_ROWS": int(self.to_rows)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,9 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype, direction
 @pytest.mark.large
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("variant", OURS)
-@pytest.mark.parametrize("shape", [(6000, 3, 345, 347), (21_403, 64, 56, 28), (43_900, 999, 7, 7)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6000, 3, 345, 347), (6000, 3, 346, 348), (21_403, 64, 56, 28), (43_900, 999, 7, 7)], ids=str
+)
 def test_more_than_2_to_31_elements(launch, placed, any_bits, variant, shape, direction):
     assert math.prod(shape) > 2**31
     if unsupported(variant, "float16", shape, direction):

@@ -45,7 +45,11 @@ SHAPES = [
     (4999, 4),
     (40_001, 3),
     (3, 40_000),
+    (2048, 7),  # narrow, in whole packs
+    (5, 1600),
     (777, 49),
+    (3000, 63),
+    (4097, 17),
     (1023, 1025),
     (2047, 1531),  # many tiles, odd everything
     (2048, 1536),
@@ -86,7 +90,20 @@ def test_shapes(launch, placed, any_bits, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
-    for shape in [(1, 5), (2, 2), (64, 64), (130, 66), (256, 512), (255, 301), (1000, 3), (3, 1001), (4, 1000), *LARGE]:
+    for shape in [
+        (1, 5),
+        (2, 2),
+        (64, 64),
+        (130, 66),
+        (256, 512),
+        (255, 301),
+        (1000, 3),
+        (3, 1000),
+        (3, 1001),
+        (4, 1000),
+        (1000, 49),
+        *LARGE,
+    ]:
         for offsets in OFFSETS:
             if not unsupported(variant, dtype, shape):
                 run_and_check(launch, placed, any_bits, variant, dtype, shape, *offsets)

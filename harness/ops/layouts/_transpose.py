@@ -9,19 +9,8 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Launch, Tensors
 from harness.ops._elementwise import INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
-from harness.ops.layouts._transpose_plan import (
-    BAND,
-    FULL,
-    SECTOR,
-    THREADS,
-    WORD,
-    CellTiles,
-    Matrices,
-    Narrow,
-    PackTiles,
-    RegisterBlocks,
-    WordTiles,
-)
+from harness.ops.layouts._pack_plan import FULL, CellTiles, Narrow, PackTiles
+from harness.ops.layouts._transpose_plan import BAND, SECTOR, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves

@@ -1,7 +1,4 @@
-"""How the matrices of a batch are cut into tiles to be transposed.
-
-Twin of word_tile.cuh, pack_tile.cuh, cell_tile.cuh, narrow.cuh and register_blocks.cuh.
-"""
+"""How the matrices of a batch are cut into tiles to be transposed. Twin of word_tile.cuh and register_blocks.cuh."""
 
 from __future__ import annotations
 
@@ -18,26 +15,14 @@ BAND = 8  # tiles: see order.cuh
 # Words of a thread on each side of a tile, at most. With 16 of them in flight, four blocks fit into the registers of a
 # multiprocessor. Fewer where there are few tiles.
 _MOST_ITEMS = (16, 8, 4, 2)
-_TILES = 2  # that a multiprocessor should have at least
+TILES = 2  # that a multiprocessor should have at least
 _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's shared memory on every GPU from sm_80 on
 # What a tile takes beside its words, as words of a thread, and what a run takes, since both of its ends are parts of
 # sectors that other tiles have the rest of.
-_SETUP, _SECTOR_WORDS = 4, 16
+_SETUP, SECTOR_WORDS = 4, 16
 _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at whole sectors of 32 bytes
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
 SECTOR = 32  # bytes
-# Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have: the first is preferred.
-_PACK_TILES = ((16, 16), (16, 8), (8, 16), (8, 8))
-_FLAT_TILES = (64, 32, 16, 8)  # packs of a row of y that a tile of a narrow matrix may have
-_FLAT_SHARED = 40 * 1024  # bytes: five blocks a multiprocessor on the GPUs that are measured
-_BLOCK_COLS = 32  # rows of y that a block of pack_tile.cuh stores at once
-# What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
-# packs, for a pack that is loaded, and for an element that is stored.
-_PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
-_CELL_LINES = 16  # rows of a tile of cell_tile.cuh: a multiple of 16
-_CELL_SHARED = 44 * 1024  # bytes
-_NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
-FULL = 0.9  # of a tile's room, from which on rows that are parts of sectors go through shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +113,7 @@ class WordTiles:
         best: Self | None = None
         for items in _MOST_ITEMS:
             plan = min(cls._candidates(shape, items, shifted), key=cls.cost, default=None)
-            if plan and (best is None or best.grid < _TILES * multiprocessors):
+            if plan and (best is None or best.grid < TILES * multiprocessors):
                 best = plan
         return best
 
@@ -150,7 +135,7 @@ class WordTiles:
         flat_x, flat_y = self.cols * self.shape.cell, self.rows * self.shape.cell
         x = self.x.items * (1.25 if self.flat_x and flat_x % 2 == 0 else 1)
         y = self.y.items * (1.5 if self.flat_x and self.flat_y else 1.25 if self.flat_y and flat_y % 2 == 0 else 1)
-        tile = (x + y + _SETUP) * THREADS + _SECTOR_WORDS * (self.x.count + self.y.count)
+        tile = (x + y + _SETUP) * THREADS + SECTOR_WORDS * (self.x.count + self.y.count)
         full = (self.shape.batch // self.matrices) * (self.shape.rows // self.rows) * (self.shape.cols // self.cols)
         return (2 * self.grid - full) * tile
 
@@ -217,171 +202,6 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class PackTiles:
-    """What the kernel of pack_tile.cuh is compiled for and launched with.
-
-    packs_across, packs_down: of a tile's row of x, and of its row of y. aligned: whether y begins with a whole sector.
-    flat: whether the tile's rows are whole rows of x; then packs_across is 1, and means nothing.
-    """
-
-    shape: Matrices
-    packs_across: int
-    packs_down: int
-    aligned: bool
-    flat: bool = False
-
-    @classmethod
-    def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
-        """The plan for a batch; None for cells of several elements, and for matrices narrower than any tile."""
-        if shape.cell > 1:
-            return None
-        plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES]
-        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols:
-            flat = [cls(shape, 1, down, aligned, flat=True) for down in _FLAT_TILES]
-            plans = [plan for plan in flat if plan.lines * plan.cols * shape.itemsize <= _FLAT_SHARED]
-        plans = [plan for plan in plans if plan.cols <= shape.cols and plan.rows <= shape.rows]
-        enough = [plan for plan in plans if plan.grid >= _TILES * multiprocessors]
-        return min(enough, key=cls.cost) if enough else plans[-1] if plans else None
-
-    def cost(self) -> float:
-        """The same as WordTiles.cost: roughly, words that all blocks have room for, and what takes as long as more."""
-        pack = PACK_BYTES // self.shape.itemsize
-        if self.flat:
-            loads = blocks(self.lines * self.cols, pack * THREADS)
-        else:
-            loads = blocks(self.lines, THREADS // self.packs_across)
-        stores = blocks(self.cols, _BLOCK_COLS) * self.packs_down // _LANES_ACROSS
-        of_thread = _PACK_SETUP + _PACK_LOAD * loads + _PACK_ELEMENT * pack * stores
-        above = int(self.lines > self.rows)  # the uppermost tiles have lines above the matrix
-        full = self.shape.batch * max(0, self.shape.rows // self.rows - above) * (self.shape.cols // self.cols)
-        return (2 * self.grid - full) * (of_thread * THREADS + _SECTOR_WORDS * (1 if self.flat else self.lines))
-
-    @property
-    def full(self) -> float:
-        """The share of the tiles' room that has elements."""
-        return self.shape.elements / (self.grid * self.rows * self.cols)
-
-    @property
-    def grain(self) -> int:
-        """Elements of a sector."""
-        return SECTOR // self.shape.itemsize
-
-    @property
-    def rows(self) -> int:
-        """Rows of a tile."""
-        return PACK_BYTES // self.shape.itemsize * self.packs_down
-
-    @property
-    def cols(self) -> int:
-        """Columns of a tile."""
-        return self.shape.cols if self.flat else PACK_BYTES // self.shape.itemsize * self.packs_across
-
-    @property
-    def lines(self) -> int:
-        """Rows of x that a block reads."""
-        return self.rows + (self.grain - 1 if self.shape.rows % self.grain else 0)
-
-    @property
-    def down(self) -> int:
-        # Pieces of the rows of y end above their tile, but where all of them begin with whole sectors.
-        above = 0 if self.aligned and self.shape.rows % self.grain == 0 else self.grain - 1
-        return blocks(self.shape.rows + above, self.rows)
-
-    @property
-    def across(self) -> int:
-        return blocks(self.shape.cols, self.cols)
-
-    @property
-    def grid(self) -> int:
-        return self.shape.batch * self.down * self.across
-
-    @property
-    def macros(self) -> dict[str, int]:
-        """Macros that the kernel is compiled with."""
-        return {
-            "THREADS": THREADS,
-            "BAND": BAND,
-            "PACKS_ACROSS": self.packs_across,
-            "PACKS_DOWN": self.packs_down,
-            "FLAT_COLS": self.shape.cols if self.flat else 0,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CellTiles:
-    """What the kernel of cell_tile.cuh is compiled for and launched with: halves in cells of a sector or more.
-
-    aligned: whether y begins with a whole sector.
-    """
-
-    shape: Matrices
-    aligned: bool
-
-    @classmethod
-    def of(cls, shape: Matrices, *, aligned: bool) -> Self | None:
-        """The plan for a batch; None for other cells, and where shared memory has no room for a tile's rows."""
-        plan = cls(shape, aligned)
-        short = shape.itemsize == WORD or shape.cell * shape.itemsize < SECTOR
-        line = shape.cols * shape.cell * shape.itemsize
-        return None if short or (_CELL_LINES + 1) * line > _CELL_SHARED else plan
-
-    @property
-    def down(self) -> int:
-        """Tiles of a matrix: pieces of the rows of y end above their tile, unless all begin with whole sectors."""
-        whole = self.aligned and self.shape.rows * self.shape.cell * self.shape.itemsize % SECTOR == 0
-        return blocks(self.shape.rows + (not whole), _CELL_LINES)
-
-    @property
-    def grid(self) -> int:
-        return self.shape.batch * self.down
-
-    @property
-    def macros(self) -> dict[str, int]:
-        """Macros that the kernel is compiled with."""
-        return {"THREADS": THREADS, "CELL_LINES": _CELL_LINES, "COLS": self.shape.cols, "CELL": self.shape.cell}
-
-
-@dataclass(frozen=True, slots=True)
-class Narrow:
-    """What the kernel of narrow.cuh is compiled for and launched with: matrices of few rows, or few columns.
-
-    to_rows: whether x has few columns, and y few rows.
-    """
-
-    shape: Matrices
-    to_rows: bool
-
-    @classmethod
-    def of(cls, shape: Matrices) -> Self | None:
-        """The plan for a batch; None where another number of rows and columns is few, or rows aren't whole packs."""
-        plan = cls(shape, shape.cols in _NARROW)
-        few = plan.narrow in _NARROW and shape.cell == 1
-        return plan if few and plan.long % (PACK_BYTES // shape.itemsize) == 0 and plan.threads < 2**31 else None
-
-    @property
-    def narrow(self) -> int:
-        return self.shape.cols if self.to_rows else self.shape.rows
-
-    @property
-    def long(self) -> int:
-        return self.shape.rows if self.to_rows else self.shape.cols
-
-    @property
-    def packs(self) -> int:
-        """Packs of a long row."""
-        return self.long * self.shape.itemsize // PACK_BYTES
-
-    @property
-    def threads(self) -> int:
-        return self.shape.batch * self.packs
-
-    @property
-    def macros(self) -> dict[str, int]:
-        """Macros that the kernel is compiled with."""
-        return {"THREADS": THREADS, "NARROW": self.narrow, "TO_ROWS": int(self.to_rows)}
-
-
-@dataclass(frozen=True, slots=True)
 class RegisterBlocks:
     """What the kernel of register_blocks.cuh is compiled for and launched with.
 
@@ -400,7 +220,7 @@ class RegisterBlocks:
         if shape.cell > 1 or too_small or shape.rows % pack or shape.cols % pack:
             return None
         plans = [min(cls._of(shape, threads), key=cls._cost) for threads in (THREADS, THREADS // 2, THREADS // 4)]
-        return next((plan for plan in plans if plan.grid >= _TILES * multiprocessors), plans[-1])
+        return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1])
 
     @classmethod
     def _of(cls, shape: Matrices, threads: int) -> Iterator[Self]:

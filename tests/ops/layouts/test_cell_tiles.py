@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.ops.layouts._transpose_plan import _CELL_LINES, CellTiles, Matrices
+from harness.ops.layouts._pack_plan import _CELL_LINES, CellTiles
+from harness.ops.layouts._transpose_plan import Matrices
 
 PACK, GRAIN = 8, 16
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.ops.layouts._transpose_plan import Matrices, Narrow
+from harness.ops.layouts._pack_plan import Narrow
+from harness.ops.layouts._transpose_plan import Matrices
 
 
 def transposed(plan, x):

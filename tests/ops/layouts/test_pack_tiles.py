@@ -7,7 +7,8 @@ import pytest
 
 from harness import cuda
 from harness.ops.layouts import _transpose
-from harness.ops.layouts._transpose_plan import THREADS, Matrices, PackTiles, RegisterBlocks
+from harness.ops.layouts._pack_plan import PackTiles
+from harness.ops.layouts._transpose_plan import THREADS, Matrices, RegisterBlocks
 
 WARP_PACKS, WARP_COLS = 8, 4
 BLOCK_COLS = THREADS // 32 * WARP_COLS
@@ -143,7 +144,7 @@ def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
     matrices = Matrices(*shape, itemsize)
     x = np.arange(matrices.elements)
     expected = x.reshape(shape).transpose(0, 2, 1).reshape(-1)
-    for across, down in [(16, 16), (16, 8), (8, 16), (8, 8)]:
+    for across, down in [(16, 8), (8, 16)]:
         plan = PackTiles(matrices, across, down, aligned=y_offset == 0)
         y, written = transposed(plan, x, x_offset % (16 // itemsize), y_offset)
         assert (written == 1).all()

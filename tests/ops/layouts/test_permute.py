@@ -44,6 +44,10 @@ SHAPES = [
     (2, 128, 12, 44),
     (2, 197, 12, 49),  # odd
     (5, 33, 3, 197),
+    (2, 48, 12, 49),  # rows of y are whole sectors
+    (3, 31, 4, 33),
+    (4, 16, 5, 17),
+    (2, 300, 70, 21),  # a row of x is too long for shared memory
     (1, 9, 7, 2047),
     (1, 9, 7, 2049),
     (1, 2, 3, 5000),
@@ -76,7 +80,15 @@ def test_shapes(launch, placed, any_bits, variant, dtype):
 @pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
-    for shape in [(2, 2, 2, 1), (2, 33, 12, 64), (2, 33, 12, 6), (2, 33, 5, 50), (2, 33, 12, 49), (1, 5, 3, 2050)]:
+    for shape in [
+        (2, 2, 2, 1),
+        (2, 33, 12, 64),
+        (2, 33, 12, 6),
+        (2, 33, 5, 50),
+        (2, 33, 12, 49),
+        (2, 48, 12, 49),
+        (1, 5, 3, 2050),
+    ]:
         if unsupported(variant, dtype, shape):
             continue
         for offsets in [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (4, 4), (3, 5), (8, 8)]:

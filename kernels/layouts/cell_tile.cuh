@@ -34,7 +34,7 @@ __device__ __forceinline__ void transpose_cell_tiles(const ELEMENT* __restrict__
 
   const long long corner = matrix + (static_cast<long long>(row) - above) * LINE;
   const unsigned shift = elements_past_a_sector(x + corner) % PER_PACK;
-  const unsigned begin = row < above ? LINE : 0, lines = min(CELL_LINES, rows - row) + above;
+  const unsigned begin = row < above ? LINE : 0, lines = min(static_cast<unsigned>(CELL_LINES), rows - row) + above;
   for (unsigned j = threadIdx.x * PER_PACK; j < shift + lines * LINE; j += THREADS * PER_PACK) {
     if (j + PER_PACK > shift + begin) load_one<false>(shared + j, x, corner - shift + j, batch * size);
   }

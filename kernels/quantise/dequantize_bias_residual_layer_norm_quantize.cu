@@ -18,7 +18,7 @@ using T = SCALAR;
 // 2. The text after: one kernel, a block a row, one element a thread at a time. Each thread reads the elements of h
 //    again that it has written itself, for the variance and for y; they are in the L1, if the row isn't very long. Any
 //    number of columns at any address.
-#ifndef COUNT
+#if !(defined COUNT || defined UNITS)
 extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
     const int* __restrict__ acc, const float* __restrict__ sx, const float* __restrict__ sw, const T* __restrict__ bias,
     const T* __restrict__ residual, const T* __restrict__ gamma, const T* __restrict__ beta,
@@ -187,6 +187,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
   team.make(acc, sx, sw, bias, residual, h);
   team.measure();
   team.write(gamma, beta, inverse(*sy), y);
+}
+#endif
+
+// 4. Rows that aren't whole units of four elements. Step 3 would have units of two elements or one; then each access
+//    moves few bytes. But rows follow each other in memory, so a tile of rows is one run of elements, which whole units
+//    cover.
+#ifdef UNITS
+#include "row_runs.cuh"
+
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
+    dequantize_bias_residual_layer_norm_quantize_runs(
+    const int* __restrict__ acc, const float* __restrict__ sx, const float* __restrict__ sw, const T* __restrict__ bias,
+    const T* __restrict__ residual, const T* __restrict__ gamma, const T* __restrict__ beta,
+    const float* __restrict__ sy, T* __restrict__ h, signed char* __restrict__ y, long long rows, unsigned columns) {
+  Runs runs(rows, columns);
+  runs.load(acc, residual);
+  runs.load_columns(sx, sw, bias, gamma, beta);
+  const float factor = inverse(*sy);
+  for (; runs.exist(); runs.advance()) {
+    runs.make(h);
+    runs.load_next(acc, residual);
+    runs.measure();
+    runs.write(factor, y);
+  }
 }
 #endif
 #endif

@@ -11,11 +11,13 @@ import ctypes
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.ops import Context, Expected, Launch, Op, Tensor, Tensors
+from harness import cuda
+from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Tensors
 from harness.ops._baselines import Compile, compiled_variants
 from harness.ops._elementwise import BLOCK, BOTH, CUDA_TYPE, aligned
 from harness.ops.quantise import _dequantise as dequantise
 from harness.ops.quantise import _integers as integers
+from harness.ops.quantise._row_runs import RowRunPlan
 from harness.ops.quantise._row_units import UnitRowPlan
 from harness.ops.quantise._steps import CONVERSION, Steps, rows_and_columns, rows_grid, traffic
 from harness.ops.rows import _norm as norm
@@ -149,24 +151,36 @@ def fused(ctx: Context) -> Launch:
     return _block_a_row(ctx)
 
 
-@OP.variant("tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp", rows=("S14",))
+@OP.variant("tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or a block", rows=("S14",))
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a row is too long for a block or has no element, or a tensor doesn't begin on 16 bytes."""
-    plan = UnitRowPlan.of(ctx.s.C) if ctx.s.C else None
-    if plan is None or plan.grid(ctx.s.M) > _MOST_BLOCKS:
-        return _block_a_row(ctx)
-    fallback = _block_a_row(ctx)
-    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_tuned", _macros(ctx) | plan.macros)
-    grid, sizes = plan.grid(ctx.s.M), (ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.C))
+    fallback, planned = _block_a_row(ctx), _planned(ctx)
+    if planned is None:
+        return fallback
+    kernel, grid, threads = planned
+    sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.C)
 
     def launch(t: Tensors) -> None:
         given = _tensors(t)
         if aligned(*given):
-            kernel(grid, plan.threads, *given, *sizes)
+            kernel(grid, threads, *given, *sizes)
         else:
             fallback(t)
 
     return launch
+
+
+def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
+    """The kernel for rows that aren't whole units, or for those that are, its grid, and the threads of a block."""
+    runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype])
+    if runs:
+        kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx) | runs.macros)
+        return kernel, runs.grid(ctx.s.M, cuda.multiprocessors()), runs.threads
+    plan = UnitRowPlan.of(ctx.s.C) if ctx.s.C else None
+    if plan is None or plan.grid(ctx.s.M) > _MOST_BLOCKS:
+        return None
+    kernel = ctx.kernel(_FILE, f"{ctx.case.op}_tuned", _macros(ctx) | plan.macros)
+    return kernel, plan.grid(ctx.s.M), plan.threads
 
 
 def _block_a_row(ctx: Context) -> Launch:

@@ -1,0 +1,73 @@
+"""Tiles of rows that aren't whole units: each tile is one run of elements, which units cover."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Self
+
+from harness.ops._device import WARP
+from harness.ops._elementwise import blocks, power_of_2_from
+
+SIZE = 4
+"""Elements of a unit: 16 bytes of int32."""
+
+_TILE = {2: 2048, 4: 1536}  # elements of a tile of several rows at most, by the bytes of an element of the case's type
+_LANE_ELEMENTS = 8  # of a row that a lane adds up, where a warp has rows enough
+_UNITS = 3  # that a thread has at most: their elements and the numbers of their columns stay in registers
+_RESIDENT = {2: 768, 4: 512}  # threads that a multiprocessor is to hold at least, by the same
+_WAVES = 1  # blocks of the grid for each one that the GPU can hold, where there are tiles enough
+
+
+@dataclass(frozen=True, slots=True)
+class RowRunPlan:
+    """The twin of row_runs.cuh.
+
+    units: units of a tile that a thread has at most. rows: of a tile. lanes: threads of a warp that share the
+    statistics of a row; 0 where the block does. resident: threads that a multiprocessor holds at least.
+    """
+
+    units: int
+    threads: int
+    rows: int
+    lanes: int
+    resident: int
+
+    @classmethod
+    def of(cls, columns: int, itemsize: int) -> Self | None:
+        """The plan for rows of so many columns; None if rows are whole units, a single element, or too long."""
+        if columns % SIZE == 0 or columns < 2:
+            return None
+        whole = SIZE // math.gcd(columns, SIZE)  # rows that are whole units together
+        rows = _TILE[itemsize] // (columns * whole) * whole
+        if rows:
+            units = rows * columns // SIZE
+            lanes = min(WARP, power_of_2_from(blocks(columns, _LANE_ELEMENTS)))
+        else:
+            rows, lanes = 1, 0
+            units = blocks(columns + SIZE - 1, SIZE)  # if most elements of the first unit are skipped
+        threads = blocks(blocks(units, _UNITS), WARP) * WARP
+        if threads > _RESIDENT[itemsize]:
+            return None
+        return cls(blocks(units, threads), threads, rows, lanes, _RESIDENT[itemsize])
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """Macros of the kernel."""
+        return {
+            "UNITS": self.units,
+            "THREADS": self.threads,
+            "ROWS": self.rows,
+            "LANES": self.lanes,
+            "RESIDENT": self.resident,
+        }
+
+    def grid(self, rows: int, multiprocessors: int) -> int:
+        """Blocks for so many rows.
+
+        It is a multiple of SIZE where blocks take several tiles: so each tile of a block begins at the same place of a
+        unit.
+        """
+        tiles = blocks(rows, self.rows)
+        held = multiprocessors * (self.resident // self.threads) * _WAVES
+        return min(tiles, max(SIZE, held // SIZE * SIZE))

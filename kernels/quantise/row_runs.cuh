@@ -11,12 +11,13 @@
 //
 // Macros: SCALAR, CHANNEL, UNITS (of a tile that a thread has at most), THREADS (of a block), ROWS (of a tile), LANES
 // (threads of a warp that share the statistics of a row: then a tile is whole units; 0 where the block does: then a
-// tile is one row), RESIDENT (threads that a multiprocessor is to hold at least).
+// tile is one row), PARTS (elements of a row that such a lane has at most, or 1), RESIDENT (threads that a multiprocessor is to hold at least).
 #pragma once
 
 #include "plain_norm.cuh"
 
 constexpr unsigned SIZE = 4;
+constexpr unsigned SHARING = LANES ? LANES : WARP;
 
 class Runs {
  public:
@@ -184,6 +185,21 @@ class Runs {
     }
   }
 
+  // Stores a unit by one instruction. Plain assignments don't do, because the compiler makes a store a word of them where
+  // the first unit may have elements of the row before.
+  template <unsigned WORDS>
+  static __device__ __forceinline__ void store_whole(void* to, const unsigned (&word)[WORDS]) {
+    const size_t at = __cvta_generic_to_global(to);
+    if constexpr (WORDS == 4) {
+      asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(word[0]), "r"(word[1]), "r"(word[2]),
+                   "r"(word[3]));
+    } else if constexpr (WORDS == 2) {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(word[0]), "r"(word[1]));
+    } else {
+      asm volatile("st.global.b32 [%0], %1;" ::"l"(at), "r"(word[0]));
+    }
+  }
+
   // Stores the elements of a unit that belong to the tile. to: where the tile's first unit begins. values: those of
   // the unit.
   template <typename Element>
@@ -191,7 +207,7 @@ class Runs {
                                         const float (&values)[SIZE], unsigned end) const {
     const unsigned first = position(j);
     if (first >= skipped && first + SIZE <= end) {
-      unit.store(to + first);
+      store_whole(to + first, unit.word);
       return;
     }
 #pragma unroll
@@ -209,47 +225,70 @@ class Runs {
     return make_float2(rstd, -mean * rstd);
   }
 
+  // Makes elements of the thread's units that aren't in the row this number. Few warps have any, so this costs less than
+  // a condition for each element.
+  __device__ __forceinline__ void fill(float other) const {
+    float* values = reinterpret_cast<float*>(tile());
+#pragma unroll
+    for (unsigned j = 0; j < UNITS; ++j) {
+      const unsigned first = position(j);
+      if (first >= skipped && first + SIZE <= skipped + columns) continue;
+#pragma unroll
+      for (unsigned e = 0; e < SIZE; ++e) {
+        if (first + e < skipped || first + e >= skipped + columns) values[first + e] = other;
+      }
+    }
+  }
+
   // The thread reads what it has written itself.
   __device__ __forceinline__ void measure_by_block() {
     __shared__ float partial[2][WARP];
     const float share = __fdividef(1.0f, columns);
     float values[SIZE], sum = 0.0f, squares = 0.0f;
+    fill(0.0f);
 #pragma unroll
     for (unsigned j = 0; j < UNITS; ++j) {
       values_of(j, values);
 #pragma unroll
-      for (unsigned e = 0; e < SIZE; ++e) sum += position(j) + e - skipped < columns ? values[e] : 0.0f;
+      for (float value : values) sum += value;
     }
     const float mean = sum_of_block(sum, partial[0]) * share;
+    fill(mean);
 #pragma unroll
     for (unsigned j = 0; j < UNITS; ++j) {
       values_of(j, values);
 #pragma unroll
-      for (unsigned e = 0; e < SIZE; ++e) {
-        const float distance = position(j) + e - skipped < columns ? values[e] - mean : 0.0f;
-        squares = fmaf(distance, distance, squares);
-      }
+      for (float value : values) squares = fmaf(value - mean, value - mean, squares);
     }
     block = statistics_of(mean, sum_of_block(squares, partial[1]), share);
   }
 
+  // use(value) for the lane's elements of a row, and for `other` in place of one that it lacks. All loads from shared
+  // memory are under way at once.
+  template <typename Use>
+  __device__ __forceinline__ void each(const float* row, unsigned rank, float other, Use use) const {
+    float values[PARTS];
+#pragma unroll
+    for (unsigned k = 0; k < PARTS; ++k) {
+      values[k] = k + 1 < PARTS || rank + k * SHARING < columns ? row[rank + k * SHARING] : other;
+    }
+#pragma unroll
+    for (float value : values) use(value);
+  }
+
   // All lanes of a warp go through as many rows, and do so for shuffles: the last row stands for rows behind it.
   __device__ __forceinline__ void measure_by_lanes() const {
-    constexpr unsigned SHARING = LANES ? LANES : WARP, TEAMS = THREADS / SHARING;
+    constexpr unsigned TEAMS = THREADS / SHARING;
     const unsigned team = threadIdx.x / SHARING, rank = threadIdx.x % SHARING;
     const float share = __fdividef(1.0f, columns);
+#pragma unroll 1
     for (unsigned first = 0; first < ROWS; first += TEAMS) {
       const unsigned r = min(first + team, ROWS - 1);
       const float* values = reinterpret_cast<const float*>(tile()) + r * columns;
       float mean = 0.0f, squares = 0.0f;
-#pragma unroll 8
-      for (unsigned c = rank; c < columns; c += SHARING) mean += values[c];
+      each(values, rank, 0.0f, [&](float value) { mean += value; });
       mean = sum_of_lanes<SHARING>(mean) * share;
-#pragma unroll 8
-      for (unsigned c = rank; c < columns; c += SHARING) {
-        const float distance = values[c] - mean;
-        squares = fmaf(distance, distance, squares);
-      }
+      each(values, rank, mean, [&](float value) { squares = fmaf(value - mean, value - mean, squares); });
       squares = sum_of_lanes<SHARING>(squares);
       if (rank == 0 && first + team < ROWS) statistics()[r] = statistics_of(mean, squares, share);
     }

@@ -13,9 +13,11 @@ SIZE = 4
 """Elements of a unit: 16 bytes of int32."""
 
 _TILE = {2: 2048, 4: 1536}  # elements of a tile of several rows at most, by the bytes of an element of the case's type
-_LANE_ELEMENTS = 8  # of a row that a lane adds up, where a warp has rows enough
+_LANE_ELEMENTS = 16  # of a row that a lane of a warp adds up at most
 _UNITS = 3  # that a thread has at most: their elements and the numbers of their columns stay in registers
-_RESIDENT = {2: 768, 4: 512}  # threads that a multiprocessor is to hold at least, by the same
+# Threads that a multiprocessor is to hold at least, by the bytes of an element and whether each column has a scale,
+# which is more to keep: with one warp more of each of its four parts, the compiler spills registers.
+_RESIDENT = {(2, False): 768, (2, True): 640, (4, False): 512, (4, True): 512}
 _WAVES = 1  # blocks of the grid for each one that the GPU can hold, where there are tiles enough
 
 
@@ -24,32 +26,38 @@ class RowRunPlan:
     """The twin of row_runs.cuh.
 
     units: units of a tile that a thread has at most. rows: of a tile. lanes: threads of a warp that share the
-    statistics of a row; 0 where the block does. resident: threads that a multiprocessor holds at least.
+    statistics of a row; 0 where the block does. parts: elements of a row that such a lane has at most. resident: threads that a multiprocessor holds at least.
     """
 
     units: int
     threads: int
     rows: int
     lanes: int
+    parts: int
     resident: int
 
     @classmethod
-    def of(cls, columns: int, itemsize: int) -> Self | None:
-        """The plan for rows of so many columns; None if rows are whole units, a single element, or too long."""
+    def of(cls, columns: int, itemsize: int, *, channel: bool) -> Self | None:
+        """The plan for rows of so many columns; None if rows are whole units, a single element, or too long.
+
+        itemsize: bytes of an element of the case's type. channel: whether each column has a scale.
+        """
         if columns % SIZE == 0 or columns < 2:
             return None
         whole = SIZE // math.gcd(columns, SIZE)  # rows that are whole units together
         rows = _TILE[itemsize] // (columns * whole) * whole
-        if rows:
+        if rows and columns <= WARP * _LANE_ELEMENTS:
             units = rows * columns // SIZE
             lanes = min(WARP, power_of_2_from(blocks(columns, _LANE_ELEMENTS)))
         else:
             rows, lanes = 1, 0
             units = blocks(columns + SIZE - 1, SIZE)  # if most elements of the first unit are skipped
         threads = blocks(blocks(units, _UNITS), WARP) * WARP
-        if threads > _RESIDENT[itemsize]:
+        resident = _RESIDENT[itemsize, channel]
+        if threads > resident:
             return None
-        return cls(blocks(units, threads), threads, rows, lanes, _RESIDENT[itemsize])
+        parts = blocks(columns, lanes) if lanes else 1
+        return cls(blocks(units, threads), threads, rows, lanes, parts, resident)
 
     @property
     def macros(self) -> dict[str, str | int]:
@@ -59,6 +67,7 @@ class RowRunPlan:
             "THREADS": self.threads,
             "ROWS": self.rows,
             "LANES": self.lanes,
+            "PARTS": self.parts,
             "RESIDENT": self.resident,
         }
 

@@ -151,7 +151,9 @@ def fused(ctx: Context) -> Launch:
     return _block_a_row(ctx)
 
 
-@OP.variant("tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or a block", rows=("S14",))
+@OP.variant(
+    "tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or a block", rows=("S14",)
+)
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a row is too long for a block or has no element, or a tensor doesn't begin on 16 bytes."""
     fallback, planned = _block_a_row(ctx), _planned(ctx)
@@ -172,7 +174,7 @@ def tuned(ctx: Context) -> Launch:
 
 def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
     """The kernel for rows that aren't whole units, or for those that are, its grid, and the threads of a block."""
-    runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype])
+    runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype], channel=integers.per_channel(ctx))
     if runs:
         kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx) | runs.macros)
         return kernel, runs.grid(ctx.s.M, cuda.multiprocessors()), runs.threads

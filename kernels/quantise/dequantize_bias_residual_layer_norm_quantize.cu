@@ -192,7 +192,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 
 // 4. Rows that aren't whole units of four elements. Step 3 would have units of two elements or one; then each access
 //    moves few bytes. But rows follow each other in memory, so a tile of rows is one run of elements, which whole units
-//    cover.
+//    cover. Step 3 keeps the rows of a single element, and those that are too long for a tile.
+//
+// Macros: those of row_runs.cuh.
 #ifdef UNITS
 #include "row_runs.cuh"
 

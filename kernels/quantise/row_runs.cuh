@@ -225,6 +225,22 @@ class Runs {
     return make_float2(rstd, -mean * rstd);
   }
 
+  // As sum_of_block, but sums of few warps are simply added: that is less work than to pass them on between lanes.
+  static __device__ __forceinline__ float sum_of_warps(float value, float (&partial)[WARP]) {
+    constexpr unsigned WARPS = THREADS / WARP;
+    if constexpr (WARPS > 8) {
+      return sum_of_block(value, partial);
+    } else {
+      value = sum_of_lanes<WARP>(value);
+      if (threadIdx.x % WARP == 0) partial[threadIdx.x / WARP] = value;
+      __syncthreads();
+      float sum = partial[0];
+#pragma unroll
+      for (unsigned w = 1; w < WARPS; ++w) sum += partial[w];
+      return sum;
+    }
+  }
+
   // Makes elements of the thread's units that aren't in the row this number. Few warps have any, so this costs less than
   // a condition for each element.
   __device__ __forceinline__ void fill(float other) const {
@@ -252,7 +268,7 @@ class Runs {
 #pragma unroll
       for (float value : values) sum += value;
     }
-    const float mean = sum_of_block(sum, partial[0]) * share;
+    const float mean = sum_of_warps(sum, partial[0]) * share;
     fill(mean);
 #pragma unroll
     for (unsigned j = 0; j < UNITS; ++j) {
@@ -260,7 +276,7 @@ class Runs {
 #pragma unroll
       for (float value : values) squares = fmaf(value - mean, value - mean, squares);
     }
-    block = statistics_of(mean, sum_of_block(squares, partial[1]), share);
+    block = statistics_of(mean, sum_of_warps(squares, partial[1]), share);
   }
 
   // use(value) for the lane's elements of a row, and for `other` in place of one that it lacks. All loads from shared

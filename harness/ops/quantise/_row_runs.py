@@ -26,7 +26,8 @@ class RowRunPlan:
     """The twin of row_runs.cuh.
 
     units: units of a tile that a thread has at most. rows: of a tile. lanes: threads of a warp that share the
-    statistics of a row; 0 where the block does. parts: elements of a row that such a lane has at most. resident: threads that a multiprocessor holds at least.
+    statistics of a row; 0 where the block does. parts: elements of a row that such a lane has at most, or 1. resident:
+    threads that a multiprocessor holds at least.
     """
 
     units: int

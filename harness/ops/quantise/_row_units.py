@@ -1,4 +1,7 @@
-"""Which threads share a row where rows stay in registers, and how much of it each has."""
+"""Which threads share a row where rows stay in registers, and how much of it each has.
+
+Rows that aren't whole units of four elements have a better plan, if they aren't too long for it: _row_runs.py.
+"""
 
 from __future__ import annotations
 

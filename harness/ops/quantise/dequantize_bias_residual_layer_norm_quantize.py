@@ -151,9 +151,7 @@ def fused(ctx: Context) -> Launch:
     return _block_a_row(ctx)
 
 
-@OP.variant(
-    "tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or a block", rows=("S14",)
-)
+@OP.variant("tuned", "rows in registers, up to 16 bytes of acc an access, several rows a warp or block", rows=("S14",))
 def tuned(ctx: Context) -> Launch:
     """`fused` runs where a row is too long for a block or has no element, or a tensor doesn't begin on 16 bytes."""
     fallback, planned = _block_a_row(ctx), _planned(ctx)

@@ -47,8 +47,8 @@ def test_a_row_that_is_not_finite_spoils_no_other_and_its_integers_are_0(judge, 
         assert judge(OP, variant, dtype, 9, columns, change=change) is None, columns
 
 
-# Rows of one unit and less, both ends of the lengths that lanes and blocks add up, and rows that begin at each place of a
-# unit; as many rows as one tile, a few tiles, and several tiles for each block of a GPU.
+# Rows of one unit and less, both ends of the lengths that lanes and blocks add up, and rows that begin at each place of
+# a unit.
 RUNS = [2, 3, 5, 6, 7, 13, 97, 98, 127, 255, 383, 509, 511, 513, 514, 1021, 1022, 1023, 1025, 2047, 6141, 7675]
 
 
@@ -56,6 +56,7 @@ RUNS = [2, 3, 5, 6, 7, 13, 97, 98, 127, 255, 383, 509, 511, 513, 514, 1021, 1022
 @pytest.mark.parametrize("columns", RUNS)
 @pytest.mark.parametrize("scales", ["tensor", "channel"])
 def test_tiles_of_rows_that_are_not_whole_units(judge, columns, scales, dtype):
+    # As many as one tile, a few tiles, and several tiles for each block of a GPU.
     for rows in (1, 2, 3, 4, 5, 31, 4099, 2**22 // columns + 1, 2**24 // columns + 3):
         assert judge(OP, "tuned", dtype, rows, columns, scales=scales) is None, rows
 

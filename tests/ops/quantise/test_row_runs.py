@@ -51,7 +51,7 @@ def test_blocks_store_each_element_once_and_load_only_the_tensor(columns, multip
                 assert row < rows
                 while row < rows:
                     loaded, stored, kept = tile_of(plan, columns, row, rows, skipped)
-                    assert all(0 <= first and last <= rows * columns for first, last in loaded)
+                    assert all(first >= 0 and last <= rows * columns for first, last in loaded)
                     everything += stored
                     if row == block * plan.rows:
                         columns_of = kept

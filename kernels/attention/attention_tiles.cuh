@@ -71,14 +71,17 @@ __device__ __forceinline__ void meet(unsigned team) {
 
 // ---- Bias and mask.
 
-// What the score of a query and a key begins with. Scores are scaled after the product, so it is divided by the scale;
-// what is finite stays finite. Keys that don't exist have no weight.
+// What the score of a query and a key begins with. Scores are scaled after the product, so it is divided by the scale.
+// Keys that don't exist have no weight. Masks may have the lowest finite number in place of -infinity: a query with no
+// other key then gives all keys the same weight. So numbers beyond FAR become a power of 2 that absorbs any product, and
+// whose product with the scale is exact: `weigh` subtracts a rounded product from an exact one.
+constexpr float FAR = 16777216.0f, ABSORBING = 1152921504606846976.0f;  // 2^24, 2^60
 __device__ __forceinline__ float begin_with(const Operands& t, unsigned head, unsigned mask, unsigned query,
                                            unsigned key) {
   if (!FULL && key >= TOKENS) return -infinity();
   if (!(BIAS || MASK) || query >= TOKENS) return 0.0f;
   const float sum = added(t, head, mask, query, key), scaled = sum * sqrtf(HEAD);
-  return fabsf(scaled) == infinity() && fabsf(sum) <= LARGEST ? copysignf(LARGEST, sum) : scaled;
+  return fabsf(scaled) > FAR && fabsf(sum) <= LARGEST ? copysignf(ABSORBING, sum) : scaled;
 }
 
 // The part of a lane in tile (tile, column) of the scores: as mma.cuh draws D.

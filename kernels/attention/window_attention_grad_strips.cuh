@@ -6,7 +6,7 @@
 
 #include "window_attention_grad_stage.cuh"
 
-constexpr float LOG2_E = 1.4426950408889634f;
+constexpr float LOG2_E = 1.4426950408889634f, LARGEST = 3.402823466e38f;
 constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 constexpr bool SHORT = TOKENS <= 64;  // P and dS have room in shared memory at the same time
 constexpr unsigned SQUARES = SHORT ? 2 : 1;
@@ -32,6 +32,11 @@ __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
   return make_float2(to_float(__ldg(from)), to_float(__ldg(from + 1)));
 }
 
+// A number times log2(e). What is finite stays finite: some masks have the lowest number there is in place of -inf.
+__device__ __forceinline__ float in_octaves(float x) {
+  return x >= -LARGEST ? fmaxf(x * LOG2_E, -LARGEST) : x;
+}
+
 // What is added to a row's scores at `column` and the next, times log2(e): bias and mask, and -inf for keys that don't
 // exist. bias, mask: of the head and of the window, (TOKENS, TOKENS).
 __device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigned row, unsigned column, bool pairs) {
@@ -46,7 +51,7 @@ __device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigne
     const float2 of_mask = HAS_MASK ? two_of(mask + at, pairs) : make_float2(0.0f, 0.0f);
     sum = make_float2(of_bias.x + of_mask.x, of_bias.y + of_mask.y);
   }
-  return make_float2(sum.x * LOG2_E, sum.y * LOG2_E);
+  return make_float2(in_octaves(sum.x), in_octaves(sum.y));
 }
 
 // What is added to the scores, read where it is needed.

@@ -89,29 +89,30 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 
 // 2. Ours: four elements an access, which are 16 bytes in float32. A thread has FOURS such accesses to each of the four
 //    lists in flight before it uses the first: 64 bytes with one. More of them only queue up, and spread what is under
-//    way at one time over more of the memory, which costs a plain copy some percent, too.
+//    way at one time over more of the memory, which costs a plain copy some percent, too. Accesses pass by the L1, and
+//    the L2 may keep what it likes: to evict it first, as streams often ask for, was slower.
 struct alignas(16) Four {
   float at[4];
 };
 
 __device__ __forceinline__ Four load_four(const float* from) {
-  const uint4 raw = __ldcs(reinterpret_cast<const uint4*>(from));
+  const uint4 raw = __ldcg(reinterpret_cast<const uint4*>(from));
   return reinterpret_cast<const Four&>(raw);
 }
 template <typename Half>
 __device__ __forceinline__ Four load_four(const Half* from) {
-  const uint2 raw = __ldcs(reinterpret_cast<const uint2*>(from));
+  const uint2 raw = __ldcg(reinterpret_cast<const uint2*>(from));
   const Lanes<Half> low(raw.x), high(raw.y);
   return {low.at[0], low.at[1], high.at[0], high.at[1]};
 }
 __device__ __forceinline__ void store_four(float* to, const Four& four) {
-  __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(four));
+  __stcg(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(four));
 }
 template <typename Half>
 __device__ __forceinline__ void store_four(Half* to, const Four& four) {
   Lanes<Half> low, high;
   low.at[0] = four.at[0], low.at[1] = four.at[1], high.at[0] = four.at[2], high.at[1] = four.at[3];
-  __stcs(reinterpret_cast<uint2*>(to), make_uint2(low.word(), high.word()));
+  __stcg(reinterpret_cast<uint2*>(to), make_uint2(low.word(), high.word()));
 }
 
 // ALL: the piece is as long as a team's pieces get; otherwise the last elements, fewer than four, go one by one. The step

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
 from harness.expressions import ExpressionError
-from harness.model import Work
+from harness.model import Case, Work
 from harness.ops import Choice, Context, Expected, Symbols, Tensors
 from harness.ops._device import WARP, Chip
 from harness.ops._elementwise import BLOCK, CUDA_TYPE, LIMIT_32, aligned, blocks
@@ -103,6 +103,14 @@ def made_mask(ctx: Context, tokens: int) -> torch.Tensor:
     if not count:
         return torch.empty(0, tokens, tokens, device=ctx.device, dtype=ctx.dtype)
     return shift_mask(count, tokens).to(ctx.device, ctx.dtype)
+
+
+def flex_obstacle(case: Case) -> str | None:
+    """Why FlexAttention can't do a case; None if it can."""
+    size = case.symbols["D"]
+    if size < 16 or size & (size - 1):
+        return f"FlexAttention takes heads of 16, 32, 64 and so on, not of {size}"
+    return None
 
 
 def work(s: Symbols, tokens: int, moved: Work) -> Work:

@@ -15,6 +15,7 @@ from harness.ops._baselines import Compile, compiled, compiled_variants
 from harness.ops._device import Chip
 from harness.ops._elementwise import BOTH
 from harness.ops.attention import _window_attention as shared
+from harness.ops.attention._window_attention import flex_obstacle
 
 if TYPE_CHECKING:
     import torch
@@ -168,19 +169,12 @@ def sdpa_cudnn(ctx: Context) -> Launch:
     return by_sdpa(ctx, SDPBackend.CUDNN_ATTENTION)
 
 
-def _flex_obstacle(case: Case) -> str | None:
-    size = case.symbols["D"]
-    if size < 16 or size & (size - 1):
-        return f"FlexAttention takes heads of 16, 32, 64 and so on, not of {size}"
-    return None
-
-
 @OP.variant(
     "flex",
     "FlexAttention, compiled, bias and mask in its score_mod",
     role="peer",
     returns=True,
-    unsupported=_flex_obstacle,
+    unsupported=flex_obstacle,
 )
 def flex(ctx: Context) -> Launch:
     """Torch's attention that compiles what is done to a score."""

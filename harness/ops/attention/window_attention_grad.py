@@ -23,6 +23,7 @@ from harness.ops._baselines import Compile, compiled, compiled_variants
 from harness.ops._device import RESERVED, WARP, Chip
 from harness.ops._elementwise import BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.ops.attention import _window_attention_grad as grad
+from harness.ops.attention._window_attention import flex_obstacle
 from harness.ops.rows import softmax_grad
 
 if TYPE_CHECKING:
@@ -194,6 +195,7 @@ def _flex_forward(_: Context, t: Tensors) -> dict[str, Any]:
     returns=True,
     encode=_flex_forward,
     traffic=grad.with_squares(out=1),
+    unsupported=flex_obstacle,
     timer="launch",
 )
 def flex(_: Context) -> Launch:

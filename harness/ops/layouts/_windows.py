@@ -38,11 +38,13 @@ _UNIT_BYTES = (16, 8)
 _BYTES_OF_THREAD = 32
 """Bytes that a thread of `units` moves, all of them in flight at once."""
 _TILE_BYTES = 13 * 1024
-"""Shared memory of a block of `tiles`, if a window needs no more: 16 such blocks fit into a multiprocessor."""
+"""Shared memory of a block of `tiles`, if a window needs no more: eight such blocks fill a multiprocessor's threads."""
 _MOST_TILE_BYTES = 40 * 1024
 """The same for large windows. Of larger ones a run is so long that `ragged` has few packs with parts of two."""
-_TILE_THREADS = 128
-"""Threads of such a block. Each has some six packs of a tile."""
+_TILE_THREADS = 256
+"""Threads of such a block. Each has some three packs of a tile."""
+_TILED_PIXEL_BYTES = 128
+"""Bytes of a pixel up to which `tiles` moves it. Of wider ones `ragged` has few packs with parts of two runs."""
 
 
 # ---- Shapes.
@@ -277,10 +279,11 @@ def index_map(ctx: Context, forward: bool) -> Launch:
 def tuned(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_units`; another one where pieces aren't whole units or addresses aren't aligned to them.
 
-    That is `<op>_tiles`, or `<op>_ragged` where windows are too large for it.
+    That is `<op>_tiles`, or `<op>_ragged` where pixels or windows are too large for it.
     """
     itemsize = ITEMSIZE[ctx.case.dtype]
-    tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward))
+    narrow = ctx.s.C * itemsize <= _TILED_PIXEL_BYTES
+    tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward)) if narrow else None
     anywhere = _tiles(ctx, forward, tiles) if tiles else _ragged(ctx, forward)
     width = unit_bytes(ctx.s, itemsize)
     if not width:

@@ -41,7 +41,7 @@ _SECTOR = 32  # bytes that memory moves at least: narrower teams would move part
 
 # Tiles.
 _SHORTEST_ROW = 64  # bytes of a row: tiles of shorter ones would keep too few bytes under way
-_TEAMS = {64: 1, 128: 2, 256: 4}  # lanes that share a row, by its words at most; longer rows have whole warps
+_TEAMS = {32: 1, 64: 2, 128: 4}  # lanes that share a row, by its words at most; longer rows have whole warps
 _WARPS = 8  # of a block, where rows have whole warps
 _TILES = 4  # of a block there, which share gamma and beta: there are few rows in a tile
 _PIECE_BYTES = 4096  # that threads write together at most, unless a row is longer

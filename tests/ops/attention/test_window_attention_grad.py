@@ -144,6 +144,17 @@ def test_masks_of_minus_infinity(trial, variant, tokens):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tokens", [49, 144])
+@pytest.mark.parametrize("variant", OURS)
+def test_a_mask_of_the_lowest_number_gives_all_keys_the_same_weight(trial, variant, tokens):
+    import torch
+
+    made = trial(OP.name, variant, "bfloat16", device="cuda", **values(8, 2, tokens, 32, 4, "yes", "shift"))
+    made.inputs.mask[1, 3] = torch.finfo(torch.bfloat16).min
+    assert made.complaint(**outputs_of(made)) is None
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("variant", OURS)
 def test_no_windows(trial, variant):
     made = trial(OP.name, variant, "float16", device="cuda", **values(0, 2, 49, 32))

@@ -302,3 +302,24 @@ def test_masks_of_any_number_of_windows_and_tokens():
 def test_windows_must_be_those_of_whole_images():
     with pytest.raises(ExpressionError, match="W = 9 isn't a multiple of G = 4"):
         shared.masks({"W": 9, "G": 4, "mask": "shift"})
+
+
+@pytest.mark.parametrize("head", [16, 32, 48, 64])
+def test_a_row_of_the_lowest_numbers_has_equal_weights(head):
+    """Twin of begin_with and weigh: a product that isn't rounded minus one that is, as a multiply-add makes it.
+
+    The lowest bfloat16 times the scale is no number of float32, so its rounding alone would make weights of 0 or of
+    infinity.
+    """
+    far, absorbing = np.float32(2**24), np.float32(2**60)
+    products = np.random.default_rng(head).normal(size=50).astype(np.float32) * np.float32(300)
+    scale = np.float32(1.442695041) / np.sqrt(np.float32(head))
+    for added, equal in ((-3.3895313892515355e38, True), (-1e9, True), (-65504.0, False), (-100.0, False)):
+        with np.errstate(over="ignore"):
+            begin = np.float32(added) * np.sqrt(np.float32(head))
+        begin = np.copysign(absorbing, begin) if np.abs(begin) > far else begin
+        scores = begin + products
+        zero = np.float32(scores.max() * scale)
+        exponents = scores.astype(np.float64) * float(scale) - float(zero)
+        assert np.ptp(exponents) == 0 if equal else np.ptp(exponents) > 1
+        assert exponents.max() == pytest.approx(0, abs=0 if equal else 0.02)

@@ -229,8 +229,8 @@ def test_the_bytes_of_a_parameter(dtype, master, a_parameter):
 
 def test_all_of_a_thread_is_loaded_before_the_logarithms(ptx, dtype):
     text = ptx("adamw.cu", "adamw_tuned", {"SCALAR": CUDA_TYPE[dtype], "COPY": 1, "FOURS": 2})
-    loads = re.compile(r"ld\.global\.cs\.v\d")
+    loads = re.compile(r"ld\.global\.cg\.v\d")
     (whole,) = [piece for piece in re.split(r"\n\$L\w+:|\bbra[^\n]*", text) if len(loads.findall(piece)) == 8]
     last = max(match.start() for match in loads.finditer(whole))
     assert last < whole.index("ex2.approx")
-    assert last < whole.index("st.global.cs")
+    assert last < whole.index("st.global.cg")

@@ -15,7 +15,7 @@ from harness.ops._baselines import MODES
 from harness.session import Session
 
 OPS = Catalogue()
-SIZES = {"T": 32, "V": 4, "U": 1, "D": 16}
+SIZES = {"T": 32, "V": 4, "U": 1, "D": 32}
 """Sizes that have a meaning of their own, and heads that tensor cores and FlexAttention take; all others are 8."""
 SMALL = {"tensors": ("equal",)}
 """Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""

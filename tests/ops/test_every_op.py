@@ -15,8 +15,10 @@ from harness.ops._baselines import MODES
 from harness.session import Session
 
 OPS = Catalogue()
-SIZES = {"T": 32, "V": 4, "U": 1, "D": 32}
-"""Sizes that have a meaning of their own, and heads that tensor cores and FlexAttention take; all others are 8."""
+SIZES = {"T": 32, "V": 4, "U": 1}
+"""Sizes that have a meaning of their own; all others are 8."""
+ON_A_GPU = {"D": 16}
+"""Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
 SMALL = {"tensors": ("equal",)}
 """Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
 
@@ -27,13 +29,18 @@ class SmallCpu(Cpu):
     cache_bytes = 2**10
 
 
+def shape_of(op: Op, device: str) -> tuple[tuple[str, int], ...]:
+    sizes = SIZES | (ON_A_GPU if device == "cuda" else {})
+    return tuple((symbol, sizes.get(symbol, 8)) for symbol in op.symbols)
+
+
 def values(name: str, choice: Choice) -> list[Value]:
     return list(SMALL.get(name, choice.values) or {choice.usual, choice.low, choice.high})
 
 
 def cases(op: Op, device: str) -> Iterator[Case]:
     """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice."""
-    shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
+    shape = shape_of(op, device)
     for variant in op.variants.values():
         if device in variant.devices and variant.name not in MODES:
             for dtype, chosen in itertools.product(
@@ -59,7 +66,7 @@ def test_baselines_keep_the_contract(op: Op) -> None:
 def test_variants_keep_the_contract_on_a_gpu(op: Op) -> None:
     """A library's results may be inexact there. Compiled variants take part in halves, where dtypes can differ."""
     usual = tuple((name, choice.usual) for name, choice in op.choices.items())
-    shape = tuple((symbol, SIZES.get(symbol, 8)) for symbol in op.symbols)
+    shape = shape_of(op, "cuda")
     half = next(dtype for dtype in ("float16", *op.dtypes) if dtype in op.dtypes)
     compiled = [Case(op.name, "compile", half, shape, usual, 1, "cuda")] if "compile" in op.variants else []
     found = {}

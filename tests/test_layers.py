@@ -7,7 +7,8 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,19 @@ def room(file: Path) -> str:
 FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if room(file) != "__init__" and "_data" not in file.parts]
 
 
-def modules(file: Path) -> Iterator[str]:
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def modules(file: Path) -> tuple[str, ...]:
     """Full names of everything that a file imports, at its top or inside functions."""
-    yield from names_of(ast.parse(file.read_text(encoding="utf-8")), file)
+    return tuple(names_of(tree_of(file), file))
+
+
+def named(files: Iterable[Path]) -> list[str]:
+    return [file.relative_to(PACKAGE).as_posix() for file in files]
 
 
 def names_of(tree: ast.Module, file: Path) -> Iterator[str]:
@@ -73,7 +84,7 @@ def test_every_room_has_a_row_and_every_row_a_room() -> None:
 def test_a_name_of_a_class_means_one_thing() -> None:
     places = defaultdict(list)
     for file in FILES:
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(file.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -89,8 +100,7 @@ def test_a_file_is_one_thing(folder: str) -> None:
 def test_a_docstring_begins_with_its_subject() -> None:
     found = []
     for file in FILES:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
+        for node in ast.walk(tree_of(file)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
                 first = text.split(maxsplit=1)[0]
                 if first in ("Of", "As") or first[0].islower():
@@ -98,27 +108,30 @@ def test_a_docstring_begins_with_its_subject() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
-def test_a_room_imports_only_rooms_above_it(file: Path) -> None:
-    own = room(file)
-    # `harness.__version__` belongs to the package, not to a room.
-    rooms = {name.split(".")[1] for name in modules(file) if name.startswith("harness.")} - {"__version__"}
-    assert {other for other in rooms if other != own and ROW_OF[other] >= ROW_OF[own]} == set()
+def test_a_room_imports_only_rooms_above_it() -> None:
+    found = {}
+    for file in FILES:
+        # `harness.__version__` belongs to the package, not to a room.
+        rooms = {name.split(".")[1] for name in modules(file) if name.startswith("harness.")} - {"__version__"}
+        own = room(file)
+        if below := {other for other in rooms if other != own and ROW_OF[other] >= ROW_OF[own]}:
+            found[file] = below
+    assert found == {}
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
-def test_the_parent_process_has_no_way_to_torch(file: Path) -> None:
-    imported = {name.split(".")[0] for name in modules(file)}
-    assert room(file) in WORKER or not imported & {"torch", "triton"}
+def test_the_parent_process_has_no_way_to_torch() -> None:
+    parents = [file for file in FILES if room(file) not in WORKER]
+    assert named(f for f in parents if {name.split(".")[0] for name in modules(f)} & {"torch", "triton"}) == []
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.relative_to(PACKAGE).as_posix())
-def test_models_that_load_torch_are_imported_inside_functions(file: Path) -> None:
+def test_models_that_load_torch_are_imported_inside_functions() -> None:
     loads_torch = {f"harness.models.{name}" for name in ("bert", "images", "resnet", "swin")}
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    tree.body = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    imported = {".".join(name.split(".")[:3]) for name in names_of(tree, file)}
-    assert room(file) == "models" or not imported & loads_torch
+
+    def at_its_top(file: Path) -> set[str]:
+        top = ast.Module([node for node in tree_of(file).body if isinstance(node, ast.Import | ast.ImportFrom)], [])
+        return {".".join(name.split(".")[:3]) for name in names_of(top, file)}
+
+    assert named(file for file in FILES if room(file) != "models" and at_its_top(file) & loads_torch) == []
 
 
 def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:

@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 // 2. Ours: four elements an access, which are 16 bytes in float32. A thread has FOURS such accesses to each of the four
 //    lists in flight before it uses the first: 64 bytes with one. More of them only queue up, and spread what is under
 //    way at one time over more of the memory, which costs a plain copy some percent, too. Accesses pass by the L1, and
-//    the L2 may keep what it likes: to evict it first, as streams often ask for, was slower.
+//    don't ask the L2 to evict first, as a stream might: a line that is read is written a moment later.
 struct alignas(16) Four {
   float at[4];
 };

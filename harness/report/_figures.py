@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -110,7 +110,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     settings = settings_of(lines)
     table = _with_settings(table, lines)
     table = table.assign(series=_series(scenario.curve, table, settings))
-    series = tuple(dict.fromkeys(table["series"]))
+    series = tuple(dict.fromkeys(table.sort_values("variant", key=_places(scenario), kind="stable")["series"]))
     # Choices of a curve become series, since its lines have no labels for settings as bars have.
     apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
     for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
@@ -200,6 +200,16 @@ def _series(curve: Curve | None, table: pd.DataFrame, settings: Settings) -> pd.
         return table["variant"]
     values = table["setting"].map(lambda name: f"{curve.by}={label(settings[name][curve.by])}")
     return values if table["variant"].nunique() == 1 else table["variant"] + ", " + values
+
+
+def _places(scenario: Scenario) -> Callable[[pd.Series[str]], pd.Series[int]]:
+    """The place of each variant: the baseline's first, then the op's order, whatever a run measured first."""
+
+    def places(variants: pd.Series[str]) -> pd.Series[int]:
+        known = list(roles(scenario, variants))
+        return variants.map(lambda name: -1 if name == scenario.baseline else known.index(name))
+
+    return places
 
 
 def _pages(plot: Plot, settings: Settings, varying: Sequence[str]) -> Iterator[Plot]:

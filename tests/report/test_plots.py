@@ -99,6 +99,18 @@ def test_one_swept_symbol_gives_lines_over_it(measured: Build, make_run: MakeRun
     assert sorted(figure.swept.values()) == [2**k for k in range(18, 23)]
 
 
+def test_variants_stand_in_the_op_s_order_whatever_a_run_measured_first(measured: Build, make_run: MakeRun) -> None:
+    first, second = SHAPES[:2]
+    run = make_run(
+        [measured("tuned", "float32", first)]
+        + [measured(variant, "float32", second) for variant in ("naive", "tuned", "eager", "compile")],
+        roles=(("naive", "published"), ("eager", "baseline"), ("compile", "baseline"), ("tuned", "ours")),
+        baseline="eager",
+    )
+    (figure,), _ = _figures.plan(run)
+    assert figure.series == ("eager", "naive", "compile", "tuned")
+
+
 def test_three_sizes_or_two_symbols_stay_bars(measured: Build, make_run: MakeRun) -> None:
     for shapes in (SWEEP[:3], SHAPES):
         (figure,), _ = _figures.plan(make_run([measured("eager", "float32", shape) for shape in shapes]))

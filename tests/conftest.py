@@ -46,7 +46,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 _LARGE = 64 * 2**30
-"""Bytes of GPU memory that a test marked `large` takes at most."""
+"""Bytes of GPU memory that are set aside for a test marked `large`."""
 
 
 @cache

@@ -22,8 +22,8 @@ _LEAST_CAPABILITY = {
 """The compute capability from which a GPU multiplies the type in its tensor cores; float32 needs none."""
 _OUTPUT_BYTES = 4
 _DEVIATION = 25.0
-"""Standard deviation of integers: that of normal numbers whose largest of some millions becomes 127. Integers that are
-all equally frequent would take more power, and the GPU would lower its clocks."""
+"""Standard deviation of integers: that of normal numbers of which the largest of some millions becomes 127. Other types
+are multiplied with normal numbers, too."""
 
 
 def products(kind: str, capability: tuple[int, int]) -> Iterator[MatrixProduct]:

@@ -67,7 +67,7 @@ struct PackTile {
   __device__ __forceinline__ unsigned rise(unsigned column) const { return (y_at + (col + column) * rows) % GRAIN; }
 };
 
-// Of a tile that is FLAT.
+// Loads a tile that is FLAT, as one piece.
 template <bool FULL>
 __device__ __forceinline__ void load_flat(ELEMENT* shared, const ELEMENT* x, const PackTile& tile) {
   const unsigned shift = tile.shift(0);

@@ -176,14 +176,14 @@ struct Tile {
     if (threadIdx.x == 0) shared.runs[count] = make_uint2(RUN, RUN);
   }
 
-  // Of element `e` of the windows, in a tile of images.
+  // The spot of element `e` of the windows, in a tile of images.
   __device__ __forceinline__ Spot in_images(unsigned e) const {
     const unsigned run = e / RUN, in = e - run * RUN;
     const uint2 places = shared.runs[run];
     const bool behind = CUT < RUN && in >= CUT, whole = CUT == RUN || behind || places.x == places.y;
     return {(behind ? places.y : places.x) + in, (whole ? RUN : CUT) - in, run, in, whole};
   }
-  // Of element t of row r, in a tile of windows. at: of the first element of the windows.
+  // The spot of element t of row r, in a tile of windows. at: the place of the windows' first element.
   __device__ __forceinline__ Spot in_windows(unsigned at, unsigned r, unsigned t) const {
     const unsigned band = BANDS == 1 ? 0 : r / SIDE, column = t / RUN, in = t - column * RUN;
     const unsigned run = (band * columns + column) * SIDE + r - band * SIDE;

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from harness.cuda import fast_divisor
 from harness.expressions import ExpressionError
 from harness.ops._device import H200, Chip
 from harness.ops.attention import _window_attention as shared
+from harness.paths import data
 
 # W, H, T, D, G.
 PLANNED = [
@@ -311,7 +314,9 @@ def test_a_row_of_the_lowest_numbers_has_equal_weights(head):
     The lowest bfloat16 times the scale is no number of float32, so its rounding alone would make weights of 0 or of
     infinity.
     """
-    far, absorbing = np.float32(2**24), np.float32(2**60)
+    text = (Path(data("kernels")) / "attention" / "attention_tiles.cuh").read_text(encoding="utf-8")
+    [(far, absorbing)] = re.findall(r"FAR = ([\d.]+)f, ABSORBING = ([\d.]+)f;", text)
+    far, absorbing = np.float32(far), np.float32(absorbing)
     products = np.random.default_rng(head).normal(size=50).astype(np.float32) * np.float32(300)
     scale = np.float32(1.442695041) / np.sqrt(np.float32(head))
     for added, equal in ((-3.3895313892515355e38, True), (-1e9, True), (-65504.0, False), (-100.0, False)):

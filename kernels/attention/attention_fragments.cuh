@@ -44,11 +44,6 @@ __device__ __forceinline__ uint4 load_shared(unsigned from) {
                : "memory");
   return raw;
 }
-// 16 bytes to global memory in one access. Of a plain assignment the compiler makes four, if the parts come from asm.
-__device__ __forceinline__ void store_chunk(Element* to, const uint4& raw) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(raw.x), "r"(raw.y), "r"(raw.z), "r"(raw.w)
-               : "memory");
-}
 __device__ __forceinline__ void load_floats(float (&to)[4], unsigned from) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(to[0]), "=f"(to[1]), "=f"(to[2]), "=f"(to[3])

@@ -288,7 +288,7 @@ __device__ __forceinline__ void store_tile(const Operands& t, const Item& item, 
   for (unsigned first = 0; first < 16 * CHUNKS; first += WARP) {
     const unsigned pack = first + lane, row = 16 * tile + pack / CHUNKS, chunk = pack % CHUNKS;
     if (row < TOKENS) {
-      store_chunk(t.out + rows.first + row * rows.step + chunk * CHUNK, load_shared(chunk_at(q, row, chunk)));
+      store_whole(t.out + rows.first + row * rows.step + chunk * CHUNK, load_shared(chunk_at(q, row, chunk)));
     }
   }
 }

@@ -151,11 +151,7 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
 #pragma unroll
     for (unsigned first = 0; first < 16; first += WARP_STEP) {
       if (token + first < TOKENS) {
-        // In one access: of a plain assignment the compiler makes four, as the parts come from asm.
-        const uint4 raw = load_chunk(from + first * PITCH);
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(own + first * DIM), "r"(raw.x), "r"(raw.y),
-                     "r"(raw.z), "r"(raw.w)
-                     : "memory");
+        store_whole(own + first * DIM, load_chunk(from + first * PITCH));
       }
     }
   } else {

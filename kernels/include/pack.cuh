@@ -39,6 +39,14 @@ __device__ __forceinline__ void store_pack(Element* to, const Pack<Element>& pac
   store_16<EvictFirst>(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(pack));
 }
 
+// One store of 16 bytes to an aligned address, whatever stands beside it. Of a plain assignment the compiler makes four
+// stores of words where another branch stores parts of the pack, or where its words come from asm.
+__device__ __forceinline__ void store_whole(void* to, const uint4& raw) {
+  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(raw.x), "r"(raw.y),
+               "r"(raw.z), "r"(raw.w)
+               : "memory");
+}
+
 // How many of a pack's elements exist, if the pack begins at element `first` of `n`.
 template <typename Element>
 __device__ __forceinline__ unsigned filled(long long n, long long first) {

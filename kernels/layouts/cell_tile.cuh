@@ -62,7 +62,7 @@ __device__ __forceinline__ void transpose_cell_tiles(const ELEMENT* __restrict__
     }
     ELEMENT* to = y + matrix + col * run + first;
     if (first >= 0 && first + PER_PACK <= run) {
-      *reinterpret_cast<uint4*>(to) = make_uint4(words[0], words[1], words[2], words[3]);
+      store_whole(to, make_uint4(words[0], words[1], words[2], words[3]));
     } else {
 #pragma unroll
       for (unsigned k = 0; k < PER_PACK; ++k) {

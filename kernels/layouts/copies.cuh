@@ -1,6 +1,6 @@
 // Copies of packs from device memory to shared memory.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves).
+// Macros: ELEMENT (unsigned, or unsigned short for halves), KEPT_IN_L1 (0 or 1: copies go through the L1 cache).
 #pragma once
 
 #include "pack.cuh"
@@ -12,10 +12,15 @@ __device__ __forceinline__ unsigned elements_past_a_sector(const ELEMENT* at) {
   return static_cast<unsigned>(reinterpret_cast<unsigned long long>(at)) / sizeof(ELEMENT) % GRAIN;
 }
 
-// 16 bytes to shared memory without a register in between, so a thread can wait for many of them.
+// 16 bytes to shared memory without a register in between, so a thread can wait for many of them. Rows of a tile that
+// aren't whole sectors, or lines, are faster through L1, as long as shared memory leaves it enough room.
 __device__ __forceinline__ void copy_pack(ELEMENT* to, const ELEMENT* from) {
   const unsigned address = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  if constexpr (KEPT_IN_L1) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  }
 }
 
 // A pack that begins with element `first` of x. FULL: it is inside of the tensor. Otherwise what is outside stays as it

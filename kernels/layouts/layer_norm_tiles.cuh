@@ -174,19 +174,20 @@ __device__ __forceinline__ void fetch_rows(Element* tile, const Element* __restr
   const unsigned packs = elements / SIZE;
   const Element* from = x + threadIdx.x * SIZE;
   unsigned i = threadIdx.x, to = static_cast<unsigned>(__cvta_generic_to_shared(tile)) + i * PACK_BYTES;
-  // Straight into shared memory, so that all of a thread's packs are under way at once.
+  // Straight into shared memory, so that all of a thread's packs are under way at once; through L1, which is faster for
+  // pieces that aren't whole lines.
   for (; i + 3 * Threads < packs; i += 4 * Threads, to += 4 * STRIDE, from += 4 * Threads * SIZE) {
     asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;\n"
-        "cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;\n"
-        "cp.async.cg.shared.global [%0 + %3], [%1 + %3], 16;\n"
-        "cp.async.cg.shared.global [%0 + %4], [%1 + %4], 16;" ::"r"(to),
+        "cp.async.ca.shared.global [%0], [%1], 16;\n"
+        "cp.async.ca.shared.global [%0 + %2], [%1 + %2], 16;\n"
+        "cp.async.ca.shared.global [%0 + %3], [%1 + %3], 16;\n"
+        "cp.async.ca.shared.global [%0 + %4], [%1 + %4], 16;" ::"r"(to),
         "l"(from), "n"(STRIDE), "n"(2 * STRIDE), "n"(3 * STRIDE)
         : "memory");
   }
 #pragma unroll 1
   for (; i < packs; i += Threads, to += STRIDE, from += Threads * SIZE) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   }
   const unsigned last = packs * SIZE + threadIdx.x;
   if (last < elements) tile[last] = x[last];

@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   transpose_tile_of_pairs(x, y, rows, cols);
 }
 
-// 4. In registers, where channels and images are whole packs.
+// 4. In registers, where a few megabytes of floats have channels and images of whole sectors.
 #ifdef WARPS_ACROSS
 REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 #endif
@@ -45,7 +45,7 @@ REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 NARROW_MATRICES(nchw_to_nhwc_narrow)
 #endif
 
-// 6. By packs through shared memory, where they aren't whole, and there are many channels and pixels.
+// 6. By packs through shared memory, where there are many channels and pixels.
 #ifdef PACKS_ACROSS
 PACK_TILES(nchw_to_nhwc_pack_tiles)
 #endif

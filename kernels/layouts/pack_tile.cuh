@@ -29,17 +29,19 @@ constexpr unsigned GROUP_PACKS = FLAT ? FLAT_COLS : (PACKS_ACROSS + 1) * PER_PAC
 constexpr unsigned GROUP_PITCH = (FLAT ? GROUP_PACKS : (GROUP_PACKS + 6) / 8 * 8 + 1) * PER_PACK;  // elements
 constexpr unsigned GROUPS = (MOST_LINES - 1) / PER_PACK + 1;
 
-// Lines that a block copies at once. A thread's lines are a multiple of PER_PACK apart, so they are shifted alike.
-constexpr unsigned LINES_AT_ONCE = THREADS / PACKS_ACROSS;
+// Neighbouring lanes copy the packs of a line, so that the halves of a sector are asked for at once: a pack more than
+// the tile is wide, wherever the line begins. A thread's lines are a multiple of PER_PACK apart, so they are shifted
+// alike.
+constexpr unsigned LINE_LANES = 2 * PACKS_ACROSS, LINES_AT_ONCE = THREADS / LINE_LANES;
 constexpr unsigned LINES_OF_THREAD = (MOST_LINES - 1) / LINES_AT_ONCE + 1;
 // The same of FLAT tiles, whose memory may begin inside of a pack, too.
 constexpr unsigned FLAT_PACKS = (MOST_LINES * TILE_WIDTH + PER_PACK - 2) / PER_PACK + 1;
-constexpr unsigned SHARED_PACKS = FLAT ? FLAT_PACKS : GROUPS * (GROUP_PITCH / PER_PACK);
+static_assert(SHARED_PACKS == (FLAT ? FLAT_PACKS : GROUPS * (GROUP_PITCH / PER_PACK)));
 
 // A warp stores 8 packs of each of 4 rows of y at once: 128 bytes of each, which are whole sectors.
 constexpr unsigned WARP_PACKS = 8, WARP_COLS = WARP / WARP_PACKS, BLOCK_COLS = THREADS / WARP * WARP_COLS;
 
-static_assert(FLAT || (LINES_AT_ONCE % PER_PACK == 0 && MOST_LINES <= THREADS && TILE_WIDTH % BLOCK_COLS == 0));
+static_assert(FLAT || (LINES_AT_ONCE % PER_PACK == 0 && TILE_WIDTH % BLOCK_COLS == 0));
 static_assert(PACKS_DOWN % WARP_PACKS == 0 && BLOCK_COLS % GRAIN == 0 && TILE_HEIGHT % GRAIN == 0);
 
 // What a block knows of its tile. Elements are counted from the beginning of the tensors, which end at `end`.
@@ -97,25 +99,18 @@ __device__ __forceinline__ void load_of_line(ELEMENT* to, const ELEMENT* x, long
 
 template <bool FULL>
 __device__ __forceinline__ void load_lines(ELEMENT* shared, const ELEMENT* x, const PackTile& tile) {
-  const long long corner = tile.matrix + tile.row_of(0) * tile.cols + tile.col;
-  {
-    const unsigned number = threadIdx.x % PACKS_ACROSS, first_line = threadIdx.x / PACKS_ACROSS;
-    const unsigned shift = tile.shift(first_line);
-    long long first = corner + static_cast<long long>(first_line) * tile.cols + number * PER_PACK - shift;
-    ELEMENT* to = shared + tile.place(first_line) - shift + number * PER_PACK;
+  const unsigned number = threadIdx.x % LINE_LANES, first_line = threadIdx.x / LINE_LANES;
+  const unsigned shift = tile.shift(first_line);
+  // A line that begins with a pack doesn't reach into its last one.
+  if (number > PACKS_ACROSS || (number == PACKS_ACROSS && shift == 0)) return;
+  long long first = tile.matrix + (tile.row_of(0) + first_line) * tile.cols + tile.col + number * PER_PACK - shift;
+  ELEMENT* to = shared + tile.place(first_line) - shift + number * PER_PACK;
 #pragma unroll
-    for (unsigned k = 0; k < LINES_OF_THREAD; ++k) {
-      const unsigned line = first_line + k * LINES_AT_ONCE;
-      const bool exists = (k + 1) * LINES_AT_ONCE <= TILE_HEIGHT || line < tile.lines;
-      if (exists) load_of_line<FULL>(to + k * (LINES_AT_ONCE / PER_PACK * GROUP_PITCH), x, first, tile, line, number);
-      first += static_cast<long long>(tile.cols) * LINES_AT_ONCE;
-    }
-  }
-  // The last pack of each line. A line that begins with a pack doesn't reach into it.
-  const unsigned line = threadIdx.x, shift = tile.shift(line);
-  if (line < tile.lines && shift) {
-    const long long first = corner + static_cast<long long>(line) * tile.cols + TILE_WIDTH - shift;
-    load_of_line<FULL>(shared + tile.place(line) - shift + TILE_WIDTH, x, first, tile, line, PACKS_ACROSS);
+  for (unsigned k = 0; k < LINES_OF_THREAD; ++k) {
+    const unsigned line = first_line + k * LINES_AT_ONCE;
+    const bool exists = (k + 1) * LINES_AT_ONCE <= TILE_HEIGHT || line < tile.lines;
+    if (exists) load_of_line<FULL>(to + k * (LINES_AT_ONCE / PER_PACK * GROUP_PITCH), x, first, tile, line, number);
+    first += static_cast<long long>(tile.cols) * LINES_AT_ONCE;
   }
 }
 
@@ -164,7 +159,7 @@ __device__ __forceinline__ void store_pieces(const ELEMENT* shared, ELEMENT* y, 
       if (!FULL && (row >= tile.rows || row <= -static_cast<int>(PER_PACK))) continue;
       const uint4 value = gather(spot, p * GROUP_PITCH + c, swapped);
       if (FULL || (row >= 0 && row + PER_PACK <= tile.rows)) {
-        *reinterpret_cast<uint4*>(to + p * PER_PACK) = value;
+        store_whole(to + p * PER_PACK, value);
       } else {
         const Pack<ELEMENT>& part = reinterpret_cast<const Pack<ELEMENT>&>(value);
 #pragma unroll
@@ -192,7 +187,7 @@ __device__ __forceinline__ void move_tile(ELEMENT* shared, const ELEMENT* x, ELE
 // batch, rows, cols: of all matrices.
 __device__ __forceinline__ void transpose_pack_tiles(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                      unsigned batch, unsigned rows, unsigned cols, const Order& order) {
-  __shared__ uint4 packs[SHARED_PACKS];
+  extern __shared__ uint4 packs[];
   ELEMENT* shared = reinterpret_cast<ELEMENT*>(packs);
   const Place place = place_of(blockIdx.x, order);
   PackTile tile;

@@ -1,8 +1,8 @@
-// A transpose of a batch of matrices (rows, cols) in registers, without shared memory: a thread loads a square block,
-// as many rows as a pack of 16 bytes has elements, and stores its columns as packs.
+// A transpose of a batch of matrices (rows, cols) of floats in registers, without shared memory: a thread loads a block
+// of four rows of four, and stores its columns as packs of 16 bytes. It is for few blocks, which end earlier without a
+// barrier.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), THREADS, WARPS_ACROSS (warps of a block that lie side by
-// side), BAND (see order.cuh).
+// Macros: ELEMENT (unsigned), THREADS, WARPS_ACROSS (warps of a block that lie side by side), BAND (see order.cuh).
 #pragma once
 
 #include "order.cuh"
@@ -14,25 +14,14 @@
 constexpr unsigned LANES_ACROSS = 8, LANES_DOWN = WARP / LANES_ACROSS;
 constexpr unsigned WARPS_DOWN = THREADS / WARP / WARPS_ACROSS;
 constexpr unsigned BLOCK_SIDE = Pack<ELEMENT>::SIZE;
+static_assert(BLOCK_SIDE == 4);
 
 // With a constant `word` this is a register, and no comparison is left.
 __device__ __forceinline__ unsigned word_of(const uint4& pack, unsigned word) {
   return word == 0 ? pack.x : word == 1 ? pack.y : word == 2 ? pack.z : pack.w;
 }
 
-// Word `word` of the pack that column `column` of the block becomes. A word has one float, or two halves, which one
-// byte permutation takes from two rows.
-__device__ __forceinline__ unsigned word_of_column(const uint4 (&row)[BLOCK_SIDE], unsigned column, unsigned word) {
-  if constexpr (sizeof(ELEMENT) == 4) {
-    return word_of(row[word], column);
-  } else {
-    const unsigned selector = column % 2 ? 0x7632u : 0x5410u;
-    return __byte_perm(word_of(row[2 * word], column / 2), word_of(row[2 * word + 1], column / 2), selector);
-  }
-}
-
-// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. Per thread a block's
-// loads are in flight together: 64 bytes of floats, 128 bytes of halves.
+// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. A thread's 64 bytes are in flight together.
 __device__ __forceinline__ void transpose_register_blocks(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                           unsigned rows, unsigned cols, const Order& order) {
   const Place place = place_of(blockIdx.x, order);
@@ -52,8 +41,8 @@ __device__ __forceinline__ void transpose_register_blocks(const ELEMENT* __restr
   ELEMENT* to = y + offset + static_cast<long long>(col) * rows + row;
 #pragma unroll
   for (unsigned c = 0; c < BLOCK_SIDE; ++c) {
-    const uint4 column = make_uint4(word_of_column(block, c, 0), word_of_column(block, c, 1),
-                                    word_of_column(block, c, 2), word_of_column(block, c, 3));
+    const uint4 column =
+        make_uint4(word_of(block[0], c), word_of(block[1], c), word_of(block[2], c), word_of(block[3], c));
     *reinterpret_cast<uint4*>(to + static_cast<long long>(c) * rows) = column;
   }
 }

@@ -34,9 +34,8 @@
 #ifdef PACKS_ACROSS
 #include "pack_tile.cuh"
 
-// Registers for five blocks a multiprocessor, which is what shared memory has room for where tiles are largest.
 #define PACK_TILES(name)                                                                                         \
-  extern "C" __global__ void __launch_bounds__(THREADS, 5)                                                       \
+  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)                                      \
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned cols, \
            ORDER_PARAMETERS) {                                                                                   \
     transpose_pack_tiles(x, y, batch, rows, cols, ORDER);                                                        \
@@ -47,7 +46,7 @@
 #include "cell_tile.cuh"
 
 #define CELL_TILES(name)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(THREADS, 6)                                                     \
+  extern "C" __global__ void __launch_bounds__(THREADS, 8)                                                     \
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned down) { \
     transpose_cell_tiles(x, y, batch, rows, down);                                                             \
   }

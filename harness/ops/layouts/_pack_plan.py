@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from harness.ops._elementwise import PACK_BYTES, blocks
-from harness.ops.layouts._transpose_plan import BAND, SECTOR, SECTOR_WORDS, THREADS, TILES, WORD, Matrices
+from harness.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS, THREADS, WORD, Matrices
 
-# Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have: the first is preferred.
-_PACK_TILES = ((16, 16), (16, 8), (8, 16), (8, 8))
-_FLAT_TILES = (64, 32, 16, 8)  # packs of a row of y that a tile of a narrow matrix may have
-_FLAT_SHARED = 40 * 1024  # bytes: five blocks a multiprocessor on the GPUs that are measured
-_WARP_PACKS, _BLOCK_COLS = 8, 32  # of a row of y, and rows of y, that are stored at once: see pack_tile.cuh
+# Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have, by bytes of an element: the first is
+# preferred. With larger ones, shared memory would leave less to the L1 cache, through which x is read.
+_PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
+_TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
+_FEWER_THREADS = THREADS, 1280  # the same of others
+_WAVES = 2  # of blocks that the preferred tiles should be at least
+_FLAT_TILES = (16, 8)  # packs of a row of y that a tile of a narrow matrix may have
+_WARP_PACKS = 8  # packs of a row of y that are stored at once: see pack_tile.cuh
 # What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
 # packs, for a pack that is loaded, and for an element that is stored.
 _PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
 _CELL_LINES = 16  # rows of a tile of cell_tile.cuh: a multiple of 16
-_CELL_SHARED = 44 * 1024  # bytes
+_CELL_SHARED, _CELL_SMALL = 44 * 1024, 22 * 1024  # bytes of a tile: at most, and for x to be read through L1
 _NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
-FULL = 0.9  # of a tile's room, from which on rows that are parts of sectors go through shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,37 +37,57 @@ class PackTiles:
     packs_down: int
     aligned: bool
     flat: bool = False
+    band: ClassVar[int] = 4
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
         """The plan for a batch; None for cells of several elements, and for matrices narrower than any tile."""
         if shape.cell > 1:
             return None
-        plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES]
-        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols:
-            flat = [cls(shape, 1, down, aligned, flat=True) for down in _FLAT_TILES]
-            plans = [plan for plan in flat if plan.lines * plan.cols * shape.itemsize <= _FLAT_SHARED]
+        plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES[shape.itemsize]]
+        # A column of a flat tile lies in few banks if its rows are a multiple of eight packs together.
+        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols and shape.cols % _WARP_PACKS:
+            plans = [cls(shape, 1, down, aligned, flat=True) for down in _FLAT_TILES]
         plans = [plan for plan in plans if plan.cols <= shape.cols and plan.rows <= shape.rows]
-        enough = [plan for plan in plans if plan.grid >= TILES * multiprocessors]
+        enough = [plan for plan in plans if plan.waves(multiprocessors) >= (_WAVES if plan.is_largest else 1)]
         return min(enough, key=cls.cost) if enough else plans[-1] if plans else None
+
+    def waves(self, multiprocessors: int) -> float:
+        """Blocks for each one that the GPU holds at a time."""
+        threads, resident = self._threads
+        return self.grid / (multiprocessors * (resident // threads))
 
     def cost(self) -> float:
         """The same as WordTiles.cost: roughly, words that all blocks have room for, and what takes as long as more."""
         pack = PACK_BYTES // self.shape.itemsize
         if self.flat:
-            loads = blocks(self.lines * self.cols, pack * THREADS)
+            loads = blocks(self.lines * self.cols, pack * self.threads)
         else:
-            loads = blocks(self.lines, THREADS // self.packs_across)
-        stores = blocks(self.cols, _BLOCK_COLS) * self.packs_down // _WARP_PACKS
+            loads = blocks(self.lines, self.threads // (2 * self.packs_across))
+        stores = blocks(self.cols, self.threads // _WARP_PACKS) * self.packs_down // _WARP_PACKS
         of_thread = _PACK_SETUP + _PACK_LOAD * loads + _PACK_ELEMENT * pack * stores
         above = int(self.lines > self.rows)  # the uppermost tiles have lines above the matrix
         full = self.shape.batch * max(0, self.shape.rows // self.rows - above) * (self.shape.cols // self.cols)
-        return (2 * self.grid - full) * (of_thread * THREADS + SECTOR_WORDS * (1 if self.flat else self.lines))
+        return (2 * self.grid - full) * (of_thread * self.threads + SECTOR_WORDS * (1 if self.flat else self.lines))
 
     @property
     def full(self) -> float:
         """The share of the tiles' room that has elements."""
         return self.shape.elements / (self.grid * self.rows * self.cols)
+
+    @property
+    def is_largest(self) -> bool:
+        """Whether the tiles are the preferred ones, of which there are enough."""
+        return not self.flat and (self.packs_across, self.packs_down) == _PACK_TILES[self.shape.itemsize][0]
+
+    @property
+    def _threads(self) -> tuple[int, int]:
+        return _TILE_THREADS[self.shape.itemsize] if self.is_largest else _FEWER_THREADS
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self._threads[0]
 
     @property
     def grain(self) -> int:
@@ -88,6 +110,16 @@ class PackTiles:
         return self.rows + (self.grain - 1 if self.shape.rows % self.grain else 0)
 
     @property
+    def shared(self) -> int:
+        """Bytes of a tile in shared memory: see pack_tile.cuh."""
+        pack, most = PACK_BYTES // self.shape.itemsize, self.rows + self.grain - 1
+        if self.flat:
+            packs = (most * self.cols + pack - 2) // pack + 1
+        else:
+            packs = blocks(most, pack) * (((self.packs_across + 1) * pack + 6) // 8 * 8 + 1)
+        return packs * PACK_BYTES
+
+    @property
     def down(self) -> int:
         # Pieces of the rows of y end above their tile, but where all of them begin with whole sectors.
         above = 0 if self.aligned and self.shape.rows % self.grain == 0 else self.grain - 1
@@ -105,8 +137,11 @@ class PackTiles:
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
         return {
-            "THREADS": THREADS,
-            "BAND": BAND,
+            "THREADS": self.threads,
+            "RESIDENT": self._threads[1],
+            "KEPT_IN_L1": int(not self.flat),
+            "BAND": self.band,
+            "SHARED_PACKS": self.shared // PACK_BYTES,
             "PACKS_ACROSS": self.packs_across,
             "PACKS_DOWN": self.packs_down,
             "FLAT_COLS": self.shape.cols if self.flat else 0,
@@ -144,7 +179,15 @@ class CellTiles:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"THREADS": THREADS, "CELL_LINES": _CELL_LINES, "COLS": self.shape.cols, "CELL": self.shape.cell}
+        # Beside larger tiles there is little L1 cache.
+        small = (_CELL_LINES + 1) * self.shape.cols * self.shape.cell * self.shape.itemsize <= _CELL_SMALL
+        return {
+            "THREADS": THREADS,
+            "KEPT_IN_L1": int(small),
+            "CELL_LINES": _CELL_LINES,
+            "COLS": self.shape.cols,
+            "CELL": self.shape.cell,
+        }
 
 
 @dataclass(frozen=True, slots=True)

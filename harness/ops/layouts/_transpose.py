@@ -9,11 +9,15 @@ from harness import cuda
 from harness.model import Case
 from harness.ops import ITEMSIZE, Context, Launch, Tensors
 from harness.ops._elementwise import INDEX_TYPE, LIMIT_32, PACK_BYTES, WORD_TYPE, blocks
-from harness.ops.layouts._pack_plan import FULL, CellTiles, Narrow, PackTiles
-from harness.ops.layouts._transpose_plan import BAND, SECTOR, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
+from harness.ops.layouts._pack_plan import CellTiles, Narrow, PackTiles
+from harness.ops.layouts._transpose_plan import SECTOR, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves
+# When tiles of packs are better than those of words. Where rows are whole sectors: waves of tiles at least, and the
+# share of the tiles' room that has elements, by bytes of an element. Where they aren't: shares of the cost.
+_MANY = {2: (8, 0.97), 4: (2, 0.9)}
+_GAIN, _FLAT_GAIN, _SHIFTED = 0.87, 0.5, 1.15
 _LONGEST = 2**32 - 2**16  # rows or columns: the last tile ends beyond them, below 2^32
 
 
@@ -48,7 +52,7 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
 
 
 def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | None) -> Launch | None:
-    """A launch of the kernel that needs whole packs; None where they aren't, or `packs` are better."""
+    """A launch of the kernel that needs whole packs; None where rows aren't whole ones, or another one is better."""
     narrow = Narrow.of(shape)
     if narrow:
         of_shape: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **narrow.macros}
@@ -56,8 +60,8 @@ def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | Non
         row = ctypes.c_uint32(narrow.threads), ctypes.c_uint32(narrow.packs), *cuda.fast_divisor(narrow.packs, 32)
         grid = blocks(narrow.threads, THREADS)
         return lambda t: kernel(grid, THREADS, t.x, t.y, *row)
-    plan = RegisterBlocks.of(shape, cuda.multiprocessors())
-    if plan is None or (packs and packs.full >= FULL and not plan.whole_sectors):
+    plan = None if packs else RegisterBlocks.of(shape, cuda.multiprocessors())
+    if plan is None:
         return None
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
@@ -67,12 +71,19 @@ def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | Non
 
 
 def _best_pack_tiles(shape: Matrices) -> PackTiles | None:
-    """The tiles of pack_tile.cuh, if they are faster than those of word_tile.cuh."""
+    """The tiles of pack_tile.cuh, if they are faster than the other ones, as measured on an H200."""
     multiprocessors = cuda.multiprocessors()
     plan = PackTiles.of(shape, multiprocessors, aligned=True)
     words = WordTiles.of(shape, multiprocessors, aligned=True) or WordTiles.of(shape, multiprocessors, aligned=False)
-    # Costs are rough: word tiles without shifts and with few ends of runs are as good as they seem.
-    return plan if plan and words and 2 * plan.cost() < words.cost() else None
+    if plan is None or words is None:
+        return None
+    if shape.whole_sectors:
+        # All kernels are good at these. Packs gain where there are many large tiles.
+        waves, full = _MANY[shape.itemsize]
+        return plan if plan.waves(multiprocessors) >= waves and plan.full >= full else None
+    # Costs are rough. Words of flat runs that are shifted are slower than they seem.
+    slow = _SHIFTED if words.shifted and words.flat_x else 1
+    return plan if plan.cost() < (_FLAT_GAIN if plan.flat else _GAIN) * slow * words.cost() else None
 
 
 def _pack_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
@@ -86,7 +97,7 @@ def _pack_tiles_at(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> 
     assert plan
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_pack_tiles", macros)
-    return _by_tiles(kernel, plan)
+    return _by_tiles(kernel, plan, plan.threads, plan.shared)
 
 
 def word_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:
@@ -126,10 +137,10 @@ def _word_tiles(ctx: Context, op: str, shape: Matrices, *, aligned: bool) -> Lau
     return _by_tiles(kernel, plan)
 
 
-def _by_tiles(kernel: cuda.Kernel, plan: WordTiles | PackTiles) -> Launch:
+def _by_tiles(kernel: cuda.Kernel, plan: WordTiles | PackTiles, threads: int = THREADS, shared: int = 0) -> Launch:
     shape, order, grid = plan.shape, _order(plan), plan.grid
     sizes = tuple(ctypes.c_uint32(size) for size in (shape.batch, shape.rows, shape.cols))
-    return lambda t: kernel(grid, THREADS, t.x, t.y, *sizes, *order)
+    return lambda t: kernel(grid, threads, t.x, t.y, *sizes, *order, shared=shared)
 
 
 def tiled(ctx: Context, op: str, shape: Matrices) -> Launch:
@@ -166,5 +177,5 @@ def _tiles(kernel: cuda.Kernel, shape: Matrices, side: int) -> Launch:
 
 def _order(plan: WordTiles | PackTiles | RegisterBlocks) -> tuple[Any, ...]:
     """Arguments that say which tile a block takes."""
-    by_matrix, by_band = (cuda.fast_divisor(size, 32) for size in (plan.down * plan.across, BAND * plan.down))
+    by_matrix, by_band = (cuda.fast_divisor(size, 32) for size in (plan.down * plan.across, plan.band * plan.down))
     return ctypes.c_uint32(plan.down), ctypes.c_uint32(plan.across), *by_matrix, *by_band

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
 
 THREADS = 256  # of a block, at most
 WORD = 4  # bytes
-BAND = 8  # tiles: see order.cuh
+_BAND = 8  # tiles: see order.cuh
 # Words of a thread on each side of a tile, at most. With 16 of them in flight, four blocks fit into the registers of a
 # multiprocessor. Fewer where there are few tiles.
 _MOST_ITEMS = (16, 8, 4, 2)
@@ -51,6 +51,11 @@ class Matrices:
     def is_copy(self) -> bool:
         """Whether the order of elements stays as it is."""
         return self.rows == 1 or self.cols == 1
+
+    @property
+    def whole_sectors(self) -> bool:
+        """Whether all rows of both sides are whole sectors, if the tensors begin with one."""
+        return not any(size * self.cell * self.itemsize % SECTOR for size in (self.rows, self.cols))
 
     def in_words(self) -> Self:
         """The same with words as elements, if cells are whole words."""
@@ -100,6 +105,7 @@ class WordTiles:
     flat_x: bool
     flat_y: bool
     shifted: bool
+    band: ClassVar[int] = _BAND
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
@@ -176,7 +182,7 @@ class WordTiles:
         """Macros that the kernel is compiled with."""
         return {
             "THREADS": THREADS,
-            "BAND": BAND,
+            "BAND": self.band,
             "MATRICES": self.matrices,
             "TILE_ROWS": self.rows,
             "TILE_COLS": self.cols,
@@ -211,13 +217,17 @@ class RegisterBlocks:
     shape: Matrices
     threads: int
     warps_across: int
+    band: ClassVar[int] = _BAND
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int) -> Self | None:
-        """The plan for a batch; None where sizes aren't whole packs or too small for a warp, or cells are longer."""
+        """The plan for a batch; None but for floats in rows of whole sectors that are long enough for a warp.
+
+        Of halves, a warp would read and write shorter pieces; others are faster at them.
+        """
         pack = PACK_BYTES // shape.itemsize
         too_small = shape.rows < _LANES_DOWN * pack or shape.cols < _LANES_ACROSS * pack
-        if shape.cell > 1 or too_small or shape.rows % pack or shape.cols % pack:
+        if shape.cell > 1 or shape.itemsize < WORD or too_small or not shape.whole_sectors:
             return None
         plans = [min(cls._of(shape, threads), key=cls._cost) for threads in (THREADS, THREADS // 2, THREADS // 4)]
         return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1])
@@ -230,11 +240,6 @@ class RegisterBlocks:
     def _cost(self) -> int:
         """Roughly, the elements that all tiles have room for, and those that the ends of their rows are worth."""
         return self.grid * (self.rows * self.cols + 8 * (self.rows + self.cols))
-
-    @property
-    def whole_sectors(self) -> bool:
-        """Whether all rows are whole sectors, so that a warp reads and writes no part of one."""
-        return not any(size * self.shape.itemsize % SECTOR for size in (self.shape.rows, self.shape.cols))
 
     @property
     def rows(self) -> int:
@@ -262,4 +267,4 @@ class RegisterBlocks:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"THREADS": self.threads, "BAND": BAND, "WARPS_ACROSS": self.warps_across}
+        return {"THREADS": self.threads, "BAND": self.band, "WARPS_ACROSS": self.warps_across}

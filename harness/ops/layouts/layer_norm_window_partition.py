@@ -41,7 +41,8 @@ _SECTOR = 32  # bytes that memory moves at least: narrower teams would move part
 
 # Tiles.
 _SHORTEST_ROW = 64  # bytes of a row: tiles of shorter ones would keep too few bytes under way
-_TEAMS = {32: 1, 64: 2, 128: 4}  # lanes that share a row, by its words at most; longer rows have whole warps
+# Lanes that share a row, by its words at most, for halves and for floats; longer rows have whole warps.
+_TEAMS = {2: {32: 1, 64: 2, 128: 4}, 4: {16: 1, 32: 2, 64: 4, 128: 8}}
 _WARPS = 8  # of a block, where rows have whole warps
 _TILES = 4  # of a block there, which share gamma and beta: there are few rows in a tile
 _PIECE_BYTES = 4096  # that threads write together at most, unless a row is longer
@@ -223,7 +224,7 @@ class WindowTilePlan:
     def of(cls, channels: int, itemsize: int, window: int) -> Self | None:
         """The plan for rows of so many elements; None where they are very short or long, or do well with chunks."""
         row = channels * itemsize
-        team = next((lanes for most, lanes in _TEAMS.items() if row // 4 <= most), WARP)
+        team = next((lanes for most, lanes in _TEAMS[itemsize].items() if row // 4 <= most), WARP)
         short = team < WARP
         # Chunks of 8 bytes are enough for floats, and for rows with many of them.
         widest = 8 if short and itemsize == 2 else 4

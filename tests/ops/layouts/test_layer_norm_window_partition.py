@@ -143,7 +143,7 @@ def rows_of_lanes(plan, warp):
 
 
 def test_rows_that_have_tiles():
-    assert {plan.team for plan in TILE_PLANS} == {1, 2, 4, 32}
+    assert {plan.team for plan in TILE_PLANS} == {1, 2, 4, 8, 32}
     assert {(plan.words, plan.itemsize) for plan in TILE_PLANS} == {(1, 2), (1, 4), (2, 2)}
     assert WindowTilePlan.of(96, 2, 7) is None  # whole packs
     assert WindowTilePlan.of(3, 2, 7) is None

@@ -7,11 +7,10 @@ import pytest
 
 from harness import cuda
 from harness.ops.layouts import _transpose
-from harness.ops.layouts._pack_plan import PackTiles
-from harness.ops.layouts._transpose_plan import THREADS, Matrices, RegisterBlocks
+from harness.ops.layouts._pack_plan import _PACK_TILES, PackTiles
+from harness.ops.layouts._transpose_plan import Matrices, RegisterBlocks
 
 WARP_PACKS, WARP_COLS = 8, 4
-BLOCK_COLS = THREADS // 32 * WARP_COLS
 
 
 class Tile:
@@ -45,19 +44,19 @@ class Tile:
         if self.plan.flat:
             shift, row = self.shift(0), self.row - self.above
             begin, to = max(0, -row) * s.cols, shift + min(s.rows - row, self.lines) * s.cols
-            for j in range(0, -(-self.flat_packs // THREADS) * THREADS * pack, pack):
+            for j in range(0, -(-self.flat_packs // self.plan.threads) * self.plan.threads * pack, pack):
                 if j < to and (full or j + pack > shift + begin):
                     yield corner - shift + j, j
             return
-        thread, k = np.meshgrid(np.arange(THREADS), np.arange(256), indexing="ij")
-        across, first_line = self.plan.packs_across, thread // self.plan.packs_across
-        line, number = first_line + k * (THREADS // across), thread % across
-        place = self.place(first_line) - self.shift(first_line) + number * pack
-        place += k * (THREADS // across // pack * self.group)
-        mine = line < self.lines
-        last = np.arange(self.lines)[self.shift(np.arange(self.lines)) > 0]
-        lines, numbers = np.append(line[mine], last), np.append(number[mine], np.full(len(last), across))
-        places = np.append(place[mine], self.place(last) - self.shift(last) + across * pack)
+        thread, k = np.meshgrid(np.arange(self.plan.threads), np.arange(256), indexing="ij")
+        across, lanes = self.plan.packs_across, 2 * self.plan.packs_across
+        at_once = self.plan.threads // lanes
+        first_line, number = thread // lanes, thread % lanes
+        line, shift = first_line + k * at_once, self.shift(first_line)
+        assert (self.shift(line) == shift).all()
+        place = self.place(first_line) - shift + number * pack + k * (at_once // pack * self.group)
+        mine = (line < self.lines) & (number <= across) & ((number < across) | (shift > 0))
+        lines, numbers, places = line[mine], number[mine], place[mine]
         for line, number, place in zip(lines, numbers, places, strict=True):
             width, row = min(self.plan.cols, s.cols - self.col), self.row - self.above + line
             if full or (0 <= row < s.rows and number * pack < self.shift(line) + width):
@@ -65,7 +64,7 @@ class Tile:
 
     def gathers(self):
         """For all threads and k: where in shared memory they read first, their column, and their first row of y."""
-        thread, k = np.meshgrid(np.arange(THREADS), np.arange(self.pack), indexing="ij")
+        thread, k = np.meshgrid(np.arange(self.plan.threads), np.arange(self.pack), indexing="ij")
         warp, lane = thread // 32, thread % 32
         pack, lane_col = lane % WARP_PACKS, lane // WARP_PACKS
         turn = self.s.rows * self.s.cols % 4
@@ -110,7 +109,7 @@ def _move(tile, x, y, written, end, x_offset, y_offset):
             if 0 <= first + e < end:
                 shared[place + e] = x[first + e]
     spot, column, first_row, order = tile.gathers()
-    for c in range(0, plan.cols, BLOCK_COLS):
+    for c in range(0, plan.cols, plan.threads // 32 * WARP_COLS):
         for p in range(0, plan.packs_down, WARP_PACKS):
             exists = tile.col + column + c < s.cols
             at = np.where(exists[:, None], spot + p * tile.group + c, 0)
@@ -143,7 +142,7 @@ def test_every_element_moves_once(shape, itemsize, x_offset, y_offset):
     matrices = Matrices(*shape, itemsize)
     x = np.arange(matrices.elements)
     expected = x.reshape(shape).transpose(0, 2, 1).reshape(-1)
-    across, down = (16, 8) if x_offset == y_offset else (8, 16)
+    across, down = (16, 8) if x_offset == y_offset else (8, 8) if itemsize == 2 else (16, 16)
     plan = PackTiles(matrices, across, down, aligned=y_offset == 0)
     y, written = transposed(plan, x, x_offset % (16 // itemsize), y_offset)
     assert (written == 1).all()
@@ -164,13 +163,19 @@ def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, 
         assert (y == expected).all()
 
 
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("packs", [(16, 16), (16, 8), (8, 8)], ids=str)
+def test_a_tile_has_the_room_that_the_kernel_counts(packs, itemsize):
+    """The static_assert of pack_tile.cuh says the same to the compiler."""
+    plan = PackTiles(Matrices(1, 8191, 8193, itemsize), *packs, aligned=True)
+    assert plan.shared == Tile(plan, 0, 0, 0, 0, 0).shared * itemsize
+
+
 def wavefronts(rows, cols, itemsize):
     """What a read of the tile takes, of which one would be the least: the mean of all warps and k."""
-    tile = Tile(PackTiles(Matrices(1, rows, cols, itemsize), 16, 16, aligned=True), 0, 1, 1, 0, 0)
-    words = tile.gathers()[0].reshape(8, 32, -1) * itemsize // 4
-    return np.mean(
-        [np.bincount(np.unique(words[warp, :, k]) % 32).max() for warp in range(8) for k in range(words.shape[2])]
-    )
+    plan = PackTiles(Matrices(1, rows, cols, itemsize), *_PACK_TILES[itemsize][0], aligned=True)
+    words = Tile(plan, 0, 1, 1, 0, 0).gathers()[0].reshape(-1, 32, 16 // itemsize) * itemsize // 4
+    return np.mean([np.bincount(np.unique(warp[:, k]) % 32).max() for warp in words for k in range(words.shape[2])])
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
@@ -181,27 +186,33 @@ def test_banks_have_few_conflicts(itemsize):
     assert max(found.values()) <= 4
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize(
-    ("shape", "better"),
+    ("shape", "itemsizes"),
     [
-        ((1, 8191, 8193), True),
-        ((1, 50257, 768), True),
-        ((1, 2049, 4097), True),
-        ((1, 30_000_000, 3), False),
-        ((1024, 196, 256), False),
-        ((2048, 512, 49), True),
-        ((2048, 49, 512), False),
+        ((1, 8192, 8192), (2, 4)),
+        ((1, 2048, 2048), (4,)),
+        ((1, 1024, 1024), ()),
+        ((1, 8191, 8193), (2, 4)),
+        ((1, 50257, 768), (2, 4)),
+        ((1, 2049, 4097), (2, 4)),
+        ((1, 30_000_000, 3), ()),
+        ((1024, 196, 256), (4,)),
+        ((1024, 784, 256), (4,)),
+        ((512, 768, 197), (2, 4)),
+        ((2048, 512, 49), (2, 4)),
+        ((2048, 512, 48), ()),
+        ((2048, 49, 512), ()),
     ],
     ids=str,
 )
-def test_large_matrices_are_for_packs(monkeypatch, shape, better, itemsize):
+def test_large_matrices_are_for_packs(monkeypatch, shape, itemsizes):
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
-    assert (_transpose._best_pack_tiles(Matrices(*shape, itemsize)) is not None) == better
+    found = tuple(size for size in (2, 4) if _transpose._best_pack_tiles(Matrices(*shape, size)))
+    assert found == itemsizes
 
 
-def test_rows_that_are_whole_packs_may_be_parts_of_sectors():
+def test_only_floats_in_whole_sectors_go_through_registers():
     for rows, cols, itemsize, whole in [(8192, 8192, 2, True), (100_000, 1000, 2, False), (100_000, 1000, 4, True)]:
-        plan = RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132)
-        assert plan
-        assert plan.whole_sectors == whole
+        matrices = Matrices(1, rows, cols, itemsize)
+        assert matrices.whole_sectors == whole
+        assert (RegisterBlocks.of(matrices, 132) is not None) == (whole and itemsize == 4)

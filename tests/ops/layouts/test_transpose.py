@@ -165,11 +165,8 @@ def test_naive_divides_once(ptx):
     assert text.count("rem.u32") == 0
 
 
-@pytest.mark.parametrize(("element", "packs"), [("unsigned", 4), ("unsigned short", 8)])
-def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element, packs):
-    macros = {"ELEMENT": element, "THREADS": 256, "BAND": 8, "WARPS_ACROSS": 2}
+def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx):
+    macros = {"ELEMENT": "unsigned", "THREADS": 256, "BAND": 8, "WARPS_ACROSS": 2}
     text = ptx("transpose.cu", "transpose_register_blocks", macros)
-    loads, stores = text.count("ld.global.nc.v4"), text.count("st.global.v4")
-    assert (loads, stores) == (packs, packs)
+    assert (text.count("ld.global.nc.v4"), text.count("st.global.v4")) == (4, 4)
     assert text.rindex("ld.global.nc.v4") < text.index("st.global.v4")
-    assert ("prmt" in text) == (packs == 8)

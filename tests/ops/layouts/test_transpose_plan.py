@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from harness.cuda import fast_divisor
-from harness.ops.layouts._transpose_plan import BAND, THREADS, WORD, Matrices, RegisterBlocks, WordTiles
+from harness.ops.layouts._transpose_plan import THREADS, WORD, Matrices, RegisterBlocks, WordTiles
 
 # Batch, rows, columns, and elements of a cell.
 SHAPES = [
@@ -100,9 +100,9 @@ def place_of_tile(tile, plan):
 
     matrix = divide(tile, plan.down * plan.across)
     of_matrix = tile - matrix * plan.down * plan.across
-    band = divide(of_matrix, BAND * plan.down)
-    of_band, first = of_matrix - band * BAND * plan.down, band * BAND
-    width = min(BAND, plan.across - first)
+    band = divide(of_matrix, plan.band * plan.down)
+    of_band, first = of_matrix - band * plan.band * plan.down, band * plan.band
+    width = min(plan.band, plan.across - first)
     return matrix, of_band // width, first + of_band % width
 
 
@@ -236,13 +236,11 @@ def test_few_threads_have_nothing_to_do(shape, share):
 @pytest.mark.parametrize(
     "shape", [(1, 2048, 4096), (1, 1000, 1000), (64, 256, 784), (3, 48, 64), (1, 32, 4096)], ids=str
 )
-@pytest.mark.parametrize("itemsize", [2, 4])
-def test_register_blocks_cover_a_matrix_once(shape, itemsize):
+def test_register_blocks_cover_a_matrix_once(shape):
     """Corners of the threads' blocks: register_blocks.cuh."""
-    plan = RegisterBlocks.of(Matrices(*shape, itemsize), 132)
-    if plan is None:
-        return
-    side, warps = 16 // itemsize, plan.threads // 32
+    plan = RegisterBlocks.of(Matrices(*shape, 4), 132)
+    assert plan
+    side, warps = 4, plan.threads // 32
     assert plan.rows * plan.cols == plan.threads * side**2
     thread = np.arange(plan.threads)
     warp, lane = thread // 32, thread % 32
@@ -259,18 +257,18 @@ def test_register_blocks_cover_a_matrix_once(shape, itemsize):
     assert plan.grid == shape[0] * plan.down * plan.across
 
 
-def test_register_blocks_are_for_whole_packs():
+def test_register_blocks_are_for_floats_in_whole_sectors():
     assert RegisterBlocks.of(Matrices(1, 8192, 8192, 4), 132)
-    for batch, rows, cols, itemsize in [(1, 8192, 8190, 4), (1, 8196, 8192, 2), (1, 8191, 8192, 4), (1, 8, 8192, 4)]:
-        assert RegisterBlocks.of(Matrices(batch, rows, cols, itemsize), 132) is None
+    for rows, cols, itemsize in [(8192, 8190, 4), (8192, 8192, 2), (8191, 8192, 4), (8, 8192, 4), (8196, 8192, 4)]:
+        assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) is None
     assert RegisterBlocks.of(Matrices(1, 8192, 8192, 4, 2), 132) is None
 
 
 def test_a_small_matrix_has_a_tile_for_each_multiprocessor():
+    plan = RegisterBlocks.of(Matrices(1, 1024, 1024, 4), 132)
+    assert plan
+    assert plan.grid >= 128
     for itemsize in (2, 4):
-        plan = RegisterBlocks.of(Matrices(1, 1024, 1024, itemsize), 132)
-        assert plan
-        assert plan.grid >= 128
         plan = WordTiles.of(Matrices(1, 1023, 1021, itemsize), 132, aligned=itemsize == WORD)
         assert plan.grid >= 2 * 132
 

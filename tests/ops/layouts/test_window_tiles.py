@@ -219,5 +219,5 @@ def test_what_a_tile_takes_is_copied_in_packs(ptx, to_windows):
     macros = {"SCALAR": "unsigned short", "INDEX": "unsigned", "TO_WINDOWS": to_windows, "RUN": 343, "SIDE": 7}
     macros |= {"ACROSS": 8, "HEIGHT": 56, "ROWS_SHIFTED": 3, "ELEMENTS_SHIFTED": 147, "COLUMNS": 2, "BANDS": 1}
     text = ptx("window_partition.cu", "window_partition_tiles", macros | {"THREADS": 128, "SEVERAL": 0})
-    assert text.count("cp.async.cg.shared.global") == 1
+    assert text.count("cp.async.ca.shared.global") == 1
     assert text.count("st.global.v4") == 1

@@ -49,7 +49,7 @@ struct GeluQuantise {
   __device__ __forceinline__ float operator()(float x) const { return fast_gelu(x) * factor; }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT + 1)
     dequantize_bias_gelu_quantize_tuned(const int* __restrict__ acc, const float* __restrict__ sx,
                                         const float* __restrict__ sw, const T* __restrict__ bias,
                                         const float* __restrict__ sy, signed char* __restrict__ y, TILE_PARAMETERS) {

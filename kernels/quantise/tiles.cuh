@@ -25,7 +25,7 @@ constexpr unsigned UNITS = 4;  // of a thread
 
 // The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
 // registers, and puts the loads of a thread one behind the other. With 4 blocks on a multiprocessor a thread may have
-// 64 registers, and all loads come first.
+// 64 registers, and all loads come first. GELU takes instructions, which more threads hide: it has a block more.
 constexpr unsigned THREADS = 256, RESIDENT = 4;
 
 struct Tiles {

@@ -14,10 +14,13 @@ SIZE = 4
 
 _TILE = {2: 2048, 4: 1536}  # elements of a tile of several rows at most, by the bytes of an element of the case's type
 _LANE_ELEMENTS = 16  # of a row that a lane of a warp adds up at most
-_UNITS = 3  # that a thread has at most: their elements and the numbers of their columns stay in registers
+# Units that a thread has at most: their elements and the numbers of their columns stay in registers. Of halves in tiles
+# of several rows it has fewer, so that more threads hide the time of the steps between two barriers.
+_UNITS, _FEW_UNITS = 3, 2
 # Threads that a multiprocessor is to hold at least, by the bytes of an element and whether each column has a scale,
-# which is more to keep: with one warp more of each of its four parts, the compiler spills registers.
-_RESIDENT = {(2, False): 768, (2, True): 640, (4, False): 512, (4, True): 512}
+# which is more to keep. With more of them the compiler spills more registers than the threads are worth.
+_RESIDENT = {(2, False): 768, (2, True): 672, (4, False): 512, (4, True): 512}
+_MORE_RESIDENT = 1024  # where a thread has few units
 _WAVES = 1  # blocks of the grid for each one that the GPU can hold, where there are tiles enough
 
 
@@ -53,8 +56,9 @@ class RowRunPlan:
         else:
             rows, lanes = 1, 0
             units = blocks(columns + SIZE - 1, SIZE)  # if most elements of the first unit are skipped
-        threads = blocks(blocks(units, _UNITS), WARP) * WARP
-        resident = _RESIDENT[itemsize, channel]
+        few = lanes > 0 and itemsize == 2
+        threads = blocks(blocks(units, _FEW_UNITS if few else _UNITS), WARP) * WARP
+        resident = _MORE_RESIDENT if few else _RESIDENT[itemsize, channel]
         if threads > resident:
             return None
         parts = blocks(columns, lanes) if lanes else 1

@@ -210,6 +210,11 @@ def shortest_piece(s: Any) -> int:
     return int(min(cut, s.window - cut) if cut else s.window)
 
 
+def is_copy(s: Any) -> bool:
+    """Whether windows have the order of their images."""
+    return bool(s.W == s.window and not s.shift % s.H and not s.shift % s.W)
+
+
 def unit_bytes(s: Any, itemsize: int) -> int:
     """Bytes of the widest access of _UNIT_BYTES that fits into every piece a whole number of times; 0 if none does."""
     piece = math.gcd(s.window, s.shift) * s.C * itemsize
@@ -279,8 +284,11 @@ def index_map(ctx: Context, forward: bool) -> Launch:
 def tuned(ctx: Context, forward: bool) -> Launch:
     """The kernel `<op>_units`; another one where pieces aren't whole units or addresses aren't aligned to them.
 
-    That is `<op>_tiles`, or `<op>_ragged` where pixels or windows are too large for it.
+    That is `<op>_tiles`, or `<op>_ragged` where pixels or windows are too large for it. Nothing changes its place where
+    windows are as wide as images, and no roll moves them; then it is a plain copy.
     """
+    if is_copy(ctx.s):
+        return lambda t: cuda.memcpy(t.y, t.x)
     itemsize = ITEMSIZE[ctx.case.dtype]
     narrow = ctx.s.C * itemsize <= _TILED_PIXEL_BYTES
     tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward)) if narrow else None

@@ -346,3 +346,13 @@ def test_more_than_2_to_31_elements(launch, op, direction, variant, channels):
         (source, target) = (part[end : end + count] for part, end, count in zip((x, y), ends, counts, strict=True))
         assert torch.equal(target, moved(op, direction, (few, *shape[1:]), source)), image
     assert not bool(y.isnan().any())
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (2, 14, 7, 3, 7, 0), (2, 14, 7, 3, 7, 14), (2, 14, 7, 3, 7, 7)], ids=str)
+def test_only_what_keeps_its_place_is_a_copy(shape):
+    s = SimpleNamespace(**sizes_of(shape))
+    pixels = windows.pixels_of_windows(s, "cpu")
+    kept = bool((pixels == pixels.sort().values).all())
+    assert windows.is_copy(s) <= kept
+    if s.B and s.window > 1:
+        assert windows.is_copy(s) == kept

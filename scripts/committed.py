@@ -13,6 +13,7 @@ from pathlib import Path
 from harness import store
 from harness.metrics import METRICS, Subject, subjects
 from harness.model import Result, Run, by_group
+from harness.ops import Catalogue
 from harness.units import gigabytes, significant
 
 ROOT = Path(__file__).parent.parent
@@ -82,6 +83,7 @@ class Runs:
     """The committed runs."""
 
     def __init__(self, folder: Path = RUNS) -> None:
+        Catalogue()  # ops declare metrics of their own
         files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
         loaded = sorted(
             ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started

@@ -158,7 +158,7 @@ OF_MODELS = (
         "dequantize_bias_residual_layer_norm_quantize",
     )),
 )  # fmt: skip
-OTHERS = ("sdpa_efficient", "sdpa_cudnn", "flex", "eager_foreach", "float16")
+OTHERS = ("sdpa_efficient", "sdpa_cudnn", "flex", "float16")
 """What users have beside eager and torch.compile: other kernels of torch, and a product in halves for one in int8."""
 
 

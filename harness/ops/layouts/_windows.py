@@ -212,7 +212,7 @@ def shortest_piece(s: Any) -> int:
 
 def is_copy(s: Any) -> bool:
     """Whether windows have the order of their images."""
-    return bool(s.W == s.window and not s.shift % s.H and not s.shift % s.W)
+    return bool(s.window == s.W and not s.shift % s.H and not s.shift % s.W)
 
 
 def unit_bytes(s: Any, itemsize: int) -> int:

@@ -25,13 +25,14 @@ _FONT = "DejaVu Sans"
 """The font that comes with matplotlib, so that every machine lays a figure out alike."""
 _FONTS = f"'{_FONT}', Verdana, sans-serif"
 """What a viewer of an SVG takes: the second has letters of nearly the same width."""
-_TITLE_CHARACTERS = 46  # of a line, beside the names of variants
+_TITLE_CHARACTERS = 56  # of a line, from edge to edge
+_TITLE_EDGE = 0.012  # of the figure's width
 _TITLE_LINE = 0.12  # inches
 _LEGEND_CHARACTERS = 68
 _STYLE = {
     "font.family": _FONT,
     "font.size": 7,
-    "axes.titlesize": 7.5,
+    "figure.titlesize": 7.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -137,7 +138,8 @@ def canvas(
         height += _TITLE_LINE * (len(lines) - 1)
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
-        axes.set_title("\n".join(lines), loc="left")
+        # Of the figure, not of the axes, which long names of variants make narrow.
+        figure.suptitle("\n".join(lines), x=_TITLE_EDGE, ha="left")
         yield figure, axes
 
 

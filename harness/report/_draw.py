@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import matplotlib.axes
     import pandas as pd
 
+_AXIS_CHARACTERS = 48
+"""Of a line below the axis of bars, which is shorter than the figure is wide."""
 _BAND = 0.82
 """Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _MOST_TICKS = 8
@@ -85,7 +88,7 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     axes.set_xticks(range(len(places)), [plot.labels[name] for name in places])
     axes.set_xlim(-0.55, len(places) - 0.45)
     axes.tick_params(axis="x", length=0)
-    axes.set_xlabel(plot.axis)
+    axes.set_xlabel("\n".join(textwrap.wrap(plot.axis, _AXIS_CHARACTERS)))
     axes.set_ylabel(text)
     axes.grid(axis="y")
 

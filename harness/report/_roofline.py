@@ -45,6 +45,7 @@ _CHARACTER = 0.008
 _MARGIN = 2.0
 """Factor between the outermost point or roof and the edge of the figure."""
 _MANY_DECADES = 100.0
+_INTEGERS = ("int8",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,8 @@ def draw(
     rows: with a column `setting`. roles: those of the variants. labels: the text for each setting.
     """
     unit, scale = METRICS["flops"].unit.axis([], "")
+    if all(roof.kind in _INTEGERS for roof in over.compute):
+        unit = _of_integers(unit)
     for variant, look in variant_lines(list(dict.fromkeys(rows["variant"])), roles).items():
         own = rows[rows["variant"] == variant]
         axes.plot(
@@ -158,7 +161,14 @@ def _lines(over: Roofs, low: float, high: float) -> Iterator[tuple[str, list[flo
     for roof in over.compute:
         start = roof.rate / over.memory if over.memory else low
         look = {"color": _STATES[roof.state], "linestyle": _DASHES[kinds.index(roof.kind) % len(_DASHES)]}
-        yield f"{roof.kind}, {roof.state}: {units.operations(roof.rate)}", [start, high], [roof.rate] * 2, look
+        rate = units.operations(roof.rate)
+        text = f"{roof.kind}, {roof.state}: {_of_integers(rate) if roof.kind in _INTEGERS else rate}"
+        yield text, [start, high], [roof.rate] * 2, look
+
+
+def _of_integers(text: str) -> str:
+    """A text with the unit of operations on integers, which aren't floating-point operations."""
+    return text.replace("FLOP", "OP")
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

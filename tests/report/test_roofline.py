@@ -228,3 +228,12 @@ def test_no_label_of_a_roofline_lies_on_another(
     ]
     (plot,) = rooflines(made(*cases))
     assert _draw.draw(plot, 4e12, tmp_path / "x.svg") == []
+
+
+def test_operations_on_integers_aren_t_called_floating_point(
+    made: Callable[..., Run], gemm: Build, lines: Lines, computing: Limits
+) -> None:
+    limits = replace(computing, compute=(product("int8", 1.7e15), *computing.compute))
+    axes, found = lines(made(gemm("tuned", Work(10**9, 10**9, (("int8", 10**11),)), 1), limits=limits))
+    assert "int8, burst: 1700 TOP/s" in found
+    assert axes.get_ylabel() == "operations a second (TOP/s)"

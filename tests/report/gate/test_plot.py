@@ -164,7 +164,7 @@ def test_many_cases_make_a_tall_picture_of_the_worst(
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert len(labels) == drawn
     assert labels[0].startswith(f"op/tuned/float16/N{count - 1} ")
-    assert (f"the worst {most} of {count} cases" in figure.axes[0]._left_title.get_text()) == (drawn < count)
+    assert (f"the worst {most} of {count} cases" in figure.get_suptitle()) == (drawn < count)
 
 
 def test_a_long_id_leaves_space_for_the_dots(

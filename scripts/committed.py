@@ -83,7 +83,7 @@ class Runs:
     """The committed runs."""
 
     def __init__(self, folder: Path = RUNS) -> None:
-        Catalogue()  # ops declare metrics of their own
+        Catalogue()  # loading the ops registers the metrics that they declare
         files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
         loaded = sorted(
             ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started

@@ -180,7 +180,7 @@ def models(runs: Runs) -> list[str]:
                 f"{group.written(OURS, 'speedup', other)} {other}" if other else "",
             ]
 
-    head = ("op", "case", "time (us)", "of ceiling", "over eager", "over compile", "over another")
+    head = ("op", "case", "time (us)", "of ceiling", "over eager", "over compile", "over torch's other kernel")
     return [*_table(head, rows(), 2), "", _origin(groups)]
 
 

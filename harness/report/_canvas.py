@@ -138,7 +138,7 @@ def canvas(
         height += _TITLE_LINE * (len(lines) - 1)
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         axes = figure.subplots()
-        # Of the figure, not of the axes, which long names of variants make narrow.
+        # The title belongs to the figure: long names of variants make the axes narrow.
         figure.suptitle("\n".join(lines), x=_TITLE_EDGE, ha="left")
         yield figure, axes
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _AXIS_CHARACTERS = 48
-"""Of a line below the axis of bars, which is shorter than the figure is wide."""
+"""Characters of a line of the label below bars; the axes are narrower than the figure."""
 _BAND = 0.82
 """Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _MOST_TICKS = 8

@@ -2,7 +2,8 @@
 // sizes and addresses: device memory is read and written by aligned packs of 16 bytes. It is for cells of at least a
 // sector, and for rows of which shared memory has room for several.
 //
-// Macros: ELEMENT (unsigned short), COLS, CELL (16 or more), CELL_LINES (rows of a tile: a multiple of 16), THREADS.
+// Macros: ELEMENT (unsigned short), COLS, CELL (16 or more), CELL_LINES (rows of a tile: a multiple of 16), KEPT_IN_L1
+// (see copies.cuh), THREADS (of a block), RESIDENT (threads that a multiprocessor is to hold at least).
 #pragma once
 
 #include "copies.cuh"

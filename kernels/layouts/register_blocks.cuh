@@ -21,7 +21,8 @@ __device__ __forceinline__ unsigned word_of(const uint4& pack, unsigned word) {
   return word == 0 ? pack.x : word == 1 ? pack.y : word == 2 ? pack.z : pack.w;
 }
 
-// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. A thread's 64 bytes are in flight together.
+// rows and cols are whole packs, and both tensors begin on 16 bytes: so blocks are whole, too. A thread's 64 bytes
+// are in flight together.
 __device__ __forceinline__ void transpose_register_blocks(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                           unsigned rows, unsigned cols, const Order& order) {
   const Place place = place_of(blockIdx.x, order);

@@ -46,7 +46,7 @@
 #include "cell_tile.cuh"
 
 #define CELL_TILES(name)                                                                                       \
-  extern "C" __global__ void __launch_bounds__(THREADS, 8)                                                     \
+  extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)                                    \
       name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned batch, unsigned rows, unsigned down) { \
     transpose_cell_tiles(x, y, batch, rows, down);                                                             \
   }

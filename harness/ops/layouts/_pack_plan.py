@@ -12,15 +12,20 @@ from harness.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS, THREADS, W
 # preferred. With larger ones, shared memory would leave less to the L1 cache, through which x is read.
 _PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
 _TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
-_FEWER_THREADS = THREADS, 1280  # the same of others
+_FEWER_THREADS = THREADS, 1280  # the same where tiles are others
 _WAVES = 2  # of blocks that the preferred tiles should be at least
+_GAIN_OF_PREFERRED = 1.1  # what they may cost more than others and still be taken
 _FLAT_TILES = (16, 8)  # packs of a row of y that a tile of a narrow matrix may have
 _WARP_PACKS = 8  # packs of a row of y that are stored at once: see pack_tile.cuh
 # What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its
 # packs, for a pack that is loaded, and for an element that is stored.
 _PACK_SETUP, _PACK_LOAD, _PACK_ELEMENT = 8, 0.3, 0.2
 _CELL_LINES = 16  # rows of a tile of cell_tile.cuh: a multiple of 16
-_CELL_SHARED, _CELL_SMALL = 44 * 1024, 22 * 1024  # bytes of a tile: at most, and for x to be read through L1
+_CELL_SHARED = 44 * 1024  # bytes of a tile of cell_tile.cuh at most
+# Bytes of such a tile up to which shared memory leaves room for L1, and threads that a multiprocessor should hold then,
+# and with larger tiles.
+_CELL_SMALL, _CELL_THREADS, _CELL_FEWER = 22 * 1024, 2048, 1536
+_BANKED = 8  # columns: rows of as many, or a multiple, lie in few banks as a FLAT tile has them
 _NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
 
 
@@ -41,16 +46,17 @@ class PackTiles:
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int, *, aligned: bool) -> Self | None:
-        """The plan for a batch; None for cells of several elements, and for matrices narrower than any tile."""
+        """The plan for a batch; None for cells of several elements, and for matrices smaller than any tile."""
         if shape.cell > 1:
             return None
         plans = [cls(shape, across, down, aligned) for across, down in _PACK_TILES[shape.itemsize]]
-        # A column of a flat tile lies in few banks if its rows are a multiple of eight packs together.
-        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols and shape.cols % _WARP_PACKS:
+        if PACK_BYTES // shape.itemsize <= shape.cols < plans[0].cols and shape.cols % _BANKED:
             plans = [cls(shape, 1, down, aligned, flat=True) for down in _FLAT_TILES]
         plans = [plan for plan in plans if plan.cols <= shape.cols and plan.rows <= shape.rows]
         enough = [plan for plan in plans if plan.waves(multiprocessors) >= (_WAVES if plan.is_largest else 1)]
-        return min(enough, key=cls.cost) if enough else plans[-1] if plans else None
+        if not enough:
+            return plans[-1] if plans else None
+        return min(enough, key=lambda plan: plan.cost() / (_GAIN_OF_PREFERRED if plan.is_largest else 1))
 
     def waves(self, multiprocessors: int) -> float:
         """Blocks for each one that the GPU holds at a time."""
@@ -77,7 +83,7 @@ class PackTiles:
 
     @property
     def is_largest(self) -> bool:
-        """Whether the tiles are the preferred ones, of which there are enough."""
+        """Whether the tiles are the preferred ones."""
         return not self.flat and (self.packs_across, self.packs_down) == _PACK_TILES[self.shape.itemsize][0]
 
     @property
@@ -179,10 +185,11 @@ class CellTiles:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        # Beside larger tiles there is little L1 cache.
         small = (_CELL_LINES + 1) * self.shape.cols * self.shape.cell * self.shape.itemsize <= _CELL_SMALL
+        resident = _CELL_THREADS if small else _CELL_FEWER
         return {
             "THREADS": THREADS,
+            "RESIDENT": resident,
             "KEPT_IN_L1": int(small),
             "CELL_LINES": _CELL_LINES,
             "COLS": self.shape.cols,

@@ -14,10 +14,11 @@ from harness.ops.layouts._transpose_plan import SECTOR, THREADS, WORD, Matrices,
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves
-# When tiles of packs are better than those of words. Where rows are whole sectors: waves of tiles at least, and the
-# share of the tiles' room that has elements, by bytes of an element. Where they aren't: shares of the cost.
+# When tiles of packs are better than those of words. Where rows are whole sectors, by bytes of an element: there must
+# be so many waves of tiles, and elements must fill such a share of their room. Where rows aren't whole sectors: tiles
+# of packs may cost at most such a share of what tiles of words cost.
 _MANY = {2: (8, 0.97), 4: (2.5, 0.9)}
-_FEW_WAVES = 1.2  # up to so many, small tiles of halves gain, too
+_FEW_WAVES = 1.2  # up to so many waves, small tiles of halves are better, too, if each multiprocessor has one
 _GAIN, _FLAT_GAIN, _SHIFTED = 0.87, 0.5, 1.15
 _LONGEST = 2**32 - 2**16  # rows or columns: the last tile ends beyond them, below 2^32
 
@@ -81,11 +82,12 @@ def _best_pack_tiles(shape: Matrices) -> PackTiles | None:
     if shape.whole_sectors:
         # All kernels are good at these. Packs gain where there are many tiles, and halves where there are few.
         (many, full), waves = _MANY[shape.itemsize], plan.waves(multiprocessors)
-        few = shape.itemsize < WORD and waves <= _FEW_WAVES
+        few = shape.itemsize < WORD and waves <= _FEW_WAVES and plan.grid >= multiprocessors
         return plan if (few or waves >= many) and plan.full >= full else None
-    # Costs are rough. Words of flat runs that are shifted are slower than they seem.
+    # Costs are rough. Words of flat runs that are shifted are slower than they seem. Few tiles leave the device idle.
     slow = _SHIFTED if words.shifted and words.flat_x else 1
-    return plan if plan.cost() < (_FLAT_GAIN if plan.flat else _GAIN) * slow * words.cost() else None
+    idle = min(multiprocessors, words.grid) / min(multiprocessors, plan.grid)
+    return plan if idle * plan.cost() < (_FLAT_GAIN if plan.flat else _GAIN) * slow * words.cost() else None
 
 
 def _pack_tiles(ctx: Context, op: str, shape: Matrices) -> Launch:

@@ -22,6 +22,7 @@ _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's share
 _SETUP, SECTOR_WORDS = 4, 16
 _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at whole sectors of 32 bytes
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
+_FEW_FLOATS = 2**22  # of a batch, up to which register_blocks.cuh is faster than word_tile.cuh
 SECTOR = 32  # bytes
 
 
@@ -221,13 +222,14 @@ class RegisterBlocks:
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int) -> Self | None:
-        """The plan for a batch; None but for floats in rows of whole sectors that are long enough for a warp.
+        """The plan for a batch; None but for few floats, in rows of whole sectors that are long enough for a warp.
 
-        Of halves, a warp would read and write shorter pieces; others are faster at them.
+        Halves take other kernels, since a warp would read and write shorter pieces of them.
         """
         pack = PACK_BYTES // shape.itemsize
         too_small = shape.rows < _LANES_DOWN * pack or shape.cols < _LANES_ACROSS * pack
-        if shape.cell > 1 or shape.itemsize < WORD or too_small or not shape.whole_sectors:
+        few = shape.elements <= _FEW_FLOATS and shape.itemsize == WORD
+        if shape.cell > 1 or not few or too_small or not shape.whole_sectors:
             return None
         plans = [min(cls._of(shape, threads), key=cls._cost) for threads in (THREADS, THREADS // 2, THREADS // 4)]
         return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1])

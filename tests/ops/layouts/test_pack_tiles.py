@@ -7,8 +7,8 @@ import pytest
 
 from harness import cuda
 from harness.ops.layouts import _transpose
-from harness.ops.layouts._pack_plan import _PACK_TILES, PackTiles
-from harness.ops.layouts._transpose_plan import Matrices, RegisterBlocks
+from harness.ops.layouts._pack_plan import _FLAT_TILES, _PACK_TILES, PackTiles
+from harness.ops.layouts._transpose_plan import Matrices, RegisterBlocks, WordTiles
 
 WARP_PACKS, WARP_COLS = 8, 4
 
@@ -156,7 +156,7 @@ def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, 
     matrices = Matrices(*shape, itemsize)
     x = np.arange(matrices.elements)
     expected = x.reshape(shape).transpose(0, 2, 1).reshape(-1)
-    for down in (32, 8):
+    for down in _FLAT_TILES:
         plan = PackTiles(matrices, 1, down, aligned=y_offset == 0, flat=True)
         y, written = transposed(plan, x, x_offset % (16 // itemsize), y_offset)
         assert (written == 1).all()
@@ -164,11 +164,12 @@ def test_every_element_of_a_narrow_matrix_moves_once(shape, itemsize, x_offset, 
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("packs", [(16, 16), (16, 8), (8, 8)], ids=str)
+@pytest.mark.parametrize("packs", [(16, 16), (16, 8), (8, 8), (1, 16), (1, 8)], ids=str)
 def test_a_tile_has_the_room_that_the_kernel_counts(packs, itemsize):
     """The static_assert of pack_tile.cuh says the same to the compiler."""
-    plan = PackTiles(Matrices(1, 8191, 8193, itemsize), *packs, aligned=True)
-    assert plan.shared == Tile(plan, 0, 0, 0, 0, 0).shared * itemsize
+    for cols in (49, 63) if packs[0] == 1 else (8193,):
+        plan = PackTiles(Matrices(1, 8191, cols, itemsize), *packs, aligned=True, flat=packs[0] == 1)
+        assert plan.shared == Tile(plan, 0, 0, 0, 0, 0).shared * itemsize
 
 
 def wavefronts(rows, cols, itemsize):
@@ -213,8 +214,22 @@ def test_large_matrices_are_for_packs(monkeypatch, shape, itemsizes):
     assert found == itemsizes
 
 
-def test_only_floats_in_whole_sectors_go_through_registers():
-    for rows, cols, itemsize, whole in [(8192, 8192, 2, True), (100_000, 1000, 2, False), (100_000, 1000, 4, True)]:
-        matrices = Matrices(1, rows, cols, itemsize)
-        assert matrices.whole_sectors == whole
-        assert (RegisterBlocks.of(matrices, 132) is not None) == (whole and itemsize == 4)
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("size", [64, 100, 200, 300, 600])
+def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(monkeypatch, size, itemsize):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    matrices = Matrices(1, size, size, itemsize)
+    words = WordTiles.of(matrices, 132, aligned=True) or WordTiles.of(matrices, 132, aligned=False)
+    packs = _transpose._best_pack_tiles(matrices)
+    assert packs is None or packs.grid >= min(132, words.grid) / 2
+
+
+def test_only_few_floats_in_whole_sectors_go_through_registers():
+    for rows, cols, itemsize, possible in [
+        (2048, 2048, 2, False),
+        (2048, 2048, 4, True),
+        (4096, 2048, 4, False),
+        (4000, 1000, 4, True),
+        (4000, 1001, 4, False),
+    ]:
+        assert (RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) is not None) == possible

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from harness import cuda
 from harness.model import Case
+from harness.ops.layouts import _transpose
+from harness.ops.layouts._pack_plan import _PACK_TILES
+from harness.ops.layouts._transpose_plan import Matrices
 from harness.ops.layouts.transpose import OP
 
 COMPILED = [
@@ -59,6 +63,12 @@ SHAPES = [
     (2048, 3001),  # rows of y are whole sectors
     (3001, 2048),
     (2056, 2056),  # whole packs, and no whole sectors
+    (4099, 8195),  # the largest tiles of packs, odd everything
+    (100_003, 49),  # flat tiles
+    (8192, 4352),  # whole sectors
+    (2049, 8192),
+    (1536, 1201),  # small tiles, rows of y are whole sectors
+    (8192, 2049),
 ]
 LARGE = [(2049, 4097), (2048, 3001), (2048, 2048)]
 OFFSETS = [(1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (3, 5), (8, 8), (7, 11)]
@@ -170,3 +180,18 @@ def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx):
     text = ptx("transpose.cu", "transpose_register_blocks", macros)
     assert (text.count("ld.global.nc.v4"), text.count("st.global.v4")) == (4, 4)
     assert text.rindex("ld.global.nc.v4") < text.index("st.global.v4")
+
+
+def test_shapes_take_every_kind_of_tiles_of_packs(monkeypatch):
+    """What the tests above run on a GPU like an H200."""
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    found, wanted = set(), set()
+    for itemsize in (2, 4):
+        grain = 32 // itemsize
+        for rows, cols in SHAPES:
+            plan = _transpose._best_pack_tiles(Matrices(1, rows, cols, itemsize)) if rows > 1 and cols > 1 else None
+            if plan:
+                found.add((itemsize, plan.packs_across, plan.packs_down, plan.flat, rows % grain == 0))
+        wanted |= {(itemsize, *packs, False, alike) for packs in _PACK_TILES[itemsize] for alike in (False, True)}
+        wanted.add((itemsize, 1, 16, True, False))
+    assert wanted <= found

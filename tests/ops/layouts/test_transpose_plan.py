@@ -234,7 +234,7 @@ def test_few_threads_have_nothing_to_do(shape, share):
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 2048, 4096), (1, 1000, 1000), (64, 256, 784), (3, 48, 64), (1, 32, 4096)], ids=str
+    "shape", [(1, 1024, 2048), (1, 1000, 1000), (4, 256, 784), (3, 48, 64), (1, 32, 4096)], ids=str
 )
 def test_register_blocks_cover_a_matrix_once(shape):
     """Corners of the threads' blocks: register_blocks.cuh."""
@@ -258,10 +258,10 @@ def test_register_blocks_cover_a_matrix_once(shape):
 
 
 def test_register_blocks_are_for_floats_in_whole_sectors():
-    assert RegisterBlocks.of(Matrices(1, 8192, 8192, 4), 132)
-    for rows, cols, itemsize in [(8192, 8190, 4), (8192, 8192, 2), (8191, 8192, 4), (8, 8192, 4), (8196, 8192, 4)]:
+    assert RegisterBlocks.of(Matrices(1, 2048, 1024, 4), 132)
+    for rows, cols, itemsize in [(1024, 1022, 4), (1024, 1024, 2), (1023, 1024, 4), (8, 1024, 4), (1028, 1024, 4)]:
         assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) is None
-    assert RegisterBlocks.of(Matrices(1, 8192, 8192, 4, 2), 132) is None
+    assert RegisterBlocks.of(Matrices(1, 1024, 1024, 4, 2), 132) is None
 
 
 def test_a_small_matrix_has_a_tile_for_each_multiprocessor():

@@ -39,7 +39,7 @@ _KEPT = 4096  # launches that are kept; those that weren't used for longest go f
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class KernelCall:
     """A call of an op that a kernel is wanted for. sizes: by the op's symbols. key: of the random numbers."""
 
     op: str
@@ -71,15 +71,17 @@ class Wanted:
         return Context(self.case, self.dtype, self.device, generator, OPS[self.op])
 
 
-def kernel(op: str, like: torch.Tensor, choices: Mapping[str, Value] | None = None, key: int = 0, **sizes: int) -> Any:
+def kernel(
+    op: str, like: torch.Tensor, sizes: Mapping[str, int], choices: Mapping[str, Value] | None = None, key: int = 0
+) -> Any:
     """Function that launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none.
 
-    It takes the op's tensors by name. choices, sizes: the op's; key: of the random numbers. There is no kernel for
+    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers. There is no kernel for
     empty tensors.
     """
     if not like.is_cuda or not like.numel():
         return None
-    wanted = Wanted(op, like.dtype, like.device, tuple(sizes.items()), tuple((choices or {}).items()), key)
+    wanted = KernelCall(op, like.dtype, like.device, tuple(sizes.items()), tuple((choices or {}).items()), key)
     if _obstacle(wanted) is not None:
         return None
     return lambda **tensors: _run(wanted, Tensors(**tensors))
@@ -90,7 +92,7 @@ def on(device: torch.device) -> Any:
     return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
-def _run(wanted: Wanted, tensors: Tensors) -> None:
+def _run(wanted: KernelCall, tensors: Tensors) -> None:
     with on(wanted.device):
         if torch.cuda.is_current_stream_capturing():
             launch = _prepared(wanted)
@@ -101,7 +103,7 @@ def _run(wanted: Wanted, tensors: Tensors) -> None:
 
 
 @lru_cache(maxsize=_KEPT)
-def _obstacle(wanted: Wanted) -> str | None:
+def _obstacle(wanted: KernelCall) -> str | None:
     if wanted.device.type != "cuda":
         return wanted.obstacle
     with on(wanted.device):
@@ -109,11 +111,11 @@ def _obstacle(wanted: Wanted) -> str | None:
 
 
 @lru_cache(maxsize=_KEPT)
-def _kept(wanted: Wanted, _stream: int) -> Launch:
+def _kept(wanted: KernelCall, _stream: int) -> Launch:
     return _prepared(wanted)
 
 
-def _prepared(wanted: Wanted) -> Launch:
+def _prepared(wanted: KernelCall) -> Launch:
     return OPS[wanted.op].variants["tuned"].prepare(wanted.context())
 
 

@@ -13,15 +13,15 @@ from harness.ops.rows._norm import EPS
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
-    """(x - mean) / sqrt(variance + eps) * weight + bias over the last dimension, as torch's layer_norm.
+    """LayerNorm over the last dimension, (x - mean) / sqrt(variance + eps) * weight + bias, as torch's layer_norm.
 
-    x: (..., N); weight, bias: (N,). The result has the type of x, also under autocast, where torch's has float32: halves
-    in, halves out. weight and bias are rounded to this type, and so are their gradients; sums are made in float32.
+    x: (..., N); weight, bias: (N,). The result has the type of x, also under autocast, where torch's has float32:
+    halves in, halves out. weight and bias are rounded to this type, and so are their gradients; sums are in float32.
     The forward's kernel has 1e-5 built in: with another eps torch does the forward, and only the backward is ours.
     Raises ValueError where weight or bias isn't (N,).
     """
     _fitting(x, weight=weight, bias=bias)
-    return _layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]  # type: ignore[no-any-return]
+    return _layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -30,17 +30,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     Types, eps and errors are as in layer_norm().
     """
     _fitting(x, weight=weight)
-    return _rms_norm(x, weight.to(x.dtype), eps)[0]  # type: ignore[no-any-return]
+    return _rms_norm(x, weight.to(x.dtype), eps)[0]
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
-    """exp(x) over its sum along `dim`. The result has the type of x, also under autocast. Other dimensions are torch's.
+    """Divide exp(x) by its sum along `dim`. The result has the type of x, also under autocast.
 
-    Raises IndexError for a dimension that x doesn't have.
+    Torch does it for other dimensions than the last one. Raises IndexError for a dimension that x doesn't have.
     """
     if dim not in (-1, x.ndim - 1) or not x.ndim:
         return torch.softmax(x, dim)
-    return _softmax(x)  # type: ignore[no-any-return]
+    return _softmax(x)
 
 
 def _fitting(x: Tensor, **vectors: Tensor) -> None:
@@ -72,7 +72,7 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    launch = kernel("layer_norm", x, **_matrix(x)) if eps == EPS else None
+    launch = kernel("layer_norm", x, _matrix(x)) if eps == EPS else None
     if launch is None:
         y, mean, rstd = torch.native_layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
         return y.to(x.dtype), mean.flatten(), rstd.flatten()
@@ -89,7 +89,7 @@ def _layer_norm_fake(x: Tensor, _weight: Tensor, _bias: Tensor, _eps: float) -> 
 def _layer_norm_grad_run(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    launch = kernel("layer_norm_grad", x, **_matrix(x))
+    launch = kernel("layer_norm_grad", x, _matrix(x))
     if launch is None:
         return _layer_norm_grad_by_torch(dy, x, weight, mean, rstd)
     dx, dgamma, dbeta = _layer_norm_grad_fake(dy, x, weight, mean, rstd)
@@ -151,7 +151,7 @@ _layer_norm.register_autograd(_layer_norm_backward, setup_context=_layer_norm_sa
 
 
 def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    launch = kernel("rms_norm", x, **_matrix(x)) if eps == EPS else None
+    launch = kernel("rms_norm", x, _matrix(x)) if eps == EPS else None
     if launch is None:
         wide = _wide(x)
         rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -166,7 +166,7 @@ def _rms_norm_fake(x: Tensor, _weight: Tensor, _eps: float) -> tuple[Tensor, Ten
 
 
 def _rms_norm_grad_run(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    launch = kernel("rms_norm_grad", x, **_matrix(x))
+    launch = kernel("rms_norm_grad", x, _matrix(x))
     if launch is None:
         wide, of_row = _wide(dy), rstd.view(*x.shape[:-1], 1)
         xhat, g = _wide(x) * of_row, wide * _wide(weight)
@@ -208,7 +208,7 @@ _rms_norm.register_autograd(_rms_norm_backward, setup_context=_rms_norm_saves)
 
 
 def _softmax_run(x: Tensor) -> Tensor:
-    launch = kernel("softmax", x, **_matrix(x))
+    launch = kernel("softmax", x, _matrix(x))
     if launch is None:
         return functional.softmax(_wide(x), -1).to(x.dtype).contiguous()
     y = _like(x)
@@ -217,7 +217,7 @@ def _softmax_run(x: Tensor) -> Tensor:
 
 
 def _softmax_grad_run(dy: Tensor, y: Tensor) -> Tensor:
-    launch = kernel("softmax_grad", y, **_matrix(y))
+    launch = kernel("softmax_grad", y, _matrix(y))
     if launch is None:
         wide, of_y = _wide(dy), _wide(y)
         return (of_y * (wide - (wide * of_y).sum(-1, keepdim=True))).to(y.dtype).contiguous()
@@ -231,7 +231,7 @@ def _softmax_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  
 
 
 def _softmax_backward(ctx: Any, dy: Tensor) -> Tensor:
-    return _softmax_grad(dy, *ctx.saved_tensors)  # type: ignore[no-any-return]
+    return _softmax_grad(dy, *ctx.saved_tensors)
 
 
 _softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, _like)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness import cuda
 from harness.nn._kernels import LAUNCHED, on
-from harness.nn._pieces import PieceLayout, PieceTable, capturing
+from harness.nn._pieces import PieceLayout, PieceTable, for_this_call
 from harness.nn._unscale import is_dense, type_of, unscale_
 from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.lists import adamw
@@ -198,14 +198,14 @@ class AdamW(torch.optim.Optimizer):
         kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group))
 
     def _table(self, batch: _Batch) -> PieceTable:
-        """The table of these parameters, where all pieces are wanted."""
+        """The table of these parameters."""
         key = tuple(map(id, batch.weights))
         table = self._tables.get(key)
         if table is None:
             counts = [weight.numel() for weight in batch.weights]
             layout = PieceLayout(counts, [0] * len(counts), BLOCK * adamw.ELEMENTS, batch.step.device, shift=0)
             table = self._tables[key] = layout.table(len(batch.lists))
-        return table.layout.table(len(batch.lists)) if capturing(table.layout) else table
+        return for_this_call(table)
 
 
 def _wide(param: Tensor) -> torch.dtype:

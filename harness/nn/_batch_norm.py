@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.nn._kernels import kernel, operator
+from harness.nn._kernels import capturing, kernel, operator
 from harness.ops._bits import pack, unpack
 from harness.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 
@@ -79,7 +79,7 @@ def _zeros(x: Tensor) -> Tensor:
     if kept and kept[-1].numel() >= x.numel():
         return kept[-1][: x.numel()].view(x.shape)
     zeros = x.new_zeros(x.numel())
-    if not torch.cuda.is_current_stream_capturing():
+    if not capturing():
         kept.append(zeros)
     return zeros.view(x.shape)
 

@@ -79,12 +79,17 @@ def kernel(
     It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers. There is no kernel for
     empty tensors.
     """
-    if not like.is_cuda or not like.numel():
+    if not like.numel():
         return None
     wanted = KernelCall(op, like.dtype, like.device, tuple(sizes.items()), tuple((choices or {}).items()), key)
     if _obstacle(wanted) is not None:
         return None
     return lambda **tensors: _run(wanted, Tensors(**tensors))
+
+
+def capturing() -> bool:
+    """Whether a graph is being captured."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 def on(device: torch.device) -> Any:
@@ -94,7 +99,7 @@ def on(device: torch.device) -> Any:
 
 def _run(wanted: KernelCall, tensors: Tensors) -> None:
     with on(wanted.device):
-        if torch.cuda.is_current_stream_capturing():
+        if capturing():
             launch = _prepared(wanted)
         else:
             launch = _kept(wanted, torch.cuda.current_stream().cuda_stream)

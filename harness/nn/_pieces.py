@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from harness.nn._kernels import capturing
 from harness.ops.lists._tables import Pieces
 
 _CAPTURED: list[PieceLayout] = []
@@ -51,7 +52,7 @@ class PieceTable:
     """The rows (rows, lists + 1) that a kernel reads: an address for each list, and the piece's begin and end."""
 
     def __init__(self, layout: PieceLayout, lists: int) -> None:
-        self.layout = layout
+        self.layout, self.lists = layout, lists
         self.rows = layout.last.new_zeros(layout.rows, lists + 1)
         self.rows[: layout.pieces, lists] = layout.last
         self._bases = layout.last.new_zeros(lists, layout.tensors)
@@ -83,10 +84,10 @@ class PieceTable:
         self._conditional = wanted is not None
 
 
-def capturing(layout: PieceLayout) -> bool:
-    """Whether a graph is being captured, which needs a table of its own. The layout stays if so."""
-    if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
-        return False
-    if layout not in _CAPTURED:
-        _CAPTURED.append(layout)
-    return True
+def for_this_call(table: PieceTable) -> PieceTable:
+    """The table that a call is to use: the one given, or a new one of the graph that is being captured."""
+    if not capturing():
+        return table
+    if table.layout not in _CAPTURED:
+        _CAPTURED.append(table.layout)
+    return table.layout.table(table.lists)

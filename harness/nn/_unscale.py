@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness import cuda
 from harness.nn._kernels import LAUNCHED, on
-from harness.nn._pieces import PieceLayout, PieceTable, capturing
+from harness.nn._pieces import PieceLayout, PieceTable, for_this_call
 from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
 from harness.ops.lists import unscale
 from harness.ops.lists._tables import BLOCK
@@ -65,9 +65,8 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):
         kernel = cuda.load(unscale.OP.find("unscale.cu"), "unscale_tuned", macros)
-        table = _table(counts, before, size, first.device, torch.cuda.current_stream().cuda_stream)
-        if capturing(table.layout):
-            table = table.layout.table(1)
+        stream = torch.cuda.current_stream().cuda_stream
+        table = for_this_call(_table(counts, before, size, first.device, stream))
         table.point(0, grads)
         LAUNCHED["unscale"] += 1
         kernel(table.layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(table.layout.whole))

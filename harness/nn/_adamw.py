@@ -96,6 +96,12 @@ class AdamW(torch.optim.Optimizer):
                 self._update(group, batch, skip)
         return loss
 
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to be saved. Here each parameter has a number of the step of its own, as torch wants it."""
+        packed: dict[str, Any] = super().state_dict()
+        apart = {name: {**own, "step": own["step"].clone()} for name, own in packed["state"].items()}
+        return packed | {"state": apart}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what state_dict() of this class or of torch.optim.AdamW gave; moments of halves stay float32."""
         super().load_state_dict(state_dict)

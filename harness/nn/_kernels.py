@@ -99,10 +99,7 @@ def on(device: torch.device) -> Any:
 
 def _run(wanted: KernelCall, tensors: Tensors) -> None:
     with on(wanted.device):
-        if capturing():
-            launch = _prepared(wanted)
-        else:
-            launch = _kept(wanted, torch.cuda.current_stream().cuda_stream)
+        launch = _prepared(wanted) if capturing() else _kept(wanted, torch.cuda.current_stream().cuda_stream)
         LAUNCHED[wanted.op] += 1
         launch(tensors)
 
@@ -125,7 +122,18 @@ def _prepared(wanted: KernelCall) -> Launch:
 
 
 def operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs."""
-    made = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
+    """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
+
+    Its first argument is a tensor. Autocast changes nothing inside of it.
+    """
+
+    def without_autocast(*arguments: Any) -> Any:
+        kind = arguments[0].device.type
+        if not torch.is_autocast_enabled(kind):
+            return run(*arguments)
+        with torch.autocast(kind, enabled=False):
+            return run(*arguments)
+
+    made = torch.library.custom_op(f"harness::{name}", without_autocast, mutates_args=(), schema=schema)
     made.register_fake(fake)
     return made

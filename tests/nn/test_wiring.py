@@ -90,7 +90,9 @@ def test_attention_of_squares(tools, played, dtype, masks):
     def theirs(qkv, bias):
         return attention(qkv, bias, wide)
 
-    compared(tools, dtype, lambda qkv, bias: nn.window_attention(qkv, bias, mask), theirs, (4, 9, 2 * 3 * 32), (2, 9, 9))
+    compared(
+        tools, dtype, lambda qkv, bias: nn.window_attention(qkv, bias, mask), theirs, (4, 9, 2 * 3 * 32), (2, 9, 9)
+    )
     assert played == {"window_attention_packed": 1, "window_attention_grad": 1}
 
 

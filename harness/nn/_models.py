@@ -19,7 +19,8 @@ from harness.nn._windows import norm_partition, window_partition, window_reverse
 def swin_operators(*, norm: bool = True, windows: bool = True, attention: bool = True) -> SwinOperators:
     """The operators of a Swin Transformer, with ours in place of some.
 
-    norm: layer_norm, and softmax where attention isn't ours. windows: window_partition and window_reverse; with `norm`
+    norm: layer_norm, and softmax where attention isn't ours; under autocast what lies between the blocks is in halves
+    then, as the patches' convolution leaves it, and not in float32. windows: window_partition and window_reverse; with `norm`
     also norm_partition, which is one kernel where no gradient is wanted. attention: window_attention.
     """
     ours: dict[str, Any] = {}
@@ -40,7 +41,10 @@ def resnet_operators() -> ResNetOperators:
 
 
 def bert_operators() -> BertOperators:
-    """The operators of a BERT: layer norm, softmax, dropout, and dropout with a product's bias and a residual."""
+    """The operators of a BERT: layer norm, softmax, dropout, and dropout with a product's bias and a residual.
+
+    BERT's epsilon is 1e-12, so torch does the forward of layer norm. Residuals are rounded to the type of the product.
+    """
     return BertOperators(layer_norm=_layer_norm, softmax=softmax, dropout=dropout, dense_dropout_add=_dense_dropout_add)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,9 @@ from harness import nn
 from harness.nn import _kernels
 from harness.ops import _bits
 from harness.ops.dropout import _dropout, _philox
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""How far off a result may be, as a share of the largest one."""
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +116,16 @@ def tools() -> SimpleNamespace:
         """Random numbers, whose gradient is wanted unless told."""
         return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_(wanted)
 
-    def results(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
-        """The output, and the gradients of the inputs for a gradient of the output that isn't contiguous."""
+    def results(
+        function: Callable[..., torch.Tensor], *inputs: torch.Tensor, dtype: torch.dtype | None = None
+    ) -> list[torch.Tensor]:
+        """The output, and the gradients of the inputs for a gradient of the output that isn't contiguous.
+
+        That gradient is rounded to the dtype, which is the output's unless told.
+        """
         y = function(*inputs)
-        slope = torch.linspace(-1, 1, y.numel(), dtype=torch.float64, device=y.device).view(y.shape)
-        slope = slope.to(y.dtype).movedim(0, -1).contiguous().movedim(-1, 0)
+        slope = (torch.arange(y.numel(), device=y.device) * 7919 % 1009 / 504.0 - 1).double().view(y.shape)
+        slope = slope.to(dtype or y.dtype).to(y.dtype).movedim(0, -1).contiguous().movedim(-1, 0)
         wanted = [one for one in inputs if one.requires_grad]
         return [y.detach(), *torch.autograd.grad(y, wanted, slope)]
 
@@ -128,4 +137,29 @@ def tools() -> SimpleNamespace:
             size = max(1e-3, other.abs().max().item()) if other.numel() else 1.0
             torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=tolerance * size)
 
-    return SimpleNamespace(normal=normal, results=results, assert_close=assert_close)
+    def compared(
+        dtype: torch.dtype, ours: Callable[..., Any], theirs: Callable[..., Any], *shapes: Any, device: str = "cpu"
+    ) -> None:
+        """Both functions on the same numbers, with all gradients: ours in a dtype, theirs in float64."""
+        inputs = [normal(*shape, dtype=dtype).detach().to(device).requires_grad_() for shape in shapes]
+        exact = [one.detach().double().requires_grad_() for one in inputs]
+        assert_close(results(ours, *inputs), results(theirs, *exact, dtype=dtype), TOLERANCE[dtype])
+
+    def attention(qkv: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attention within windows, in plain torch."""
+        windows, tokens, size = qkv.shape
+        heads = len(bias)
+        q, k, v = qkv.view(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
+        scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
+        if mask is not None:
+            scores = scores + mask.repeat(windows // len(mask), 1, 1)[:, None]
+        return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
+
+    return SimpleNamespace(
+        normal=normal,
+        results=results,
+        assert_close=assert_close,
+        compared=compared,
+        attention=attention,
+        tolerance=TOLERANCE,
+    )

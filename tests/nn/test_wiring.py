@@ -5,8 +5,6 @@ References play the kernels, on a CPU.
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch.nn import functional
@@ -14,36 +12,16 @@ from torch.nn import functional
 from harness import nn
 from harness.nn import _kernels
 
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 ALL = [torch.float32, torch.float16, torch.bfloat16]
 HALVES = [torch.float16, torch.bfloat16]
-
-
-def attention(qkv, bias, mask=None):
-    """The attention in plain torch."""
-    windows, tokens, size = qkv.shape
-    heads = len(bias)
-    q, k, v = qkv.view(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
-    scores = q @ k.mT / math.sqrt(q.shape[-1]) + bias
-    if mask is not None:
-        scores = scores + mask.repeat(windows // len(mask), 1, 1)[:, None]
-    return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
-
-
-def compared(tools, dtype, ours, theirs, *shapes):
-    """Both functions on the same numbers: ours in a dtype, theirs in float64."""
-    inputs = [tools.normal(*shape, dtype=dtype) for shape in shapes]
-    exact = [one.detach().double().requires_grad_() for one in inputs]
-    wanted = tools.results(theirs, *exact)
-    tools.assert_close(tools.results(ours, *inputs), wanted, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtype", ALL)
 @pytest.mark.parametrize("shape", [(4, 49), (2, 3, 64), (16,)])
 def test_norms(tools, played, dtype, shape):
     size = shape[-1:]
-    compared(tools, dtype, nn.layer_norm, lambda x, w, b: functional.layer_norm(x, size, w, b), shape, size, size)
-    compared(tools, dtype, nn.rms_norm, lambda x, w: functional.rms_norm(x, size, w, 1e-5), shape, size)
+    tools.compared(dtype, nn.layer_norm, lambda x, w, b: functional.layer_norm(x, size, w, b), shape, size, size)
+    tools.compared(dtype, nn.rms_norm, lambda x, w: functional.rms_norm(x, size, w, 1e-5), shape, size)
     assert played == {"layer_norm": 1, "layer_norm_grad": 1, "rms_norm": 1, "rms_norm_grad": 1}
 
 
@@ -51,14 +29,14 @@ def test_another_epsilon_leaves_the_backward_to_our_kernel(tools, played):
     def theirs(x, w, b):
         return functional.layer_norm(x, (8,), w, b, 1e-12)
 
-    compared(tools, torch.float32, lambda x, w, b: nn.layer_norm(x, w, b, 1e-12), theirs, (3, 8), (8,), (8,))
+    tools.compared(torch.float32, lambda x, w, b: nn.layer_norm(x, w, b, 1e-12), theirs, (3, 8), (8,), (8,))
     assert played == {"layer_norm_grad": 1}
 
 
 @pytest.mark.parametrize("dtype", ALL)
 def test_softmax(tools, played, dtype):
-    compared(tools, dtype, nn.softmax, lambda x: torch.softmax(x, -1), (2, 3, 17))
-    compared(tools, dtype, lambda x: nn.softmax(x, 1), lambda x: torch.softmax(x, 1), (2, 3, 17))
+    tools.compared(dtype, nn.softmax, lambda x: torch.softmax(x, -1), (2, 3, 17))
+    tools.compared(dtype, lambda x: nn.softmax(x, 1), lambda x: torch.softmax(x, 1), (2, 3, 17))
     assert played == {"softmax": 1, "softmax_grad": 1}
 
 
@@ -68,7 +46,7 @@ def test_windows(tools, played, dtype, shift):
     def there_and_back(x):
         return nn.window_reverse(nn.window_partition(x, 2, shift) * 2, 4, 6, 2, shift)
 
-    compared(tools, dtype, there_and_back, lambda x: x * 2, (2, 4, 6, 3))
+    tools.compared(dtype, there_and_back, lambda x: x * 2, (2, 4, 6, 3))
     assert played == {"window_partition": 2, "window_reverse": 2}
 
 
@@ -88,16 +66,14 @@ def test_attention_of_squares(tools, played, dtype, masks):
     wide = None if mask is None else mask.double()
 
     def theirs(qkv, bias):
-        return attention(qkv, bias, wide)
+        return tools.attention(qkv, bias, wide)
 
-    compared(
-        tools, dtype, lambda qkv, bias: nn.window_attention(qkv, bias, mask), theirs, (4, 9, 2 * 3 * 32), (2, 9, 9)
-    )
+    tools.compared(dtype, lambda qkv, bias: nn.window_attention(qkv, bias, mask), theirs, (4, 9, 2 * 3 * 32), (2, 9, 9))
     assert played == {"window_attention_packed": 1, "window_attention_grad": 1}
 
 
 def test_attention_of_other_windows(tools, played):
-    compared(tools, torch.float16, nn.window_attention, attention, (4, 6, 2 * 3 * 32), (2, 6, 6))
+    tools.compared(torch.float16, nn.window_attention, tools.attention, (4, 6, 2 * 3 * 32), (2, 6, 6))
     assert played == {"window_attention": 1, "window_attention_grad": 1}
 
 
@@ -125,7 +101,7 @@ def test_batch_norm(tools, played, dtype, order, with_residual):
     made = tools.results(ours, *inputs)
     assert made[0].is_contiguous(memory_format=order)
     assert made[1].is_contiguous(memory_format=order)
-    tools.assert_close(made, wanted, TOLERANCE[dtype])
+    tools.assert_close(made, wanted, tools.tolerance[dtype])
     tools.assert_close(running[0], running[1], 1e-5)
     assert played == {"bn_add_relu": 1, "bn_add_relu_grad": 1}
 
@@ -143,7 +119,7 @@ def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
     assert played == {"dropout": 1, "dropout_add": 1, "bias_dropout_residual": 1, "dropout_grad": 3}
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: "none")
     nn.manual_seed(7)
-    tools.assert_close(by_kernels, tools.results(three, x, bias, residual), TOLERANCE[dtype])
+    tools.assert_close(by_kernels, tools.results(three, x, bias, residual), tools.tolerance[dtype])
 
 
 def test_inputs_need_not_be_contiguous(tools, played):

@@ -14,16 +14,19 @@ from harness.ops.dropout._philox import GROUP, draws
 
 _CALLS: dict[str, Tensor] = {}
 """The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it."""
-_SEED = [torch.initial_seed()]
+_SEEDS = 2**63  # operators take signed integers
+_SEED = [torch.initial_seed() % _SEEDS]
 
 
 def manual_seed(seed: int) -> None:
     """Begin the random numbers of dropout anew: equal seeds and equal calls after them give equal masks.
 
-    seed: 0 to 2^64 - 1. torch.manual_seed() changes nothing here. Before the first call, the seed is the one that torch
+    seed: 0 to 2^63 - 1. torch.manual_seed() changes nothing here. Before the first call, the seed is the one that torch
     had when this package was imported. A captured graph goes on with the seed that it was captured with; the number of
-    the call that it goes on from is set to 0.
+    the call that it goes on from is set to 0. Raises ValueError for other seeds.
     """
+    if not 0 <= seed < _SEEDS:
+        raise ValueError(f"the seed is {seed}; it must be from 0 to 2^63 - 1")
     _SEED[0] = seed
     for call in _CALLS.values():
         call.zero_()
@@ -34,9 +37,9 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
     The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device. A
     graph draws anew at each replay. torch.utils.checkpoint can't repeat them, so don't checkpoint what has dropout.
-    The share is the nearest one to p that 16 bits hold. Raises ValueError for p below 0 or above 1.
+    The share is the nearest one to p that 16 bits hold. Raises ValueError for p below 0 or above 1, or for integers.
     """
-    _checked(p)
+    _checked(x, p)
     if not training or p == 0:
         return x
     call, seed = _numbers(x)
@@ -50,7 +53,7 @@ def dropout_add(x: Tensor, residual: Tensor, p: float, training: bool = True) ->
 
     Raises ValueError for p below 0 or above 1, or a residual of another shape or type.
     """
-    _checked(p)
+    _checked(x, p)
     _alike(x, residual)
     if not training or p == 0:
         return x + residual
@@ -66,7 +69,7 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, t
     bias is rounded to the type of x. Randomness is as in dropout().
     Raises ValueError for p below 0 or above 1, or for other shapes or a residual of another type.
     """
-    _checked(p)
+    _checked(x, p)
     _alike(x, residual)
     if not x.ndim or bias.shape != x.shape[-1:]:
         raise ValueError(f"bias is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be ({x.shape[-1:]},)")
@@ -78,7 +81,9 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, t
     return y
 
 
-def _checked(p: float) -> None:
+def _checked(x: Tensor, p: float) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"x is of {x.dtype}; dropout takes floating-point numbers")
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p}; it is a share, from 0 to 1")
 

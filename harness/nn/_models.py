@@ -20,8 +20,8 @@ def swin_operators(*, norm: bool = True, windows: bool = True, attention: bool =
     """The operators of a Swin Transformer, with ours in place of some.
 
     norm: layer_norm, and softmax where attention isn't ours; under autocast what lies between the blocks is in halves
-    then, as the patches' convolution leaves it, and not in float32. windows: window_partition and window_reverse; with `norm`
-    also norm_partition, which is one kernel where no gradient is wanted. attention: window_attention.
+    then, as the patches' convolution leaves it, and not in float32. windows: window_partition and window_reverse; with
+    `norm` also norm_partition, which is one kernel where no gradient is wanted. attention: window_attention.
     """
     ours: dict[str, Any] = {}
     if norm:

@@ -18,7 +18,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Ten
     x: (..., N); weight, bias: (N,). The result has the type of x, also under autocast, where torch's has float32:
     halves in, halves out. weight and bias are rounded to this type, and so are their gradients; sums are in float32.
     The forward's kernel has 1e-5 built in: with another eps torch does the forward, and only the backward is ours.
-    Raises ValueError where weight or bias isn't (N,).
+    Raises ValueError where weight or bias isn't (N,), or for integers.
     """
     _fitting(x, weight=weight, bias=bias)
     return _layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
@@ -38,12 +38,14 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
     Torch does it for other dimensions than the last one. Raises IndexError for a dimension that x doesn't have.
     """
-    if dim not in (-1, x.ndim - 1) or not x.ndim:
+    if dim not in (-1, x.ndim - 1) or not x.ndim or not x.is_floating_point():
         return torch.softmax(x, dim)
     return _softmax(x)
 
 
 def _fitting(x: Tensor, **vectors: Tensor) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
     for name, vector in vectors.items():
         if not x.ndim or vector.shape != x.shape[-1:]:
             raise ValueError(f"{name} is {tuple(vector.shape)}; for x of {tuple(x.shape)} it must be ({x.shape[-1:]},)")

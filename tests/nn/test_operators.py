@@ -195,6 +195,9 @@ def test_empty_tensors():
     [
         (lambda x: nn.layer_norm(x, x, x), "weight is"),
         (lambda x: nn.rms_norm(x, torch.ones(3)), "weight is"),
+        (lambda x: nn.layer_norm(x.long(), torch.ones(4), torch.ones(4)), "floating-point"),
+        (lambda x: nn.dropout(x.long(), 0.5), "floating-point"),
+        (lambda _: nn.manual_seed(2**63), "the seed is"),
         (lambda x: nn.dropout(x, 1.5), "it is a share"),
         (lambda x: nn.dropout_add(x, x.half(), 0.5), "make them alike"),
         (lambda x: nn.bias_dropout_residual(x, torch.ones(3), x, 0.5), "bias is"),

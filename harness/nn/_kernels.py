@@ -7,6 +7,7 @@ captured none is kept: then this memory belongs to the graph, as that of all oth
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 
+from harness import cuda
 from harness.model import Case, Value
 from harness.ops import Context, Launch, Op, Tensors
 from harness.ops.attention import window_attention, window_attention_grad, window_attention_packed
@@ -35,6 +37,7 @@ OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
 """The ops of the catalogue whose kernels are used here, by name."""
 LAUNCHED: Counter[str] = Counter()
 """How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
+_THREAD = threading.local()
 _KEPT = 4096  # launches that are kept; those that weren't used for longest go first
 
 
@@ -93,7 +96,13 @@ def capturing() -> bool:
 
 
 def on(device: torch.device) -> Any:
-    """Context in which `device` is the current one, as kernels need it."""
+    """Context in which `device` is the current one, as kernels need it.
+
+    A new thread, such as autograd's for a backward, has no context of the driver until something asks for it.
+    """
+    if not getattr(_THREAD, "has_context", False):
+        cuda.device().set_current()
+        _THREAD.has_context = True
     return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 

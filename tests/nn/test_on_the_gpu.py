@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -260,6 +261,16 @@ def test_streams_do_not_disturb_each_other(tools):
                 made[k].append(tools.results(nn.layer_norm, inputs[k], weight, weight))
     torch.cuda.synchronize()
     assert all(all(map(torch.equal, one, expected[k])) for k in range(2) for one in made[k])
+
+
+def test_a_new_thread_can_launch(tools):
+    x, made = normal(64, 1000), []
+    expected = tools.results(nn.softmax, x)
+    thread = threading.Thread(target=lambda: made.extend(tools.results(nn.softmax, x)))
+    thread.start()
+    thread.join()
+    assert all(map(torch.equal, made, expected))
+    assert made
 
 
 # ---- Optimizer and scaler.

@@ -165,6 +165,20 @@ def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], m
     assert ops_that_change(file, monkeypatch) == ops
 
 
+@pytest.mark.parametrize("room", ["ops", "models", "nn"])
+def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: Path) -> None:
+    folder = package / "harness" / room
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "deep.py").write_text("N = 1\n")
+    (folder / "used.py").write_text(f"from harness.{room}.deep import N\n")
+    (folder / "unused.py").write_text("")
+    op = package / "harness" / "ops" / "mine.py"
+    op.write_text(f"def prepare(ctx):\n    from harness.{room} import used\n")
+    found = set(source._needed(op))
+    assert found == {op, folder / "__init__.py", folder / "used.py", folder / "deep.py"}
+
+
 @pytest.mark.parametrize(
     ("file", "counts"),
     [

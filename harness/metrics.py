@@ -24,6 +24,8 @@ KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
 SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
+TOKENS = "tokens_a_call"
+"""The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -281,6 +283,10 @@ def _items(s: Subject) -> float | None:
     return s.work.items / s.time if s.work and s.work.items and s.time else None
 
 
+def _tokens(s: Subject) -> float | None:
+    return s.facts[TOKENS] / s.time if TOKENS in s.facts and s.time else None
+
+
 def _speedup(s: Subject) -> float | None:
     return s.over.time / s.time if s.over and s.over.time and s.time else None
 
@@ -314,6 +320,13 @@ def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], flo
 
 # ---- The list, in the order of tables.
 
+_TOKENS_A_SECOND = replace(
+    units.ITEMS,
+    column=lambda values, _noun: units.ITEMS.column(values, "tokens"),
+    axis=lambda values, _noun: units.ITEMS.axis(values, "tokens"),
+)
+"""Tokens a second, beside items a second."""
+
 # fmt: off
 for _metric in (
     Metric("time", "time", units.SECONDS, lambda s: s.time, "median device time of a call", "lower",
@@ -339,6 +352,8 @@ for _metric in (
            head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2),
+    Metric("tokens", "tokens a second", _TOKENS_A_SECOND, _tokens, "tokens of all sequences, over the time", "higher",
+           head="{unit}", keep=6, shown=lambda s: TOKENS in s.facts),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
            "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
@@ -375,6 +390,7 @@ for _metric in (
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
+    replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),

@@ -25,9 +25,10 @@ _GIT_TIMEOUT = 10
 def code(op: str, file: Path) -> Code:
     """The code that makes the numbers of an op, which `file` defines.
 
-    It covers the code that measures every op, the op's file with the modules of ops, models and `harness.nn` that it
-    imports, and the kernels that these files name, with the headers that the kernels include. It covers neither tables, reports and the command
-    line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's file.
+    It covers the code that measures every op; the op's file, with the modules of ops, models and `harness.nn` that it
+    imports; and the kernels that these files name, with the headers that the kernels include. It covers neither tables,
+    reports and the command line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's
+    file.
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
     beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)

@@ -36,7 +36,7 @@ class Rung:
 
 FLOAT32 = Rung("float32", "all in float32, without TF32; the optimizer's foreach calls", tf32=False, half="none")
 TF32 = Rung("tf32", "products and convolutions of float32 in TF32", half="none")
-AMP = Rung("amp", "mixed precision: autocast, and a scaled loss with torch's foreach unscaling", ("O2", "P1", "S2"))
+AMP = Rung("amp", "mixed precision: autocast, and a scaled loss with torch's foreach unscaling", ("O2", "S2"))
 UNSCALE_LOOP = replace(
     AMP, name="unscale_loop", summary="beside amp: one call of unscaling a gradient", rows=("P1",), loop=True
 )

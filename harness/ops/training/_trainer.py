@@ -25,7 +25,7 @@ def rate(config: object) -> float:
     """A learning rate with which losses fall from the first step on, without a warm-up: smaller for wider models."""
     if isinstance(config, BertConfig):
         return 1e-4 * 768 / config.hidden
-    return 1e-4 * 96 / config.width if isinstance(config, SwinConfig) else 1e-2
+    return 1e-4 * 96 / config.width if isinstance(config, SwinConfig) else 3e-3
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,21 +10,16 @@ from typing import TypeVar
 from harness import metrics, units
 from harness.ops.sheet import Context
 
-PEAK_MEMORY, ENERGY, OFF = "peak_memory", "energy", "loss_distance"
+OFF = "loss_distance"
 Made = TypeVar("Made")
 _SECONDS = 2.0
 """Seconds of steps whose energy is measured: a device's counter moves only some times a second."""
 
-metrics.fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower")
-metrics.fact(
-    ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps one after the other, over their items", "lower"
-)
 metrics.fact(
     OFF,
     "distance of losses",
     units.SHARE,
     "how far off the first steps' losses are from those of float32 at most, over what the latter fall by",
-    "lower",
 )
 
 
@@ -38,7 +33,7 @@ def with_memory(ctx: Context, steps: Callable[[], Made]) -> Made:
     torch.cuda.reset_peak_memory_stats()
     made = steps()
     torch.cuda.synchronize()
-    ctx.report(PEAK_MEMORY, torch.cuda.max_memory_allocated())
+    ctx.report(metrics.PEAK_MEMORY, torch.cuda.max_memory_allocated())
     return made
 
 
@@ -61,7 +56,7 @@ def report_energy(ctx: Context, step: Callable[[], object], items: int) -> None:
     torch.cuda.synchronize()
     end = _joules()
     if begin is not None and end is not None and end > begin:
-        ctx.report(ENERGY, (end - begin) / (count * items))
+        ctx.report(metrics.ENERGY, (end - begin) / (count * items))
 
 
 def _joules() -> float | None:

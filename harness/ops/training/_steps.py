@@ -17,7 +17,7 @@ from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
 from harness.ops.training import _facts
 from harness.ops.training._rungs import FLOAT32, Rung
 from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
-from harness.ops.training._trainer import Start, Trainer
+from harness.ops.training._trainer import Setup, Trainer
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if rung.compiled:
         ctx.defer(forget_compiled)
-    trainer = Trainer(rung, start_of(ctx))
+    trainer = Trainer(rung, setup_of(ctx))
     config = MODELS[ctx.s.model]
     if tokens := getattr(config, "tokens", 0):
         ctx.report(metrics.TOKENS, tokens * ctx.s.B)
@@ -120,10 +120,10 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     return lambda t: once(step, t.losses)
 
 
-def start_of(ctx: Context) -> Start:
+def setup_of(ctx: Context) -> Setup:
     """What the trainings of a case begin with."""
     layout = str(ctx.case.values.get("layout", "nchw"))
-    return Start(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout)
+    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout)
 
 
 # ---- The check.
@@ -156,14 +156,14 @@ def reference_losses(ctx: Context) -> tuple[float, ...]:
     import torch
 
     dtype = torch.float64 if ctx.device.type == "cpu" else torch.float32
-    return _reference_losses(replace(start_of(ctx), dtype=dtype, layout="nchw"))
+    return _reference_losses(replace(setup_of(ctx), dtype=dtype, layout="nchw"))
 
 
 @cache
-def _reference_losses(start: Start) -> tuple[float, ...]:
+def _reference_losses(setup: Setup) -> tuple[float, ...]:
     """They are kept, since every rung of a case is held to them."""
     import torch
 
     with math_modes(tf32=False):
-        trainer = Trainer(FLOAT32, start)
+        trainer = Trainer(FLOAT32, setup)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

@@ -29,7 +29,7 @@ def rate(config: object) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Setup:
     """What a training begins with: the same for all rungs of a case.
 
     size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
@@ -52,24 +52,24 @@ class Start:
 class Trainer:
     """Makes training steps as a rung says. `loss_of_step` makes one, and gives its loss, a scalar."""
 
-    def __init__(self, rung: Rung, start: Start) -> None:
+    def __init__(self, rung: Rung, setup: Setup) -> None:
         """Make model, data and optimizer. Torch's seed is set."""
         import torch
 
-        self.rung, self.start = rung, start
-        wide = torch.float64 if start.dtype == torch.float64 else torch.float32
-        kind = start.dtype if rung.half == "pure" else wide
-        self.model = _placed(_cast(_built(rung, start), kind), start)
-        self.batch = _batch(start, kind)
-        self.loss = module_of(start.model).loss
+        self.rung, self.setup = rung, setup
+        wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
+        kind = setup.dtype if rung.half == "pure" else wide
+        self.model = _placed(_cast(_built(rung, setup), kind), setup)
+        self.batch = _batch(setup, kind)
+        self.loss = module_of(setup.model).loss
         self.called = compiled(self.model) if rung.compiled else self.model
         self.weights = list(self.model.parameters())
         self.masters = [one if one.dtype == wide else one.detach().float().requires_grad_() for one in self.weights]
-        self.optimizer = _optimizer(rung, start.config, self.masters)
-        scaled = rung.half != "none" and start.dtype == torch.float16
+        self.optimizer = _optimizer(rung, setup.config, self.masters)
+        scaled = rung.half != "none" and setup.dtype == torch.float16
         scaler = loop_scaler() if rung.loop else torch.amp.GradScaler
-        self.scaler = scaler(start.device.type, init_scale=SCALE, enabled=scaled)
-        torch.manual_seed(start.seed + 1)  # for dropout, whatever numbers were drawn for the weights
+        self.scaler = scaler(setup.device.type, init_scale=SCALE, enabled=scaled)
+        torch.manual_seed(setup.seed + 1)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
@@ -77,7 +77,7 @@ class Trainer:
 
         for weight in self.weights:
             weight.grad = None
-        with torch.autocast(self.start.device.type, self.start.dtype, enabled=self.rung.half == "mixed"):
+        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
             loss = self.loss(self.called, self.batch)
         self.scaler.scale(loss).backward()
         if self.rung.half == "pure":
@@ -121,9 +121,9 @@ def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.
     return made
 
 
-def _built(rung: Rung, start: Start) -> torch.nn.Module:
-    operators = _attention.operators(start.config) if rung.sdpa else None
-    return built(start.model, operators, start.seed, start.device)
+def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
+    operators = _attention.operators(setup.config) if rung.sdpa else None
+    return built(setup.model, operators, setup.seed, setup.device)
 
 
 def _cast(model: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
@@ -138,21 +138,21 @@ def _cast(model: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
     return model
 
 
-def _placed(model: torch.nn.Module, start: Start) -> torch.nn.Module:
+def _placed(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
     """The model with the weights of its convolutions in the layout of the images."""
     import torch
 
-    return model.to(memory_format=torch.channels_last) if start.layout == "nhwc" else model
+    return model.to(memory_format=torch.channels_last) if setup.layout == "nhwc" else model
 
 
-def _batch(start: Start, kind: torch.dtype) -> Any:
+def _batch(setup: Setup, kind: torch.dtype) -> Any:
     """The data of all steps, numbers in this type."""
     import torch
 
-    generator = torch.Generator(start.device).manual_seed(start.seed)
-    batch = module_of(start.model).batch(start.config, start.size, generator, start.device)
+    generator = torch.Generator(setup.device).manual_seed(setup.seed)
+    batch = module_of(setup.model).batch(setup.config, setup.size, generator, setup.device)
     batch = type(batch)(*(one.to(kind) if one.is_floating_point() else one for one in batch))
-    if start.layout == "nhwc":
+    if setup.layout == "nhwc":
         batch = batch._replace(images=batch.images.to(memory_format=torch.channels_last))
     return batch
 

@@ -179,6 +179,20 @@ def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: 
     assert found == {op, folder / "__init__.py", folder / "used.py", folder / "deep.py"}
 
 
+def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: Path) -> None:
+    """An op needs the kernels of another op only where it names them; nn calls the other op itself."""
+    for name in ("harness/nn/__init__.py", "harness/ops/rows/norm.py", "kernels/rows/norm.cu", "harness/ops/other.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    (package / "harness" / "nn" / "__init__.py").write_text("from harness.ops.rows import norm\n")
+    op, other = package / "harness" / "ops" / "mine.py", package / "harness" / "ops" / "other.py"
+    op.write_text("def prepare(ctx):\n    from harness import nn\n")
+    other.write_text("from harness.ops.rows import norm\n")
+    kernel = package / "kernels" / "rows" / "norm.cu"
+    assert kernel in source._needed(op)
+    assert kernel not in source._needed(other)
+
+
 @pytest.mark.parametrize(
     ("file", "counts"),
     [

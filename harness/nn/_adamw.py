@@ -1,0 +1,252 @@
+"""AdamW, with one launch for all parameters of a group, and everything that changes in a step on the device."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness import cuda
+from harness.nn._kernels import LAUNCHED, on
+from harness.nn._pieces import PieceLayout, PieceTable, for_this_call
+from harness.nn._unscale import is_dense, type_of, unscale_
+from harness.ops._elementwise import CUDA_TYPE
+from harness.ops.lists import adamw
+from harness.ops.lists._tables import BLOCK
+
+_STATE = ("exp_avg", "exp_avg_sq", "master")
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Parameters of a group that are updated together: of one type and device, and at the same step.
+
+    weights: the parameters, or their masters in float32, which `copies` (the parameters) are rounded from.
+    """
+
+    weights: list[Tensor]
+    grads: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    copies: list[Tensor]
+    step: Tensor
+
+    @property
+    def lists(self) -> tuple[list[Tensor], ...]:
+        """The lists in the order of the kernel's table."""
+        return self.weights, self.grads, self.means, self.squares, self.copies
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, without its rarer options.
+
+    lr: learning rate; a graph keeps the one that it was captured with. betas, eps, weight_decay: as in torch. The state
+    has torch's names, so either may load what the other has saved. Parameters in halves have masters in float32, and
+    moments in float32: torch has neither.
+
+    With a GradScaler (ours or torch's) a step with an overflow is skipped on the device, so the host doesn't wait for
+    the flag. The number of the step lies on the device, too: capture a whole step once step() has been called outside
+    of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
+    Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
+    RuntimeError for sparse gradients.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        for name, number in numbers.items():
+            if not isinstance(number, int | float) or not number >= 0:
+                raise ValueError(f"{name} is {number!r}; it must be a number of 0 or more")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas}; each must be at least 0, and less than 1")
+        self._tables: dict[Any, PieceTable] = {}
+        super().__init__(params, {**numbers, "betas": betas})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have gradients; return what `closure`, which is called first, gives."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        for group in self.param_groups:
+            for batch in self._batches(group):
+                device = batch.step.device
+                skip = None if found_inf is None else found_inf.to(device, torch.float32)
+                if scale is not None:
+                    inverse = scale.to(device).double().reciprocal().float()
+                    unscale_(batch.grads, inverse, torch.zeros_like(inverse) if skip is None else skip)
+                self._update(group, batch, skip)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to be saved. Here each parameter has a number of the step of its own, as torch wants it."""
+        packed: dict[str, Any] = super().state_dict()
+        apart = {name: {**own, "step": own["step"].clone()} for name, own in packed["state"].items()}
+        return packed | {"state": apart}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what state_dict() of this class or of torch.optim.AdamW gave; moments of halves stay float32."""
+        super().load_state_dict(state_dict)
+        names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = chain.from_iterable(group["params"] for group in self.param_groups)
+        for name, param in zip(names, own, strict=True):
+            given = state_dict["state"].get(name, {})
+            for key in _STATE:
+                if key in given:
+                    self.state[param][key] = _as_state(param, given[key])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tables = {}
+        for group in self.param_groups:
+            if any(group.get(option) for option in ("amsgrad", "maximize", "differentiable")):
+                raise ValueError("harness.nn.AdamW has no amsgrad, maximize or differentiable")
+            shared: dict[Any, Tensor] = {}
+            for param in group["params"]:
+                if param in self.state:
+                    own = self.state[param]
+                    number = float(own["step"])
+                    key = param.device, param.dtype, number
+                    own["step"] = shared.setdefault(key, torch.full((), number, device=param.device))
+
+    # ---- What is updated together.
+
+    def _batches(self, group: dict[str, Any]) -> Iterator[_Batch]:
+        params = [param for param in group["params"] if param.grad is not None]
+        self._begin(params)
+        members = Counter(id(self.state[param]["step"]) for param in group["params"] if param in self.state)
+        together: dict[int, list[Tensor]] = {}
+        for param in params:
+            together.setdefault(id(self.state[param]["step"]), []).append(param)
+        for key, some in together.items():
+            step = self.state[some[0]]["step"]
+            if len(some) < members[key]:
+                # The others have no gradient this time, so their number stays.
+                step = step.clone()
+                for param in some:
+                    self.state[param]["step"] = step
+            yield self._batch(some, step)
+
+    def _begin(self, params: list[Tensor]) -> None:
+        """Make the state of parameters that have none. Those of one device and type count their steps together."""
+        steps: dict[Any, Tensor] = {}
+        for param in params:
+            if param.grad is not None and param.grad.is_sparse:
+                raise RuntimeError(
+                    "harness.nn.AdamW takes no sparse gradients; make them dense, or use torch's SparseAdam"
+                )
+            own = self.state[param]
+            if not own:
+                key = param.device, param.dtype
+                own["step"] = steps.setdefault(key, torch.zeros((), device=param.device))
+                for name in ("exp_avg", "exp_avg_sq"):
+                    own[name] = torch.zeros_like(param, dtype=_wide(param))
+            if param.dtype != _wide(param) and "master" not in own:
+                own["master"] = param.detach().to(_wide(param))
+
+    def _batch(self, params: list[Tensor], step: Tensor) -> _Batch:
+        states = [self.state[param] for param in params]
+        has_masters = params[0].dtype != _wide(params[0])
+        return _Batch(
+            weights=[own["master"] for own in states] if has_masters else params,
+            grads=[_as_laid_out(param, param.grad) for param in params if param.grad is not None],
+            means=[own["exp_avg"] for own in states],
+            squares=[own["exp_avg_sq"] for own in states],
+            copies=params if has_masters else [],
+            step=step,
+        )
+
+    # ---- Updates. skip: 1 on the device of the parameters if nothing shall change.
+
+    def _update(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None) -> None:
+        first = batch.weights[0]
+        if first.is_cuda and type_of(first) == "float32" and all(map(is_dense, batch.copies or batch.weights)):
+            with on(first.device):
+                self._by_kernel(group, batch, skip)
+        elif skip is None or not bool(skip):
+            batch.step.add_(1)
+            _by_torch(group, batch)
+
+    def _by_kernel(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None) -> None:
+        table = self._table(batch)
+        for column, tensors in enumerate(batch.lists):
+            if tensors:
+                table.point(column, tensors)
+        wanted = None if skip is None else skip.view(()) == 0
+        table.only_if(wanted)
+        batch.step.add_(1 if wanted is None else wanted)
+        macros: dict[str, str | int] = {
+            "SCALAR": CUDA_TYPE[type_of(batch.grads[0])],
+            "COPY": int(bool(batch.copies)),
+            "FOURS": adamw.ELEMENTS // 4,
+        }
+        kernel = cuda.load(adamw.OP.find("adamw.cu"), "adamw_tuned", macros)
+        layout = table.layout
+        LAUNCHED["adamw"] += 1
+        kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group))
+
+    def _table(self, batch: _Batch) -> PieceTable:
+        """The table of these parameters."""
+        key = tuple(map(id, batch.weights))
+        table = self._tables.get(key)
+        if table is None:
+            counts = [weight.numel() for weight in batch.weights]
+            layout = PieceLayout(counts, [0] * len(counts), BLOCK * adamw.ELEMENTS, batch.step.device, shift=0)
+            table = self._tables[key] = layout.table(len(batch.lists))
+        return for_this_call(table)
+
+
+def _wide(param: Tensor) -> torch.dtype:
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with its elements in the order of the parameter's memory."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
+
+
+def _as_state(param: Tensor, given: Tensor) -> Tensor:
+    """A copy of a saved tensor of the state, as this class has it."""
+    return torch.empty_like(param, dtype=_wide(param)).copy_(given)
+
+
+def _numbers(group: dict[str, Any]) -> list[ctypes.c_float]:
+    """The kernel's settings: rate, decay, the betas as float32 and their logarithms, epsilon."""
+    rate, betas = group["lr"], [ctypes.c_float(beta).value for beta in group["betas"]]
+    logarithms = [math.log(beta) if beta else -math.inf for beta in betas]
+    numbers = rate, rate * group["weight_decay"], *betas, *logarithms, group["eps"]
+    return [ctypes.c_float(number) for number in numbers]
+
+
+def _by_torch(group: dict[str, Any], batch: _Batch) -> None:
+    """The same by torch's operators, tensor by tensor. The host waits for the number of the step."""
+    rate, (beta1, beta2), step = group["lr"], group["betas"], float(batch.step)
+    first, second = 1 - beta1**step, math.sqrt(1 - beta2**step)
+    for weight, given, mean, square in zip(*batch.lists[:4], strict=True):
+        grad = given.to(weight.dtype)
+        weight.mul_(1 - rate * group["weight_decay"])
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        weight.addcdiv_(mean, (square.sqrt() / second).add_(group["eps"]), value=-rate / first)
+    for copy, weight in zip(batch.copies, batch.weights, strict=False):
+        copy.copy_(weight)

@@ -1,0 +1,148 @@
+"""How a tensor's operator finds the catalogue's kernel for it, and launches it.
+
+A launch is what the variant `tuned` of an op prepares for a dtype, sizes, choices and a device. It is kept for the next
+call. Many launches have memory of their own for sums, so each stream has launches of its own. While a graph is
+captured none is kept: then this memory belongs to the graph, as that of all other temporary tensors does.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from harness import cuda
+from harness.model import Case, Value
+from harness.ops import Context, Launch, Op, Tensors
+from harness.ops.attention import window_attention, window_attention_grad, window_attention_packed
+from harness.ops.batch_norm import bn_add_relu, bn_add_relu_grad
+from harness.ops.dropout import bias_dropout_residual, dropout, dropout_add, dropout_grad
+from harness.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
+from harness.ops.lists import adamw, unscale
+from harness.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+
+_MODULES = (
+    *(window_attention, window_attention_grad, window_attention_packed, bn_add_relu, bn_add_relu_grad),
+    *(bias_dropout_residual, dropout, dropout_add, dropout_grad),
+    *(layer_norm_window_partition, window_partition, window_reverse, adamw, unscale),
+    *(layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad),
+)
+OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
+"""The ops of the catalogue whose kernels are used here, by name."""
+LAUNCHED: Counter[str] = Counter()
+"""How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
+_THREAD = threading.local()
+_KEPT = 4096  # launches that are kept; those that weren't used for longest go first
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """A call of an op that a kernel is wanted for. sizes: by the op's symbols. key: of the random numbers."""
+
+    op: str
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[tuple[str, int], ...]
+    choices: tuple[tuple[str, Value], ...] = ()
+    key: int = 0
+
+    @property
+    def case(self) -> Case:
+        """The catalogue's case of it."""
+        return Case(self.op, "tuned", str(self.dtype).removeprefix("torch."), self.sizes, self.choices)
+
+    @property
+    def obstacle(self) -> str | None:
+        """Why no kernel can do it; None if one can. An op of another device than a GPU has none."""
+        if self.device.type != "cuda":
+            return f"kernels run on GPUs, not on {self.device}"
+        op, case = OPS[self.op], self.case
+        if case.dtype not in op.dtypes:
+            return f"{self.op} has no kernel for {case.dtype}"
+        unsupported = op.variants["tuned"].unsupported
+        return unsupported(case) if unsupported else None
+
+    def context(self) -> Context:
+        """What the variant is prepared with."""
+        generator = torch.Generator().manual_seed(self.key)
+        return Context(self.case, self.dtype, self.device, generator, OPS[self.op])
+
+
+def kernel(
+    op: str, like: torch.Tensor, sizes: Mapping[str, int], choices: Mapping[str, Value] | None = None, key: int = 0
+) -> Any:
+    """Function that launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none.
+
+    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers. There is no kernel for
+    empty tensors.
+    """
+    if not like.numel():
+        return None
+    wanted = KernelCall(op, like.dtype, like.device, tuple(sizes.items()), tuple((choices or {}).items()), key)
+    if _obstacle(wanted) is not None:
+        return None
+    return lambda **tensors: _run(wanted, Tensors(**tensors))
+
+
+def capturing() -> bool:
+    """Whether a graph is being captured."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
+def on(device: torch.device) -> Any:
+    """Context in which `device` is the current one, as kernels need it.
+
+    A new thread, such as autograd's for a backward, has no context of the driver until something asks for it.
+    """
+    if not getattr(_THREAD, "has_context", False):
+        cuda.device().set_current()
+        _THREAD.has_context = True
+    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+
+
+def _run(wanted: KernelCall, tensors: Tensors) -> None:
+    with on(wanted.device):
+        launch = _prepared(wanted) if capturing() else _kept(wanted, torch.cuda.current_stream().cuda_stream)
+        LAUNCHED[wanted.op] += 1
+        launch(tensors)
+
+
+@lru_cache(maxsize=_KEPT)
+def _obstacle(wanted: KernelCall) -> str | None:
+    if wanted.device.type != "cuda":
+        return wanted.obstacle
+    with on(wanted.device):
+        return wanted.obstacle
+
+
+@lru_cache(maxsize=_KEPT)
+def _kept(wanted: KernelCall, _stream: int) -> Launch:
+    return _prepared(wanted)
+
+
+def _prepared(wanted: KernelCall) -> Launch:
+    return OPS[wanted.op].variants["tuned"].prepare(wanted.context())
+
+
+def operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
+
+    Its first argument is a tensor. Autocast changes nothing inside of it.
+    """
+
+    def without_autocast(*arguments: Any) -> Any:
+        kind = arguments[0].device.type
+        if not torch.is_autocast_enabled(kind):
+            return run(*arguments)
+        with torch.autocast(kind, enabled=False):
+            return run(*arguments)
+
+    made = torch.library.custom_op(f"harness::{name}", without_autocast, mutates_args=(), schema=schema)
+    made.register_fake(fake)
+    return made

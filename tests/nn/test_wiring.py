@@ -1,0 +1,141 @@
+"""Operators and the catalogue's kernels: a kernel gets what its op declares, and what it writes is what is returned.
+
+References play the kernels, on a CPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from harness import nn
+from harness.nn import _kernels
+
+ALL = [torch.float32, torch.float16, torch.bfloat16]
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("shape", [(4, 49), (2, 3, 64), (16,)])
+def test_norms(tools, played, dtype, shape):
+    size = shape[-1:]
+    tools.compared(dtype, nn.layer_norm, lambda x, w, b: functional.layer_norm(x, size, w, b), shape, size, size)
+    tools.compared(dtype, nn.rms_norm, lambda x, w: functional.rms_norm(x, size, w, 1e-5), shape, size)
+    assert played == {"layer_norm": 1, "layer_norm_grad": 1, "rms_norm": 1, "rms_norm_grad": 1}
+
+
+def test_another_epsilon_leaves_the_backward_to_our_kernel(tools, played):
+    def theirs(x, w, b):
+        return functional.layer_norm(x, (8,), w, b, 1e-12)
+
+    tools.compared(torch.float32, lambda x, w, b: nn.layer_norm(x, w, b, 1e-12), theirs, (3, 8), (8,), (8,))
+    assert played == {"layer_norm_grad": 1}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_softmax(tools, played, dtype):
+    tools.compared(dtype, nn.softmax, lambda x: torch.softmax(x, -1), (2, 3, 17))
+    tools.compared(dtype, lambda x: nn.softmax(x, 1), lambda x: torch.softmax(x, 1), (2, 3, 17))
+    assert played == {"softmax": 1, "softmax_grad": 1}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("shift", [0, 1])
+def test_windows(tools, played, dtype, shift):
+    def there_and_back(x):
+        return nn.window_reverse(nn.window_partition(x, 2, shift) * 2, 4, 6, 2, shift)
+
+    tools.compared(dtype, there_and_back, lambda x: x * 2, (2, 4, 6, 3))
+    assert played == {"window_partition": 2, "window_reverse": 2}
+
+
+def test_norm_partition_is_one_kernel_without_gradients(tools, played):
+    x, weight, bias = tools.normal(2, 4, 4, 8), tools.normal(8), tools.normal(8)
+    wanted = nn.norm_partition(x, weight, bias, 2, 1)
+    with torch.no_grad():
+        one = nn.norm_partition(*(given.float() for given in (x, weight, bias)), 2, 1)
+    tools.assert_close([one], [wanted.detach()], 1e-5)
+    assert played == {"layer_norm_window_partition": 1}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("masks", [None, 2])
+def test_attention_of_squares(tools, played, dtype, masks):
+    mask = None if masks is None else tools.normal(masks, 9, 9, dtype=dtype, wanted=False)
+    wide = None if mask is None else mask.double()
+
+    def theirs(qkv, bias):
+        return tools.attention(qkv, bias, wide)
+
+    tools.compared(dtype, lambda qkv, bias: nn.window_attention(qkv, bias, mask), theirs, (4, 9, 2 * 3 * 32), (2, 9, 9))
+    assert played == {"window_attention_packed": 1, "window_attention_grad": 1}
+
+
+def test_attention_of_other_windows(tools, played):
+    tools.compared(torch.float16, nn.window_attention, tools.attention, (4, 6, 2 * 3 * 32), (2, 6, 6))
+    assert played == {"window_attention": 1, "window_attention_grad": 1}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_batch_norm(tools, played, dtype, order, with_residual):
+    x = tools.normal(3, 8, 4, 5, dtype=dtype, wanted=False).contiguous(memory_format=order).requires_grad_()
+    residual = tools.normal(3, 8, 4, 5, dtype=dtype)
+    vectors = [tools.normal(8, dtype=torch.float32) for _ in range(2)]
+    running = [[torch.zeros(8), torch.ones(8)] for _ in range(2)]
+
+    def ours(x, weight, bias, *residual):
+        return nn.batch_norm_add_relu(x, residual[0] if residual else None, *running[0], weight, bias)
+
+    def theirs(x, weight, bias, *residual):
+        mean, var = (one.double() for one in running[1])
+        y = functional.batch_norm(x, mean, var, weight, bias, training=True)
+        running[1][:] = mean, var
+        return functional.relu(y + residual[0] if residual else y)
+
+    inputs = [x, *vectors, *([residual] if with_residual else [])]
+    exact = [one.detach().double().requires_grad_() for one in inputs]
+    wanted = tools.results(theirs, *exact)
+    made = tools.results(ours, *inputs)
+    assert made[0].is_contiguous(memory_format=order)
+    assert made[1].is_contiguous(memory_format=order)
+    tools.assert_close(made, wanted, tools.tolerance[dtype])
+    tools.assert_close(running[0], running[1], 1e-5)
+    assert played == {"bn_add_relu": 1, "bn_add_relu_grad": 1}
+
+
+@pytest.mark.parametrize("dtype", ALL)
+def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
+    x, bias, residual = tools.normal(5, 7, dtype=dtype), tools.normal(7, dtype=dtype), tools.normal(5, 7, dtype=dtype)
+
+    def three(x, bias, residual):
+        y = nn.dropout_add(nn.dropout(x, 0.3), residual, 0.5)
+        return nn.bias_dropout_residual(y, bias, residual, 0.25)
+
+    nn.manual_seed(7)
+    by_kernels = tools.results(three, x, bias, residual)
+    assert played == {"dropout": 1, "dropout_add": 1, "bias_dropout_residual": 1, "dropout_grad": 3}
+    monkeypatch.setattr(_kernels, "_obstacle", lambda _: "none")
+    nn.manual_seed(7)
+    tools.assert_close(by_kernels, tools.results(three, x, bias, residual), tools.tolerance[dtype])
+
+
+def test_inputs_need_not_be_contiguous(tools, played):
+    x, weight = tools.normal(6, 8, dtype=torch.float32, wanted=False), tools.normal(16, dtype=torch.float32)
+    every = weight[::2]
+    wanted = functional.layer_norm(x.T.contiguous().T, (8,), every, every)
+    tools.assert_close([nn.layer_norm(x.T.contiguous().T, every, every)], [wanted], 1e-5)
+    tools.assert_close([nn.softmax(x.T)], [torch.softmax(x.T, -1)], 1e-5)
+    tools.assert_close([nn.dropout(x.T, 1.0)], [torch.zeros(8, 6)], 0.0)
+
+
+def test_a_kernel_is_not_asked_for_what_it_cannot_do():
+    like = torch.empty(2, 3)
+    assert _kernels.kernel("softmax", like, {"M": 2, "N": 3}) is None
+    call = _kernels.KernelCall("softmax", torch.float64, torch.device("cpu"), (("M", 2), ("N", 3)))
+    assert call.obstacle == "kernels run on GPUs, not on cpu"
+    assert _kernels.KernelCall("softmax", torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (
+        "softmax has no kernel for float64"
+    )

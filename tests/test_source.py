@@ -137,6 +137,8 @@ def codes() -> dict[str, Code]:
 
 
 EVERY = {op.name for op in Catalogue().values()}
+STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
+"""Ops of whole models, which run other ops by harness.nn."""
 
 
 @pytest.mark.parametrize(
@@ -146,11 +148,15 @@ EVERY = {op.name for op in Catalogue().values()}
         ("harness/ops/activation/prelu.py", {"prelu"}),
         ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
-        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition"}),
+        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *STEPS}),
         (
             "kernels/include/bias.cuh",
-            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias"},
+            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias", *STEPS},
         ),
+        ("harness/models/swin.py", STEPS),
+        ("harness/nn/_scaler.py", STEPS),
+        ("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
+        ("harness/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
         ("harness/ops/sheet.py", EVERY),
         ("harness/devices/cuda.py", EVERY),

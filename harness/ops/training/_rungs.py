@@ -19,6 +19,9 @@ class Rung:
     unscaled by one call each. fused: whether the optimizer is torch's fused one. sdpa: whether attention is torch's
     scaled_dot_product_attention. graph: whether a CUDA graph of the whole step is replayed. compiled: whether
     torch.compile compiles the model.
+
+    What is ours, from harness.nn: unscale (of gradients), adam, norm (and what is fused with it: residual and ReLU in a
+    ResNet, dropout in BERT), windows (their partition and reverse), attention (over windows).
     """
 
     name: str
@@ -32,7 +35,14 @@ class Rung:
     sdpa: bool = False
     graph: bool = False
     compiled: bool = False
+    unscale: bool = False
+    adam: bool = False
+    norm: bool = False
+    windows: bool = False
+    attention: bool = False
 
+
+# ---- What torch has.
 
 FLOAT32 = Rung("float32", "all in float32, without TF32; the optimizer's foreach calls", tf32=False, half="none")
 TF32 = Rung("tf32", "products and convolutions of float32 in TF32", half="none")
@@ -49,15 +59,61 @@ def above(rung: Rung) -> tuple[Rung, ...]:
 
     In pure halves nothing is cast in each step: the model has halves, and the optimizer the float32 weights.
     """
+    name = rung.name
     return (
-        replace(rung, name="graph", summary="a CUDA graph of the whole step", rows=("S8",), graph=True),
-        replace(rung, name="compile", summary="beside graph: torch.compile of the model", compiled=True),
-        replace(
-            rung, name="half", summary="beside graph: pure halves, master weights in float32", rows=("S8",), half="pure"
-        ),
+        replace(rung, name=f"{name}_graph", summary=f"{name} as a CUDA graph of the step", rows=("S8",), graph=True),
+        replace(rung, name=f"{name}_half", summary=f"{name} in pure halves", rows=("S8",), half="pure"),
+        replace(rung, name="compile", summary=f"{name} with torch.compile of the model", compiled=True),
     )
 
 
-WITH_ATTENTION = (FLOAT32, TF32, AMP, UNSCALE_LOOP, FUSED, SDPA, *above(SDPA))
-"""The rungs of a model that has attention."""
-WITHOUT_ATTENTION = (FLOAT32, TF32, AMP, UNSCALE_LOOP, FUSED, *above(FUSED))
+# ---- What is ours.
+
+UNSCALE = replace(
+    AMP, name="unscale", summary="beside amp: gradients unscaled by one kernel", rows=("P1",), role="ours", unscale=True
+)
+
+
+def above_ours(rung: Rung) -> tuple[Rung, ...]:
+    """What goes on from the highest rung with our kernels: as `above` does from the highest of torch."""
+    name = rung.name
+    return (
+        replace(rung, name="graph", summary=f"{name} as a CUDA graph of the step", rows=("S8",), graph=True),
+        replace(rung, name="half", summary=f"{name} in pure halves", rows=("S8",), half="pure"),
+        replace(rung, name="compile_ours", summary=f"{name} with torch.compile around our operators", compiled=True),
+    )
+
+
+_NORM_ADAM = replace(
+    UNSCALE,
+    name="fused_norm_adam",
+    summary="LayerNorm, softmax and AdamW in one kernel each",
+    rows=("S4",),
+    norm=True,
+    adam=True,
+)
+_WINDOWS = replace(
+    _NORM_ADAM, name="windows", summary="windows cut and joined by one kernel each", rows=("S5",), windows=True
+)
+_ATTENTION = replace(
+    _WINDOWS, name="attention", summary="attention over windows in one kernel", rows=("S6",), attention=True
+)
+_BERT_OURS = replace(
+    _NORM_ADAM,
+    summary="sdpa with our LayerNorm, AdamW, and dropout with bias and residual",
+    rows=("D5", "S4"),
+    sdpa=True,
+)
+_FUSED_NORM = replace(
+    UNSCALE,
+    name="fused_norm",
+    summary="fused_optimizer with batch norm, residual and ReLU in one kernel",
+    rows=("O12",),
+    fused=True,
+    norm=True,
+)
+
+_EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
+SWIN = (*_EVERY, SDPA, *above(SDPA), _NORM_ADAM, _WINDOWS, _ATTENTION, *above_ours(_ATTENTION))
+BERT = (*_EVERY, SDPA, *above(SDPA), _BERT_OURS, *above_ours(_BERT_OURS))
+RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

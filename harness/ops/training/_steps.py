@@ -55,10 +55,10 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
 
 
 def add(op: Op, rung: Rung) -> None:
-    """Add a rung to an op as a variant. A CPU has no CUDA graphs."""
-    devices = ("cuda",) if rung.graph else BOTH
+    """Add a rung to an op as a variant. A CPU has no CUDA graphs, and none of our kernels."""
+    devices = ("cuda",) if rung.graph or rung.role == "ours" else BOTH
     options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices}
-    if rung.loop:
+    if rung.loop or rung.name == "unscale":
         options["unsupported"] = lambda case: None if case.dtype == "float16" else "bfloat16 needs no scaled loss"
     op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
 

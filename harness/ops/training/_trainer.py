@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.models import MODELS, BertConfig, ResNetConfig, SwinConfig
 from harness.ops._baselines import compiled
-from harness.ops.training import _attention
+from harness.ops.training import _operators
 from harness.ops.training._rungs import Rung
 
 if TYPE_CHECKING:
@@ -64,12 +64,19 @@ class Trainer:
         self.loss = module_of(setup.model).loss
         self.called = compiled(self.model) if rung.compiled else self.model
         self.weights = list(self.model.parameters())
-        self.masters = [one if one.dtype == wide else one.detach().float().requires_grad_() for one in self.weights]
+        # Our AdamW has masters of its own.
+        given = [one.dtype == wide or rung.adam for one in self.weights]
+        self.masters = [
+            one if is_given else one.detach().float().requires_grad_()
+            for one, is_given in zip(self.weights, given, strict=True)
+        ]
+        # The weights in halves, each with its master.
+        pairs = zip(self.weights, self.masters, strict=True)
+        self.halves = [(one, master) for one, master in pairs if one is not master]
         self.optimizer = _optimizer(rung, setup.config, self.masters)
         scaled = rung.half != "none" and setup.dtype == torch.float16
-        scaler = loop_scaler() if rung.loop else torch.amp.GradScaler
-        self.scaler = scaler(setup.device.type, init_scale=SCALE, enabled=scaled)
-        torch.manual_seed(setup.seed + 1)  # for dropout, whatever numbers were drawn for the weights
+        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, enabled=scaled)
+        _seed(rung, setup.seed + 1)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
@@ -80,18 +87,18 @@ class Trainer:
         with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
             loss = self.loss(self.called, self.batch)
         self.scaler.scale(loss).backward()
-        if self.rung.half == "pure":
-            self._step_of_masters()
-        else:
-            self.scaler.step(self.optimizer)
+        self._step()
         self.scaler.update()
         return loss.detach()
 
-    def _step_of_masters(self) -> None:
-        """The optimizer's step on float32 weights, with the gradients of the halves before it, and copies after it."""
+    def _step(self) -> None:
+        """The optimizer's step. Masters are given the gradients of halves before it, and halves are copied after it."""
         import torch
 
-        halves = [(one, master) for one, master in zip(self.weights, self.masters, strict=True) if one is not master]
+        halves = self.halves
+        if not halves:
+            self.scaler.step(self.optimizer)
+            return
         for _, master in halves:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
@@ -122,8 +129,18 @@ def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.
 
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
-    operators = _attention.operators(setup.config) if rung.sdpa else None
-    return built(setup.model, operators, setup.seed, setup.device)
+    return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
+
+
+def _seed(rung: Rung, seed: int) -> None:
+    """Begin random numbers anew, those of our kernels too."""
+    import torch
+
+    torch.manual_seed(seed)
+    if rung.norm:
+        from harness import nn
+
+        nn.manual_seed(seed)
 
 
 def _cast(model: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
@@ -158,14 +175,30 @@ def _batch(setup: Setup, kind: torch.dtype) -> Any:
 
 
 def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach calls, or its fused kernels."""
+    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach calls, its fused ones, or ours."""
     import torch
 
     options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
+    if rung.adam:
+        from harness import nn
+
+        return nn.AdamW(weights, **options)
     options |= {"fused": True} if rung.fused else {"foreach": True}
     if isinstance(config, ResNetConfig):
         return torch.optim.SGD(weights, momentum=0.9, **options)
     return torch.optim.AdamW(weights, capturable=rung.graph, **options)
+
+
+def _scaler(rung: Rung) -> Callable[..., Any]:
+    """The class of the rung's GradScaler."""
+    import torch
+
+    if rung.unscale:
+        from harness import nn
+
+        return nn.GradScaler
+    kind: Callable[..., Any] = loop_scaler() if rung.loop else torch.amp.GradScaler
+    return kind
 
 
 def loop_scaler() -> Callable[..., Any]:

@@ -5,14 +5,14 @@ Source: OneFlow's DLPerf, which trains BERT-base in mixed precision with the lar
 
 from __future__ import annotations
 
-from harness.ops.training._rungs import WITH_ATTENTION
+from harness.ops.training._rungs import BERT
 from harness.ops.training._steps import training_op
 
 OP = training_op(
     "bert_train",
     "a step of BERT's pre-training, sequences and tokens a second",
     ("bert_base", "bert_toy"),
-    WITH_ATTENTION,
+    BERT,
     size="sequences of a step",
     item="sequences",
 )

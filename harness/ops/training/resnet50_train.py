@@ -6,14 +6,14 @@ Source: OneFlow's DLPerf, which trains it in mixed precision with batches of 256
 from __future__ import annotations
 
 from harness.ops.sheet import Choice
-from harness.ops.training._rungs import WITHOUT_ATTENTION
+from harness.ops.training._rungs import RESNET
 from harness.ops.training._steps import training_op
 
 OP = training_op(
     "resnet50_train",
     "a training step of ResNet-50 v1.5, images a second",
     ("resnet50", "resnet_toy"),
-    WITHOUT_ATTENTION,
+    RESNET,
     size="images of a step",
     item="images",
     choices={"layout": Choice("order of an image's elements in memory", ("nchw", "nhwc"))},

@@ -15,7 +15,7 @@ from harness.ops._baselines import compiled
 from harness.ops._elementwise import BOTH
 from harness.ops.comparer import Expected
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
-from harness.ops.training import _attention
+from harness.ops.training import _operators
 from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.ops.training._trainer import built
 
@@ -89,10 +89,12 @@ OP = Op(
     timer="steady",
 )
 
-_TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",), "devices": BOTH}
+Model = Callable[[Any], Any]
+_TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",)}
+_OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
 
 
-def launching(model: Callable[[torch.Tensor], torch.Tensor]) -> Launch:
+def launching(model: Model) -> Launch:
     """A call of the model without gradients."""
     import torch
 
@@ -103,28 +105,11 @@ def launching(model: Callable[[torch.Tensor], torch.Tensor]) -> Launch:
     return launch
 
 
-@OP.variant("eager", "products, softmax and additions each by a kernel", **_TORCH)
-def eager(ctx: Context) -> Launch:
-    """The model as it is written."""
-    return launching(model_of(ctx, None))
-
-
-def _with_sdpa(ctx: Context) -> torch.nn.Module:
-    return model_of(ctx, _attention.operators(config_of(ctx.s.model)))
-
-
-@OP.variant("sdpa", "attention by scaled_dot_product_attention", **_TORCH)
-def sdpa(ctx: Context) -> Launch:
-    """Torch's attention chooses a kernel itself."""
-    return launching(_with_sdpa(ctx))
-
-
-@OP.variant("graph", "sdpa as a CUDA graph, into which images are copied", role="baseline", rows=("S8", "S16"))
-def graph(ctx: Context) -> Launch:
-    """The graph reads images at one place, as all graphs do."""
+def replaying(ctx: Context, model: Model) -> Launch:
+    """A replay of the model as a CUDA graph. It reads images at one place, so they are copied there first."""
     import torch
 
-    images, model = make(ctx)["images"], _with_sdpa(ctx)
+    images = make(ctx)["images"]
     with torch.inference_mode():
         with side_stream():
             for _ in range(WARM):
@@ -132,14 +117,68 @@ def graph(ctx: Context) -> Launch:
         replay = captured(lambda: model(images))
 
     def launch(t: Tensors) -> None:
-        images.copy_(t.images)
+        with torch.inference_mode():
+            images.copy_(t.images)
         t.logits = replay()
 
     return launch
 
 
-@OP.variant("compile", "sdpa compiled by torch.compile", **_TORCH)
-def compile_(ctx: Context) -> Launch:
-    """Inductor's kernels for exactly this shape, around the library's matrix products."""
+def compiling(ctx: Context, model: Model) -> Launch:
+    """The model, compiled for exactly this shape, around the library's matrix products."""
     ctx.defer(forget_compiled)
-    return launching(compiled(_with_sdpa(ctx)))
+    return launching(compiled(model))
+
+
+def with_sdpa(ctx: Context) -> torch.nn.Module:
+    """The model with torch's attention."""
+    return model_of(ctx, _operators.torch_attention(config_of(ctx.s.model)))
+
+
+def with_ours(ctx: Context) -> torch.nn.Module:
+    """The model with all of our operators."""
+    from harness import nn
+
+    return model_of(ctx, nn.swin_operators())
+
+
+@OP.variant("eager", "products, softmax and additions each by a kernel", devices=BOTH, **_TORCH)
+def eager(ctx: Context) -> Launch:
+    """The model as it is written."""
+    return launching(model_of(ctx, None))
+
+
+@OP.variant("sdpa", "attention by scaled_dot_product_attention", devices=BOTH, **_TORCH)
+def sdpa(ctx: Context) -> Launch:
+    """Torch's attention chooses a kernel itself."""
+    return launching(with_sdpa(ctx))
+
+
+@OP.variant("sdpa_graph", "sdpa as a CUDA graph, into which images are copied", **_TORCH)
+def sdpa_graph(ctx: Context) -> Launch:
+    """No kernel waits for the host."""
+    return replaying(ctx, with_sdpa(ctx))
+
+
+@OP.variant("compile", "sdpa with torch.compile of the model", devices=BOTH, **_TORCH)
+def compile_(ctx: Context) -> Launch:
+    """Inductor's kernels around the library's."""
+    return compiling(ctx, with_sdpa(ctx))
+
+
+@OP.variant("fused", "LayerNorm with windows, attention, and joining windows by one kernel each", **_OURS)
+def fused(ctx: Context) -> Launch:
+    """Our kernels around the library's matrix products."""
+    return launching(with_ours(ctx))
+
+
+@OP.variant("graph", "fused as a CUDA graph, into which images are copied", **_OURS)
+def graph(ctx: Context) -> Launch:
+    """No kernel waits for the host."""
+    return replaying(ctx, with_ours(ctx))
+
+
+@OP.variant("compile_ours", "fused with torch.compile around our operators", **_OURS)
+def compile_ours(ctx: Context) -> Launch:
+    """Inductor's kernels for what ours leave."""
+    return compiling(ctx, with_ours(ctx))

@@ -5,14 +5,14 @@ Source: NVIDIA's talk on training Swin Transformer, whose figures are those of S
 
 from __future__ import annotations
 
-from harness.ops.training._rungs import WITH_ATTENTION
+from harness.ops.training._rungs import SWIN
 from harness.ops.training._steps import training_op
 
 OP = training_op(
     "swin_train",
     "a training step of Swin Transformer, images a second",
     ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy"),
-    WITH_ATTENTION,
+    SWIN,
     size="images of a step",
     item="images",
 )

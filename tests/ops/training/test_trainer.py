@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from harness.models import MODELS, bert, swin
-from harness.ops.training import _attention, _trainer
-from harness.ops.training._rungs import AMP, FUSED, UNSCALE_LOOP, WITHOUT_ATTENTION
+from harness.ops.training import _operators, _trainer
+from harness.ops.training._rungs import AMP, FUSED, RESNET, UNSCALE_LOOP
 from harness.ops.training._trainer import Trainer
 
-(HALF,) = (rung for rung in WITHOUT_ATTENTION if rung.half == "pure")
+(HALF,) = (rung for rung in RESNET if rung.half == "pure" and rung.role == "baseline")
 
 
 def weights(trainer):
@@ -91,7 +91,7 @@ def test_torch_s_attention_is_that_of_the_model(model):
     given = module.batch(config, 4, torch.Generator().manual_seed(0), "cpu")
     given = type(given)(*(one.double() if one.is_floating_point() else one for one in given))
     found = []
-    for operators in (None, _attention.operators(config)):
+    for operators in (None, _operators.torch_attention(config)):
         torch.manual_seed(0)
         net = kind(config, operators).double().eval()
         loss = module.loss(net, given)

@@ -101,7 +101,7 @@ _ATTENTION = replace(
 _BERT_OURS = replace(
     _NORM_ADAM,
     summary="sdpa with our LayerNorm, AdamW, and dropout with bias and residual",
-    rows=("D5", "S4"),
+    rows=("D3", "D5", "S4"),
     sdpa=True,
 )
 _FUSED_NORM = replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -84,7 +85,8 @@ def make(ctx: Context) -> dict[str, Any]:
 
 def prepare(ctx: Context, rung: Rung) -> Launch:
     """Make the trainer, and all of the first steps but those that are left to the harness."""
-    # It comes first, so that its memory is free again when the rung's is taken.
+    gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
+    # The reference comes first, so that its memory is free again when the rung's is taken.
     reference_losses(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness import cuda
 from harness.nn._kernels import LAUNCHED, on
-from harness.nn._pieces import PieceLayout, PieceTable, for_this_call
+from harness.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.nn._unscale import is_dense, type_of, unscale_
 from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.lists import adamw
@@ -211,7 +211,7 @@ class AdamW(torch.optim.Optimizer):
             counts = [weight.numel() for weight in batch.weights]
             layout = PieceLayout(counts, [0] * len(counts), BLOCK * adamw.ELEMENTS, batch.step.device, shift=0)
             table = self._tables[key] = layout.table(len(batch.lists))
-        return for_this_call(table)
+        return table_for(table.layout, len(batch.lists), lambda: table)
 
 
 def _wide(param: Tensor) -> torch.dtype:

@@ -7,7 +7,7 @@ the table, so that no copy from the host is needed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ class PieceTable:
     """The rows (rows, lists + 1) that a kernel reads: an address for each list, and the piece's begin and end."""
 
     def __init__(self, layout: PieceLayout, lists: int) -> None:
-        self.layout, self.lists = layout, lists
+        self.layout = layout
         self.rows = layout.last.new_zeros(layout.rows, lists + 1)
         self.rows[: layout.pieces, lists] = layout.last
         self._bases = layout.last.new_zeros(lists, layout.tensors)
@@ -84,10 +84,10 @@ class PieceTable:
         self._conditional = wanted is not None
 
 
-def for_this_call(table: PieceTable) -> PieceTable:
-    """The table that a call is to use: the one given, or a new one of the graph that is being captured."""
+def table_for(layout: PieceLayout, lists: int, kept: Callable[[], PieceTable]) -> PieceTable:
+    """The table that a call is to use: the kept one, or a new one of the graph that is being captured."""
     if not capturing():
-        return table
-    if table.layout not in _CAPTURED:
-        _CAPTURED.append(table.layout)
-    return table.layout.table(table.lists)
+        return kept()
+    if layout not in _CAPTURED:
+        _CAPTURED.append(layout)
+    return layout.table(lists)

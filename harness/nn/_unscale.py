@@ -12,7 +12,7 @@ from torch import Tensor
 
 from harness import cuda
 from harness.nn._kernels import LAUNCHED, on
-from harness.nn._pieces import PieceLayout, PieceTable, for_this_call
+from harness.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
 from harness.ops.lists import unscale
 from harness.ops.lists._tables import BLOCK
@@ -65,17 +65,21 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):
         kernel = cuda.load(unscale.OP.find("unscale.cu"), "unscale_tuned", macros)
-        stream = torch.cuda.current_stream().cuda_stream
-        table = for_this_call(_table(counts, before, size, first.device, stream))
+        layout = _layout(counts, before, size, first.device)
+        table = table_for(layout, 1, lambda: _table(layout, torch.cuda.current_stream().cuda_stream))
         table.point(0, grads)
         LAUNCHED["unscale"] += 1
-        kernel(table.layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(table.layout.whole))
+        kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))
 
 
 @lru_cache(maxsize=_LISTS)
-def _table(
-    counts: tuple[int, ...], before: tuple[int, ...], size: int, device: torch.device, _stream: int
-) -> PieceTable:
-    """The table of lists whose tensors have these sizes; a stream has tables of its own."""
+def _layout(counts: tuple[int, ...], before: tuple[int, ...], size: int, device: torch.device) -> PieceLayout:
+    """How lists are cut whose tensors have these sizes."""
     heads = [head if count else 0 for head, count in zip(before, counts, strict=True)]
-    return PieceLayout(counts, heads, BLOCK * unscale.PACKS * PACK_BYTES // size, device, shift=32).table(1)
+    return PieceLayout(counts, heads, BLOCK * unscale.PACKS * PACK_BYTES // size, device, shift=32)
+
+
+@lru_cache(maxsize=_LISTS)
+def _table(layout: PieceLayout, _stream: int) -> PieceTable:
+    """The table of a stream."""
+    return layout.table(1)

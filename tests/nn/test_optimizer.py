@@ -16,7 +16,7 @@ import torch
 from torch import nn as torch_nn
 
 from harness import nn
-from harness.nn import _adamw, _unscale
+from harness.nn import _adamw, _pieces, _unscale
 from harness.nn._pieces import PieceLayout
 from harness.ops.lists import _tables, adamw, unscale
 
@@ -187,9 +187,11 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setattr(module, "on", lambda _device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)
-    _unscale._table.cache_clear()
+    for kept in (_unscale._layout, _unscale._table):
+        kept.cache_clear()
     yield
-    _unscale._table.cache_clear()
+    for kept in (_unscale._layout, _unscale._table):
+        kept.cache_clear()
 
 
 @pytest.mark.usefixtures("kernels")
@@ -242,6 +244,30 @@ def test_the_unscaling_kernel_finds_every_element_wherever_tensors_begin():
     base[2000] = float("nan")
     _unscale._by_kernel(grads, torch.tensor(0.5), found)
     assert float(found) == 1
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_graph_has_tables_of_its_own_and_copies_nothing_from_the_host(monkeypatch):
+    weight = torch.ones(3000, requires_grad=True)
+    optimizer, found = nn.AdamW([weight]), torch.zeros(())
+
+    def step():
+        weight.grad = torch.ones(3000)
+        _unscale._by_kernel([weight.grad], torch.tensor(0.5), found)
+        optimizer.step()
+
+    step()
+    (table,) = optimizer._tables.values()
+    rows = table.rows.clone()
+    monkeypatch.setattr(_pieces, "capturing", lambda: True)
+    monkeypatch.setattr(_pieces, "_CAPTURED", [])
+    monkeypatch.setattr(PieceLayout, "__init__", lambda *_, **__: pytest.fail("a layout is copied from the host"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=1))
+    for _ in range(2):
+        step()
+    assert len(_pieces._CAPTURED) == 2
+    assert torch.equal(table.rows, rows)
+    assert float(optimizer.state[weight]["step"]) == 3
 
 
 def test_unscale_is_that_of_torch():

@@ -5,6 +5,9 @@ References play the kernels, on a CPU.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn import functional
@@ -129,6 +132,32 @@ def test_inputs_need_not_be_contiguous(tools, played):
     tools.assert_close([nn.layer_norm(x.T.contiguous().T, every, every)], [wanted], 1e-5)
     tools.assert_close([nn.softmax(x.T)], [torch.softmax(x.T, -1)], 1e-5)
     tools.assert_close([nn.dropout(x.T, 1.0)], [torch.zeros(8, 6)], 0.0)
+
+
+def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
+    prepared, launched = [], []
+
+    def prepare(call):
+        prepared.append(call.op)
+        return launched.append
+
+    stream = SimpleNamespace(cuda_stream=1)
+    monkeypatch.setattr(_kernels, "_prepared", prepare)
+    monkeypatch.setattr(_kernels, "on", lambda _: nullcontext())
+    monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    _kernels._kept.cache_clear()
+    launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
+    for number, times in ((1, 1), (1, 1), (2, 2), (1, 2)):
+        stream.cuda_stream = number
+        launch(x=0, y=number)
+        assert len(prepared) == times
+    monkeypatch.setattr(_kernels, "capturing", lambda: True)
+    for times in (3, 4):
+        launch(x=0, y=0)
+        assert len(prepared) == times
+    assert [t.y for t in launched] == [1, 1, 2, 1, 0, 0]
+    _kernels._kept.cache_clear()
 
 
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():

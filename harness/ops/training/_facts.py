@@ -13,7 +13,7 @@ from harness.ops.sheet import Context
 OFF = "loss_distance"
 Made = TypeVar("Made")
 _SECONDS = 2.0
-"""Seconds of steps whose energy is measured: a device's counter moves only some times a second."""
+"""Seconds of steps whose energy is measured: enough that the counter moves many times."""
 
 metrics.fact(
     OFF,

@@ -35,14 +35,14 @@ def training(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]]:
-    """ready(op, variant, dtype): a session of a toy's case with 4 items, prepared on the CPU. Choices may be given."""
+    """ready(op, variant, dtype): a session of a toy's case with 8 items, prepared on the CPU. Choices may be given."""
 
     @contextmanager
     def session(name: str, variant: str, dtype: str = "float16", **choices: Any) -> Iterator[Session]:
         op = catalogue[name]
         given = {choice: choices.get(choice, known.usual) for choice, known in op.choices.items()}
         given["model"] = TOYS[name]
-        with Session(Case(name, variant, dtype, (("B", 4),), tuple(given.items()), device="cpu"), op, Cpu()) as made:
+        with Session(Case(name, variant, dtype, (("B", 8),), tuple(given.items()), device="cpu"), op, Cpu()) as made:
             made.prepare()
             yield made
 
@@ -52,4 +52,4 @@ def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]
 @pytest.fixture
 def setup(training: str) -> Setup:
     """What a training of each toy begins with."""
-    return Setup(TOYS[training], 4, 1, torch.device("cpu"), torch.float16)
+    return Setup(TOYS[training], 8, 1, torch.device("cpu"), torch.float16)

@@ -23,7 +23,7 @@ OURS = [
 
 
 def losses(rung: Rung, model: str, dtype: torch.dtype = torch.float16) -> list[float]:
-    trainer = Trainer(rung, Setup(model, 4, 1, torch.device("cpu"), dtype))
+    trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cpu"), dtype))
     return [trainer.loss_of_step().item() for _ in range(_steps.STEPS)]
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from harness.ops._baselines import MODES
 from harness.ops.sheet import Role
 
 Half = Literal["none", "mixed", "pure"]
+
+DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +20,8 @@ class Rung:
     tf32: whether products and convolutions of float32 may be rounded to TF32. half: 'mixed' for autocast with a scaled
     loss, 'pure' for a model in halves, whose optimizer has master weights in float32. loop: whether gradients are
     unscaled by one call each. fused: whether the optimizer is torch's fused one. sdpa: whether attention is torch's
-    scaled_dot_product_attention. graph: whether a CUDA graph of the whole step is replayed. compiled: whether
-    torch.compile compiles the model.
+    scaled_dot_product_attention. graph: whether a CUDA graph of the whole step is replayed. compiled: the mode in
+    which torch.compile compiles the model, if it does.
 
     What is ours, from harness.nn: unscale (of gradients), adam, norm (and what is fused with it: residual and ReLU in a
     ResNet, dropout in BERT), windows (their partition and reverse), attention (over windows).
@@ -34,7 +37,7 @@ class Rung:
     fused: bool = False
     sdpa: bool = False
     graph: bool = False
-    compiled: bool = False
+    compiled: str = ""
     unscale: bool = False
     adam: bool = False
     norm: bool = False
@@ -63,7 +66,13 @@ def above(rung: Rung) -> tuple[Rung, ...]:
     return (
         replace(rung, name=f"{name}_graph", summary=f"{name} as a CUDA graph of the step", rows=("S8",), graph=True),
         replace(rung, name=f"{name}_half", summary=f"{name} in pure halves", rows=("S8",), half="pure"),
-        replace(rung, name="compile", summary=f"{name} with torch.compile of the model", compiled=True),
+        replace(rung, name="compile", summary=f"{name} with torch.compile of the model", compiled=DEFAULT),
+        replace(
+            rung,
+            name="compile_autotune",
+            summary=f"{name} with torch.compile of the model; mode {AUTOTUNE}",
+            compiled=AUTOTUNE,
+        ),
     )
 
 
@@ -80,7 +89,7 @@ def above_ours(rung: Rung) -> tuple[Rung, ...]:
     return (
         replace(rung, name="graph", summary=f"{name} as a CUDA graph of the step", rows=("S8",), graph=True),
         replace(rung, name="half", summary=f"{name} in pure halves", rows=("S8",), half="pure"),
-        replace(rung, name="compile_ours", summary=f"{name} with torch.compile around our operators", compiled=True),
+        replace(rung, name="compile_ours", summary=f"{name} with torch.compile around our operators", compiled=DEFAULT),
     )
 
 

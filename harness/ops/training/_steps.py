@@ -16,7 +16,7 @@ from harness.models import MODELS
 from harness.ops._elementwise import BOTH
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
 from harness.ops.training import _facts
-from harness.ops.training._rungs import FLOAT32, Rung
+from harness.ops.training._rungs import AUTOTUNE, FLOAT32, Rung
 from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.ops.training._trainer import Setup, Trainer
 
@@ -56,8 +56,8 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
 
 
 def add(op: Op, rung: Rung) -> None:
-    """Add a rung to an op as a variant. A CPU has no CUDA graphs, and none of our kernels."""
-    devices = ("cuda",) if rung.graph or rung.role == "ours" else BOTH
+    """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
+    devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
     options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices}
     if rung.loop or rung.name == "unscale":
         options["unsupported"] = lambda case: None if case.dtype == "float16" else "bfloat16 needs no scaled loss"

@@ -62,7 +62,7 @@ class Trainer:
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
         self.batch = _batch(setup, kind)
         self.loss = module_of(setup.model).loss
-        self.called = compiled(self.model) if rung.compiled else self.model
+        self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
         self.weights = list(self.model.parameters())
         # Our AdamW has masters of its own.
         given = [one.dtype == wide or rung.adam for one in self.weights]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Work
 from harness.models import MODELS, SwinConfig
 from harness.models.sizes import CHANNELS
-from harness.ops._baselines import compiled
+from harness.ops._baselines import Compile, compiled, compiled_variants
 from harness.ops._elementwise import BOTH
 from harness.ops.comparer import Expected
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
@@ -124,12 +124,6 @@ def replaying(ctx: Context, model: Model) -> Launch:
     return launch
 
 
-def compiling(ctx: Context, model: Model) -> Launch:
-    """The model, compiled for exactly this shape, around the library's matrix products."""
-    ctx.defer(forget_compiled)
-    return launching(compiled(model))
-
-
 def with_sdpa(ctx: Context) -> torch.nn.Module:
     """The model with torch's attention."""
     return model_of(ctx, _operators.torch_attention(config_of(ctx.s.model)))
@@ -160,10 +154,11 @@ def sdpa_graph(ctx: Context) -> Launch:
     return replaying(ctx, with_sdpa(ctx))
 
 
-@OP.variant("compile", "sdpa with torch.compile of the model", devices=BOTH, **_TORCH)
-def compile_(ctx: Context) -> Launch:
-    """Inductor's kernels around the library's."""
-    return compiling(ctx, with_sdpa(ctx))
+@compiled_variants(OP, "sdpa with torch.compile of the model", returns=False, rows=("S16",))
+def compile_(ctx: Context, compile_model: Compile) -> Launch:
+    """Inductor's kernels for exactly this shape, around the library's."""
+    ctx.defer(forget_compiled)
+    return launching(compile_model(with_sdpa(ctx)))
 
 
 @OP.variant("fused", "LayerNorm with windows, attention, and joining windows by one kernel each", **_OURS)
@@ -181,4 +176,5 @@ def graph(ctx: Context) -> Launch:
 @OP.variant("compile_ours", "fused with torch.compile around our operators", **_OURS)
 def compile_ours(ctx: Context) -> Launch:
     """Inductor's kernels for what ours leave."""
-    return compiling(ctx, with_ours(ctx))
+    ctx.defer(forget_compiled)
+    return launching(compiled(with_ours(ctx)))

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness import cuda
-from harness.nn._kernels import LAUNCHED, on
+from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.nn._unscale import is_dense, type_of, unscale_
 from harness.ops._elementwise import CUDA_TYPE
@@ -198,9 +197,7 @@ class AdamW(torch.optim.Optimizer):
             "COPY": int(bool(batch.copies)),
             "FOURS": adamw.ELEMENTS // 4,
         }
-        kernel = cuda.load(adamw.OP.find("adamw.cu"), "adamw_tuned", macros)
-        layout = table.layout
-        LAUNCHED["adamw"] += 1
+        kernel, layout = of_lists("adamw", macros), table.layout
         kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group))
 
     def _table(self, batch: _Batch) -> PieceTable:

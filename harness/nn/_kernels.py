@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -88,6 +89,18 @@ def kernel(
     if _obstacle(wanted) is not None:
         return None
     return lambda **tensors: _run(wanted, Tensors(**tensors))
+
+
+def of_lists(op: str, macros: Mapping[str, str | int]) -> cuda.Kernel:
+    """The kernel `<op>_tuned` of an op on lists. Its table is the caller's, who counts the launch by this call."""
+    LAUNCHED[op] += 1
+    return cuda.load(_source(op), f"{op}_tuned", macros)
+
+
+@cache
+def _source(op: str) -> Path:
+    """The file with the kernels of an op. To find it takes longer than to launch one."""
+    return OPS[op].find(f"{op}.cu")
 
 
 def capturing() -> bool:

@@ -10,8 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from harness import cuda
-from harness.nn._kernels import LAUNCHED, on
+from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
 from harness.ops.lists import unscale
@@ -64,11 +63,10 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
     before = tuple(grad.data_ptr() % PACK_BYTES // size for grad in grads)
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):
-        kernel = cuda.load(unscale.OP.find("unscale.cu"), "unscale_tuned", macros)
         layout = _layout(counts, before, size, first.device)
         table = table_for(layout, 1, lambda: _table(layout, torch.cuda.current_stream().cuda_stream))
         table.point(0, grads)
-        LAUNCHED["unscale"] += 1
+        kernel = of_lists("unscale", macros)
         kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))
 
 

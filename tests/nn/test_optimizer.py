@@ -180,10 +180,9 @@ def unscale_kernel(
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU's lists take the way of a GPU's."""
-    found = {"adamw_tuned": adamw_kernel, "unscale_tuned": unscale_kernel}
-    loaded = SimpleNamespace(load=lambda _file, entry, _macros: found[entry])
+    found = {"adamw": adamw_kernel, "unscale": unscale_kernel}
     for module in (_adamw, _unscale):
-        monkeypatch.setattr(module, "cuda", loaded)
+        monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op])
         monkeypatch.setattr(module, "on", lambda _device: nullcontext())
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)

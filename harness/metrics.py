@@ -24,6 +24,10 @@ KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
 SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
+TOKENS = "tokens_a_call"
+"""The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
+PEAK_MEMORY, ENERGY = "peak_memory", "energy"
+"""Facts of whole steps of a model, and of its inference."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -248,10 +252,6 @@ def _moved_bandwidth(s: Subject) -> float | None:
     return s.traffic.moved / s.time if s.traffic and s.traffic.moved and s.time else None
 
 
-def _moves_more(s: Subject) -> bool:
-    return bool(s.traffic and s.work and s.traffic.moved > s.work.moved)
-
-
 def _ceiling_bandwidth(s: Subject) -> float | None:
     return s.work.moved / s.floor if s.work and s.work.moved and s.floor else None
 
@@ -281,6 +281,10 @@ def _items(s: Subject) -> float | None:
     return s.work.items / s.time if s.work and s.work.items and s.time else None
 
 
+def _tokens(s: Subject) -> float | None:
+    return s.facts[TOKENS] / s.time if TOKENS in s.facts and s.time else None
+
+
 def _speedup(s: Subject) -> float | None:
     return s.over.time / s.time if s.over and s.over.time and s.time else None
 
@@ -290,22 +294,17 @@ def _traffic(s: Subject) -> float | None:
     return s.traffic.moved / over if s.time and s.traffic and over else None
 
 
-def _kept(s: Subject) -> float | None:
-    over = s.over.facts.get(KEPT) if s.over else None
-    return s.facts[KEPT] / over if s.time and over and KEPT in s.facts else None
+def _of_another(name: str) -> Callable[[Subject], float | None]:
+    def ratio(s: Subject) -> float | None:
+        over = s.over.facts.get(name) if s.over else None
+        return s.facts[name] / over if s.time and over and name in s.facts else None
+
+    return ratio
 
 
 def _efficiency(s: Subject) -> float | None:
     items, alone = _items(s), _items(s.alone) if s.alone else None
     return items / (s.world * alone) if items and alone else None
-
-
-def _noise(s: Subject) -> float | None:
-    return (s.interval[1] - s.interval[0]) / s.time if s.interval and s.time else None
-
-
-def _process_range(s: Subject) -> float | None:
-    return range_over_median(s.medians) if s.time and len(s.medians) > 1 else None
 
 
 def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], float | None]:
@@ -329,7 +328,7 @@ for _metric in (
            head="{unit}", keep=ALWAYS, figure=3, sweep=3, limit="ceiling_bandwidth"),
     Metric("moved_bandwidth", "moved bandwidth", units.BANDWIDTH, _moved_bandwidth,
            "the bytes that the variant itself moves, over the time; shown where it moves more than the op has to",
-           head="moved {unit}", keep=3, shown=_moves_more),
+           head="moved {unit}", keep=3, shown=lambda s: bool(s.traffic and s.work and s.traffic.moved > s.work.moved)),
     Metric("flops", "operations a second", units.OPERATIONS, _flops,
            "the operations that the op has to do, over the time", "higher",
            head="{unit}", keep=8, shown=lambda s: s.beyond_memory, figure=4, drawn=lambda s: s.bound_by_compute,
@@ -339,6 +338,8 @@ for _metric in (
            head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2),
+    Metric("tokens", "tokens a second", units.TOKENS, _tokens, "tokens of all sequences, over the time", "higher",
+           head="{unit}", keep=6, shown=lambda s: TOKENS in s.facts),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
            "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
@@ -353,17 +354,22 @@ for _metric in (
     Metric("traffic", "traffic", units.RATIO, _traffic,
            "bytes that the variant moves by its own account, over those of another variant", "lower",
            relative="variant", said="less", by_count=True),
-    Metric("kept", "bytes that a training step keeps", units.RATIO, _kept,
+    Metric("kept", "bytes that a training step keeps", units.RATIO, _of_another(KEPT),
            "bytes of masks that a training step keeps for its backward, over those of another variant", "lower",
            relative="variant", said="less", by_count=True),
+    Metric("memory", "peak memory of a step", units.RATIO, _of_another(PEAK_MEMORY),
+           "the most bytes that tensors take during a step, over those of another variant", "lower",
+           relative="variant", said="less"),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
     Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, _ceiling_bandwidth),
     Metric("ceiling_flops", "ceiling", units.OPERATIONS, _ceiling_flops),
-    Metric("noise", "noise", units.FINE_SHARE, _noise, "width of the 95% interval of the time, over the time",
-           head="noise", keep=4),
-    Metric("process_range", "range of the processes' medians, over their median", units.FINE_SHARE, _process_range),
+    Metric("noise", "noise", units.FINE_SHARE,
+           lambda s: (s.interval[1] - s.interval[0]) / s.time if s.interval and s.time else None,
+           "width of the 95% interval of the time, over the time", head="noise", keep=4),
+    Metric("process_range", "range of the processes' medians, over their median", units.FINE_SHARE,
+           lambda s: range_over_median(s.medians) if s.time and len(s.medians) > 1 else None),
     Metric("read_bytes", "bytes that have to be read", units.BYTES, lambda s: s.work.read if s.work else None),
     Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
     Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
@@ -375,6 +381,9 @@ for _metric in (
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
+    replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
+    _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
+    _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),

@@ -17,15 +17,18 @@ _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
 _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
 """The files that every number depends on besides its op's: how inputs are made, how calls are timed."""
+_FOLLOWED = frozenset({"ops", "models", "nn"})
+"""The rooms whose modules count for an op that imports them."""
 _GIT_TIMEOUT = 10
 
 
 def code(op: str, file: Path) -> Code:
     """The code that makes the numbers of an op, which `file` defines.
 
-    It covers the code that measures every op, the op's file with the modules of ops that it imports, and the kernels
-    that these files name, with the headers that the kernels include. It covers neither tables, reports and the command
-    line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's file.
+    It covers the code that measures every op; the op's file, with the modules of ops, models and `harness.nn` that it
+    imports; and the kernels that these files name, with the headers that the kernels include. It covers neither tables,
+    reports and the command line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's
+    file.
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
     beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
@@ -86,9 +89,12 @@ def _kernels_beside(file: Path) -> list[Path]:
 
 
 def _needed(file: Path) -> list[Path]:
-    """The op's file, the modules of ops that it imports, and the kernels that these name, each with what it needs."""
+    """The op's file, the modules that it imports, and the kernels that these name, each with what it needs."""
     modules = _closure(file, _imported)
-    named = {f"{file.stem}.cu"}.union(*(re.findall(r'"(\w+\.cu)"', module.read_text("utf-8")) for module in modules))
+    # Modules of harness.nn run the ops that they import, with the kernels of these.
+    run = [op for module in modules if module.parent == _PACKAGE / "nn" for op in _imported(module)]
+    texts = [module.read_text("utf-8") for module in modules]
+    named = {f"{op.stem}.cu" for op in (file, *run)}.union(*(re.findall(r'"(\w+\.cu)"', text) for text in texts))
     sources = [path for path in paths.data("kernels").glob("*/*.cu") if path.name in named]
     return [*modules, *(path for source in sources for path in _closure(source, _included))]
 
@@ -103,14 +109,15 @@ def _closure(first: Path, following: Callable[[Path], Sequence[Path]]) -> list[P
 
 @cache
 def _imported(file: Path) -> tuple[Path, ...]:
-    """Modules of `harness.ops` that a file imports, at its top or inside functions."""
+    """Modules of the rooms in `_FOLLOWED` that a file imports, at its top or inside functions."""
     names: list[str] = []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    places = [_PACKAGE.parent.joinpath(*name.split(".")) for name in names if name.startswith("harness.ops")]
+    parts = [name.split(".") for name in names]
+    places = [_PACKAGE.parent.joinpath(*part) for part in parts if part[0] == "harness" and {*part[1:2]} & _FOLLOWED]
     modules = [*(place.with_suffix(".py") for place in places), *(place / "__init__.py" for place in places)]
     return tuple(module for module in modules if module.is_file())
 

@@ -147,6 +147,11 @@ def _a_second(prefix: str, noun: str) -> str:
 SECONDS = Unit(seconds, _seconds_column, _seconds_axis)
 ITEMS = Unit(lambda value: f"{significant(value)}/s", _counted_column, _counted_axis)
 """Items a second: how many of the things that users count, such as images, are done in a second."""
+TOKENS = Unit(
+    ITEMS.write,
+    lambda values, _noun: _counted_column(values, "tokens"),
+    lambda values, _noun: _counted_axis(values, "tokens"),
+)
 BANDWIDTH = _fixed("GB/s", 1e9, rate, gigabytes)
 OPERATIONS = _fixed("TFLOP/s", 1e12, operations, teraflops)
 BYTES = _fixed("B", 1.0, size)

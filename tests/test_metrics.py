@@ -70,7 +70,7 @@ def subject(*found: Measurement, limits: Limits | None = LIMITS) -> Subject:
 EVERYTHING = measured(
     call_samples=(3e-6,),
     kernels=(KernelFacts("a", 20, 8, 0), KernelFacts("b", 40, 0, 0)),
-    facts=(("hidden", 0.5), ("kept_bytes", 100.0)),
+    facts=(("hidden", 0.5), ("kept_bytes", 100.0), ("tokens_a_call", 640.0), ("peak_memory", 300.0)),
 )
 
 
@@ -86,11 +86,13 @@ EVERYTHING = measured(
         ("flops", 5e11),
         ("intensity", 250),
         ("items", 2.5e6),
+        ("tokens", 3.2e8),
         ("of_peak", 2e9 / 2e9),
         ("of_ceiling", 0.5),
         ("speedup", 1.5),
         ("traffic", 2.0),
         ("kept", 0.125),
+        ("memory", 0.75),
         ("ceiling_bandwidth", 4e9),
         ("ceiling_flops", 1e12),
         ("noise", 0.2),
@@ -106,7 +108,7 @@ EVERYTHING = measured(
 )
 @pytest.mark.parametrize("of", [subject, lambda found: Subject.of(found, LIMITS)], ids=["result", "measurement"])
 def test_each_metric(of: Any, name: str, value: float | None) -> None:
-    over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0),)))
+    over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0), ("peak_memory", 400.0))))
     assert METRICS[name].value(of(EVERYTHING).against(over)) == (None if value is None else pytest.approx(value))
 
 
@@ -125,7 +127,7 @@ def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
 def test_without_limits_only_what_needs_them_is_unknown() -> None:
     found = metrics.values(subject(EVERYTHING, limits=None).against(subject(measured())))
     unknown = {name for name, value in found.items() if value is None}
-    assert unknown - {"efficiency", "process_range", "sent_bytes", "kept"} == {
+    assert unknown - {"efficiency", "process_range", "sent_bytes", "kept", "memory"} == {
         "of_peak", "of_ceiling", "ceiling_bandwidth", "ceiling_flops",
     }  # fmt: skip
     assert {name for name, metric in METRICS.items() if metric.of_limits} == {"of_peak", "of_ceiling"}

@@ -137,6 +137,8 @@ def codes() -> dict[str, Code]:
 
 
 EVERY = {op.name for op in Catalogue().values()}
+STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
+"""Ops of whole models, which run other ops by harness.nn."""
 
 
 @pytest.mark.parametrize(
@@ -146,11 +148,15 @@ EVERY = {op.name for op in Catalogue().values()}
         ("harness/ops/activation/prelu.py", {"prelu"}),
         ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
-        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition"}),
+        ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *STEPS}),
         (
             "kernels/include/bias.cuh",
-            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias"},
+            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias", *STEPS},
         ),
+        ("harness/models/swin.py", STEPS),
+        ("harness/nn/_scaler.py", STEPS),
+        ("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
+        ("harness/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
         ("harness/ops/sheet.py", EVERY),
         ("harness/devices/cuda.py", EVERY),
@@ -163,6 +169,34 @@ EVERY = {op.name for op in Catalogue().values()}
 def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / file).is_file()
     assert ops_that_change(file, monkeypatch) == ops
+
+
+@pytest.mark.parametrize("room", ["ops", "models", "nn"])
+def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: Path) -> None:
+    folder = package / "harness" / room
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "deep.py").write_text("N = 1\n")
+    (folder / "used.py").write_text(f"from harness.{room}.deep import N\n")
+    (folder / "unused.py").write_text("")
+    op = package / "harness" / "ops" / "mine.py"
+    op.write_text(f"def prepare(ctx):\n    from harness.{room} import used\n")
+    found = set(source._needed(op))
+    assert found == {op, folder / "__init__.py", folder / "used.py", folder / "deep.py"}
+
+
+def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: Path) -> None:
+    """An op needs the kernels of another op only where it names them; nn calls the other op itself."""
+    for name in ("harness/nn/__init__.py", "harness/ops/rows/norm.py", "kernels/rows/norm.cu", "harness/ops/other.py"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("")
+    (package / "harness" / "nn" / "__init__.py").write_text("from harness.ops.rows import norm\n")
+    op, other = package / "harness" / "ops" / "mine.py", package / "harness" / "ops" / "other.py"
+    op.write_text("def prepare(ctx):\n    from harness import nn\n")
+    other.write_text("from harness.ops.rows import norm\n")
+    kernel = package / "kernels" / "rows" / "norm.cu"
+    assert kernel in source._needed(op)
+    assert kernel not in source._needed(other)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ SIZES = {"T": 32, "V": 4, "U": 1}
 """Sizes that have a meaning of their own; all others are 8."""
 ON_A_GPU = {"D": 16}
 """Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
-SMALL = {"tensors": ("equal",)}
+COMPILED = ("compile", "compile_ours")
+"""Variants that are compiled, each once on a GPU."""
+SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
 """Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
 
 
@@ -35,14 +37,19 @@ def shape_of(op: Op, device: str) -> tuple[tuple[str, int], ...]:
 
 
 def values(name: str, choice: Choice) -> list[Value]:
-    return list(SMALL.get(name, choice.values) or {choice.usual, choice.low, choice.high})
+    allowed = [value for value in SMALL.get(name, choice.values) if choice.accepts(value)]
+    return allowed or list({choice.usual, choice.low, choice.high})
+
+
+def usual(name: str, choice: Choice) -> Value:
+    return values(name, choice)[0] if name in SMALL else choice.usual
 
 
 def cases(op: Op, device: str) -> Iterator[Case]:
     """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice."""
     shape = shape_of(op, device)
     for variant in op.variants.values():
-        if device in variant.devices and variant.name not in MODES:
+        if device in variant.devices and variant.name not in {*MODES, *COMPILED}:
             for dtype, chosen in itertools.product(
                 op.dtypes, itertools.product(*itertools.starmap(values, op.choices.items()))
             ):
@@ -55,9 +62,10 @@ def test_baselines_keep_the_contract(op: Op) -> None:
     assert made
     for case in made:
         with Session(case, op, SmallCpu()) as session:
-            session.prepare()
-            assert session.check() is None
-            assert session.check_inputs() is None
+            if session.obstacle() is None:
+                session.prepare()
+                assert session.check() is None
+                assert session.check_inputs() is None
         assert session.warnings == []
 
 
@@ -65,10 +73,10 @@ def test_baselines_keep_the_contract(op: Op) -> None:
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_variants_keep_the_contract_on_a_gpu(op: Op) -> None:
     """A library's results may be inexact there. Compiled variants take part in halves, where dtypes can differ."""
-    usual = tuple((name, choice.usual) for name, choice in op.choices.items())
+    chosen = tuple((name, usual(name, choice)) for name, choice in op.choices.items())
     shape = shape_of(op, "cuda")
     half = next(dtype for dtype in ("float16", *op.dtypes) if dtype in op.dtypes)
-    compiled = [Case(op.name, "compile", half, shape, usual, 1, "cuda")] if "compile" in op.variants else []
+    compiled = [Case(op.name, name, half, shape, chosen, 1, "cuda") for name in COMPILED if name in op.variants]
     found = {}
     for case in [*cases(op, "cuda"), *compiled]:
         with Session(case, op, devices.kinds()["cuda"]) as session:

@@ -18,6 +18,7 @@ Refused = Callable[[str], list[tuple[str, str]]]
 Loaded = Callable[..., Definition]
 
 ONE = "shapes: [{M: 3, N: 4}]\n"
+FLOORS = "bandwidth, efficiency, flops, items, of_ceiling, of_peak, snr, speedup, tokens"
 
 
 def test_defaults(loaded: Loaded) -> None:
@@ -238,13 +239,13 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
         (
             "{where: '*'}",
             "expect.fast",
-            "has no floor; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, snr, speedup",
+            f"has no floor; allowed: {FLOORS}",
         ),
         ("{of_ceiling: }", "expect.fast.of_ceiling", "must be a number, found nothing"),
         (
             "{time: 1e-6}",
             "expect.fast.time",
-            "a floor can't be of time; allowed: bandwidth, efficiency, flops, items, of_ceiling, of_peak, snr, speedup",
+            f"a floor can't be of time; allowed: {FLOORS}",
         ),
         ("[{speedup: 1}, {speedup: 0}]", "expect.fast[1].speedup", "must be more than 0, found 0"),
         (

@@ -1,0 +1,69 @@
+"""The operators of models: those that a rung has from torch, and those that are ours."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from harness.models import BertConfig, ResNetConfig, SwinConfig
+from harness.ops.training._rungs import Rung
+
+if TYPE_CHECKING:
+    import torch
+
+
+def operators(rung: Rung, config: object) -> Any:
+    """The operators of a model with this configuration; None for those that it has unless told."""
+    found = ours(rung, config) if rung.norm else None
+    if not rung.sdpa:
+        return found
+    return torch_attention(config) if found is None else replace(found, attention=of_bert)
+
+
+def ours(rung: Rung, config: object) -> Any:
+    """Our operators, as far as the rung has them."""
+    from harness import nn
+
+    if isinstance(config, ResNetConfig):
+        return nn.resnet_operators()
+    if isinstance(config, BertConfig):
+        return nn.bert_operators()
+    return nn.swin_operators(norm=rung.norm, windows=rung.windows, attention=rung.attention)
+
+
+def torch_attention(config: object) -> Any:
+    """The operators of a model with attention, with torch's attention in place of products and softmax.
+
+    Torch chooses a kernel itself.
+    """
+    from harness.models.bert import BertOperators
+    from harness.models.swin import SwinOperators
+
+    if isinstance(config, BertConfig):
+        return BertOperators(attention=of_bert)
+    assert isinstance(config, SwinConfig), f"no attention in {config}"
+    return SwinOperators(window_attention=of_windows)
+
+
+def of_bert(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, p: float) -> torch.Tensor:
+    """Attention of a layer, as BertOperators describes it."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    # Autocast makes halves of q, k and v, and only a mask of their type has a fast kernel.
+    mask = mask if mask is None else mask.to(q.dtype)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=p).transpose(1, 2).flatten(2)
+
+
+def of_windows(qkv: torch.Tensor, bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """Attention within windows, as SwinOperators describes it. The windows of an image count as its heads.
+
+    So one tensor of masks and biases serves all images.
+    """
+    from torch.nn.functional import scaled_dot_product_attention
+
+    count, tokens, channels = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    heads, windows = bias.shape[0], 1 if mask is None else len(mask)
+    q, k, v = qkv.view(count // windows, windows, tokens, 3, heads, -1).permute(3, 0, 1, 4, 2, 5).flatten(2, 3)
+    both = (bias if mask is None else (bias + mask[:, None]).flatten(0, 1)).to(q.dtype)
+    attended = scaled_dot_product_attention(q, k, v, attn_mask=both[None])
+    return attended.unflatten(1, (windows, heads)).transpose(2, 3).reshape(count, tokens, channels)

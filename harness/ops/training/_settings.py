@@ -1,0 +1,70 @@
+"""Settings of the process, streams and graphs that steps and inference share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from harness.ops.sheet import Context
+
+if TYPE_CHECKING:
+    import torch
+
+
+def seed_of(ctx: Context) -> int:
+    """The seed of weights and data, the same for all variants of a case."""
+    return int(ctx.generator.initial_seed()) % 2**32
+
+
+def forget_compiled() -> None:
+    """Forget what torch.compile made, since it would keep a model in memory."""
+    import torch
+
+    torch.compiler.reset()
+
+
+@contextmanager
+def math_modes(tf32: bool) -> Iterator[None]:
+    """Let float32 be rounded to TF32 or not, and let cuDNN try its algorithms. Both are settings of the process."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    before = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+
+    def put(precision: str, convolutions: bool, benchmark: bool) -> None:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32, cudnn.benchmark = convolutions, benchmark
+
+    put("high" if tf32 else "highest", tf32, benchmark=True)
+    try:
+        yield
+    finally:
+        put(*before)
+
+
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """A stream beside the current one, as what is captured later must run on before."""
+    import torch
+
+    current, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        yield
+    current.wait_stream(side)
+
+
+def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """A replay of the step as a CUDA graph. Its loss is always the same tensor."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = step()
+
+    def replay() -> torch.Tensor:
+        graph.replay()
+        return loss
+
+    return replay

@@ -1,0 +1,48 @@
+"""The small scenario runs on a CPU within seconds; the others have the sizes of the texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.devices.cpu import Cpu
+from harness.measure import measure
+from harness.model import Timing
+from harness.models import MODELS
+from harness.ops import Catalogue
+from harness.scenario import Selection, find, load, plan
+
+CATALOGUE = Catalogue()
+SHORT = Timing(precision=0.5, max_time=0.02)
+
+
+def jobs(name, device):
+    return plan(load(find([name]), CATALOGUE), CATALOGUE, Selection(device)).jobs
+
+
+@pytest.mark.parametrize(
+    "job",
+    [job for job in jobs("train_small", "cpu") if job.case.variant in ("float32", "fused_optimizer", "eager")],
+    ids=lambda job: job.case.id,
+)
+def test_small_steps_are_measured_on_a_cpu(job):
+    found = measure(replace(job, timing=SHORT), CATALOGUE[job.case.op], Cpu())
+    assert (found.status, found.timer) == ("ok", "steady"), found.error
+    assert found.work.items == 8
+    assert found.sets == 1
+
+
+def test_the_small_scenario_has_every_model_and_every_rung_of_a_cpu():
+    found = {(job.case.op, job.case.variant) for job in jobs("train_small", "cpu")}
+    ops = [CATALOGUE[name] for name in ("swin_train", "bert_train", "resnet50_train", "swin_infer")]
+    every = {(op.name, v.name) for op in ops for v in op.variants.values() if "cpu" in v.devices}
+    assert every - found == {(op.name, "compile") for op in ops}  # which would compile C++
+    assert all(dict(job.case.choices)["model"].endswith("_toy") for job in jobs("train_small", "cpu"))
+
+
+@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer"])
+def test_the_scenarios_of_a_gpu_have_whole_models(name):
+    found = {job.case.values["model"] for job in jobs(name, "cuda")}
+    assert found
+    assert found <= MODELS.keys() - {"swin_toy", "bert_toy", "resnet_toy"}

@@ -1,0 +1,125 @@
+"""The check of training steps: what it lets pass, and what it doesn't. And what steps leave behind, and report."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from harness import metrics
+from harness.metrics import Subject
+from harness.model import Case, ComputePoint, Limits, Measurement
+from harness.models import MODELS
+from harness.ops.training import _facts, _steps
+from harness.ops.training._rungs import RESNET, SWIN
+from harness.ops.training._trainer import Trainer
+
+
+def forward_only(trainer: Trainer) -> torch.Tensor:
+    return trainer.loss(trainer.called, trainer.batch).detach()
+
+
+def nothing(_: Trainer) -> torch.Tensor:
+    return torch.zeros(())
+
+
+def not_finite(_: Trainer) -> torch.Tensor:
+    return torch.tensor(math.nan)
+
+
+@pytest.mark.parametrize("step", [nothing, forward_only, not_finite])
+def test_a_step_that_trains_nothing_is_wrong(training, ready, step, monkeypatch):
+    with ready(training, "float32") as session:  # whose reference is kept
+        assert session.check() is None
+    monkeypatch.setattr(Trainer, "loss_of_step", step)
+    with ready(training, "amp") as session:
+        assert session.check().startswith("losses: that of step")
+
+
+def test_the_call_that_the_harness_checks_is_one_of_the_steps(training, ready, monkeypatch):
+    real, made = Trainer.loss_of_step, Counter()
+
+    def last_is_no_number(trainer):
+        made[trainer.rung.name] += 1
+        return not_finite(trainer) if made["amp"] == _steps.STEPS else real(trainer)
+
+    monkeypatch.setattr(Trainer, "loss_of_step", last_is_no_number)
+    with ready(training, "amp") as session:
+        assert session.check().startswith(f"losses: that of step {_steps.STEPS} is off")
+    assert made["amp"] == _steps.STEPS
+
+
+def test_losses_that_do_not_fall_judge_nothing(ready, monkeypatch):
+    monkeypatch.setattr(_steps, "_reference_losses", lambda _: (2.0,) * _steps.STEPS)
+    with ready("bert_train", "float32") as session:
+        assert session.check().startswith("the reference's losses don't fall")
+
+
+def test_all_rungs_of_a_case_begin_with_the_same_model_and_data(training, setup):
+    losses = {}
+    for rung in RESNET if training == "resnet50_train" else SWIN:
+        if rung.role == "baseline" and not rung.graph and not rung.compiled:
+            losses[rung.name] = Trainer(rung, setup).loss_of_step().item()
+    assert len(losses) > 4
+    assert all(loss == pytest.approx(losses["float32"], rel=2e-2) for loss in losses.values())
+
+
+def test_settings_of_the_process_are_as_before_when_a_case_is_over(ready):
+    def settings():
+        cudnn = torch.backends.cudnn
+        return torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
+
+    before = settings()
+    with ready("bert_train", "tf32"):
+        assert settings() == ("high", True, True)
+    assert settings() == before
+    with ready("bert_train", "float32"):
+        assert settings() == ("highest", False, True)
+    assert settings() == before
+
+
+def test_calls_rotate_over_nothing(training, ready):
+    """A block of calls has whole rotations, which would be a thousand steps."""
+    with ready(training, "amp") as session:
+        assert session.check() is None
+        assert len(session.calls()) == 1
+
+
+def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
+    with ready("bert_train", "amp") as session:
+        assert session.check() is None
+    facts = dict(session.facts)
+    assert facts.keys() == {metrics.TOKENS, _facts.OFF}
+    assert facts[metrics.TOKENS] == 8 * MODELS["bert_toy"].tokens
+    assert 0 < facts[_facts.OFF] < 0.1
+
+
+def test_rates_and_shares_follow_from_the_declared_work(catalogue):
+    case = Case("bert_train", "amp", "float16", (("B", 32),), (("model", "bert_base"),))
+    work = catalogue["bert_train"].work_of(case.values, case.dtype)
+    forward = MODELS["bert_base"].flops()
+    assert work.flops == (("float16", 3 * 32 * forward),)
+    assert (work.items, work.item, work.moved) == (32, "sequences", 0)
+    peak = ComputePoint("float16", 8, 8, 8, 6e14, "torch.mm", "settled")
+    found = Measurement(case, "ok", (0.1,) * 7, timer="steady", work=work, facts=((metrics.TOKENS, 32.0 * 128),))
+    values = metrics.values(Subject.of(found, Limits(compute=(peak,))))
+    assert values["items"] == pytest.approx(320)
+    assert values["tokens"] == pytest.approx(40960)
+    assert values["flops"] == pytest.approx(3 * 320 * forward)
+    assert values["of_ceiling"] == pytest.approx(3 * 320 * forward / 6e14)
+    assert metrics.METRICS["tokens"].written(40960.0) == "40960/s"
+    assert metrics.METRICS["tokens"].unit.column([40960.0], "sequences")[0] == "k tokens/s"
+
+
+@pytest.mark.parametrize("name", ["bert_train", "swin_train"])
+def test_the_compiled_model_makes_the_same_losses(name, ready, monkeypatch):
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: real(model, backend="aot_eager", **_known(options)))
+    with ready(name, "compile") as session:
+        assert session.check() is None
+
+
+def _known(options):
+    return {name: value for name, value in options.items() if name != "mode"}

@@ -46,12 +46,15 @@ def usual(name: str, choice: Choice) -> Value:
 
 
 def cases(op: Op, device: str) -> Iterator[Case]:
-    """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice."""
-    shape = shape_of(op, device)
+    """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice.
+
+    Whole steps take long: they have one dtype here, and the others in tests/ops/training.
+    """
+    shape, dtypes = shape_of(op, device), op.dtypes[: 1 if op.timer == "steady" else None]
     for variant in op.variants.values():
         if device in variant.devices and variant.name not in {*MODES, *COMPILED}:
             for dtype, chosen in itertools.product(
-                op.dtypes, itertools.product(*itertools.starmap(values, op.choices.items()))
+                dtypes, itertools.product(*itertools.starmap(values, op.choices.items()))
             ):
                 yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
 

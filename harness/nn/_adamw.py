@@ -1,4 +1,4 @@
-"""AdamW, with one launch for all parameters of a group, and everything that changes in a step on the device."""
+"""AdamW: one kernel updates all parameters of a type and group. Everything that changes in a step is on the device."""
 
 from __future__ import annotations
 

@@ -96,20 +96,20 @@ def above_ours(rung: Rung) -> tuple[Rung, ...]:
 _NORM_ADAM = replace(
     UNSCALE,
     name="fused_norm_adam",
-    summary="LayerNorm, softmax and AdamW in one kernel each",
+    summary="on unscale: LayerNorm, softmax and AdamW in one kernel each",
     rows=("S4",),
     norm=True,
     adam=True,
 )
 _WINDOWS = replace(
-    _NORM_ADAM, name="windows", summary="windows cut and joined by one kernel each", rows=("S5",), windows=True
+    _NORM_ADAM, name="windows", summary="and windows cut and joined by one kernel each", rows=("S5",), windows=True
 )
 _ATTENTION = replace(
-    _WINDOWS, name="attention", summary="attention over windows in one kernel", rows=("S6",), attention=True
+    _WINDOWS, name="attention", summary="and attention over windows in one kernel", rows=("S6",), attention=True
 )
 _BERT_OURS = replace(
     _NORM_ADAM,
-    summary="sdpa with our LayerNorm, AdamW, and dropout with bias and residual",
+    summary="on unscale: sdpa, LayerNorm's backward, AdamW, and dropout with bias and residual",
     rows=("D3", "D5", "S4"),
     sdpa=True,
 )

@@ -221,3 +221,14 @@ def run_jobs() -> Callable[..., Run]:
         )
 
     return run
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """One thread for torch. Small models gain nothing by more, and these wait for each other in tests side by side."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -2,8 +2,8 @@
 // memory is read and written by aligned packs of 16 bytes. harness/ops/layouts/_transpose.py says for which matrices;
 // word_tile.cuh is for most of the others.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16; 1 if FLAT),
-// PACKS_DOWN (packs of a tile's row of y: a multiple of 8), FLAT_COLS (0, or the columns of a narrow matrix: see
+// Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16; 1 if
+// FLAT), PACKS_DOWN (packs of a tile's row of y: a multiple of 8), FLAT_COLS (0, or the columns of a narrow matrix: see
 // below), SHARED_PACKS (packs of a tile in shared memory), KEPT_IN_L1 (see copies.cuh), BAND (see order.cuh), THREADS
 // (of a block), RESIDENT (threads that a multiprocessor is to hold at least, which limits the registers of a thread).
 #pragma once

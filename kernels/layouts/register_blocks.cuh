@@ -1,6 +1,6 @@
 // A transpose of a batch of matrices (rows, cols) of floats in registers, without shared memory: a thread loads a block
-// of four rows of four, and stores its columns as packs of 16 bytes. It is for few blocks, which end earlier without a
-// barrier.
+// of four rows of four, and stores its columns as packs of 16 bytes. It is for few elements: without a barrier, few blocks
+// end earlier.
 //
 // Macros: ELEMENT (unsigned), THREADS, WARPS_ACROSS (warps of a block that lie side by side), BAND (see order.cuh).
 #pragma once

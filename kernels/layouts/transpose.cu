@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   transpose_tile_of_pairs(x, y, rows, cols);
 }
 
-// 4. A few megabytes of floats, in rows of whole sectors, move in registers: 16 bytes an access on both sides, no barrier,
-//    and a division for a tile in place of one for an element.
+// 4. A few megabytes of floats, in rows of whole sectors, move in registers: 16 bytes an access on both sides, no
+//    barrier, and a division for a tile in place of one for an element.
 #ifdef WARPS_ACROSS
 REGISTER_BLOCKS(transpose_register_blocks)
 #endif
@@ -47,14 +47,14 @@ REGISTER_BLOCKS(transpose_register_blocks)
 NARROW_MATRICES(transpose_narrow)
 #endif
 
-// 6. Large matrices, and those of any rows that fill its tiles, go through shared memory in packs. Packs are aligned on both sides, so a
-//    row of x begins anywhere in its first pack, and tiles of y begin in other rows of x in each row of y.
+// 6. Large matrices, and others whose elements fill its tiles, go through shared memory in packs. Packs are aligned on
+//    both sides, so a row of x begins anywhere in its first pack, and a tile begins in another row of x for each row of y.
 #ifdef PACKS_ACROSS
 PACK_TILES(transpose_pack_tiles)
 #endif
 
-// 7. All others go through shared memory in words of 4 bytes. A narrow matrix has a side whose memory is
-//    one piece for a tile, and is read or written as such.
+// 7. All others go through shared memory in words of 4 bytes. A narrow matrix has a side whose memory is one piece for a
+//    tile, and is read or written as such.
 #ifdef TILE_ROWS
 WORD_TILES(transpose_word_tiles)
 #endif

@@ -1,5 +1,6 @@
 // The kernels that transpose.cu, permute.cu and nchw_to_nhwc.cu make of register_blocks.cuh, narrow.cuh,
-// pack_tile.cuh, cell_tile.cuh and word_tile.cuh, each by a name of its own. A compilation has the macros of one of them, or of none.
+// pack_tile.cuh, cell_tile.cuh and word_tile.cuh, each by a name of its own. A compilation has the macros of one of them,
+// or of none.
 #pragma once
 
 // Sizes of an Order: see order.cuh.

@@ -11,7 +11,8 @@
 //
 // Macros: SCALAR, CHANNEL, UNITS (of a tile that a thread has at most), THREADS (of a block), ROWS (of a tile), LANES
 // (threads of a warp that share the statistics of a row: then a tile is whole units; 0 where the block does: then a
-// tile is one row), PARTS (elements of a row that such a lane has at most, or 1), RESIDENT (threads that a multiprocessor is to hold at least).
+// tile is one row), PARTS (elements of a row that such a lane has at most, or 1), RESIDENT
+// (threads that a multiprocessor is to hold at least).
 #pragma once
 
 #include "plain_norm.cuh"

@@ -25,7 +25,8 @@ constexpr unsigned UNITS = 4;  // of a thread
 
 // The bounds of a kernel whose body is in_tiles. If the compiler is told only how many threads a block has, it saves
 // registers, and puts the loads of a thread one behind the other. With 4 blocks on a multiprocessor a thread may have
-// 64 registers, and all loads come first. GELU takes instructions, which more threads hide: it has a block more.
+// 64 registers, and all loads come first. GELU takes many instructions, whose time more threads
+// hide, so it has one block more.
 constexpr unsigned THREADS = 256, RESIDENT = 4;
 
 struct Tiles {

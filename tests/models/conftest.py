@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
@@ -77,12 +77,8 @@ def operators_counted(kind: Any, given: Mapping[str, Callable[..., Any]]) -> tup
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models gain nothing by more threads, and these wait for each other where tests run side by side."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_models(one_thread: None) -> None:
+    """Every test here has one thread."""
 
 
 @pytest.fixture(scope="session")

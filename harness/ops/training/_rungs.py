@@ -116,7 +116,7 @@ _BERT_OURS = replace(
 _FUSED_NORM = replace(
     UNSCALE,
     name="fused_norm",
-    summary="fused_optimizer with batch norm, residual and ReLU in one kernel",
+    summary="on unscale: torch's fused optimizer; batch norm, residual and ReLU in one kernel",
     rows=("O12",),
     fused=True,
     norm=True,

@@ -19,12 +19,8 @@ TOYS = {"resnet50_train": "resnet_toy", "bert_train": "bert_toy", "swin_train": 
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Small models gain nothing by more threads, and these wait for each other where tests run side by side."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_models(one_thread: None) -> None:
+    """Every test here has one thread."""
 
 
 @pytest.fixture(params=[name for name in TOYS if name.endswith("_train")])

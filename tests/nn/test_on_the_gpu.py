@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
@@ -301,6 +301,34 @@ def test_steps_are_those_of_torch(tools, scaler):
     tools.assert_close(parameters, expected, 1e-5)
     half, _ = trained(nn.AdamW, scaler, torch.float16)
     assert all(bool(torch.isfinite(one).all()) for one in half)
+
+
+def after_small_gradients(scaler_kind, dtype, overflow, size):
+    """Master weights after two steps with gradients that float16 has not, such as 2^-30; the second may overflow."""
+    weight = torch.ones(size, dtype=dtype, device="cuda", requires_grad=True)
+    optimizer, scaler = nn.AdamW([weight], lr=1e-2), scaler_kind("cuda", init_scale=2.0**14)
+    for step in range(2):
+        slope = torch.arange(size, device="cuda") % 1024 * 2.0**-30 * 2.0**14
+        weight.grad = slope.to(dtype)
+        if step and overflow:
+            weight.grad[size // 2] = float("inf")
+        scaler.scale(torch.ones((), device="cuda"))
+        with launches(unscale=1, adamw=1) if scaler_kind is nn.GradScaler else nullcontext():
+            scaler.step(optimizer)
+        scaler.update()
+    state = optimizer.state[weight]
+    assert float(state["step"]) == (1 if overflow else 2)
+    assert torch.equal(state.get("master", weight).to(dtype), weight)
+    return state.get("master", weight).detach(), state["exp_avg"]
+
+
+@pytest.mark.parametrize("scaler", [nn.GradScaler, torch.amp.GradScaler])
+@pytest.mark.parametrize("overflow", [False, True])
+@pytest.mark.parametrize("size", [1, 1023, 40_000])
+def test_gradients_in_halves_lose_nothing_to_the_scale(scaler, overflow, size):
+    made, wanted = (after_small_gradients(scaler, dtype, overflow, size) for dtype in (torch.float16, torch.float32))
+    for one, other in zip(made, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
 def test_a_step_does_not_wait_for_the_device():

@@ -148,9 +148,9 @@ def floats(address, count, dtype="float32"):
     return np.frombuffer((ctypes.c_byte * (count * size)).from_address(address), dtype)
 
 
-def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *numbers: Any) -> None:
+def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *settings: Any) -> None:
     """What kernels/lists/adamw.cu does, in float64."""
-    *numbers, scale = numbers
+    *numbers, scale = settings
     rate, decay, beta1, beta2, log1, log2, eps = (number.value for number in numbers)
     first, second = -np.expm1(float(step) * log1), np.sqrt(-np.expm1(float(step) * log2))
     for *addresses, length in rows.tolist():

@@ -63,8 +63,8 @@ def _matrix(x: Tensor) -> dict[str, int]:
 
 def _statistics(x: Tensor, count: int) -> list[Tensor]:
     """Empty statistics, one a row: float32, or float64 for float64."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return [x.new_empty(_matrix(x)["M"], dtype=dtype) for _ in range(count)]
+    dtype, rows = torch.float64 if x.dtype == torch.float64 else torch.float32, _matrix(x)["M"]
+    return [x.new_empty(rows, dtype=dtype) for _ in range(count)]
 
 
 def _like(x: Tensor) -> Tensor:

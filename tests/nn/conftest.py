@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -123,6 +124,29 @@ def _declared(call: _kernels.KernelCall) -> list[Any]:
     return [*inputs, *outputs]
 
 
+@contextmanager
+def launches(**wanted: int) -> Iterator[None]:
+    """Exactly so many launches of these ops, and of no others, are made inside."""
+    before = dict(_kernels.LAUNCHED)
+    yield
+    made = {name: count - before.get(name, 0) for name, count in _kernels.LAUNCHED.items()}
+    assert {name: count for name, count in made.items() if count} == wanted
+
+
+def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of the function and what it gave there, after three calls of it on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = function()
+    return graph, made
+
+
 @pytest.fixture(scope="session")
 def tools() -> SimpleNamespace:
     """Functions for the tests beside this file."""
@@ -171,6 +195,8 @@ def tools() -> SimpleNamespace:
         return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
 
     return SimpleNamespace(
+        launches=launches,
+        captured=captured,
         normal=normal,
         results=results,
         assert_close=assert_close,

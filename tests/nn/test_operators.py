@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import ClassVar
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import nn
 
@@ -68,6 +73,49 @@ def test_a_compiled_function_takes_other_sizes(tools):
     for images in (2, 3, 5):
         x, weight = tools.normal(images, 4, 2 * images, 3), tools.normal(3)
         tools.assert_close(tools.results(compiled, x, weight), tools.results(function, x, weight), 1e-14)
+
+
+def test_a_compiled_function_updates_running_statistics():
+    x, vector = torch.randn(3, 4, 5, 6), torch.ones(4)
+    running, wanted = ([torch.zeros(4), torch.ones(4)] for _ in range(2))
+    compiled = torch.compile(nn.batch_norm_add_relu, fullgraph=True, backend="aot_eager")
+    for function, statistics in ((compiled, running), (nn.batch_norm_add_relu, wanted)):
+        for _ in range(2):
+            function(x, None, *statistics, vector, vector)
+    assert all(map(torch.equal, running, wanted))
+    assert not torch.equal(running[0], torch.zeros(4))
+
+
+def test_what_looks_at_calls_sees_the_operators(tools):
+    class Names(TorchDispatchMode):
+        seen: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    x = tools.normal(3, 5)
+    with Names():
+        nn.softmax(x)
+    assert "harness::softmax" in Names.seen
+    assert nn.softmax(x).grad_fn.name() == "softmaxBackward"
+    with FakeTensorMode() as mode:
+        assert nn.softmax(mode.from_tensor(x)).shape == (3, 5)
+
+
+def test_gradients_of_gradients_are_refused_but_for_windows(tools):
+    x = tools.normal(2, 4, 4, 3)
+    for function, has_any in ((nn.softmax, False), (lambda x: nn.window_partition(x * x, 2, 1), True)):
+        (slope,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        with nullcontext() if has_any else pytest.raises(RuntimeError, match="no autograd formula"):
+            torch.autograd.grad(slope.sum(), x)
+
+
+def test_autocast_changes_nothing_inside(tools):
+    x = tools.normal(4, 9, 3 * 16, dtype=torch.float32)
+    wanted = nn.window_attention(x, torch.zeros(2, 9, 9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(nn.window_attention(x, torch.zeros(2, 9, 9)), wanted)
 
 
 CALLED = {

@@ -15,6 +15,8 @@ from harness.ops.training._rungs import Rung
 if TYPE_CHECKING:
     import torch
 
+    from harness.ops.training._streams import SecondStream
+
 SCALE = 1024.0
 """What the loss is multiplied by in mixed precision. Torch begins with 65536, which may overflow in the first steps;
 then a rung would skip them, and its losses would lag behind those of the others."""
@@ -60,6 +62,7 @@ class Trainer:
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
+        self.second_stream = _second_stream(self.model, setup) if rung.streams else None
         self.batch = _batch(setup, kind)
         self.loss = module_of(setup.model).loss
         self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
@@ -87,6 +90,8 @@ class Trainer:
         with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
             loss = self.loss(self.called, self.batch)
         self.scaler.scale(loss).backward()
+        if self.second_stream:
+            self.second_stream.join()
         self._step()
         self.scaler.update()
         return loss.detach()
@@ -130,6 +135,12 @@ def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
     return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
+
+
+def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
+    from harness.ops.training._streams import on_two_streams
+
+    return on_two_streams(model, setup.device)
 
 
 def _seed(rung: Rung, seed: int) -> None:

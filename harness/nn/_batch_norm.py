@@ -89,7 +89,7 @@ def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel
     running_var: Tensor,
     last: bool,
 ) -> tuple[Tensor, ...]:
-    """y, its bits, mean and invstd. The running statistics are updated in place."""
+    """Make y, its bits, mean and invstd. The running statistics are updated in place."""
     launch = kernel("bn_add_relu", x, *_case(x, last), macros=_macros(residual is not None))
     if launch is None:
         return _by_torch(x, residual, weight, bias, running_mean, running_var, last)
@@ -167,7 +167,7 @@ def _grad_run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
     has_residual: bool,
     last: bool,
 ) -> tuple[Tensor, ...]:
-    """dx, dz, dgamma and dbeta. Without a residual, dz has no elements."""
+    """Make dx, dz, dgamma and dbeta. Without a residual, dz has no elements."""
     launch = kernel("bn_add_relu_grad", x, *_case(x, last), macros=_macros(has_residual))
     if launch is None:
         return _grad_by_torch(dy, x, bits, weight, mean, invstd, has_residual, last)

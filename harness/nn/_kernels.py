@@ -53,7 +53,7 @@ class _CompiledWith(Context):
     macros: Mapping[str, str | int] = field(default_factory=dict)
 
     def kernel(self, file: str, entry: str, macros: Mapping[str, str | int] | None = None) -> cuda.Kernel:
-        """As in Context."""
+        """Load the kernel as Context does."""
         return super().kernel(file, entry, {**(macros or {}), **self.macros})
 
 

@@ -103,6 +103,22 @@ def test_what_looks_at_calls_sees_the_operators(tools):
         assert nn.softmax(mode.from_tensor(x)).shape == (3, 5)
 
 
+def test_no_gradient_of_the_output_is_none_of_the_inputs(tools):
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, slope):
+            return None
+
+    x, weight = tools.normal(3, 5), tools.normal(5)
+    Cut.apply(nn.rms_norm(x, weight)).sum().backward()
+    assert x.grad is None
+    assert weight.grad is None
+
+
 def test_gradients_of_gradients_are_refused_but_for_windows(tools):
     x = tools.normal(2, 4, 4, 3)
     for function, has_any in ((nn.softmax, False), (lambda x: nn.window_partition(x * x, 2, 1), True)):

@@ -72,6 +72,31 @@ def test_gradients_in_halves_lose_nothing_to_the_scale(tools, scaler, overflow, 
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
 
 
+def test_a_step_of_halves_in_a_graph_divides_by_the_scale_of_its_time(tools):
+    def stepped():
+        weight = torch.ones(5000, dtype=torch.float16, device="cuda", requires_grad=True)
+        weight.grad = torch.arange(5000, device="cuda").remainder(1024).mul(2.0**-20).half()
+        # The scale doubles after each step, while the gradients stay: each step takes them for half as large.
+        optimizer, scaler = nn.AdamW([weight], lr=1e-2), nn.GradScaler("cuda", init_scale=4.0, growth_interval=1)
+
+        def step():
+            scaler.scale(torch.ones((), device="cuda"))
+            scaler.step(optimizer)
+            scaler.update()
+
+        return step, optimizer.state[weight]
+
+    (step, in_graph), (eager_step, without) = stepped(), stepped()
+    graph, _ = tools.captured(step)
+    for _ in range(3):
+        graph.replay()
+    for _ in range(3 + 3):
+        eager_step()
+    for name in ("master", "exp_avg", "exp_avg_sq", "step"):
+        assert torch.equal(in_graph[name], without[name]), name
+    assert float(without["step"]) == 6
+
+
 def test_a_step_does_not_wait_for_the_device(tools):
     weights = [torch.randn(size, device="cuda", requires_grad=True) for size in (1000, 3, 77)]
     optimizer, scaler = nn.AdamW(weights), nn.GradScaler("cuda")

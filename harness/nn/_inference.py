@@ -66,6 +66,11 @@ def quantised(values: Tensor, scale: Tensor) -> Tensor:
     return (values.float() / scale).round().clamp(-128, 127).to(torch.int8)
 
 
+def on_gpu(tensor: Tensor) -> bool:
+    """Whether kernels may run on it."""
+    return tensor.device.type == "cuda"
+
+
 def lanes_of(channels: int) -> int | None:
     """Lanes of a warp that share a row of so many channels; None where the kernel can't have such rows."""
     eights, lanes = channels // EIGHT, 1
@@ -93,7 +98,7 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     say. y_scale: the scale of y, which is int8 then. The epsilon is 1e-5, whatever the norm's.
     """
     call = ResidualNormCall(residual.shape[1], residual.shape[-1], x_order, y_order)
-    if residual.device.type != "cuda" or call.obstacle(residual):
+    if not on_gpu(residual) or call.obstacle(residual):
         return _residual_norm_by_torch(call, residual, x, norm, y_scale)
     h = residual if x is None else torch.empty_like(residual)
     y = None if norm is None else call.room(residual, torch.int8 if y_scale is not None else residual.dtype)
@@ -208,7 +213,7 @@ def gelu_quantise(x: Quantised, y_scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_kernel(numbers: Tensor, dtype: torch.dtype) -> bool:
     units = numbers.numel() // _UNIT
     fits = numbers.shape[-1] % _UNIT == 0 and dtype in _HALVES and units < _MOST_UNITS
-    return numbers.device.type != "cuda" or not fits
+    return not on_gpu(numbers) or not fits
 
 
 def unit_macros(dtype: torch.dtype, columns: int) -> dict[str, str | int]:
@@ -240,7 +245,7 @@ class Int8Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The result in int8."""
-        if x.device.type != "cuda":
+        if not on_gpu(x):
             sums = x.double() @ self.weight.double().t()
             return (sums * self._alpha).round().clamp(-128, 127).to(torch.int8)
         outputs, inputs = self.weight.shape

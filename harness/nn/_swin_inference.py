@@ -28,6 +28,7 @@ from harness.nn._inference import (
     RowOrder,
     dequantise,
     gelu_quantise,
+    on_gpu,
     quantised,
     residual_norm,
 )
@@ -165,7 +166,7 @@ class _HalfBlock(_Parts):
 
     def _activated(self, pixels: Tensor) -> Tensor:
         weight, bias = self.first.weight, self.first.bias
-        if self._gelu == "exact" or pixels.device.type != "cuda":
+        if self._gelu == "exact" or not on_gpu(pixels):
             form = "none" if self._gelu == "exact" else "tanh"
             return functional.gelu(functional.linear(pixels, weight, bias), approximate=form)
         # Of what torch has, this is what lets cuBLASLt do GELU before it writes a product.
@@ -214,7 +215,7 @@ def _linears(block: SwinBlock) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Line
 
 def _quantise(x: Tensor, scale: Tensor) -> Tensor:
     """Halves over a scale as int8, by the catalogue's kernel."""
-    if x.device.type != "cuda":
+    if not on_gpu(x):
         return quantised(x, scale)
     y = torch.empty(x.shape, dtype=torch.int8, device=x.device)
     with on(x.device):

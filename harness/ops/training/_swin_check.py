@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 QKV_GAIN, PROJECTION_GAIN = 1.5, 2.0
 """How much larger weights are than those that keep the size of numbers: scores differ, and attention counts."""
-TYPICAL, LARGEST = 1.5, 8.0
+TYPICAL, LARGEST = 3.0, 12.0
 """How far off logits in halves may be, in units in the last place of a typical one: typically, and one of them."""
 LEAST_SNR = 22.0
 """What logits of int8 must have at least, in decibels. Quantising costs less than that; a lost bias of attention or a

@@ -68,7 +68,7 @@ def quantised(values: Tensor, scale: Tensor) -> Tensor:
 
 def on_gpu(tensor: Tensor) -> bool:
     """Whether kernels may run on it."""
-    return tensor.device.type == "cuda"
+    return bool(tensor.device.type == "cuda")
 
 
 def lanes_of(channels: int) -> int | None:
@@ -134,6 +134,8 @@ class ResidualNormCall:
             return f"takes no rows of {self.channels} channels"
         if not 0 < residual.numel() // self.channels < _MOST_ROWS:
             return f"counts in 32 bits: for 1 to {_MOST_ROWS} pixels"
+        if self.x_order.window and self.y_order.window not in (0, self.x_order.window):
+            return "takes windows of one size"
         return None if residual.is_contiguous() else "takes contiguous tensors"
 
     def macros(self, dtype: torch.dtype, x: int, y: int) -> dict[str, str | int]:
@@ -239,7 +241,7 @@ class Int8Product:
     def __init__(self, weight: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
         scale = (weight.abs().amax().float() / LARGEST).view(1)
         self.weight = quantised(weight, scale)
-        self.y_scale = y_scale
+        self.x_scale, self.y_scale = x_scale, y_scale
         self._alpha = x_scale * scale / y_scale
         self._products: dict[int, Matmul] = {}
 

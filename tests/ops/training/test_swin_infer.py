@@ -13,7 +13,6 @@ from harness import metrics
 from harness.model import Case
 from harness.models import MODELS, swin
 from harness.models.swin import SwinBlock
-from harness.nn._swin_inference import SwinInference
 from harness.ops.training import swin_infer
 from harness.ops.training._operators import of_windows
 
@@ -209,7 +208,7 @@ def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(ready, monke
     assert -10 * math.log10(noise) > 35
 
 
-def faked(model, ours: SwinInference):
+def faked(model, ours):
     """Round what each linear layer of a block is given and makes, but for its bias, to the steps of its scales."""
 
     def rounded(x, scale):
@@ -217,13 +216,12 @@ def faked(model, ours: SwinInference):
 
     blocks = [block for _, stage in ours._stages for block in stage]
     for block, quantised in zip((part for part in model.modules() if isinstance(part, SwinBlock)), blocks, strict=True):
-        scales = quantised.windows_scale, quantised._attended_scale, quantised.pixels_scale, quantised._gelu_scale
         linears = block.attn.qkv, block.attn.proj, block.mlp["0"], block.mlp["3"]
-        for linear, given, product in zip(linears, scales, quantised._products, strict=True):
+        for linear, product in zip(linears, quantised._products, strict=True):
             weight = rounded(linear.weight, linear.weight.abs().max() / 127)
 
-            def forward(x, weight=weight, bias=linear.bias, given=given, made=product.y_scale):
-                return rounded(rounded(x, given.double()) @ weight.t(), made.double()) + bias
+            def forward(x, weight=weight, bias=linear.bias, product=product):
+                return rounded(rounded(x, product.x_scale.double()) @ weight.t(), product.y_scale.double()) + bias
 
             linear.forward = forward
     return model

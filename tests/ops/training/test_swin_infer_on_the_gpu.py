@@ -119,9 +119,7 @@ def test_what_follows_a_product_of_int8(dtype, shape, monkeypatch):
         assert_near(function(*given), by_torch(monkeypatch, function, *given), dtype)
 
 
-@pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(49, 288, 96), (392, 96, 384), (6272, 768, 3072), (1568, 48, 16)]
-)
+@pytest.mark.parametrize("sizes", [(49, 288, 96), (392, 96, 384), (6272, 768, 3072), (1568, 48, 16)])
 def test_a_product_of_int8(sizes, monkeypatch):
     if reason := cublaslt.obstacle(inference.int8_gemm(*sizes)):
         pytest.skip(reason)

@@ -51,7 +51,8 @@ def walked(tools, monkeypatch):
             found.multiplied.add((product.m, product.n, product.k))
 
     def run(call, _tensors):
-        call.context().op.variants["tuned"].prepare(context_of(call.op, call.case))
+        op = _kernels.OPS[call.op]
+        op.variants["tuned"].prepare(Context(call.case, None, None, SimpleNamespace(initial_seed=lambda: 1), op))
         found.called.append(call)
 
     def obstacle(call):
@@ -84,10 +85,6 @@ def walked(tools, monkeypatch):
         return found
 
     return walk
-
-
-def context_of(op: str, case: Case) -> Context:
-    return Context(case, None, None, SimpleNamespace(initial_seed=lambda: 1), _kernels.OPS[op])
 
 
 def quantiser(_dtype, _device, rows, columns):
@@ -167,10 +164,12 @@ def test_lanes_share_a_row_evenly_or_not_at_all(channels, lanes):
     assert _inference.lanes_of(channels) == lanes
 
 
-def test_other_numbers_than_halves_are_left_to_torch():
+def test_what_the_kernel_cannot_do_is_left_to_torch():
     call = _inference.ResidualNormCall(56, 96)
     assert "float32" in call.obstacle(torch.empty(1, 56, 56, 96, device="meta"))
     assert call.obstacle(torch.empty(1, 56, 56, 96, dtype=HALF, device="meta")) is None
     assert call.obstacle(torch.empty(0, 56, 56, 96, dtype=HALF, device="meta")) is not None
     many = torch.empty(1, 1, dtype=HALF, device="meta").expand(2**26, 96)
     assert "32 bits" in call.obstacle(many)
+    orders = _inference.RowOrder(7), _inference.RowOrder(8)
+    assert "one size" in _inference.ResidualNormCall(56, 96, *orders).obstacle(torch.empty(1, 56, 56, 96, dtype=HALF))

@@ -50,7 +50,7 @@ def walked(tools, monkeypatch):
             super().__init__()
             found.multiplied.add((product.m, product.n, product.k))
 
-    def run(call, _tensors):
+    def run(call, _kept, /, **_tensors):
         op = _kernels.OPS[call.op]
         op.variants["tuned"].prepare(Context(call.case, None, None, SimpleNamespace(initial_seed=lambda: 1), op))
         found.called.append(call)

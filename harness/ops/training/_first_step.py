@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness.models import BertConfig, ResNetConfig
 from harness.ops.training._rungs import Rung
 from harness.ops.training._settings import captured, math_modes, side_stream
-from harness.ops.training._trainer import Setup, Trainer, batch_of, built, module_of
+from harness.ops.training._trainer import DECAYS, Setup, Trainer, batch_of, built, module_of, rate
 
 if TYPE_CHECKING:
     import torch
@@ -41,6 +41,8 @@ until gradients in halves have nothing in common with the reference's."""
 FLAT = 2e-6
 """The share of a typical element below which a weight's elements have no gradient but what rounding makes: that of a
 bias of keys is 0, since softmax doesn't change where all scores move alike."""
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+"""What torch's AdamW has, and ours, unless told."""
 UPDATE = 1e-3
 """How far off the update may be from the one that follows from the gradient, beside the rounding of the weight."""
 CPU_SPARE = 0.02
@@ -108,22 +110,23 @@ def untrained(trainer: Trainer, setup: Setup) -> Iterator[str]:
 def allowed(rung: Rung, setup: Setup) -> float:
     """How far off gradients may be, as a share of their length.
 
-    Float32 has some bits to spare, since sums over a batch and fast convolutions lose some. Each ReLU makes more of a
-    rounding: an element close to 0 may lose its gradient, so errors grow as the root of the roundings.
+    Float32 has some bits to spare, since sums over a batch and fast convolutions lose some. A ReLU makes more of a
+    rounding: an element close to 0 may lose its gradient, and the share of such elements is that of the rounding.
     """
     import torch
 
     exact = 2.0**-10 if rung.tf32 else 2.0**-17
     unit = exact if rung.half == "none" else torch.finfo(setup.dtype).eps
     config = setup.config
+    if isinstance(config, ResNetConfig):
+        return min(MOST, 2 * TIMES * math.sqrt(unit))
     depth = config.layers if isinstance(config, BertConfig) else sum(config.depths)
-    error = math.sqrt(unit * depth) * TIMES / 2 if isinstance(config, ResNetConfig) else unit * math.sqrt(depth) * TIMES
-    return min(MOST, error * (4 if _sums_in_halves(rung, setup) else 1))
+    return min(MOST, TIMES * unit * math.sqrt(depth) * (4 if _sums_in_halves(rung, setup) else 1))
 
 
 def _sums_in_halves(rung: Rung, setup: Setup) -> bool:
     """Whether torch adds up gradients of LayerNorm's weights in halves, as it does on a CPU."""
-    return rung.half != "none" and setup.device.type == "cpu"
+    return rung.half != "none" and setup.device.type == "cpu" and not isinstance(setup.config, ResNetConfig)
 
 
 # ---- What must be, and what is.
@@ -191,15 +194,15 @@ def _begin_anew(trainer: Trainer, masters: list[torch.Tensor]) -> None:
 
 def _trained(trainer: Trainer, before: Iterable[torch.Tensor]) -> Iterator[Trained]:
     """What the optimizer's state tells of each weight."""
-    group, state_of = trainer.optimizer.param_groups[0], trainer.optimizer.state
+    decay, state_of = DECAYS[type(trainer.setup.config)], trainer.optimizer.state
     weights = trainer.model.named_parameters()
     for (name, weight), master, first in zip(weights, trainer.masters, before, strict=True):
         state = state_of.get(master, {})
         mean, momentum, grad = state.get("exp_avg"), state.get("momentum_buffer"), None
         if mean is not None:
-            grad = mean.double() / (1 - group["betas"][0])
+            grad = mean.double() / (1 - BETAS[0])
         elif momentum is not None:
-            grad = momentum.double() - group["weight_decay"] * first.detach().double()
+            grad = momentum.double() - decay * first.detach().double()
         yield Trained(name, first, state.get("master", master).detach(), weight.detach(), state, grad)
 
 
@@ -207,7 +210,7 @@ def _trained(trainer: Trainer, before: Iterable[torch.Tensor]) -> Iterator[Train
 
 
 def _wrong(trainer: Trainer, before: list[torch.Tensor], wanted: FirstGradients) -> Iterator[str]:
-    group, names = trainer.optimizer.param_groups[0], wanted.names()
+    names = wanted.names()
     spare = CPU_SPARE * wanted.typical if _sums_in_halves(trainer.rung, trainer.setup) else 0.0
     absent: list[Trained] = []
     gradients: dict[str, float] = {}
@@ -219,7 +222,7 @@ def _wrong(trainer: Trainer, before: list[torch.Tensor], wanted: FirstGradients)
         if one.grad is None or not one.is_trained:
             absent.append(one)
             continue
-        updates[one.name] = _distance_of_update(group, one)
+        updates[one.name] = _distance_of_update(trainer.setup.config, one)
         if one.name in names:
             want = wanted.wanted[one.name].to(one.grad)
             length = _length(want) + spare * math.sqrt(want.numel())
@@ -248,10 +251,10 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f", and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _distance_of_update(group: Mapping[str, Any], one: Trained) -> float:
+def _distance_of_update(config: object, one: Trained) -> float:
     """How far off the update is from the first one of AdamW, or of SGD with momentum, over the latter's length.
 
-    AdamW's mean of squares is compared, too.
+    AdamW's mean of squares is compared, too. The decay of SGD, 1e-4 of a weight, is too small to be missed here.
     """
     import torch
 
@@ -261,10 +264,10 @@ def _distance_of_update(group: Mapping[str, Any], one: Trained) -> float:
         step, off = one.state["momentum_buffer"].double(), 0.0
     else:
         # Both means are corrected for their beginning with 0, so the first step divides the gradient by its size.
-        step = one.grad / (one.grad.abs() + group["eps"]) + group["weight_decay"] * before
-        want = (1 - group["betas"][1]) * one.grad.square()
+        step = one.grad / (one.grad.abs() + EPSILON) + DECAYS[type(config)] * before
+        want = (1 - BETAS[1]) * one.grad.square()
         off = float(_length(squares.double() - want) / _length(want))
-    want = -group["lr"] * step
+    want = -rate(config) * step
     rounding = torch.finfo(one.after.dtype).eps * _length(before)
     distance = (_length(one.after.double() - before - want) - rounding).clamp(min=0) / _length(want)
     return max(off, float(distance))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -87,7 +88,7 @@ def make(ctx: Context) -> dict[str, Any]:
 
 
 @dataclass(slots=True)
-class Steps:
+class TimedSteps:
     """A rung's steps as the harness calls them. Each of the first ones writes the losses until then, for the check.
 
     complaints: about the first step of the rung's twin. made: how many steps ended. passed: whether the check found
@@ -111,8 +112,8 @@ class Steps:
 
     @property
     def are_timed(self) -> bool:
-        """Whether the steps are right, and more of them were made than the check needs."""
-        return self.passed and self.made > STEPS
+        """Whether they are right and timed: more were made than the check needs, and no error ends the case."""
+        return self.passed and self.made > STEPS and sys.exc_info()[0] is None
 
     def launch(self, t: Tensors) -> None:
         """What is timed."""
@@ -137,7 +138,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     if tokens := getattr(config, "tokens", 0):
         ctx.report(metrics.TOKENS, tokens * ctx.s.B)
     losses = make(ctx)["losses"]
-    steps = Steps(trainer, losses, complaints, trainer.loss_of_step)
+    steps = TimedSteps(trainer, losses, complaints, trainer.loss_of_step)
     with side_stream() if rung.graph else nullcontext():
         for _ in range(EAGER):
             steps(losses)

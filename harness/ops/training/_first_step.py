@@ -5,9 +5,7 @@ than half a percent. So a twin of the rung, with a small batch, makes one step, 
 state is compared: the gradient as the optimizer saw it, and the update that follows from it.
 
 In twin and reference nothing is left to chance: dropout and stochastic depth are 0. Batch norm is that of training. The
-twin of a rung with a graph makes its step by a replay. That of a compiled rung isn't compiled, since another
-compilation would take longer than all else of a case: it has the same operators, settings and optimizer, and what the
-compiler makes of the model shows in the losses of the whole batch and in `untrained`.
+twin of a rung with a graph makes its step by a replay.
 """
 
 from __future__ import annotations
@@ -97,7 +95,7 @@ def complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
     """
     wanted, setup = reference(setup), replace(setup, size=min(setup.size, SIZE))
     with math_modes(rung.tf32):
-        trainer, before = _after_one_step(replace(rung, compiled=""), setup)
+        trainer, before = _after_one_step(rung, setup)
         return tuple(_wrong(trainer, before, wanted))
 
 
@@ -164,6 +162,8 @@ def calmed(model: torch.nn.Module) -> torch.nn.Module:
 
 def _after_one_step(rung: Rung, setup: Setup) -> tuple[Trainer, list[torch.Tensor]]:
     """A trainer after one step, which was a replay if the rung has a graph; and the masters before it."""
+    import torch
+
     trainer = Trainer(rung, setup)
     calmed(trainer.model)
     before = [master.detach().clone() for master in trainer.masters]
@@ -176,6 +176,8 @@ def _after_one_step(rung: Rung, setup: Setup) -> tuple[Trainer, list[torch.Tenso
     replay = captured(trainer.loss_of_step)
     _begin_anew(trainer, before)
     replay()
+    if setup.device.type == "cuda":
+        torch.cuda.synchronize()  # the graph, which goes now, must have ended
     return trainer, before
 
 

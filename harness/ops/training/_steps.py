@@ -126,7 +126,9 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
     # What the rung is held to comes first, so that its memory is free again when the rung's is taken.
     reference_losses(ctx)
-    complaints = _first_step.complaints(rung, setup_of(ctx))
+    # Its twin isn't compiled: another compilation would take longer than all else of a case. It has the same
+    # operators, settings and optimizer, and what the compiler makes of the model shows in the losses.
+    complaints = _first_step.complaints(replace(rung, compiled=""), setup_of(ctx))
     before = _facts.allocated(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)

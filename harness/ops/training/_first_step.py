@@ -1,8 +1,8 @@
 """The first step of a rung, weight by weight: its gradients against those of a reference, and how weights moved.
 
-Losses of a few steps hardly tell whether all of a model is trained: with frozen attention those of BERT differ by less
-than half a percent. So a twin of the rung, with a small batch, makes one step, and what it left in the optimizer's
-state is compared: the gradient as the optimizer saw it, and the update that follows from it.
+Losses of a few steps hardly tell whether all of a model is trained: those of a model with frozen attention differ
+little. So a twin of the rung, with a small batch, makes one step, and what it left in the optimizer's state is
+compared: the gradient as the optimizer saw it, and the update that follows from it.
 
 In twin and reference nothing is left to chance: dropout and stochastic depth are 0. Batch norm is that of training. The
 twin of a rung with a graph makes its step by a replay.
@@ -48,20 +48,15 @@ _NAMED = 3  # weights that a complaint names
 
 @dataclass(frozen=True, slots=True)
 class FirstGradients:
-    """What the first step's gradients must be: one for each weight, by name, in the host's memory."""
+    """What the first step's gradients must be.
+
+    wanted: one for each weight, by name, in the host's memory. typical: a typical element, the root of the mean square
+    of all. names: of the weights whose gradient is more than what rounding makes.
+    """
 
     wanted: Mapping[str, torch.Tensor]
-
-    @property
-    def typical(self) -> float:
-        """A typical element: the root of the mean square of all."""
-        squares = sum(float(_length(one)) ** 2 for one in self.wanted.values())
-        return math.sqrt(squares / sum(one.numel() for one in self.wanted.values()))
-
-    def names(self) -> frozenset[str]:
-        """Weights that have a gradient, not only what rounding makes."""
-        least = FLAT * self.typical
-        return frozenset(name for name, one in self.wanted.items() if _length(one) > least * math.sqrt(one.numel()))
+    typical: float
+    names: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +137,12 @@ def _reference(setup: Setup) -> FirstGradients:
     with math_modes(tf32=False):
         model = calmed(built(setup.model, None, setup.seed, setup.device).to(setup.dtype))
         module_of(setup.model).loss(model, batch_of(setup, setup.dtype)).backward()
-    return FirstGradients({name: one.grad.cpu() for name, one in model.named_parameters() if one.grad is not None})
+    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    sizes = {name: float(_length(grad)) / math.sqrt(grad.numel()) for name, grad in found.items()}
+    squares = sum(size**2 * found[name].numel() for name, size in sizes.items())
+    typical = math.sqrt(squares / sum(grad.numel() for grad in found.values()))
+    names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
+    return FirstGradients({name: grad.cpu() for name, grad in found.items()}, typical, names)
 
 
 def calmed(model: torch.nn.Module) -> torch.nn.Module:
@@ -189,7 +189,7 @@ def _begin_anew(trainer: Trainer, masters: list[torch.Tensor]) -> None:
                 one.copy_(before)
             for name, value in trainer.optimizer.state[master].items():
                 if isinstance(value, torch.Tensor):
-                    value.copy_(before) if name == "master" else value.zero_()
+                    value.copy_(before if name == "master" else torch.zeros_like(value))
 
 
 def _trained(trainer: Trainer, before: Iterable[torch.Tensor]) -> Iterator[Trained]:
@@ -210,7 +210,6 @@ def _trained(trainer: Trainer, before: Iterable[torch.Tensor]) -> Iterator[Train
 
 
 def _wrong(trainer: Trainer, before: list[torch.Tensor], wanted: FirstGradients) -> Iterator[str]:
-    names = wanted.names()
     spare = CPU_SPARE * wanted.typical if _sums_in_halves(trainer.rung, trainer.setup) else 0.0
     absent: list[Trained] = []
     gradients: dict[str, float] = {}
@@ -223,7 +222,7 @@ def _wrong(trainer: Trainer, before: list[torch.Tensor], wanted: FirstGradients)
             absent.append(one)
             continue
         updates[one.name] = _distance_of_update(trainer.setup.config, one)
-        if one.name in names:
+        if one.name in wanted.names:
             want = wanted.wanted[one.name].to(one.grad)
             length = _length(want) + spare * math.sqrt(want.numel())
             gradients[one.name] = float(_length(one.grad - want) / length)
@@ -235,8 +234,7 @@ def _wrong(trainer: Trainer, before: list[torch.Tensor], wanted: FirstGradients)
 
 
 def _missing(found: list[Trained], wanted: FirstGradients) -> Iterator[str]:
-    names = wanted.names()
-    if missing := [one.name for one in found if one.name in names]:
+    if missing := [one.name for one in found if one.name in wanted.names]:
         yield f"weights: {len(missing)} of {len(wanted.wanted)} had no gradient: {_listed(missing)}"
 
 

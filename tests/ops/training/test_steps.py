@@ -48,6 +48,24 @@ def test_a_step_that_trains_nothing_is_wrong(training, ready, step, losses_alone
         assert session.check().startswith("losses: that of step")
 
 
+@pytest.mark.parametrize("has_twin", [True, False])
+def test_attention_that_is_not_trained_is_wrong(ready, has_twin, monkeypatch):
+    """By the twin's gradients, and by the state of the trainer that is timed; its losses don't show it."""
+    real = Trainer.__init__
+
+    def frozen(trainer, *arguments):
+        real(trainer, *arguments)
+        if trainer.rung.name == "amp":
+            for name, weight in trainer.model.named_parameters():
+                weight.requires_grad_("qkv.weight" not in name)
+
+    monkeypatch.setattr(Trainer, "__init__", frozen)
+    if not has_twin:
+        monkeypatch.setattr(_first_step, "complaints", lambda *_: ())
+    with ready("swin_train", "amp") as session:
+        assert session.check().startswith("weights: 4 of 63 had no gradient: features.1.0.attn.qkv.weight")
+
+
 def test_the_call_that_the_harness_checks_is_one_of_the_steps(training, ready, monkeypatch):
     real, made = Trainer.loss_of_step, Counter()
 

@@ -63,7 +63,7 @@ class Trainer:
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
         self.second_stream = _second_stream(self.model, setup) if rung.streams else None
-        self.batch = _batch(setup, kind)
+        self.batch = batch_of(setup, kind)
         self.loss = module_of(setup.model).loss
         self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
         self.weights = list(self.model.parameters())
@@ -173,7 +173,7 @@ def _placed(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
     return model.to(memory_format=torch.channels_last) if setup.layout == "nhwc" else model
 
 
-def _batch(setup: Setup, kind: torch.dtype) -> Any:
+def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     """The data of all steps, numbers in this type."""
     import torch
 

@@ -50,9 +50,9 @@ class TrainingCurve:
 
 
 def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: int) -> TrainingCurve:
-    """Train the model of a case from this seed, as its rung does, with batches of `size`. Raises ValueError for no rung.
+    """Train the model of a case from this seed, as its rung does, with batches of `size`.
 
-    The memory that it took is free again afterwards.
+    The memory that it took is free again afterwards. Raises ValueError for a case that is no rung of a training.
     """
     import torch
 

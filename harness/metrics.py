@@ -28,6 +28,8 @@ TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
 PEAK_MEMORY, ENERGY = "peak_memory", "energy"
 """Facts of whole steps of a model, and of its inference."""
+UNSCALE = "unscale_share"
+"""The fact of a training step that a trace of it tells: no variant reports it."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -384,6 +386,9 @@ for _metric in (
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
+    replace(_fact(UNSCALE, "share of unscaling", units.FINE_SHARE,
+                  "time of the kernels that unscale and check gradients, by a trace, over the time of a step", "lower"),
+            head="unscaling"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),

@@ -328,6 +328,7 @@ def _tell(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Pat
     from harness.cli import run
 
     _show(attachments)
+    _show_verdicts(folder, attachments)
     run.write_report(folder, plugins)
     typer.echo(f"report: {folder}{os.sep}")
 
@@ -339,6 +340,16 @@ def _show(attachments: Sequence[Attachment]) -> None:
     from harness.report.tree import Page
 
     terminal.show(Page("", tuple(kernels.tables(attachments))), open_console())
+
+
+def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
+    """Print what the losses say that were found now, with those of the rungs that were trained before."""
+    from harness import store
+    from harness.cli.console import open_console
+    from harness.report import build, terminal
+
+    if any(attachment.tool == "losses" for attachment in attachments):
+        terminal.show(build.screen_of_losses(store.load(folder)), open_console())
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.report._canvas import LOOKS, WIDE, canvas, legend, save
+from harness.profile import torch
+from harness.report._canvas import WIDE, canvas, legend, save
 from harness.report._losses import LossGroup
-from harness.report._rungs import IDLE, OTHER, RungGroup, title
+from harness.report._rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
 
 _BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
-_COLORS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#D55E00", "#8C6D00")
+_COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1)))
 """Lines are told apart by colour first, then by dashes."""
 _ROW = 0.2
@@ -22,29 +24,43 @@ _ROOM = 1.42
 _BAR: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.4}
 _ROLES = {"ours": "#E69F00", "baseline": "#CCCCCC"}
 _CLAIM: dict[str, Any] = {"marker": "D", "color": "#0072B2", "markersize": 4.5, "linestyle": "", "zorder": 3}
-_HATCHES = ("", "////", "", "xxxx", "", "\\\\\\\\", "", "++++")
+_HATCHES = ("", "////")
+"""Families are told apart by colour first, then by a hatch."""
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+_LOSSES = 5.2
+"""Inches of the height of a figure of losses, with its legend."""
 
 
 def losses(group: LossGroup, path: Path) -> list[Path]:
-    """Draw the range of the baseline's seeds as a band, and the mean of each rung's seeds as a line over the steps."""
-    name = f"Losses of training, {group.setting}: means of {group.baseline.plan[2]} seeds"
-    with canvas(3.9, name, WIDE) as (drawing, axes):
-        curves = group.baseline.curves
-        low, high = map(min, zip(*curves, strict=True)), map(max, zip(*curves, strict=True))
-        band = f"seeds of {group.baseline.name}, from the lowest to the highest"
-        axes.fill_between(group.baseline.steps, [*low], [*high], label=band, **_BAND)
-        axes.plot(group.baseline.steps, group.baseline.curve, "k", linewidth=1.6, label=group.baseline.name)
-        for place, rung in enumerate(group.others):
-            dashes = _DASHES[place // len(_COLORS) % len(_DASHES)]
-            look = {"color": _COLORS[place % len(_COLORS)], "linestyle": dashes, "linewidth": 1.0}
-            axes.plot(rung.steps, rung.curve, label=rung.name, **look)
-        axes.set_xlabel("step")
-        axes.set_ylabel("loss, lower is better")
-        axes.set_ylim(bottom=0)
-        axes.margins(x=0)
-        axes.grid()
-        legend(drawing, axes)
+    """Draw the mean of each rung's seeds as a line over the steps, and below how far it is from the baseline's.
+
+    The range of the baseline's seeds is a band in both.
+    """
+    base = group.baseline
+    name = f"Losses of training, {group.setting}: means of {base.plan[2]} seeds"
+    with canvas(_LOSSES, name, WIDE) as (drawing, only):
+        only.remove()
+        upper, lower = drawing.subplots(2, sharex=True)
+        zeros = (0.0,) * len(base.curve)
+        for axes, less in ((upper, zeros), (lower, base.curve)):
+            low, high = (_less(map(end, zip(*base.curves, strict=True)), less) for end in (min, max))
+            axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
+            axes.plot(base.steps, _less(base.curve, less), "k", linewidth=1.6, label=base.name)
+            for place, rung in enumerate(group.others):
+                dashes = _DASHES[place // len(_COLORS) % len(_DASHES)]
+                look = {"color": _COLORS[place % len(_COLORS)], "linestyle": dashes, "linewidth": 1.0}
+                axes.plot(rung.steps, _less(rung.curve, less), label=rung.name, **look)
+            axes.margins(x=0)
+            axes.grid()
+        lower.set_xlabel("step")
+        upper.set_ylabel("loss, lower is better")
+        lower.set_ylabel(f"loss less that of {base.name}")
+        legend(drawing, upper)
         return save(drawing, path)
+
+
+def _less(values: Iterable[float], others: Iterable[float]) -> list[float]:
+    return [value - other for value, other in zip(values, others, strict=True)]
 
 
 def ladder(group: RungGroup, path: Path) -> list[Path]:
@@ -59,19 +75,20 @@ def ladder(group: RungGroup, path: Path) -> list[Path]:
             named = "with kernels of ours" if role == "ours" else "torch"
             axes.barh(own, [rates[place] / scale for place in own], 0.72, color=color, label=named, **_BAR)
         for place, name in enumerate(group.names):
-            end, said = rates[place], units.significant(rates[place] / scale)
+            axes.annotate(units.significant(rates[place] / scale), (0, place), (4, 0), **_BESIDE)
             if found := claimed.get(name):
-                end = max(end, found.rate)
-                label = "the text's factor, from what was measured here of the other rung"
-                axes.plot(found.rate / scale, place, label=label, **_CLAIM)
-                written = units.ratio(found.claim.value or 0.0)
-                said += f": {units.ratio(found.measured)} of {found.over}, the text {written}"
-            axes.annotate(said, (end / scale, place), (6, 0), textcoords="offset points", va="center")
+                axes.plot(found.rate / scale, place, label="where the text's factor would be", **_CLAIM)
+                factors = f"{units.ratio(found.measured)} of {found.over}; the text {_written(found)}"
+                axes.annotate(factors, (max(rates[place], found.rate) / scale, place), (6, 0), **_BESIDE)
         _rows(axes, group.names)
-        axes.set_xlim(0, _ROOM * most / scale)
+        axes.set_xlim(0, (_ROOM if claimed else 1.02) * most / scale)
         axes.set_xlabel(unit)
         legend(drawing, axes)
         return save(drawing, path)
+
+
+def _written(found: ClaimedRung) -> str:
+    return units.ratio(found.claim.value or 0.0)
 
 
 def families(group: RungGroup, path: Path) -> list[Path]:
@@ -82,12 +99,12 @@ def families(group: RungGroup, path: Path) -> list[Path]:
     name = f"{group.op}: the time of a step by family of kernels, {group.setting}"
     with canvas(_MARGINS + 0.25 + _ROW * len(names), name, WIDE) as (drawing, axes):
         starts = [0.0] * len(names)
-        for place, key in enumerate((*group.families, IDLE)):
+        for key in (*group.families, IDLE):
             lengths = [own[key] / scale for own in seconds]
-            axes.barh(range(len(names)), lengths, 0.72, left=starts, label=title(key), **_look(key, place))
+            axes.barh(range(len(names)), lengths, 0.72, left=starts, label=title(key), **_look(key))
             starts = [start + length for start, length in zip(starts, lengths, strict=True)]
         for place, end in enumerate(starts):
-            axes.annotate(units.significant(end, 3), (end, place), (3, 0), textcoords="offset points", va="center")
+            axes.annotate(units.significant(end, 3), (end, place), (3, 0), **_BESIDE)
         _rows(axes, names)
         axes.set_xlim(0, 1.08 * max(starts))
         axes.set_xlabel(f"time of a step ({unit}), lower is better")
@@ -95,14 +112,14 @@ def families(group: RungGroup, path: Path) -> list[Path]:
         return save(drawing, path)
 
 
-def _look(family: str, place: int) -> dict[str, Any]:
-    """How the parts of a family look: no kernel is white, and others are told apart without colour too."""
+def _look(family: str) -> dict[str, Any]:
+    """How the parts of a family look in every figure. Where no kernel runs is white."""
     if family == IDLE:
         return {"color": "white", **_BAR}
     if family == OTHER:
         return {"color": "#EEEEEE", "hatch": "----", **_BAR}
-    color = LOOKS[(place + 1) % len(LOOKS)].color
-    return {"color": color, "hatch": _HATCHES[place % len(_HATCHES)], **_BAR}
+    row, place = divmod(list(torch.FAMILIES).index(family), len(_COLORS))
+    return {"color": _COLORS[place], "hatch": _HATCHES[row % len(_HATCHES)], **_BAR}
 
 
 def _rows(axes: Any, names: list[str]) -> None:

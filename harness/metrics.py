@@ -26,10 +26,8 @@ SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
-PEAK_MEMORY, ENERGY = "peak_memory", "energy"
-"""Facts of whole steps of a model, and of its inference."""
-UNSCALE = "unscale_share"
-"""The fact of a training step that a trace of it tells: no variant reports it."""
+PEAK_MEMORY, ENERGY, UNSCALE = "peak_memory", "energy", "unscale_share"
+"""Facts of whole steps of a model, and of its inference. The last one is told by a trace, not by a variant."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -386,16 +384,13 @@ for _metric in (
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
-    replace(_fact(UNSCALE, "share of unscaling", units.FINE_SHARE,
-                  "time of the kernels that unscale and check gradients, by a trace, over the time of a step", "lower"),
-            head="unscaling"),
+    _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
     replace(_fact(SNR, "signal to noise", units.DECIBELS,
                   "the energy of the same result in float64, computed before anything was quantised or rounded, over "
-                  "that of the error; 6 dB are a bit", "higher"),
-            keep=6),
+                  "that of the error; 6 dB are a bit", "higher"), keep=6),
     _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
           "the mean absolute error, over the root mean square of the same result in float64", "lower"),
     _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,

@@ -47,8 +47,8 @@ def losses(group: LossGroup, path: Path) -> list[Path]:
             axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
             axes.plot(base.steps, _less(base.curve, less), "k", linewidth=1.6, label=base.name)
             for place, rung in enumerate(group.others):
-                dashes = _DASHES[place // len(_COLORS) % len(_DASHES)]
-                look = {"color": _COLORS[place % len(_COLORS)], "linestyle": dashes, "linewidth": 1.0}
+                row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
+                look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
                 axes.plot(rung.steps, _less(rung.curve, less), label=rung.name, **look)
             axes.margins(x=0)
             axes.grid()

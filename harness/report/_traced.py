@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness import metrics
+from harness.metrics import UNSCALE
 
 _TOOL = "torch."
 _FAMILY = f"{_TOOL}family_"
@@ -46,4 +46,4 @@ def facts(attached: Mapping[str, float], time: float | None) -> dict[str, float]
     found = parts(attached, time)
     if found is None or _UNSCALE not in found.families:
         return {}
-    return {metrics.UNSCALE: found.families[_UNSCALE] / found.time}
+    return {UNSCALE: found.families[_UNSCALE] / found.time}

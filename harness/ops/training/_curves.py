@@ -62,6 +62,7 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     values = case.values
     dtype, layout = getattr(torch, case.dtype), str(values.get("layout", "nchw"))
     setup = Setup(str(values["model"]), size, seed, device, dtype, layout)
+    _free(device)  # what a training has left that failed
     with ExitStack() as modes:
         modes.callback(_free, device)
         modes.enter_context(math_modes(rung.tf32))
@@ -95,7 +96,7 @@ class _Recorder:
         self.batches = batches(trainer.setup)
         self.losses: list[float] = []
         self.skipped: list[int] = []
-        self.forced = (steps // 3, 2 * steps // 3)
+        self.forced: tuple[int, ...] = (steps // 3, 2 * steps // 3)
 
     def add(self, step: Callable[[], torch.Tensor]) -> None:
         """Make the next step."""

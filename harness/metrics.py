@@ -16,7 +16,6 @@ from harness.errors import UsageError
 from harness.model import Bound, KernelFacts, Limits, Measurement, Result, Traffic, Work
 from harness.model.limits import State
 from harness.stats import median_interval, range_over_median
-from harness.units import Unit
 
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
@@ -26,8 +25,8 @@ SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
-PEAK_MEMORY, ENERGY, UNSCALE = "peak_memory", "energy", "unscale_share"
-"""Facts of whole steps of a model, and of its inference. The last one is told by a trace, not by a variant."""
+PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
+"""Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -165,7 +164,7 @@ class Metric:
 
     name: str
     title: str
-    unit: Unit
+    unit: units.Unit
     value: Callable[[Subject], float | None]
     hint: str = ""
     better: Better = ""
@@ -199,7 +198,7 @@ def add(metric: Metric) -> Metric:
     return metric
 
 
-def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
+def fact(name: str, title: str, unit: units.Unit, hint: str, better: Better = "") -> Metric:
     """Add a metric whose value variants report, by `ctx.report(name, value)`.
 
     Several ops may add the same one. Raises UsageError if the name has another meaning already.
@@ -221,7 +220,7 @@ def named(name: str) -> Metric:
     return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
 
 
-def _fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
+def _fact(name: str, title: str, unit: units.Unit, hint: str, better: Better = "") -> Metric:
     return Metric(name, title, unit, lambda s: s.facts.get(name), hint, better, head=title, keep=3, reported=True)
 
 
@@ -385,6 +384,7 @@ for _metric in (
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
     _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
+    _fact(LOSS, "loss of trainings", units.PLAIN, "mean loss of longer trainings, from several seeds", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),

@@ -1,15 +1,16 @@
-"""What a trace says of a step of training: seconds of each family of kernels, and what is left without a kernel."""
+"""What tools say of a step of training: seconds of each family of kernels, and what is left without a kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.metrics import UNSCALE
+from harness.metrics import LOSS, UNSCALE
 
 _TOOL = "torch."
 _FAMILY = f"{_TOOL}family_"
 _UNSCALE = "unscale"
+_LOSS = "losses.loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,9 @@ def parts(attached: Mapping[str, float], time: float | None) -> StepParts | None
 
 
 def facts(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
-    """The metrics that a trace tells: the share of unscaling, where the trace has a kernel of that family."""
+    """The metrics that tools tell of a step: the loss of longer trainings, and the share of unscaling if it has any."""
+    told = {LOSS: attached[_LOSS]} if _LOSS in attached else {}
     found = parts(attached, time)
     if found is None or _UNSCALE not in found.families:
-        return {}
-    return {UNSCALE: found.families[_UNSCALE] / found.time}
+        return told
+    return told | {UNSCALE: found.families[_UNSCALE] / found.time}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness import report
-from harness.metrics import UNSCALE
+from harness.metrics import LOSS, UNSCALE
 from harness.model import Attachment, Case, Claim, Measurement, Run, Work
 from harness.report import _claims, _draw_steps, _losses, _rungs, _steps, build
 from harness.report._frame import Line, by_scenario
@@ -130,6 +130,14 @@ def test_a_claim_on_unscaling_is_answered_by_the_trace(ladder: Make) -> None:
     assert amp.endswith("here 4.00% by a trace")
     assert unscale.endswith("not measured: 'unscale' has no share of unscaling")
     assert any(text.startswith("By a trace: ") for text in _claims.explained(found, "a GPU"))
+
+
+def test_a_claim_that_curves_match_is_answered_by_the_losses(ladder: Make) -> None:
+    claim = Claim("S7", "amp", LOSS, None, "any", says="nothing", text="curves match")
+    run = ladder(trained("amp", (2.0, 2.5)), claims=[claim])
+    (found,) = _claims.comparisons(run.header.scenarios[0], lines_of(run))
+    (note,) = _claims.notes([found])
+    assert note.text == "S7 has no figure in the text (amp: loss of trainings): here 2.250"
 
 
 # ---- Losses.

@@ -16,6 +16,7 @@ from harness.errors import UsageError
 from harness.model import Bound, KernelFacts, Limits, Measurement, Result, Traffic, Work
 from harness.model.limits import State
 from harness.stats import median_interval, range_over_median
+from harness.units import Unit
 
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
@@ -164,7 +165,7 @@ class Metric:
 
     name: str
     title: str
-    unit: units.Unit
+    unit: Unit
     value: Callable[[Subject], float | None]
     hint: str = ""
     better: Better = ""
@@ -198,7 +199,7 @@ def add(metric: Metric) -> Metric:
     return metric
 
 
-def fact(name: str, title: str, unit: units.Unit, hint: str, better: Better = "") -> Metric:
+def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
     """Add a metric whose value variants report, by `ctx.report(name, value)`.
 
     Several ops may add the same one. Raises UsageError if the name has another meaning already.
@@ -220,7 +221,7 @@ def named(name: str) -> Metric:
     return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
 
 
-def _fact(name: str, title: str, unit: units.Unit, hint: str, better: Better = "") -> Metric:
+def _fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
     return Metric(name, title, unit, lambda s: s.facts.get(name), hint, better, head=title, keep=3, reported=True)
 
 
@@ -372,8 +373,7 @@ for _metric in (
     Metric("read_bytes", "bytes that have to be read", units.BYTES, lambda s: s.work.read if s.work else None),
     Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
     Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
-    Metric("moved_bytes", "bytes that the variant moves", units.BYTES,
-           lambda s: s.traffic.moved if s.traffic else None),
+    Metric("moved_bytes", "bytes the variant moves", units.BYTES, lambda s: s.traffic.moved if s.traffic else None),
     Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
            "registers of a thread of our kernel; where a variant has several kernels, the largest number counts",
            head="registers", keep=2),

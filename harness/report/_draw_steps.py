@@ -14,7 +14,7 @@ from harness.report._rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
 
 _BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
 _COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1)))
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1)), (0, (5, 1, 1, 1)))
 """Lines are told apart by colour first, then by dashes."""
 _ROW = 0.2
 """Inches from one bar to the next."""

@@ -8,7 +8,7 @@ from dataclasses import fields
 from harness.ops.training._rungs import BERT, RESNET, SWIN, Rung
 
 LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET}
-_NAMES = frozenset({"name", "summary", "rows", "role"})
+_NAMES = frozenset({"name", "summary", "base", "rows", "role"})
 """The fields of a rung that change nothing in a step."""
 
 

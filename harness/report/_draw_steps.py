@@ -73,7 +73,8 @@ def ladder(group: RungGroup, path: Path) -> list[Path]:
         for role, color in _ROLES.items():
             own = [place for place, line in enumerate(group.lines) if (line.role == "ours") == (role == "ours")]
             named = "with kernels of ours" if role == "ours" else "torch"
-            axes.barh(own, [rates[place] / scale for place in own], 0.72, color=color, label=named, **_BAR)
+            if own:  # no bars would be named in the legend too
+                axes.barh(own, [rates[place] / scale for place in own], 0.72, color=color, label=named, **_BAR)
         for place, name in enumerate(group.names):
             axes.annotate(units.significant(rates[place] / scale), (0, place), (4, 0), **_BESIDE)
             if found := claimed.get(name):

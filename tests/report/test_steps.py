@@ -225,3 +225,17 @@ def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest
     for picture in _steps.pictures(whole):
         if not picture.path.endswith("losses.svg"):  # which has two axes
             picture.draw(Path("unused.svg"))
+
+
+def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[list[str]] = []
+
+    def keep(drawing: Any, _: Path) -> list[Path]:
+        named.extend([text.get_text() for text in legend.get_texts()] for legend in drawing.legends)
+        return []
+
+    monkeypatch.setattr(_draw_steps, "save", keep)
+    for steps in (STEPS, {"tf32": 0.150, "amp": 0.120}):
+        (picture,) = _steps.pictures(ladder(steps=steps))
+        picture.draw(Path("unused.svg"))
+    assert named == [["with kernels of ours", "torch"], ["torch"]]

@@ -26,8 +26,8 @@ SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
-PEAK_MEMORY, ENERGY = "peak_memory", "energy"
-"""Facts of whole steps of a model, and of its inference."""
+PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
+"""Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -373,8 +373,7 @@ for _metric in (
     Metric("read_bytes", "bytes that have to be read", units.BYTES, lambda s: s.work.read if s.work else None),
     Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
     Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
-    Metric("moved_bytes", "bytes that the variant moves", units.BYTES,
-           lambda s: s.traffic.moved if s.traffic else None),
+    Metric("moved_bytes", "bytes the variant moves", units.BYTES, lambda s: s.traffic.moved if s.traffic else None),
     Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
            "registers of a thread of our kernel; where a variant has several kernels, the largest number counts",
            head="registers", keep=2),
@@ -384,13 +383,14 @@ for _metric in (
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
+    _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
+    _fact(LOSS, "loss of trainings", units.PLAIN, "mean loss of longer trainings, from several seeds", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
     replace(_fact(SNR, "signal to noise", units.DECIBELS,
                   "the energy of the same result in float64, computed before anything was quantised or rounded, over "
-                  "that of the error; 6 dB are a bit", "higher"),
-            keep=6),
+                  "that of the error; 6 dB are a bit", "higher"), keep=6),
     _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
           "the mean absolute error, over the root mean square of the same result in float64", "lower"),
     _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,

@@ -168,7 +168,7 @@ def _plot(scenario: Scenario, kind: tuple[object, ...], rows: pd.DataFrame, sett
     own = {name: settings[name] for name in dict.fromkeys(rows["setting"])}
     varying = _varying(own)
     fixed = ", ".join(f"{s}={label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
-    name, labels = _file_name(scenario.name, *words, *chosen), _labels(own, varying)
+    name, labels = file_name(scenario.name, *words, *chosen), _labels(own, varying)
     return Plot(scenario.name, name, title, "bars", rows, METRICS["time"], labels, fixed, (), {}, {})
 
 
@@ -177,7 +177,7 @@ def _fixed(plot: Plot) -> str:
     return f", {plot.axis}" if plot.axis else ""
 
 
-def _file_name(*words: str) -> str:
+def file_name(*words: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(words))
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from harness import metrics
 from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, Scenario, Value, by_group
+from harness.report import _traced
 from harness.report._roles import roles
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ def _lines(run: Run) -> Iterator[Line]:
             baseline = {result.case.variant: subjects[result.case.id] for result in group}.get(scenario.baseline)
             for result in group:
                 case = result.case
-                subject = subjects[case.id].against(baseline)
-                values = metrics.values(subject)
                 own = tuple(attachments[case.id])
                 attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
-                yield Line(scenario, result, role[case.variant], subject, values, attached, own)
+                subject = subjects[case.id].against(baseline)
+                subject = replace(subject, facts={**subject.facts, **_traced.facts(attached, result.time)})
+                yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
 
 
 def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness import metrics, units
-from harness.metrics import Metric, Subject
 from harness.units import Unit
 
 STAGES = ("read", "prepare", "copy", "train")
@@ -18,7 +16,9 @@ STAGES = ("read", "prepare", "copy", "train")
 PARTS = ("decode", "resize")
 """The two parts of the stage 'prepare'."""
 DECODERS = ("Pillow", "torchvision on the CPU", "nvJPEG")
-EXPECTED, OF_EXPECTED, LIMITING, DOUBLED, GAIN = "expected_rate", "of_expected", "limiting", "doubled", "doubled_gain"
+EXPECTED = "expected_rate"
+"""The metric `of_expected` reads it."""
+LIMITING, DOUBLED, GAIN = "limiting", "doubled", "doubled_gain"
 DECODER, ENGINES, ENGINE_USE, CACHED, FILE = "decoder", "jpeg_engines", "jpeg_engine_use", "in_page_cache", "file_bytes"
 THREADS = "decoding_threads"
 SHORTEST = {"cuda": 0.7, "cpu": 0.02}
@@ -59,7 +59,7 @@ def _add() -> None:
     for stage, what in does.items():
         hint = f"images a second of the stage alone that {what}: with an endless source, and nobody behind it"
         hint = hint.replace("the stage", "the part of a stage") if stage in PARTS else hint
-        metrics.fact(rate_of(stage), f"{stage} alone", units.ITEMS, hint, "higher")
+        metrics.fact(rate_of(stage), f"{stage} alone", units.ITEMS, hint)
     for stage in STAGES[1:]:
         for state in ("empty", "full"):
             hint = f"share of the time in which the queue ahead of '{stage}' was {state}"
@@ -70,11 +70,7 @@ def _add() -> None:
         units.ITEMS,
         "images a second by the rates of the stages alone: the least of them where stages overlap; where one batch is "
         "on its way at a time, one over the sum of their times an image",
-        "higher",
     )
-    hint = "images a second, over those that are expected by the stages' rates"
-    share = Metric(OF_EXPECTED, "share of the expected rate", units.SHARE, _of_expected, hint, "higher")
-    metrics.add(replace(share, head="of expected", keep=6))
     metrics.fact(LIMITING, "limits", _named(STAGES), f"the slowest stage alone ({_listed(STAGES)})")
     metrics.fact(
         DOUBLED,
@@ -92,11 +88,6 @@ def _add() -> None:
     metrics.fact(CACHED, "in page cache", units.SHARE, hint)
     metrics.fact(THREADS, "threads", units.COUNT, "threads that decode and resize on the CPU")
     metrics.fact(FILE, "file", units.BYTES, "mean size of the JPEG files")
-
-
-def _of_expected(s: Subject) -> float | None:
-    expected = s.facts.get(EXPECTED)
-    return s.work.items / s.time / expected if expected and s.work and s.time else None
 
 
 _add()

@@ -81,7 +81,7 @@ def by_pillow(encoded: np.ndarray) -> torch.Tensor:
 
 
 def by_torchvision(encoded: np.ndarray) -> torch.Tensor:
-    """As `by_pillow`, by libjpeg in torchvision, which frees Python's lock too."""
+    """The same as `by_pillow` does, by libjpeg in torchvision, which frees Python's lock too."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
 

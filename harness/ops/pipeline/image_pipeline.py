@@ -65,7 +65,7 @@ OP = Op(
 @OP.variant(
     "one_buffer",
     "one batch on its way at a time: its step ends before the next batch is read",
-    role="published",
+    role="baseline",
     rows=("O3",),
     devices=BOTH,
     unsupported=page_cache,

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,7 +100,9 @@ class StageQueue:
             total = self._last - self._begin
             return (self._empty / total, self._full / total) if total else (0.0, 0.0)
 
-    def __len__(self) -> int:
+    @property
+    def held(self) -> int:
+        """How many items lie in it."""
         return len(self._items)
 
     def _pass(self) -> None:
@@ -151,17 +154,16 @@ class Pipeline:
     on_the_way: the most items between their beginning and `done`; as many as there is room for unless told.
     """
 
-    def __init__(self, stages: Sequence[Stage], depth: int = 2, on_the_way: int | None = None) -> None:
+    def __init__(self, stages: Sequence[Stage], depth: int = 2, on_the_way: int = 0) -> None:
         """Start all threads."""
         self._watch = Stopwatch()
         self._failure: tuple[str, BaseException] | None = None
         self.queues = {stage.name: StageQueue(depth, self._watch) for stage in stages}
         """The queue after each stage."""
         self._last = self.queues[stages[-1].name]
-        self._permits = None if on_the_way is None else StageQueue(on_the_way, self._watch)
-        for _ in range(on_the_way or 0):
-            assert self._permits is not None
-            self._permits.put(None)
+        self._permits = StageQueue(on_the_way, self._watch) if on_the_way else None
+        for _ in range(on_the_way):
+            self.done()
         self._loops = list(self._made(stages))
         for loop in self._loops:
             loop.start()
@@ -174,7 +176,7 @@ class Pipeline:
     @property
     def ready(self) -> int:
         """How many items lie in queues or may be in a stage's hand."""
-        return sum(map(len, self.queues.values())) + len(self._loops)
+        return sum(queue.held for queue in self.queues.values()) + len(self._loops)
 
     def take(self) -> Any:
         """The next item. Raises StageError if a stage has failed, but out of memory as it is."""
@@ -193,7 +195,8 @@ class Pipeline:
         """Say that the item taken last is used up."""
         self._watch.stop()
         if self._permits is not None:
-            self._permits.put(None)
+            with suppress(QueueClosed):  # of a stage that failed, which the next `take` tells
+                self._permits.put(None)
 
     def reset(self) -> None:
         """Count the queues' shares anew."""
@@ -230,8 +233,10 @@ class Pipeline:
         self._close_queues()
 
     def _close_queues(self) -> None:
-        for queue in (*self.queues.values(), *filter(None, [self._permits])):
+        for queue in self.queues.values():
             queue.close()
+        if self._permits is not None:
+            self._permits.close()
 
 
 def _step(source: Callable[[], Any], work: Work, queue: StageQueue) -> Callable[[], None]:

@@ -151,14 +151,11 @@ class Metric:
     where either way is better. relative: 'variant' if it compares with another variant (the baseline unless a scenario
     names another), 'world' if it compares with one device. said: the text of a claim without a value, such as 'faster';
     '' if a claim needs a value.
-
     Tables: `head` is the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is
     too wide, ALWAYS for a column that stays. shown: whether a table shows it for a subject.
-
     Plots and tables of sizes against variants show one metric: of those that are known, the one with the highest rank.
     figure, sweep: its ranks for the two; 0 for never. drawn: whether a plot with this subject may show it. limit: the
     metric that a plot draws as the limit of this one.
-
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
     `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it.
     """
@@ -312,7 +309,6 @@ def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], flo
 
 
 # ---- The list, in the order of tables.
-
 # fmt: off
 for _metric in (
     Metric("time", "time", units.SECONDS, lambda s: s.time, "median device time of a call", "lower",
@@ -360,6 +356,10 @@ for _metric in (
     Metric("memory", "peak memory of a step", units.RATIO, _of_another(PEAK_MEMORY),
            "the most bytes that tensors take during a step, over those of another variant", "lower",
            relative="variant", said="less"),
+    Metric("of_expected", "share of the expected rate", units.SHARE,
+           lambda s: rate / s.facts["expected_rate"] if "expected_rate" in s.facts and (rate := _items(s)) else None,
+           "items a second of a pipeline, over those that are expected by the rates of its stages alone", "higher",
+           head="of expected", keep=6),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),

@@ -5,22 +5,20 @@ from __future__ import annotations
 import torch
 
 from harness import nn
-from harness.nn import _batch_norm, _dropout, _kernels, _pieces, _unscale
+from harness.nn import _dropout, _kernels, _pieces, _unscale
 
 
 def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     x = torch.randn(64)
     nn.manual_seed(5)
     masks = [nn.dropout(x, 0.5) == 0, nn.dropout(x, 0.5) == 0]
-    monkeypatch.setattr(_kernels, "_prepared", lambda wanted: lambda tensors: None)
-    _kernels._kept(_kernels.KernelCall("softmax", torch.float16, torch.device("cuda", 0), (("M", 1), ("N", 8))), 0)
+    monkeypatch.setattr(_kernels, "_obstacle", lambda wanted: None)
+    assert _kernels.kernel("softmax", x, {"M": 1, "N": 8})
     layout = _unscale._layout((64,), (0,), 4, torch.device("cpu"))
     _unscale._table(layout, 0)
     _pieces._CAPTURED.append(layout)
-    _batch_norm._zeros(x)
     nn.forget()
-    assert not _batch_norm._ZEROS
     assert not _pieces._CAPTURED
     assert not _dropout._CALLS
-    assert {kept.cache_info().currsize for kept in (_kernels._kept, _unscale._layout, _unscale._table)} == {0}
+    assert {kept.cache_info().currsize for kept in (_kernels._launcher, _unscale._layout, _unscale._table)} == {0}
     assert [(nn.dropout(x, 0.5) == 0).equal(mask) for mask in masks] == [True, True]

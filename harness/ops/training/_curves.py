@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.model import Case
 from harness.models import BertConfig
 from harness.ops.training._ladders import rung_of
-from harness.ops.training._settings import captured, forget_compiled, math_modes, side_stream
+from harness.ops.training._settings import EAGER, captured, forget_compiled, math_modes, side_stream
 from harness.ops.training._trainer import Setup, Trainer, module_of
 
 if TYPE_CHECKING:
@@ -31,8 +31,6 @@ _PATTERN = 4
 """Squares of one colour on a side of an image's pattern."""
 _SEED = 17
 """The seed of the data."""
-_EAGER = 3
-"""Steps before a graph is captured: they allocate the optimizer's state and choose kernels."""
 _OVERFLOWING = 2.0**60
 """A scale of the loss with which the gradients of any model overflow in halves."""
 
@@ -76,7 +74,7 @@ def _trained(trainer: Trainer, steps: int) -> TrainingCurve:
     """Make the steps. Those of a graph are replays, but for the first few."""
     graph = trainer.rung.graph
     curve = _Recorder(trainer, steps)
-    first = min(_EAGER, steps) if graph else steps
+    first = min(EAGER, steps) if graph else steps
     with ExitStack() as stream:
         if graph:
             stream.enter_context(side_stream())

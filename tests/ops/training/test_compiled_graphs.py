@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from harness.ops.training import _steps
+from harness.ops.training import _settings
 from harness.ops.training._rungs import BERT, RESNET, SWIN
 from harness.ops.training._settings import captured, forget_compiled, math_modes, side_stream
 from harness.ops.training._trainer import Setup, Trainer
@@ -25,7 +25,7 @@ def test_replays_of_a_compiled_step_train_with_random_numbers_of_their_own(model
     with math_modes(tf32=True):
         trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cuda", 0), torch.float16))
         with side_stream():
-            for _ in range(_steps.EAGER):
+            for _ in range(_settings.EAGER):
                 trainer.loss_of_step()
         with torch.compiler.set_stance("fail_on_recompile"):
             replay = captured(trainer.loss_of_step)
@@ -45,7 +45,7 @@ def test_replays_draw_random_numbers_anew(model):
             for group in trainer.optimizer.param_groups:
                 group["lr"] = 0.0
             with side_stream():
-                for _ in range(_steps.EAGER):
+                for _ in range(_settings.EAGER):
                     trainer.loss_of_step()
             replay = captured(trainer.loss_of_step)
             losses = [replay().item() for _ in range(6)]

@@ -10,7 +10,7 @@ import torch
 
 from harness import nn
 from harness.models import MODELS
-from harness.ops.training import _operators, _steps
+from harness.ops.training import _operators, _settings, _steps
 from harness.ops.training._rungs import BERT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
 from harness.ops.training._trainer import Setup, Trainer
 
@@ -30,10 +30,10 @@ def named(rungs: Iterable[Rung], name: str) -> Rung:
 
 def losses(rung: Rung, model: str, dtype: torch.dtype = torch.float16) -> list[float]:
     trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cpu"), dtype))
-    first = [trainer.loss_of_step().item() for _ in range(_steps.EAGER)]
+    first = [trainer.loss_of_step().item() for _ in range(_settings.EAGER)]
     # A graph is captured now, and no capture survives a compilation.
     with torch.compiler.set_stance("fail_on_recompile"):
-        return first + [trainer.loss_of_step().item() for _ in range(_steps.STEPS - _steps.EAGER)]
+        return first + [trainer.loss_of_step().item() for _ in range(_steps.STEPS - _settings.EAGER)]
 
 
 @pytest.fixture(scope="module")

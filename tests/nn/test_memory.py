@@ -12,8 +12,9 @@ def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     x = torch.randn(64)
     nn.manual_seed(5)
     masks = [nn.dropout(x, 0.5) == 0, nn.dropout(x, 0.5) == 0]
-    monkeypatch.setattr(_kernels, "_obstacle", lambda wanted: None)
-    assert _kernels.kernel("softmax", x, {"M": 1, "N": 8})
+    with monkeypatch.context() as patch:
+        patch.setattr(_kernels, "_obstacle", lambda wanted: None)
+        assert _kernels.kernel("softmax", x, {"M": 1, "N": 8})
     layout = _unscale._layout((64,), (0,), 4, torch.device("cpu"))
     _unscale._table(layout, 0)
     _pieces._CAPTURED.append(layout)

@@ -19,8 +19,9 @@ def test_a_graph_keeps_the_weights_that_it_reads(monkeypatch):
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
     model, x = torch.nn.Linear(2, 2), torch.ones(2)
-    weight, first = weakref.ref(model.weight), model(x)
-    replay = captured(lambda model=model: model(x))
+    with torch.no_grad():
+        weight, first = weakref.ref(model.weight), model(x)
+        replay = captured(lambda model=model: model(x))
     del model
     gc.collect()
     assert weight() is not None

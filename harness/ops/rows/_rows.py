@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensors
@@ -51,6 +51,7 @@ _FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take 
 _LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
 _LANE_BLOCK = 2 * WARP  # threads
 _SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
+_RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
 _RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
 
 
@@ -106,7 +107,10 @@ class RowPlan:
         if columns % size:
             # Rows begin at different places of a pack, and so have no part of a vector in common.
             lanes_do = itemsize == 2 and packs <= _RAGGED_WITH_VECTORS
-            return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True) if lanes_do else plain
+            if lanes_do:
+                return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
+            long = itemsize == 4 and packs > _RAGGED_FOUR_BLOCKS
+            return plain.halved(packs) if long and 1 < plain.cluster < MOST_BLOCKS else plain
         if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
         count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
@@ -166,6 +170,16 @@ class RowPlan:
             block = _MOST_PACKS * _BLOCK
             return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
+
+    def halved(self, packs: int) -> RowPlan:
+        """The same with twice the blocks for a row of floats. packs: of the row.
+
+        Vectors that don't share packs with the rows take registers, so a block of fewer threads leaves room for more.
+        """
+        cluster = 2 * self.cluster
+        share = blocks(packs, cluster)
+        count = next((count for count, up_to in _MORE_PACKS[4] if share <= up_to), self.count)
+        return replace(self, count=count, threads=blocks(blocks(share, count), WARP) * WARP, cluster=cluster)
 
     @property
     def macros(self) -> dict[str, str | int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,14 @@ def test_no_clusters_where_the_device_has_none(itemsize):
 def test_few_rows_are_shared_by_blocks_if_they_are_long_enough():
     assert [RowPlan.of(rows, 1024, 2, H200).cluster for rows in (1, 8, 132)] == [1, 1, 1]
     assert [RowPlan.of(rows, 2048, 2, H200).cluster for rows in (1, 8, 132)] == [4, 4, 1]
+
+
+def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take_registers():
+    plain, shared = RowPlan.of(4397, 30522, 4, H200), RowPlan.with_vectors(4397, 30522, 4, H200)
+    assert (plain.cluster, plain.threads) == (4, 480)
+    assert (shared.cluster, shared.threads) == (8, 320)
+    for columns, chip in [(16385, H200), (40001, H200), (30522, replace(H200, clusters=False))]:
+        assert RowPlan.with_vectors(4397, columns, 4, chip) == RowPlan.of(4397, columns, 4, chip)
 
 
 def test_floats_that_share_one_vector_have_more_threads_for_a_row_in_a_tile():

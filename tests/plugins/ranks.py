@@ -21,7 +21,7 @@ def reduced(ctx: Context, t: Tensors) -> dict[str, Any]:
 
 
 REDUCE = Op(
-    "all_reduce",
+    "rank_sum",
     "sum over ranks",
     symbols={"N": "elements of each rank"},
     inputs=(Tensor("x", ("N",)),),

@@ -36,7 +36,7 @@ def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measu
     assert after.time
     assert after.time < 5e-3
 
-    together = measure("gloo", op="all_reduce")
+    together = measure("gloo", op="rank_sum")
     assert together.status == "ok", together.error
     assert together.time
     assert together.case.world == 2
@@ -47,7 +47,7 @@ def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measu
 
 
 def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure) -> None:
-    alone, together = (measure("gloo", op="all_reduce", world=world) for world in (1, 2))
+    alone, together = (measure("gloo", op="rank_sum", world=world) for world in (1, 2))
     assert (alone.status, together.status) == ("ok", "ok"), (alone.error, together.error)
     found = metrics.subjects([Result(m.case, (m,)) for m in (alone, together)], None)
     efficiency = metrics.METRICS["efficiency"].value
@@ -56,7 +56,7 @@ def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure)
 
 
 def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Measure) -> None:
-    found = measure("refused", op="all_reduce")
+    found = measure("refused", op="rank_sum")
     assert found.status == "crashed"
     assert "rank 1: ValueError: no such tree" in str(found.error)
 

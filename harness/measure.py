@@ -81,6 +81,7 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         call_samples = _call_samples(session, calls, timing.max_time)
     if wrong := session.check_inputs():
         raise EndedError("wrong", wrong)
+    session.report()
     _judge_samples(session, samples, timing)
     _judge_conditions(session, before, after)
     _judge_timer(session, samples, batch)

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 _LONGEST = 1800.0  # seconds to wait for another rank, which may compile at that time; a job's own limit is shorter
-_PATIENCE = 15.0  # seconds that a rank with an error waits for the others before it gives up on them
+_PATIENCE = 3.0  # seconds that a rank with an error waits for the others, which may wait for it in a collective
 
 Gather = Callable[[Any, float], list[Any]]
 _Value = TypeVar("_Value")

@@ -170,6 +170,14 @@ class Session:
             more = [self._set(ctx, ready.canonical) for _ in range(self._set_count() - 1)]
         return [_bind(ready.launch, tensors) for tensors in (ready.first, *more)]
 
+    def report(self) -> None:
+        """Let the variant find out figures that cost more calls, after all timed ones, on every rank."""
+        ctx, _ = self._ready()
+        if ctx.later:
+            with self.phase("facts"):
+                for call in ctx.later:
+                    call()
+
     def warn(self, code: str, message: str, advice: str) -> None:
         """Add a warning to the case's result."""
         self.warnings.append(Warning(code, message, advice))
@@ -220,6 +228,8 @@ class Session:
             try:
                 failure = self.group.failed(status, text)
             except TimeoutError as late:
+                if status != "crashed":
+                    raise EndedError(status, text) from error.with_traceback(None)
                 error.add_note(f"the other ranks weren't told: {late}")
                 raise error from None
             if status == "crashed":

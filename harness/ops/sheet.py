@@ -145,6 +145,7 @@ class Context:
     kernels: list[KernelFacts] = field(default_factory=list)
     facts: dict[str, float] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
+    later: list[Callable[[], object]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         variant = self.op.variants.get(self.case.variant)
@@ -169,6 +170,13 @@ class Context:
     def defer(self, close: Callable[[], object]) -> None:
         """Call `close` when the case is over, however it ends; what was deferred last is called first."""
         self.closing.callback(close)
+
+    def afterwards(self, call: Callable[[], object]) -> None:
+        """Call `call` once the case has been timed and nothing was wrong, on every rank: there it may report figures.
+
+        Unlike what is deferred, it may make calls in which ranks wait for each other.
+        """
+        self.later.append(call)
 
     def report(self, name: str, value: float) -> None:
         """Report a figure that only the variant knows, such as the share of time that a queue was empty.

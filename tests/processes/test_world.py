@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,26 @@ def test_out_of_memory_on_one_rank_is_that_of_the_case(measure: Measure) -> None
     found = measure("greedy")
     assert found.status == "out_of_memory"
     assert str(found.error).startswith("rank 1: ")
+
+
+def test_out_of_memory_while_others_wait_in_a_collective_is_that_of_the_case_and_costs_seconds(
+    measure: Measure,
+) -> None:
+    began = time.monotonic()
+    found = measure("starved", op="rank_sum")
+    assert time.monotonic() - began < 15.0  # most of it starts the processes
+    assert found.status == "out_of_memory", found.error
+    assert str(found.error).startswith("rank 1: ")
+    assert measure("gloo", op="rank_sum").status == "ok"
+
+
+def test_a_rank_that_hangs_ends_its_case_when_its_time_is_up_and_nothing_goes_on() -> None:
+    """The processes of the case are gone, so the next one has the device for itself."""
+    with Workers("cpu", PLUGINS) as workers:
+        workers.begin(2)
+        team = workers._ready(2)
+        pids = [rank._process.pid for rank in team._ranks]
+        job = Job(Case("rank_sum", "stuck", "float32", (("N", 8),), world=2, device="cpu"), replace(TIMING, timeout=1))
+        found = workers.measure(job)
+        assert (found.status, str(found.error).partition(":")[0]) == ("timeout", "rank 0"), found.error
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,8 @@ class Line:
 def lines(run: Run) -> tuple[Line, ...]:
     """A line for each measured case of each scenario, those of one group together.
 
-    Metrics that compare with another variant take the scenario's baseline in the same group.
+    Metrics that compare with another variant take the scenario's baseline in the same group. Those that compare with
+    one device take the baseline on one, if the variant has no result there, since it needs several.
     """
     return tuple(_lines(run))
 
@@ -61,6 +62,9 @@ def _lines(run: Run) -> Iterator[Line]:
             for result in group:
                 case = result.case
                 subject = subjects[case.id].against(baseline)
+                if case.world > 1 and (subject.alone is None or subject.alone.time is None):
+                    on_one = replace(case, variant=scenario.baseline, world=1)
+                    subject = replace(subject, alone=subjects.get(on_one.id))
                 values = metrics.values(subject)
                 own = tuple(attachments[case.id])
                 attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}

@@ -26,7 +26,7 @@ Measure = Callable[..., Measurement]
 def case(op: str, variant: str, world: int = 2, **fields: Any) -> Case:
     layout = (("layout", "nhwc"),) if op == "resnet50_scaling" else ()
     chosen = (("model", MODELS[op]), ("step", "eager"), *layout)
-    return replace(Case(op, variant, "float16", (("B", 4),), chosen, world, "cpu"), **fields)
+    return replace(Case(op, variant, "float16", (("B", 8),), chosen, world, "cpu"), **fields)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_two_ranks_train_together(measure: Measure, op: str, variant: str) -> No
     found = measure(op, variant)
     assert (found.status, found.timer) == ("ok", "steady"), found.error
     assert found.work
-    assert (found.work.items, found.work.sent > 0) == (8, True)
+    assert (found.work.items, found.work.sent > 0) == (16, True)
 
 
 def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:

@@ -309,7 +309,7 @@ for _metric in (
            "changes as long as their links are the limit", "higher",
            head="bus {unit}", keep=ALWAYS, figure=5, sweep=5, limit="link_bandwidth"),
     Metric("algorithm_bandwidth", "algorithm bandwidth", units.BANDWIDTH, _algorithm_bandwidth,
-           "the bytes of the collective's larger buffer, over the time: algbw of nccl-tests", "higher",
+           "the bytes of the collective's larger buffer, over the time: algbw of nccl-tests",
            head="algorithm {unit}", keep=8),
     Metric("link_bandwidth", "link", units.BANDWIDTH, _link_bandwidth),
     Metric("ideal_items", "ideal", units.ITEMS, _ideal_items),

@@ -22,7 +22,6 @@ metrics.fact(
     units.SHARE,
     "share of the time of NCCL's kernels in which other kernels ran on the same device. A kernel of NCCL also waits "
     "for the other devices, and takes multiprocessors from the others",
-    "higher",
 )
 metrics.fact(
     COMMUNICATION,

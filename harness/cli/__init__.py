@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -61,10 +62,27 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
     try:
-        app(prog_name="harness")
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _under_torchrun()
+        else:
+            app(prog_name="harness")
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
         typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)
+
+
+def _under_torchrun() -> None:
+    """The command in the process with rank 0, which the others keep ranks for."""
+    from harness.errors import HarnessError
+    from harness.processes import torchrun
+
+    try:
+        with torchrun.joined() as leads:
+            if leads:
+                app(prog_name="harness")
+    except HarnessError as error:
+        typer.echo(f"error: {error.message}\n{error.advice}", err=True)
+        sys.exit(error.exit_code)

@@ -11,6 +11,7 @@ import pytest
 
 from harness import metrics
 from harness.model import Case, Job, Measurement, Result, Timing
+from harness.processes.rank import Rank
 from harness.processes.supervisor import Workers
 
 PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("ranks.py", "small.py")]
@@ -85,8 +86,9 @@ def test_a_rank_that_hangs_ends_its_case_when_its_time_is_up_and_nothing_goes_on
     with Workers("cpu", PLUGINS) as workers:
         workers.begin(2)
         team = workers._ready(2)
-        pids = [rank._process.pid for rank in team._ranks]
+        pids = [rank._process.pid for rank in team._ranks if isinstance(rank, Rank)]
         job = Job(Case("rank_sum", "stuck", "float32", (("N", 8),), world=2, device="cpu"), replace(TIMING, timeout=1))
         found = workers.measure(job)
         assert (found.status, str(found.error).partition(":")[0]) == ("timeout", "rank 0"), found.error
+        assert len(pids) == 2
         assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

@@ -114,9 +114,9 @@ def from_environment() -> Group:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # A connection of its own: while this process waits for a value, another thread of torch, such as NCCL's, must not.
     store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_LONGEST))
-    local_rank, local_size = (int(os.environ[name]) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
     exchange = _Exchange(distributed.PrefixStore("harness", store), rank, size)
-    return Group(rank, size, exchange, local_rank=local_rank, local_size=local_size)
+    local_rank, local_size = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
+    return Group(rank, size, exchange, local_rank=int(local_rank), local_size=int(local_size))
 
 
 class _Exchange:

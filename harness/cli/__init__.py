@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths
-from harness.cli import check, compare, env, explain, gate, listing, peak, profile, report, run
+from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
 
@@ -34,6 +34,7 @@ app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("profile", cls=profile.ProfileCommand, epilog=profile.EXAMPLES)(profile.command)
+app.add_typer(launch.app, name="launch")
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.command)

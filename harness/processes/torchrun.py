@@ -64,7 +64,10 @@ class Place:
 
     @classmethod
     def from_environment(cls) -> Place:
-        """As torchrun describes it. What it has set is removed: processes that are started later aren't torchrun's."""
+        """The place that torchrun describes.
+
+        What torchrun has set is removed from the environment, since processes that are started later aren't torchrun's.
+        """
         given = {name: os.environ.pop(name, "") for name in _SET_BY_TORCHRUN}
         token = os.environ.get("TORCHELASTIC_RUN_ID", "")
         for name in [name for name in os.environ if name.startswith(_PREFIXES)]:

@@ -43,7 +43,7 @@ def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_al
 ) -> None:
     (plot,) = [plot for plot in _figures.plan(scaled)[0] if plot.sort == "usual"]
     assert (plot.metric.name, plot.axis, sorted(plot.swept.values())) == ("items", "GPUs", [1, 2])
-    seen = {}
+    seen: dict[str, Any] = {}
 
     def look(axes: Any, shown: Any) -> None:
         variants(axes, shown)

@@ -13,6 +13,7 @@ import pytest
 
 from harness.model import Job, Measurement
 from harness.processes import torchrun
+from harness.processes.rank import Beginning
 from harness.processes.supervisor import Workers
 from harness.processes.torchrun import Place
 
@@ -99,3 +100,17 @@ def test_a_stranger_is_sent_away(root: Path) -> None:
         stranger.close()
     keeper.join(10)
     assert not keeper.is_alive()
+
+
+def test_what_an_earlier_rank_says_is_not_taken_for_the_next_one_s() -> None:
+    near, far = socket.socketpair()
+    with near, far:
+        rank = torchrun.RemoteRank(1, 5, torchrun.Link(near), Beginning("cpu", (), {}))
+        for message in ('{"turn": 4, "reply": "old"}', '{"turn": 4, "status": -9, "fate": "killed", "tail": ""}'):
+            far.sendall(f"{message}\n".encode())
+        far.sendall(b'{"turn": 5, "reply": "new"}\n')
+        assert rank.receive()
+        assert [*rank.lines()] == [b"new"]
+        far.close()
+        assert not rank.receive()
+        assert (rank.status, rank.fate) == (-9, "lost with the process of torchrun that kept it")

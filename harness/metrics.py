@@ -31,8 +31,8 @@ COLLECTIVE = "collective_bytes"
 """The fact that a collective over ranks has: its bytes, as nccl-tests counts them."""
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
-PEAK_MEMORY, ENERGY = "peak_memory", "energy"
-"""Facts of whole steps of a model, and of its inference."""
+PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
+"""Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -47,14 +47,11 @@ class Metric:
     where either way is better. relative: 'variant' if it compares with another variant (the baseline unless a scenario
     names another), 'world' if it compares with one device. said: the text of a claim without a value, such as 'faster';
     '' if a claim needs a value.
-
     Tables: `head` is the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is
     too wide, ALWAYS for a column that stays. shown: whether a table shows it for a subject.
-
     Plots and tables of sizes against variants show one metric: of those that are known, the one with the highest rank.
     figure, sweep: its ranks for the two; 0 for never. drawn: whether a plot with this subject may show it. limit: the
     metric that a plot draws as the limit of this one.
-
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
     `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it.
     """
@@ -245,7 +242,6 @@ def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], flo
 
 
 # ---- The list, in the order of tables.
-
 # fmt: off
 for _metric in (
     Metric("time", "time", units.SECONDS, lambda s: s.time, "median device time of a call", "lower",
@@ -293,6 +289,10 @@ for _metric in (
     Metric("memory", "peak memory of a step", units.RATIO, _of_another(PEAK_MEMORY),
            "the most bytes that tensors take during a step, over those of another variant", "lower",
            relative="variant", said="less"),
+    Metric("of_expected", "share of the expected rate", units.SHARE,
+           lambda s: rate / s.facts["expected_rate"] if "expected_rate" in s.facts and (rate := _items(s)) else None,
+           "items a second of a pipeline, over those that are expected by the rates of its stages alone", "higher",
+           head="of expected", keep=6),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
@@ -323,8 +323,7 @@ for _metric in (
     Metric("read_bytes", "bytes that have to be read", units.BYTES, lambda s: s.work.read if s.work else None),
     Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
     Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
-    Metric("moved_bytes", "bytes that the variant moves", units.BYTES,
-           lambda s: s.traffic.moved if s.traffic else None),
+    Metric("moved_bytes", "bytes the variant moves", units.BYTES, lambda s: s.traffic.moved if s.traffic else None),
     Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
            "registers of a thread of our kernel; where a variant has several kernels, the largest number counts",
            head="registers", keep=2),
@@ -335,13 +334,14 @@ for _metric in (
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
+    _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
+    _fact(LOSS, "loss of trainings", units.PLAIN, "mean loss of longer trainings, from several seeds", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
     replace(_fact(SNR, "signal to noise", units.DECIBELS,
                   "the energy of the same result in float64, computed before anything was quantised or rounded, over "
-                  "that of the error; 6 dB are a bit", "higher"),
-            keep=6),
+                  "that of the error; 6 dB are a bit", "higher"), keep=6),
     _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
           "the mean absolute error, over the root mean square of the same result in float64", "lower"),
     _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,

@@ -75,7 +75,13 @@ def subject(*found: Measurement, limits: Limits | None = LIMITS) -> Subject:
 EVERYTHING = measured(
     call_samples=(3e-6,),
     kernels=(KernelFacts("a", 20, 8, 0), KernelFacts("b", 40, 0, 0)),
-    facts=(("hidden", 0.5), ("kept_bytes", 100.0), ("tokens_a_call", 640.0), ("peak_memory", 300.0)),
+    facts=(
+        ("hidden", 0.5),
+        ("kept_bytes", 100.0),
+        ("tokens_a_call", 640.0),
+        ("peak_memory", 300.0),
+        ("expected_rate", 5e6),
+    ),
 )
 
 
@@ -98,6 +104,7 @@ EVERYTHING = measured(
         ("traffic", 2.0),
         ("kept", 0.125),
         ("memory", 0.75),
+        ("of_expected", 0.5),
         ("ceiling_bandwidth", 4e9),
         ("ceiling_flops", 1e12),
         ("noise", 0.2),

@@ -21,6 +21,7 @@ from harness.errors import Exit, UsageError, brief, nearest
 if TYPE_CHECKING:
     from harness.model import Attachment, Job
     from harness.profile import Tool
+    from harness.profile._request import LossPlan
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -31,10 +32,12 @@ EXAMPLES = (
     "  harness profile ncu --run reports/mine --only '*/tuned/*' --import tuned.ncu-rep\n"
     "  harness profile nsys --import mine.sqlite    the kernels of any recording\n"
     "  harness profile torch -- python train.py     a program of your own\n"
+    "  harness profile losses --run reports/mine --only '*swin_tiny*' --batch 8\n"
     "\n\b\nTools:\n"
     "  ncu    hardware counters of each kernel: bytes, stalls, pipes (Nsight Compute)\n"
     "  nsys   a timeline of kernels, copies and calls (Nsight Systems)\n"
-    "  torch  shares of the time by kernel and by kind of kernel; needs nothing else"
+    "  torch  shares of the time by kernel and by kind of kernel; needs nothing else\n"
+    "  losses  the losses of a few hundred steps of training, from several seeds"
 )
 _PROGRAM = "harness.program"
 """Where the arguments behind '--' are kept for the command."""
@@ -67,7 +70,7 @@ class ProfileCommand(TyperCommand):
 
 def command(
     ctx: typer.Context,
-    tool: Annotated[str, typer.Argument(metavar="TOOL", help="ncu, nsys or torch.", show_default=False)],
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="ncu, nsys, torch or losses.", show_default=False)],
     scenarios: Annotated[
         list[str] | None,
         typer.Argument(
@@ -93,6 +96,9 @@ def command(
     import_file: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Read a file of the tool that was made elsewhere.")
     ] = None,
+    steps: Annotated[int | None, typer.Option(min=10, help="losses: steps of a training; 300 unless told.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="losses: trainings of a case; 5 unless told.")] = None,
+    batch: Annotated[int | None, typer.Option(min=1, help="losses: size of a batch; 16 unless told.")] = None,
 ) -> None:
     """Say what a profiler sees of cases, beside their times.
 
@@ -106,11 +112,12 @@ def command(
         raise UsageError(f"no tool is named '{tool}'", nearest(tool, known))
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
-        if any((scenarios, run, only, variants, device, ops, print_only, import_file)):
+        if any((scenarios, run, only, variants, device, ops, print_only, import_file, steps, seeds, batch)):
             raise UsageError("a program behind '--' takes no option but --output", "leave the others out")
         _profile_program(tool, program, output)
         return
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
+    losses = _loss_plan(tool, steps=steps, seeds=seeds, size=batch)
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
@@ -118,7 +125,7 @@ def command(
         _import(known[tool], import_file, run, plugins, **chosen)
     elif print_only:
         planned = _of_run(run, **chosen) if run else _planned(scenarios or [], device, plugins, **chosen)
-        _print_commands(tool, *planned, plugins, folder)
+        _print_commands(tool, *planned, plugins, folder, losses)
     else:
         code: int = Exit.OK
         if run is None:
@@ -126,8 +133,20 @@ def command(
             code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = _of_run(folder, **chosen)
         _refuse_another(folder, jobs, kind, plugins)
-        if code := _profile(tool, jobs, kind, plugins, folder) or code:
+        if code := _profile(tool, jobs, kind, plugins, folder, losses) or code:
             raise typer.Exit(code)
+
+
+def _loss_plan(tool: str, **given: int | None) -> LossPlan | None:
+    """How cases are trained, for the tool `losses`. Raises UsageError for another tool that is told so."""
+    from harness.profile._request import LossPlan
+
+    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if tool == "losses":
+        return LossPlan(**named)
+    if named:
+        raise UsageError(f"{tool} trains nothing: --steps, --seeds and --batch are for losses", "leave them out")
+    return None
 
 
 def _refuse_together(
@@ -257,15 +276,19 @@ def _time(
     return code
 
 
-def _print_commands(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> None:
+def _print_commands(
+    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, losses: LossPlan | None
+) -> None:
     from harness.profile import _procedure
 
-    part = _procedure.prepared(tool, jobs, device=kind, plugins=plugins, folder=folder)
+    part = _procedure.prepared(tool, jobs, device=kind, plugins=plugins, folder=folder, losses=losses)
     for line in part.commands:
         typer.echo(_procedure.shown(line))
 
 
-def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path) -> int:
+def _profile(
+    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, losses: LossPlan | None
+) -> int:
     """Run the cases under the tool, and keep what it found. Gives the exit code: that of cases that failed, or 0."""
     from harness import store
     from harness.profile import _procedure
@@ -289,6 +312,7 @@ def _profile(tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...
         plugins=plugins,
         folder=folder,
         told=told,
+        losses=losses,
         keep=lambda attachments: store.attach(folder, attachments),
     )
     _tell(folder, found.attachments, plugins)
@@ -304,6 +328,7 @@ def _tell(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Pat
     from harness.cli import run
 
     _show(attachments)
+    _show_verdicts(folder, attachments)
     run.write_report(folder, plugins)
     typer.echo(f"report: {folder}{os.sep}")
 
@@ -315,6 +340,16 @@ def _show(attachments: Sequence[Attachment]) -> None:
     from harness.report.tree import Page
 
     terminal.show(Page("", tuple(kernels.tables(attachments))), open_console())
+
+
+def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
+    """Print what the losses say that were found now, with those of the rungs that were trained before."""
+    from harness import store
+    from harness.cli.console import open_console
+    from harness.report import build, terminal
+
+    if any(attachment.tool == "losses" for attachment in attachments):
+        terminal.show(build.screen_of_losses(store.load(folder)), open_console())
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:

@@ -206,7 +206,8 @@ class KernelProfile:
 class Attachment:
     """What a profiler or an audit found about a case: figures of a call, in SI units, and files of the run's folder.
 
-    kernels: what it saw of each kernel, in the order of their first launch.
+    kernels: what it saw of each kernel, in the order of their first launch. series: lists of figures by name, such as
+    the losses of a training, step by step.
     """
 
     case: str
@@ -214,6 +215,7 @@ class Attachment:
     values: tuple[tuple[str, float], ...] = ()
     files: tuple[str, ...] = ()
     kernels: tuple[KernelProfile, ...] = ()
+    series: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:

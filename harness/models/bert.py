@@ -203,7 +203,11 @@ def batch(config: BertConfig, size: int, generator: torch.Generator, device: tor
 
 
 def loss(model: nn.Module, given: BertBatch) -> Tensor:
-    """The mean cross entropy of the predicted tokens, and that of the second sentence following, added."""
-    words, follows = model(given.tokens, given.types, given.mask, given.positions)
+    """The mean cross entropy of the predicted tokens, and that of the second sentence following, added.
+
+    Halves are summed in float32: their sums overflow.
+    """
+    logits = model(given.tokens, given.types, given.mask, given.positions)
+    words, follows = (one.to(torch.promote_types(one.dtype, torch.float32)) for one in logits)
     language = functional.cross_entropy(words.flatten(0, 1), given.labels.flatten(), ignore_index=IGNORED)
     return language + functional.cross_entropy(follows, given.follows)

@@ -32,5 +32,7 @@ def batch(
 
 
 def loss(model: nn.Module, given: ImageBatch) -> Tensor:
-    """The mean cross entropy of the labels, with label smoothing."""
-    return functional.cross_entropy(model(given.images), given.labels, label_smoothing=SMOOTHING)
+    """The mean cross entropy of the labels, with label smoothing. Halves are summed in float32: their sums overflow."""
+    logits = model(given.images)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(logits, given.labels, label_smoothing=SMOOTHING)

@@ -21,6 +21,7 @@ from harness.nn._adamw import AdamW
 from harness.nn._attention import window_attention
 from harness.nn._batch_norm import batch_norm_add_relu
 from harness.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
+from harness.nn._memory import forget
 from harness.nn._models import bert_operators, resnet_operators, swin_operators
 from harness.nn._rows import layer_norm, rms_norm, softmax
 from harness.nn._scaler import GradScaler
@@ -35,6 +36,7 @@ __all__ = [
     "bias_dropout_residual",
     "dropout",
     "dropout_add",
+    "forget",
     "layer_norm",
     "manual_seed",
     "norm_partition",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
-from harness.nn._unscale import is_dense, type_of, unscale_
+from harness.nn._unscale import is_dense, type_of
 from harness.ops._elementwise import CUDA_TYPE
 from harness.ops.lists import adamw
 from harness.ops.lists._tables import BLOCK
@@ -51,8 +51,10 @@ class AdamW(torch.optim.Optimizer):
     moments in float32: torch has neither.
 
     With a GradScaler (ours or torch's) a step with an overflow is skipped on the device, so the host doesn't wait for
-    the flag. The number of the step lies on the device, too: capture a whole step once step() has been called outside
-    of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
+    the flag. As torch's fused optimizers do, a step reads `grad_scale` and `found_inf`, where a scaler leaves the scale
+    and the flag. It divides gradients by the scale in float32, so that those in halves lose nothing; what the
+    parameters have as `grad` stays as it was. The number of the step lies on the device, too: capture a whole step once
+    step() has been called outside of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
     Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
     RuntimeError for sparse gradients.
     """
@@ -88,11 +90,8 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             for batch in self._batches(group):
                 device = batch.step.device
-                skip = None if found_inf is None else found_inf.to(device, torch.float32)
-                if scale is not None:
-                    inverse = scale.to(device).double().reciprocal().float()
-                    unscale_(batch.grads, inverse, torch.zeros_like(inverse) if skip is None else skip)
-                self._update(group, batch, skip)
+                on_device = [None if one is None else one.to(device, torch.float32) for one in (found_inf, scale)]
+                self._update(group, batch, *on_device)
         return loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -173,18 +172,19 @@ class AdamW(torch.optim.Optimizer):
             step=step,
         )
 
-    # ---- Updates. skip: 1 on the device of the parameters if nothing shall change.
+    # ---- Updates. skip: 1 if nothing shall change. scale: what gradients are to be divided by. Both are on the device
+    #      of the parameters.
 
-    def _update(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None) -> None:
+    def _update(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None, scale: Tensor | None) -> None:
         first = batch.weights[0]
         if first.is_cuda and type_of(first) == "float32" and all(map(is_dense, batch.copies or batch.weights)):
             with on(first.device):
-                self._by_kernel(group, batch, skip)
+                self._by_kernel(group, batch, skip, scale)
         elif skip is None or not bool(skip):
             batch.step.add_(1)
-            _by_torch(group, batch)
+            _by_torch(group, batch, scale)
 
-    def _by_kernel(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None) -> None:
+    def _by_kernel(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None, scale: Tensor | None) -> None:
         table = self._table(batch)
         for column, tensors in enumerate(batch.lists):
             if tensors:
@@ -196,9 +196,11 @@ class AdamW(torch.optim.Optimizer):
             "SCALAR": CUDA_TYPE[type_of(batch.grads[0])],
             "COPY": int(bool(batch.copies)),
             "FOURS": adamw.ELEMENTS // 4,
+            # Without a scale it is the kernel that the catalogue measures.
+            **({} if scale is None else {"SCALED": 1}),
         }
         kernel, layout = of_lists("adamw", macros), table.layout
-        kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group))
+        kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group), scale)
 
     def _table(self, batch: _Batch) -> PieceTable:
         """The table of these parameters."""
@@ -235,12 +237,12 @@ def _numbers(group: dict[str, Any]) -> list[ctypes.c_float]:
     return [ctypes.c_float(number) for number in numbers]
 
 
-def _by_torch(group: dict[str, Any], batch: _Batch) -> None:
+def _by_torch(group: dict[str, Any], batch: _Batch, scale: Tensor | None) -> None:
     """The same by torch's operators, tensor by tensor. The host waits for the number of the step."""
     rate, (beta1, beta2), step = group["lr"], group["betas"], float(batch.step)
     first, second = 1 - beta1**step, math.sqrt(1 - beta2**step)
     for weight, given, mean, square in zip(*batch.lists[:4], strict=True):
-        grad = given.to(weight.dtype)
+        grad = given.to(weight.dtype) if scale is None else given.to(weight.dtype) / scale
         weight.mul_(1 - rate * group["weight_decay"])
         mean.lerp_(grad, 1 - beta1)
         square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.nn._kernels import kernel, operator
+from harness.nn._kernels import kernel
+from harness.nn._operators import operator
 
 
 def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -134,7 +135,12 @@ def _backward(ctx: Any, dout: Tensor) -> tuple[Any, ...]:
 
 
 _window_attention = operator(
-    "window_attention", "(Tensor qkv, Tensor bias, Tensor? mask) -> Tensor", _attention_run, _attention_fake
+    "window_attention",
+    "(Tensor qkv, Tensor bias, Tensor? mask) -> Tensor",
+    _attention_run,
+    _attention_fake,
+    _saves,
+    _backward,
 )
 _window_attention_grad = operator(
     "window_attention_grad",
@@ -142,4 +148,3 @@ _window_attention_grad = operator(
     _attention_grad_run,
     _attention_grad_fake,
 )
-_window_attention.register_autograd(_backward, setup_context=_saves)

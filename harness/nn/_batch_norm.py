@@ -8,15 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.nn._kernels import capturing, kernel, operator
+from harness.nn._kernels import kernel
+from harness.nn._operators import differentiable, is_eager, operator
 from harness.ops._bits import pack, unpack
 from harness.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
-
-_ZEROS: dict[tuple[str, torch.dtype], list[Tensor]] = {}
-"""For each device and dtype, zeros that stand for a residual where there is none; the last ones are the most.
-
-None are given back, since a captured graph may read them.
-"""
 
 
 def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm takes, and a residual
@@ -35,7 +30,7 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     x, residual: (N, C, H, W); the others: (C,). In training the running statistics move to those of the batch. Images
     may be contiguous or channels_last; the result lies in memory as x does. It has the type of x, also under autocast.
     All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
-    does the rest. Without a residual our kernel reads zeros in its place, which keep the memory of the largest such x.
+    does the rest. The backward has x, the batch's statistics, and a bit an element in place of the result.
     Raises ValueError for shapes that don't fit each other.
     """
     _checked(x, residual, running_mean, running_var, weight, bias)
@@ -45,9 +40,17 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
         return functional.relu(y if residual is None else y + residual)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    running = torch.stack([running_mean, running_var]).to(wide)
-    y, _, _, _, new = _bn_add_relu(x, residual, weight.to(wide), bias.to(wide), running, last)
-    torch._foreach_copy_([running_mean, running_var], [*new.unbind()])
+    given, running = (x, residual, weight.to(wide), bias.to(wide)), [running_mean, running_var]
+    # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
+    # takes no operator with a gradient that does so.
+    moved = [one.to(wide).contiguous() for one in running]
+    if is_eager((*given, *running)):
+        y, *_ = _in_place(*given, *moved, last)
+    else:
+        y, _, _, _, *moved = _bn_add_relu(*given, *moved, last)
+    for own, new in zip(running, moved, strict=True):
+        if new is not own:
+            own.copy_(new)
     return y
 
 
@@ -73,33 +76,53 @@ def _case(x: Tensor, last: bool) -> tuple[dict[str, int], dict[str, str]]:
     return dict(zip("NCHW", x.shape, strict=True)), {"layout": "nhwc" if last else "nchw"}
 
 
-def _zeros(x: Tensor) -> Tensor:
-    """Zeros with the shape of x; calls share their memory."""
-    kept = _ZEROS.setdefault((str(x.device), x.dtype), [])
-    if kept and kept[-1].numel() >= x.numel():
-        return kept[-1][: x.numel()].view(x.shape)
-    zeros = x.new_zeros(x.numel())
-    if not capturing():
-        kept.append(zeros)
-    return zeros.view(x.shape)
+def _macros(has_residual: bool) -> dict[str, str | int] | None:
+    return None if has_residual else {"RESIDUAL": 0}
 
 
-def _run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running: Tensor, last: bool
+def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
 ) -> tuple[Tensor, ...]:
-    launch = kernel("bn_add_relu", x, *_case(x, last))
+    """Make y, its bits, mean and invstd. The running statistics are updated in place."""
+    launch = kernel("bn_add_relu", x, *_case(x, last), macros=_macros(residual is not None))
     if launch is None:
-        return _by_torch(x, residual, weight, bias, running, last)
-    y, bits, mean, invstd, _ = _fake(x, residual, weight, bias, running, last)
-    new, ordered = running.clone(), _ordered(x, last)
-    z = _zeros(ordered) if residual is None else _ordered(residual, last)
-    vectors = {"gamma": weight.contiguous(), "beta": bias.contiguous(), "running_mean": new[0], "running_var": new[1]}
-    launch(x=ordered, z=z, **vectors, y=_ordered(y, last), mask=bits, mean=mean, invstd=invstd)
-    return y, bits, mean, invstd, new
+        return _by_torch(x, residual, weight, bias, running_mean, running_var, last)
+    y, bits, mean, invstd = _outputs(x, weight, last)
+    ordered = _ordered(x, last)
+    # Without a residual, z isn't read: x stands in its place.
+    images = {"x": ordered, "z": ordered if residual is None else _ordered(residual, last), "y": _ordered(y, last)}
+    vectors = {"gamma": weight.contiguous(), "beta": bias.contiguous(), "mean": mean, "invstd": invstd}
+    launch(**images, **vectors, running_mean=running_mean, running_var=running_var, mask=bits)
+    return y, bits, mean, invstd
 
 
-def _by_torch(  # noqa: PLR0913, PLR0917 - as _run()
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor, running: Tensor, last: bool
+def _run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    new = running_mean.clone(), running_var.clone()
+    return *_run_in_place(x, residual, weight, bias, *new, last), *new
+
+
+def _by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
 ) -> tuple[Tensor, ...]:
     wide = x.to(weight.dtype)
     var, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
@@ -107,37 +130,64 @@ def _by_torch(  # noqa: PLR0913, PLR0917 - as _run()
     y = (wide - _channels(mean)) * _channels(invstd * weight) + _channels(bias)
     y = functional.relu(y if residual is None else y + residual).to(x.dtype).contiguous(memory_format=_format(last))
     count = x.numel() // x.shape[1]
-    batch = torch.stack([mean, var * (count / (count - 1))])
-    return y, pack(_ordered(y, last).flatten() > 0), mean, invstd, torch.lerp(running, batch, MOMENTUM)
+    running_mean.lerp_(mean, MOMENTUM)
+    running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
+    return y, pack(_ordered(y, last).flatten() > 0), mean, invstd
 
 
 def _channels(vector: Tensor) -> Tensor:
     return vector[:, None, None]
 
 
-def _fake(
-    x: Tensor, _residual: Tensor | None, weight: Tensor, _bias: Tensor, running: Tensor, last: bool
-) -> tuple[Tensor, ...]:
+def _outputs(x: Tensor, weight: Tensor, last: bool) -> tuple[Tensor, ...]:
     y = torch.empty_like(x, memory_format=_format(last))
     bits = x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
-    return y, bits, weight.new_empty(weight.shape), weight.new_empty(weight.shape), running.new_empty(running.shape)
+    return y, bits, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
-def _grad_run(  # noqa: PLR0913, PLR0917 - as _run()
-    dy: Tensor, x: Tensor, bits: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, last: bool
+def _fake(
+    x: Tensor,
+    _residual: Tensor | None,
+    weight: Tensor,
+    _bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
 ) -> tuple[Tensor, ...]:
-    launch = kernel("bn_add_relu_grad", x, *_case(x, last))
+    return *_outputs(x, weight, last), torch.empty_like(running_mean), torch.empty_like(running_var)
+
+
+def _grad_run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    dy: Tensor,
+    x: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    has_residual: bool,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    """Make dx, dz, dgamma and dbeta. Without a residual, dz has no elements."""
+    launch = kernel("bn_add_relu_grad", x, *_case(x, last), macros=_macros(has_residual))
     if launch is None:
-        return _grad_by_torch(dy, x, bits, weight, mean, invstd, last)
-    dx, dz, dgamma, dbeta = _grad_fake(dy, x, bits, weight, mean, invstd, last)
-    images = {"dy": dy.to(x.dtype), "x": x, "dx": dx, "dz": dz}
+        return _grad_by_torch(dy, x, bits, weight, mean, invstd, has_residual, last)
+    dx, dz, dgamma, dbeta = _grad_fake(dy, x, bits, weight, mean, invstd, has_residual, last)
+    # Without a residual, dz isn't written: dx stands in its place.
+    images = {"dy": dy.to(x.dtype), "x": x, "dx": dx, "dz": dz if has_residual else dx}
     given = {"mask": bits, "gamma": weight.contiguous(), "mean": mean, "invstd": invstd}
     launch(**{name: _ordered(one, last) for name, one in images.items()}, **given, dgamma=dgamma, dbeta=dbeta)
     return dx, dz, dgamma, dbeta
 
 
-def _grad_by_torch(  # noqa: PLR0913, PLR0917 - as _run()
-    dy: Tensor, x: Tensor, bits: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, last: bool
+def _grad_by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    dy: Tensor,
+    x: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    has_residual: bool,
+    last: bool,
 ) -> tuple[Tensor, ...]:
     ordered = _ordered(dy, last)
     dz = torch.where(unpack(bits, dy.numel()).view(ordered.shape), ordered, 0)
@@ -147,40 +197,53 @@ def _grad_by_torch(  # noqa: PLR0913, PLR0917 - as _run()
     dbeta, dgamma = wide.sum(over), (wide * xhat).sum(over)
     count = x.numel() // x.shape[1]
     dx = _channels(invstd * weight) * (wide - _channels(dbeta / count) - xhat * _channels(dgamma / count))
-    return dx.to(x.dtype).contiguous(memory_format=_format(last)), dz.to(x.dtype), dgamma, dbeta
+    dx = dx.to(x.dtype).contiguous(memory_format=_format(last))
+    return dx, dz.to(x.dtype) if has_residual else x.new_empty(0), dgamma, dbeta
 
 
 def _grad_fake(
-    _dy: Tensor, x: Tensor, _bits: Tensor, weight: Tensor, _mean: Tensor, _invstd: Tensor, last: bool
+    _dy: Tensor,
+    x: Tensor,
+    _bits: Tensor,
+    weight: Tensor,
+    _mean: Tensor,
+    _invstd: Tensor,
+    has_residual: bool,
+    last: bool,
 ) -> tuple[Tensor, ...]:
-    dx, dz = (torch.empty_like(x, memory_format=_format(last)) for _ in "xz")
+    dx = torch.empty_like(x, memory_format=_format(last))
+    dz = torch.empty_like(dx) if has_residual else x.new_empty(0)
     return dx, dz, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
 def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, residual, weight, _, _, ctx.last = inputs
-    _, bits, mean, invstd, new = output
+    x, residual, weight, *_, ctx.last = inputs
+    _, bits, mean, invstd, *new = output
     ctx.has_residual = residual is not None
     ctx.save_for_backward(x, bits, weight, mean, invstd)
-    ctx.mark_non_differentiable(bits, mean, invstd, new)
+    ctx.mark_non_differentiable(bits, mean, invstd, *new)
 
 
 def _backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Any, ...]:
-    dx, dz, dgamma, dbeta = _bn_add_relu_grad(dy, *ctx.saved_tensors, ctx.last)
-    return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None
+    dx, dz, dgamma, dbeta = _bn_add_relu_grad(dy, *ctx.saved_tensors, ctx.has_residual, ctx.last)
+    return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
 
 
+_OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_var"
+_SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
+_in_place = differentiable("bn_add_relu", _run_in_place, _saves, _backward)
 _bn_add_relu = operator(
     "bn_add_relu",
-    f"(Tensor x, Tensor? z, Tensor weight, Tensor bias, Tensor running, bool last) -> {_OUTPUTS}, Tensor)",
+    f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",
     _run,
     _fake,
+    _saves,
+    _backward,
 )
 _bn_add_relu_grad = operator(
     "bn_add_relu_grad",
-    f"(Tensor dy, Tensor x, Tensor bits, Tensor weight, Tensor mean, Tensor invstd, bool channels_last) -> {_OUTPUTS})",
+    f"(Tensor dy, Tensor x, {_SAVED}, bool has_residual, bool last) -> {_OUTPUTS})",
     _grad_run,
     _grad_fake,
 )
-_bn_add_relu.register_autograd(_backward, setup_context=_saves)

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.nn._kernels import kernel, operator
+from harness.nn._kernels import kernel
+from harness.nn._operators import operator
 from harness.ops._bits import pack, unpack
 from harness.ops.dropout._dropout import NARROW, Keep
 from harness.ops.dropout._philox import GROUP, draws
@@ -202,17 +203,23 @@ def _bias_dropout_residual_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tupl
 
 
 _RESULT = "Tensor call, float p, int seed) -> (Tensor, Tensor)"
-_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _dropout_run, _fake)
-_dropout_add = operator("dropout_add", f"(Tensor x, Tensor residual, {_RESULT}", _dropout_add_run, _fake)
+_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _dropout_run, _fake, _saves, _dropout_backward)
+_dropout_add = operator(
+    "dropout_add",
+    f"(Tensor x, Tensor residual, {_RESULT}",
+    _dropout_add_run,
+    _fake,
+    _saves,
+    _dropout_add_backward,
+)
 _bias_dropout_residual = operator(
     "bias_dropout_residual",
     f"(Tensor x, Tensor bias, Tensor residual, {_RESULT}",
     _bias_dropout_residual_run,
     _fake,
+    _saves,
+    _bias_dropout_residual_backward,
 )
 _dropout_grad = operator(
     "dropout_grad", "(Tensor dy, Tensor bits, float p) -> Tensor", _dropout_grad_run, lambda dy, *_: _like(dy)
 )
-_dropout.register_autograd(_dropout_backward, setup_context=_saves)
-_dropout_add.register_autograd(_dropout_add_backward, setup_context=_saves)
-_bias_dropout_residual.register_autograd(_bias_dropout_residual_backward, setup_context=_saves)

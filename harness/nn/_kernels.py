@@ -11,8 +11,8 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,30 @@ OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
 LAUNCHED: Counter[str] = Counter()
 """How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
 _THREAD = threading.local()
-_KEPT = 4096  # launches that are kept; those that weren't used for longest go first
+_HERE = nullcontext()
+_KEPT = 4096  # calls whose launches are kept; those that weren't used for longest go first
+
+Pairs = tuple[tuple[str, Any], ...]
+"""Names and their values."""
+
+
+@dataclass
+class _CompiledWith(Context):
+    """A context whose kernels are compiled with more macros than their variant has."""
+
+    macros: Mapping[str, str | int] = field(default_factory=dict)
+
+    def kernel(self, file: str, entry: str, macros: Mapping[str, str | int] | None = None) -> cuda.Kernel:
+        """Load the kernel as Context does."""
+        return super().kernel(file, entry, {**(macros or {}), **self.macros})
 
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """A call of an op that a kernel is wanted for. sizes: by the op's symbols. key: of the random numbers."""
+    """A call of an op that a kernel is wanted for.
+
+    sizes: by the op's symbols. key: of the random numbers. macros: those that no case has, such as an epsilon.
+    """
 
     op: str
     dtype: torch.dtype
@@ -52,6 +70,7 @@ class KernelCall:
     sizes: tuple[tuple[str, int], ...]
     choices: tuple[tuple[str, Value], ...] = ()
     key: int = 0
+    macros: tuple[tuple[str, str | int], ...] = ()
 
     @property
     def case(self) -> Case:
@@ -72,23 +91,34 @@ class KernelCall:
     def context(self) -> Context:
         """What the variant is prepared with."""
         generator = torch.Generator().manual_seed(self.key)
-        return Context(self.case, self.dtype, self.device, generator, OPS[self.op])
+        return _CompiledWith(self.case, self.dtype, self.device, generator, OPS[self.op], macros=dict(self.macros))
 
 
-def kernel(
-    op: str, like: torch.Tensor, sizes: Mapping[str, int], choices: Mapping[str, Value] | None = None, key: int = 0
+def kernel(  # noqa: PLR0913, PLR0917 - what a call has
+    op: str,
+    like: torch.Tensor,
+    sizes: Mapping[str, int],
+    choices: Mapping[str, Value] | None = None,
+    key: int = 0,
+    macros: Mapping[str, str | int] | None = None,
 ) -> Any:
     """Function that launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none.
 
-    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers. There is no kernel for
-    empty tensors.
+    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers; macros: those that kernels
+    are compiled with besides the variant's. There is no kernel for empty tensors.
     """
     if not like.numel():
         return None
-    wanted = KernelCall(op, like.dtype, like.device, tuple(sizes.items()), tuple((choices or {}).items()), key)
-    if _obstacle(wanted) is not None:
-        return None
-    return lambda **tensors: _run(wanted, Tensors(**tensors))
+    pairs = tuple(sizes.items()), tuple(choices.items()) if choices else ()
+    return _launcher(op, like.dtype, like.device, *pairs, key, tuple(macros.items()) if macros else ())
+
+
+@lru_cache(maxsize=_KEPT)
+def _launcher(  # noqa: PLR0913, PLR0917 - the fields of a KernelCall, which take less time to look up than one does
+    op: str, dtype: torch.dtype, device: torch.device, sizes: Pairs, choices: Pairs, key: int, macros: Pairs
+) -> Callable[..., None] | None:
+    wanted = KernelCall(op, dtype, device, sizes, choices, key, macros)
+    return None if _obstacle(wanted) is not None else partial(_run, wanted, {})
 
 
 def of_lists(op: str, macros: Mapping[str, str | int]) -> cuda.Kernel:
@@ -116,17 +146,21 @@ def on(device: torch.device) -> Any:
     if not getattr(_THREAD, "has_context", False):
         cuda.device().set_current()
         _THREAD.has_context = True
-    return nullcontext() if device.index == torch.cuda.current_device() else torch.cuda.device(device)
+    return _HERE if device.index == torch.cuda.current_device() else torch.cuda.device(device)
 
 
-def _run(wanted: KernelCall, tensors: Tensors) -> None:
+def _run(wanted: KernelCall, kept: dict[int, Launch], /, **tensors: torch.Tensor) -> None:
+    """Launch it. kept: its launches by the stream."""
     with on(wanted.device):
-        launch = _prepared(wanted) if capturing() else _kept(wanted, torch.cuda.current_stream().cuda_stream)
+        if capturing():
+            launch = _prepared(wanted)
+        else:
+            stream = torch.cuda.current_stream().cuda_stream
+            launch = kept.get(stream) or kept.setdefault(stream, _prepared(wanted))
         LAUNCHED[wanted.op] += 1
-        launch(tensors)
+        launch(Tensors(**tensors))
 
 
-@lru_cache(maxsize=_KEPT)
 def _obstacle(wanted: KernelCall) -> str | None:
     if wanted.device.type != "cuda":
         return wanted.obstacle
@@ -134,28 +168,5 @@ def _obstacle(wanted: KernelCall) -> str | None:
         return wanted.obstacle
 
 
-@lru_cache(maxsize=_KEPT)
-def _kept(wanted: KernelCall, _stream: int) -> Launch:
-    return _prepared(wanted)
-
-
 def _prepared(wanted: KernelCall) -> Launch:
     return OPS[wanted.op].variants["tuned"].prepare(wanted.context())
-
-
-def operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
-
-    Its first argument is a tensor. Autocast changes nothing inside of it.
-    """
-
-    def without_autocast(*arguments: Any) -> Any:
-        kind = arguments[0].device.type
-        if not torch.is_autocast_enabled(kind):
-            return run(*arguments)
-        with torch.autocast(kind, enabled=False):
-            return run(*arguments)
-
-    made = torch.library.custom_op(f"harness::{name}", without_autocast, mutates_args=(), schema=schema)
-    made.register_fake(fake)
-    return made

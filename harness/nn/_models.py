@@ -43,7 +43,8 @@ def resnet_operators() -> ResNetOperators:
 def bert_operators() -> BertOperators:
     """The operators of a BERT: layer norm, softmax, dropout, and dropout with a product's bias and a residual.
 
-    BERT's epsilon is 1e-12, so torch does the forward of layer norm. Residuals are rounded to the type of the product.
+    Residuals are rounded to the type of the product. Under autocast what lies between the layers is in halves, since
+    our layer norm hands on halves, where torch's hands on float32.
     """
     return BertOperators(layer_norm=_layer_norm, softmax=softmax, dropout=dropout, dense_dropout_add=_dense_dropout_add)
 

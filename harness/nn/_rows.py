@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.nn._kernels import kernel, operator
+from harness.nn._kernels import kernel
+from harness.nn._operators import operator
 from harness.ops.rows._norm import EPS
+
+_EPSILONS = 1e-20, 1e20
+"""The least and the largest epsilon of our kernels, whose sums of squares have a factor of about 1 / (4 N)."""
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Tensor:
     """LayerNorm over the last dimension, (x - mean) / sqrt(variance + eps) * weight + bias, as torch's layer_norm.
 
-    x: (..., N); weight, bias: (N,). The result has the type of x, also under autocast, where torch's has float32:
-    halves in, halves out. weight and bias are rounded to this type, and so are their gradients; sums are in float32.
-    The forward's kernel has 1e-5 built in: with another eps torch does the forward, and only the backward is ours.
+    x: (..., N); weight, bias: (N,). weight and bias are rounded to the type of x, and so are their gradients; sums are
+    in float32. The result has the type of x, also under autocast: halves in, halves out. Torch's autocast computes
+    layer_norm in float32 and hands on float32, so a residual that comes after it is float32 there, and in halves here.
+    Each eps from 1e-20 on has a kernel of its own, which is compiled when it is first asked for; torch does the rest.
     Raises ValueError where weight or bias isn't (N,), or for integers.
     """
     _fitting(x, weight=weight, bias=bias)
@@ -58,8 +63,8 @@ def _matrix(x: Tensor) -> dict[str, int]:
 
 def _statistics(x: Tensor, count: int) -> list[Tensor]:
     """Empty statistics, one a row: float32, or float64 for float64."""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return [x.new_empty(_matrix(x)["M"], dtype=dtype) for _ in range(count)]
+    dtype, rows = torch.float64 if x.dtype == torch.float64 else torch.float32, _matrix(x)["M"]
+    return [x.new_empty(rows, dtype=dtype) for _ in range(count)]
 
 
 def _like(x: Tensor) -> Tensor:
@@ -70,11 +75,20 @@ def _wide(x: Tensor) -> Tensor:
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
+def norm_kernel(op: str, x: Tensor, sizes: dict[str, int], eps: float) -> Any:
+    """The kernel of a norm with this epsilon; None if there is none."""
+    least, most = _EPSILONS
+    if not least <= eps <= most:
+        return None
+    # The catalogue's epsilon needs no macro, so its kernels are the same.
+    return kernel(op, x, sizes, macros=None if eps == EPS else {"EPS": f"{float(eps)!r}f"})
+
+
 # ---- LayerNorm.
 
 
 def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    launch = kernel("layer_norm", x, _matrix(x)) if eps == EPS else None
+    launch = norm_kernel("layer_norm", x, _matrix(x), eps)
     if launch is None:
         y, mean, rstd = torch.native_layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
         return y.to(x.dtype), mean.flatten(), rstd.flatten()
@@ -139,6 +153,8 @@ _layer_norm = operator(
     "(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
     _layer_norm_run,
     _layer_norm_fake,
+    _layer_norm_saves,
+    _layer_norm_backward,
 )
 _layer_norm_grad = operator(
     "layer_norm_grad",
@@ -146,14 +162,13 @@ _layer_norm_grad = operator(
     _layer_norm_grad_run,
     _layer_norm_grad_fake,
 )
-_layer_norm.register_autograd(_layer_norm_backward, setup_context=_layer_norm_saves)
 
 
 # ---- RMSNorm.
 
 
 def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    launch = kernel("rms_norm", x, _matrix(x)) if eps == EPS else None
+    launch = norm_kernel("rms_norm", x, _matrix(x), eps)
     if launch is None:
         wide = _wide(x)
         rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
@@ -195,7 +210,12 @@ def _rms_norm_backward(ctx: Any, dy: Tensor, _rstd: Tensor) -> tuple[Any, ...]:
 
 
 _rms_norm = operator(
-    "rms_norm", "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)", _rms_norm_run, _rms_norm_fake
+    "rms_norm",
+    "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+    _rms_norm_run,
+    _rms_norm_fake,
+    _rms_norm_saves,
+    _rms_norm_backward,
 )
 _rms_norm_grad = operator(
     "rms_norm_grad",
@@ -203,7 +223,6 @@ _rms_norm_grad = operator(
     _rms_norm_grad_run,
     _rms_norm_grad_fake,
 )
-_rms_norm.register_autograd(_rms_norm_backward, setup_context=_rms_norm_saves)
 
 
 # ---- Softmax.
@@ -236,6 +255,5 @@ def _softmax_backward(ctx: Any, dy: Tensor) -> Tensor:
     return _softmax_grad(dy, *ctx.saved_tensors)
 
 
-_softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, _like)
+_softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, _like, _softmax_saves, _softmax_backward)
 _softmax_grad = operator("softmax_grad", "(Tensor dy, Tensor y) -> Tensor", _softmax_grad_run, lambda _, y: _like(y))
-_softmax.register_autograd(_softmax_backward, setup_context=_softmax_saves)

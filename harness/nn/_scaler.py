@@ -16,15 +16,16 @@ from harness.nn._unscale import unscale_
 class GradScaler(torch.amp.GradScaler):
     """The scaler torch.amp.GradScaler, with one launch that unscales and checks all gradients of a type and device.
 
-    With our AdamW, gradients in float32 are unscaled once, before its step, and a step with an overflow is skipped on
-    the device. With other optimizers all is as in torch. Its arguments, methods and errors are torch's.
+    With our AdamW, gradients in float32 are unscaled once, before its step. If there are any in float16, all are only
+    checked then, and the step divides them by the scale in float32. A step with an overflow is skipped on the device.
+    With other optimizers all is as in torch. Its arguments, methods and errors are torch's.
     """
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """Unscale the gradients unless they are, and let the optimizer make its step if all are finite."""
         if self._enabled and isinstance(optimizer, AdamW):
             ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
-            # torch refuses to unscale halves ahead of the step.
+            # What is unscaled in float16 before the step would lose its small numbers.
             if ready and not any(grad.dtype == torch.float16 for grad in _grads(optimizer)):
                 self.unscale_(optimizer)
         result: float | None = super().step(optimizer, *args, **kwargs)

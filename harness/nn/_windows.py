@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.models import swin
-from harness.nn._kernels import kernel, operator
-from harness.nn._rows import layer_norm
+from harness.nn._kernels import kernel
+from harness.nn._operators import operator
+from harness.nn._rows import layer_norm, norm_kernel
 from harness.ops.rows._norm import EPS
 
 
@@ -119,7 +120,7 @@ def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its 
     x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
 ) -> Tensor:
     sizes = _sizes(x.shape, window, shift)
-    launch = kernel("layer_norm_window_partition", x, sizes) if eps == EPS else None
+    launch = norm_kernel("layer_norm_window_partition", x, sizes, eps)
     if launch is None:
         normal = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
         return _window_partition_run(normal, window, shift)
@@ -130,13 +131,20 @@ def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its 
 
 _CUT = "SymInt window, SymInt shift"
 _window_partition = operator(
-    "window_partition", f"(Tensor x, {_CUT}) -> Tensor", _window_partition_run, _window_partition_fake
+    "window_partition",
+    f"(Tensor x, {_CUT}) -> Tensor",
+    _window_partition_run,
+    _window_partition_fake,
+    _partition_saves,
+    _partition_backward,
 )
 _window_reverse = operator(
     "window_reverse",
     f"(Tensor windows, SymInt height, SymInt width, {_CUT}) -> Tensor",
     _window_reverse_run,
     _window_reverse_fake,
+    _reverse_saves,
+    _reverse_backward,
 )
 _norm_partition = operator(
     "norm_partition",
@@ -144,5 +152,3 @@ _norm_partition = operator(
     _norm_partition_run,
     lambda x, _weight, _bias, window, _shift, _eps: _windows(x, window),
 )
-_window_partition.register_autograd(_partition_backward, setup_context=_partition_saves)
-_window_reverse.register_autograd(_reverse_backward, setup_context=_reverse_saves)

@@ -34,6 +34,7 @@ _EVERY = (
     Family("reduction", "reduction", "sums, means, maxima, losses and pooling"),
     Family("copy", "copy", "copies, casts, fills, concatenations, gathers, scatters, changes of layout"),
     Family("optimiser", "optimiser", "fused updates of many tensors, and other work on lists of tensors"),
+    Family("unscale", "unscale", "in mixed precision, gradients are divided by the loss's scale and checked"),
     Family("communication", "communication", "between devices; its time includes waiting for the other ones"),
     Family(OTHER, "other", "names that no rule knows; on a CPU also views, allocations and autograd's own work"),
 )
@@ -61,7 +62,10 @@ _ONE_BY_ONE = (
     r"divmod|twice|divmul"
 )
 _CONVOLUTION = r"conv(olution|olve|[123]d|_depthwise|fwd|dgrad|wgrad|_)|fprop|dgrad|wgrad|winograd|scudnn|\dcudnn|"
-_COPY = r"memcpy|memset|copy_kernel|CatArray|roll_cuda|gather|scatter|index_?(select|put|copy|fill|func|_elementwise)|"
+_COPY = (
+    r"memcpy|memset|copy_kernel|CatArray|roll_cuda|gather|scatter|indexing_backward|"
+    r"index_?(select|put|copy|fill|func|_elementwise)|"
+)
 _RULES = (
     # What the wrappers of autograd take on the CPU is no work of the operators that they are named after.
     (OTHER, r"^autograd::|^\w+Backward\d+$|^torch::"),
@@ -81,7 +85,8 @@ _RULES = (
     ("normalisation", r"^bn_\w+$"),
     ("copy", r"^(copy_bytes|widen_rows|stream|grid_stride|strided_\w+|misaligned_\w+)$"),
     ("elementwise_unrolled", r"^(aliasing|branches|local_array)_\w+$"),
-    ("optimiser", r"^(unscale|adamw)_\w+$"),
+    ("unscale", r"^unscale_\w+$|non_finite_check_and_unscale"),
+    ("optimiser", r"^adamw_\w+$|amp_update_scale"),
     ("elementwise_vectorised", r"^(de)?quantize_(?!\w*layer_norm)\w*tuned$|^add_bias_whole$|^dequantise$"),
     ("elementwise_unrolled", r"^((de)?quantize|quantise_step)_(?!\w*layer_norm)\w+$|^add_bias$"),
     ("optimiser", r"multi_tensor_apply|^aten::_foreach_|^aten::_fused_(adam|sgd|adagrad)|fused_?adam|fused_?sgd"),

@@ -17,7 +17,7 @@ from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.processes import python
 from harness.profile import Tool, _request, tools
-from harness.profile._request import CaseRan, ProfileRequest
+from harness.profile._request import CaseRan, LossPlan, ProfileRequest
 
 FOLDER = "profile"
 """The folder of a run that has the files of profilers."""
@@ -61,19 +61,20 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     plugins: Sequence[Path],
     folder: Path,
     told: Told,
+    losses: LossPlan | None = None,
     keep: Callable[[Sequence[Attachment]], None] = lambda _: None,
 ) -> Profiled:
     """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
-    A case that ends the process doesn't keep the cases after it from being run: they run in another process. keep: gets
-    what was found as soon as it is known, so that nothing is lost with what comes later. Raises MachineError if the
-    tool can't be used here, or leaves nothing to read.
+    A case that ends the process doesn't keep the cases after it from being run: they run in another process. losses:
+    how cases are trained, for the tool of that name. keep: gets what was found as soon as it is known, so that nothing
+    is lost with what comes later. Raises MachineError if the tool can't be used here, or leaves nothing to read.
     """
     tool = tools()[name]
     tool.refuse()
     todo, found = list(jobs), Profiled()
     while todo:
-        part = prepared(name, todo, device=device, plugins=plugins, folder=folder)
+        part = prepared(name, todo, device=device, plugins=plugins, folder=folder, losses=losses)
         ran, outputs = _carried_out(part, tool, told)
         attachments = _read(tool, part, ran, outputs)
         keep(attachments)
@@ -85,13 +86,23 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     return found
 
 
-def prepared(name: str, jobs: Sequence[Job], *, device: str, plugins: Sequence[Path], folder: Path) -> Part:
+def prepared(  # noqa: PLR0913 - as above
+    name: str,
+    jobs: Sequence[Job],
+    *,
+    device: str,
+    plugins: Sequence[Path],
+    folder: Path,
+    losses: LossPlan | None = None,
+) -> Part:
     """Write the request for these cases, and give the command lines that carry it out under the tool."""
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     base = next(_unused(home, name)).resolve()
     traces = str(base) if name in _WRITES_TRACES else ""
-    part = Part(base, ProfileRequest(device, tuple(str(p.resolve()) for p in plugins), tuple(jobs), traces=traces), ())
+    files = tuple(str(plugin.resolve()) for plugin in plugins)
+    training = replace(losses, files=str(base)) if losses else None
+    part = Part(base, ProfileRequest(device, files, tuple(jobs), traces=traces, losses=training), ())
     _request.write(part.request, part.request_file)
     target = python.command(_TARGET, [str(part.request_file)])
     return replace(part, commands=tuple(map(tuple, tools()[name].commands(target, base))))

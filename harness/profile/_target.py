@@ -1,13 +1,16 @@
 """The process that a profiler watches: `harness.profile._target REQUEST`.
 
 It prepares and checks each case as for timing. Then it calls the case a few times, between the start and the stop of
-the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone.
+the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone. Where losses
+are asked for, the case's model is trained in the place of all that.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 from harness import cuda, devices
@@ -15,7 +18,7 @@ from harness.devices import Device
 from harness.errors import described
 from harness.model import Job
 from harness.ops import Catalogue, Op
-from harness.profile import MARK, _request
+from harness.profile import MARK, _request, _trainings
 from harness.profile._request import CaseRan, ProfileRequest
 from harness.session import EndedError, Session
 from harness.store import dump
@@ -32,11 +35,15 @@ def main(arguments: list[str]) -> int:
     request = _request.read(file)
     device = devices.kinds()[request.device]
     catalogue = Catalogue(tuple(map(Path, request.plugins)))
-    with _request.answers_file(file).open("a", encoding="utf-8") as answers:
+    with (
+        _request.answers_file(file).open("a", encoding="utf-8") as answers,
+        _trainings.started(request, catalogue, device) as train,
+    ):
         for number, job in enumerate(request.jobs, 1):
             if request.numbers and number not in request.numbers:
                 continue
-            ran = _ran(request, job, number, catalogue[job.case.op], device)
+            run = partial(_run, request, job, number, catalogue[job.case.op], device)
+            ran = _ran(job, number, partial(train, number) if request.losses else run)
             answers.write(f"{dump(ran)}\n")
             answers.flush()
             if ran.status == "crashed":
@@ -44,9 +51,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _ran(request: ProfileRequest, job: Job, number: int, op: Op, device: Device) -> CaseRan:
+def _ran(job: Job, number: int, run: Callable[[], None]) -> CaseRan:
     try:
-        _run(request, job, number, op, device)
+        run()
     except EndedError as ended:
         return CaseRan(job.case.id, number, ended.status, ended.text)
     except Exception as error:  # of a user's op, too

@@ -216,7 +216,13 @@ def _mean(launches: Sequence[dict[str, float]]) -> tuple[tuple[str, float], ...]
 
 
 def _with(first: dict[str, KernelProfile], second: dict[str, KernelProfile]) -> dict[str, KernelProfile]:
-    """The kernels of both runs. Where both have a figure, that of the first counts."""
+    """The kernels of both runs. Where both have a figure, that of the first counts.
+
+    A library that tries out its kernels may have chosen another one in each run. Then the second alone counts, which
+    has all figures.
+    """
+    if first and second and first.keys() != second.keys():
+        return second
     merged = {}
     for name in {**first, **second}:
         known = [run[name] for run in (second, first) if name in run]

@@ -29,6 +29,8 @@ SUMMARY = "a timeline: shares of the time by kernel and family, gaps between ker
 SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
+MOST_KERNELS = 40
+"""The most kernels of a case that are kept one by one, those that take longest: a step of training has hundreds."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3")
 
@@ -77,7 +79,8 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
     """One attachment a case; values are of a call, shares of the time from the first kernel to the last one's end.
 
     Values: kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between
-    kernels), host (share in which the device waits for the host), and family_<name> (shares).
+    kernels), host (share in which the device waits for the host), and family_<name> (shares). Kernels are listed up to
+    MOST_KERNELS, those that take longest.
     """
     return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
 
@@ -114,7 +117,7 @@ def _attachment(case: str, file: Path, calls: int) -> Attachment:
     )
     kernels = tuple(
         KernelProfile(kernel.name, kernel.count / calls, (("time", kernel.seconds / kernel.count), *kernel.figures))
-        for kernel in found.kernels
+        for kernel in found.kernels[:MOST_KERNELS]
     )
     return Attachment(case, "torch", values, (str(file),), kernels)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from harness.metrics import METRICS, Metric, named
+from harness.metrics import METRICS, UNSCALE, Metric, named
 from harness.model import Claim, Scenario
 from harness.report._counted import LIMIT, bytes_of
 from harness.report._frame import Line
@@ -18,6 +18,7 @@ NO_FIGURE = "no figure"
 """What stands in the place of a claimed value where the text gives none."""
 BY_COUNT = "by count"
 BY_COUNTERS = "by counters"
+BY_TRACE = "by a trace"
 _TRAFFIC = "traffic"
 """The metric that counters answer, where both cases have some."""
 _SAME = 0.01
@@ -30,9 +31,10 @@ By = dict[str, Line]
 class Comparison:
     """A claim and what was measured here: values, or a sentence that says why there are none.
 
-    how: 'measured', 'by counters', 'by count' (computed from what the op declares), with the number of cases where only
-    some have counters; empty where there are no values. counts: by count, where the values are by counters and a count
-    is another one. agrees: whether the values are as the text says; empty where there is nothing to agree with.
+    how: 'measured', 'by counters', 'by a trace', 'by count' (computed from what the op declares), with the number of
+    cases where only some have counters; empty where there are no values. counts: by count, where the values are by
+    counters and a count is another one. agrees: whether the values are as the text says; empty where there is nothing
+    to agree with.
     """
 
     claim: Claim
@@ -93,6 +95,8 @@ def _how(metric: Metric, seen: int, cases: int) -> str:
         return ""
     if seen:
         return BY_COUNTERS + (f" ({seen} of {cases} cases)" if seen < cases else "")
+    if metric.name == UNSCALE:
+        return BY_TRACE
     return BY_COUNT if metric.by_count else MEASURED
 
 
@@ -206,6 +210,8 @@ def explained(found: Sequence[Comparison], machine: str) -> Iterator[str]:
             "By count: computed from the bytes that the op and its variants declare. No measurement is in it, so it "
             "can't disagree with the text."
         )
+    if any(c.how == BY_TRACE for c in found):
+        yield "By a trace: the time of the kernels that torch's profiler saw, over the time of a step without it."
     if seen:
         yield (
             "By counters: the ratio of the bytes that hardware counters saw go through the device's memory. Where the "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.metrics import METRICS, Metric, named
 from harness.model import COUNTERS, FAILED
+from harness.ops.training._ladders import LADDERS
 from harness.report import _calls
 from harness.report._frame import Line
 from harness.report._text import first_line
@@ -17,6 +18,8 @@ _BOUND = (
     "Operations are compared with the burst peak, or with the settled one if the case keeps the machine under load"
 )
 
+_APART = ("losses.", "torch.family_")
+"""Beginnings of figures of steps of training that have sections of their own."""
 _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 """How counters of these units are written."""
 
@@ -68,13 +71,18 @@ def _cell(metric: Metric, line: Line) -> Cell:
 
 def _attached(lines: Sequence[Line]) -> Iterator[Column]:
     """A column for each figure that tools found. One that has the name of a counter or a metric is written as it is."""
-    for key in dict.fromkeys(key for line in lines for key in line.attached):
+    for key in dict.fromkeys(key for line in lines for key in line.attached if not _is_apart(line, key)):
         tool, _, name = key.partition(".")
         counter, metric = COUNTERS.get(name), METRICS.get(name)
         title = counter.title if counter else metric.title if metric else name
         unit = _UNITS.get(counter.unit, PLAIN) if counter else metric.unit if metric else PLAIN
         cells = tuple(line.attached.get(key, "") for line in lines)
         yield Column(f"{key} ({{unit}})", cells, unit, keep=3, hint=f"{title}, as {tool} found it")
+
+
+def _is_apart(line: Line, key: str) -> bool:
+    """Whether a figure of a step of training stands in a table of its own, with those of the other rungs."""
+    return line.case.op in LADDERS and key.startswith(_APART)
 
 
 def _findings(lines: Sequence[Line], errors: bool) -> Iterator[Column]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import units
 from harness.metrics import METRICS
-from harness.report import _roofline
+from harness.report import _roofline, _stages
 from harness.report._canvas import LOOKS, WIDE, WIDTH, Look, canvas, legend, peak_line, save, variant_lines
 from harness.report._figures import Layout, Plot, size_label
 from harness.report._sweep import over_world
@@ -65,6 +65,8 @@ def _height(plot: Plot) -> float:
         return 0.85 + 0.13 * len(plot.rows)
     if plot.layout == "calls":
         return 0.95 + _ROW * (len(plot.rows) + plot.rows["setting"].nunique())
+    if plot.layout == "stages":
+        return _stages.height(plot.rows)
     if plot.layout in _WIDE:
         return 3.6 if plot.layout == "variants" else 3.2
     return 2.6 + 0.1 * max(label.count("\n") for label in plot.labels.values())
@@ -273,6 +275,10 @@ def _roofs(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         _roofline.draw(axes, plot.rows, plot.roofs, plot.roles, plot.labels)
 
 
+def _stages_of(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    _stages.draw(axes, plot.rows)
+
+
 def _look(plot: Plot, series: str) -> Look:
     """The same series looks the same in all figures of a scenario."""
     return LOOKS[plot.series.index(series) % len(LOOKS)]
@@ -308,4 +314,5 @@ _LAYOUTS: dict[Layout, Callable[[matplotlib.axes.Axes, Plot], None]] = {
     "ranking": _ranking,
     "calls": _calls,
     "roofline": _roofs,
+    "stages": _stages_of,
 }

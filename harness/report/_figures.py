@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from harness.metrics import METRICS, Metric, named
 from harness.model import Curve, Run, Scenario, Value
 from harness.model.case import written
-from harness.report import _calls, _roofline
+from harness.report import _calls, _roofline, _stages
 from harness.report._frame import Line, Settings, by_scenario, frame, setting, settings_of
 from harness.report._roles import roles
 from harness.report._sweep import over_world, places
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "curve", "variants", "ranking", "calls", "roofline"]
+Layout = Literal["bars", "lines", "curve", "variants", "ranking", "calls", "roofline", "stages"]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
-"""The most figures of a run; of those of call times, and of rooflines, as many beside them."""
+"""The most figures of a run; of those of call times, of rooflines, and of stages, as many beside them."""
 MOST_SERIES = 8
 """The most series with a colour, a hatch and a marker of their own; with more, each bar has its name beside it."""
 _MOST_VARIANTS = 9
@@ -78,7 +78,7 @@ class Plot:
     @property
     def sort(self) -> str:
         """Figures of one sort stand for each other where there are too many."""
-        return self.layout if self.layout in ("calls", "roofline") else "usual"
+        return self.layout if self.layout in ("calls", "roofline", "stages") else "usual"
 
     @property
     def path(self) -> str:
@@ -97,7 +97,12 @@ def plan(run: Run) -> tuple[list[Plot], int]:
     for scenario, lines in by_scenario(run):
         own = every[every["scenario"] == scenario.name]
         count = run.header.machine.device.multiprocessors
-        for plots in (_of_scenario(scenario, own, lines), _of_calls(scenario, own, lines), _rooflines(run, own, lines)):
+        for plots in (
+            _of_scenario(scenario, own, lines),
+            _of_calls(scenario, own, lines),
+            _rooflines(run, own, lines),
+            _of_stages(scenario, own, lines),
+        ):
             wanted += [replace(plot, turn=turn, multiprocessors=count) for turn, plot in enumerate(plots)]
     ordered = sorted(wanted, key=lambda plot: plot.turn)
     sorts = {plot.sort for plot in wanted}
@@ -156,6 +161,20 @@ def _rooflines(run: Run, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plo
         yield replace(plot, metric=METRICS["flops"], axis=METRICS["intensity"].title, roles=role)
 
 
+def _of_stages(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
+    """The stages of pipelines, a figure for each setting. A curve shows only the whole, over what varies."""
+    if scenario.curve is not None:
+        return
+    for kind, rows in _stages.of(_with_settings(table, lines)).groupby(["dtype", "cache"], sort=False):
+        plot = _plot(scenario, kind, rows, settings_of(lines))
+        plot = replace(plot, name=f"{plot.name}-stages", layout="stages", metric=METRICS["items"])
+        titled = [
+            replace(plot, rows=own, title=f"{plot.title}: {_stages.TITLE}, {name}")
+            for name, own in rows.groupby("setting", sort=False)
+        ]
+        yield from _numbered(titled)
+
+
 def _with_settings(table: pd.DataFrame, lines: list[Line]) -> pd.DataFrame:
     names = {line.case.id: setting(line.case) for line in lines}
     return table.assign(setting=table["case"].map(names))
@@ -169,7 +188,7 @@ def _plot(scenario: Scenario, kind: tuple[object, ...], rows: pd.DataFrame, sett
     own = {name: settings[name] for name in dict.fromkeys(rows["setting"])}
     varying = _varying(own)
     fixed = ", ".join(f"{s}={label(n)}" for s, n in next(iter(own.values())).items() if s not in varying)
-    name, labels = _file_name(scenario.name, *words, *chosen), _labels(own, varying)
+    name, labels = file_name(scenario.name, *words, *chosen), _labels(own, varying)
     return Plot(scenario.name, name, title, "bars", rows, METRICS["time"], labels, fixed, (), {}, {})
 
 
@@ -178,7 +197,7 @@ def _fixed(plot: Plot) -> str:
     return f", {plot.axis}" if plot.axis else ""
 
 
-def _file_name(*words: str) -> str:
+def file_name(*words: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(words))
 
 

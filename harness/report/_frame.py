@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import metrics
 from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, Scenario, Value, by_group
+from harness.report import _traced
 from harness.report._roles import roles
 
 if TYPE_CHECKING:
@@ -61,14 +62,14 @@ def _lines(run: Run) -> Iterator[Line]:
             baseline = {result.case.variant: subjects[result.case.id] for result in group}.get(scenario.baseline)
             for result in group:
                 case = result.case
+                own = tuple(attachments[case.id])
+                attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
                 subject = subjects[case.id].against(baseline)
                 if case.world > 1 and (subject.alone is None or subject.alone.time is None):
                     on_one = replace(case, variant=scenario.baseline, world=1)
                     subject = replace(subject, alone=subjects.get(on_one.id))
-                values = metrics.values(subject)
-                own = tuple(attachments[case.id])
-                attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
-                yield Line(scenario, result, role[case.variant], subject, values, attached, own)
+                subject = replace(subject, facts={**subject.facts, **_traced.facts(attached, result.time)})
+                yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
 
 
 def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:

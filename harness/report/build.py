@@ -12,7 +12,19 @@ from harness.compare import Verdict
 from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
-from harness.report import _audit, _claims, _columns, _counted, _facts, _figures, _limits, _roofline, _sweep, kernels
+from harness.report import (
+    _audit,
+    _claims,
+    _columns,
+    _counted,
+    _facts,
+    _figures,
+    _limits,
+    _roofline,
+    _steps,
+    _sweep,
+    kernels,
+)
 from harness.report._frame import Line, by_scenario
 from harness.report._text import as_text, plural
 from harness.report.tree import (
@@ -116,6 +128,7 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plo
     blocks += [*own, *sweep.tables] if sweep else [every, *own]
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (_sweep.stop_table(sweep.over, sweep.stops),)))
+    blocks += _steps.sections(lines)
     if claims := _claims.comparisons(scenario, lines):
         notes = [Note(text) for text in _claims.explained(claims, run.header.machine.name)]
         blocks.append(Section("Claims", (*notes, _claims.table(claims))))
@@ -154,7 +167,8 @@ def screen(run: Run) -> Page:
             stops = (Section("", tuple(_sweep.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
             blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
         else:
-            blocks.append(Section(scenario.title or scenario.name, (_columns.table(lines, errors=False), *claims)))
+            own = (_columns.table(lines, errors=False), *claims, *_steps.verdicts(lines))
+            blocks.append(Section(scenario.title or scenario.name, own))
     blocks += _audit.section(_counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
     blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
@@ -182,6 +196,12 @@ def _closing(run: Run) -> Iterator[Note]:
         drift = _limits.drift(run.limits)
         yield Note(f"peak: a copy at {units.rate(run.limits.peak)}" + (f", {drift} at the end" if drift else ""))
     yield Note(f"{run.header.machine.name}: {_facts.outcome(run)}", "strong")
+
+
+def screen_of_losses(run: Run) -> Page:
+    """Whether the rungs of a run learn alike, as far as they were trained, for a console."""
+    every = [Section(own.title or own.name, tuple(_steps.verdicts(lines))) for own, lines in by_scenario(run)]
+    return Page("", tuple(section for section in every if section.blocks))
 
 
 # ---- Bytes by counters, of several runs.

@@ -49,6 +49,18 @@ constexpr unsigned STEP = THREADS / CHUNKS;    // rows of which a block's thread
 constexpr unsigned WARP_STEP = WARP / CHUNKS;  // the same for a warp
 static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
+// Copies of windows that are whole lines go through L1, where blocks leave room for it: then a line is asked for once.
+// Other windows share lines with their neighbours, which other blocks have.
+constexpr bool THROUGH_L1 = TOKENS <= 64 && WINDOW * sizeof(T) % 128 == 0;
+
+__device__ __forceinline__ void copy_chunk(unsigned to, const T* from) {
+  if constexpr (THROUGH_L1) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  }
+}
+
 // Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offset` on. Tensors
 // that aren't aligned to 16 bytes are copied by elements, which waits.
 __device__ __forceinline__ void start_window(unsigned stage, const T* const (&from)[TENSORS], long long offset,
@@ -63,9 +75,7 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
 #pragma unroll
       for (unsigned first = 0; first < TOKENS; first += STEP) {
         if (first + STEP <= TOKENS || row < TOKENS - first) {
-          asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + tensor * TENSOR_BYTES + first * PITCH),
-                       "l"(source + first * DIM)
-                       : "memory");
+          copy_chunk(to + tensor * TENSOR_BYTES + first * PITCH, source + first * DIM);
         }
       }
     }

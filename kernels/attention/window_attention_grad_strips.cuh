@@ -32,13 +32,17 @@ __device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
   return make_float2(to_float(__ldg(from)), to_float(__ldg(from + 1)));
 }
 
-// A number times log2(e). What is finite stays finite: some masks have the lowest number there is in place of -inf.
-__device__ __forceinline__ float in_octaves(float x) {
-  return x >= -LARGEST ? fmaxf(x * LOG2_E, -LARGEST) : x;
+// What is added stays in registers where it can, and then in units of log2(e), so that powers of 2 need no factor.
+// Elsewhere it is read for each window, and the factor comes later, where it takes fewer instructions.
+constexpr float UNIT = SHORT ? LOG2_E : 1.0f;
+
+// A number in these units. What is finite stays finite: some masks have the lowest number there is in place of -inf.
+__device__ __forceinline__ float in_units(float x) {
+  return SHORT && x >= -LARGEST ? fmaxf(x * UNIT, -LARGEST) : x;
 }
 
-// What is added to a row's scores at `column` and the next, times log2(e): bias and mask, and -inf for keys that don't
-// exist. bias, mask: of the head and of the window, (TOKENS, TOKENS).
+// What is added to a row's scores at `column` and the next: bias and mask, and -inf for keys that don't exist.
+// bias, mask: of the head and of the window, (TOKENS, TOKENS).
 __device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigned row, unsigned column, bool pairs) {
   float2 sum = make_float2(column < TOKENS ? 0.0f : MINUS_INFINITY, column + 1 < TOKENS ? 0.0f : MINUS_INFINITY);
   if (row >= TOKENS || column >= TOKENS) return sum;
@@ -51,7 +55,7 @@ __device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigne
     const float2 of_mask = HAS_MASK ? two_of(mask + at, pairs) : make_float2(0.0f, 0.0f);
     sum = make_float2(of_bias.x + of_mask.x, of_bias.y + of_mask.y);
   }
-  return make_float2(in_octaves(sum.x), in_octaves(sum.y));
+  return make_float2(in_units(sum.x), in_units(sum.y));
 }
 
 // What is added to the scores, read where it is needed.
@@ -131,8 +135,8 @@ __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
     for (unsigned half = 0; half < 2; ++half) {
       const float2 more = added.at(tile, half);
       float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = fmaf(first, SCALE * LOG2_E, more.x);
-      if (exists(tile, 1)) second = fmaf(second, SCALE * LOG2_E, more.y);
+      first = fmaf(first, SCALE * UNIT, more.x);
+      if (exists(tile, 1)) second = fmaf(second, SCALE * UNIT, more.y);
       const float larger = exists(tile, 1) ? fmaxf(first, second) : first;
       most[half] = tile == 0 ? larger : fmaxf(most[half], larger);
     }
@@ -143,8 +147,8 @@ __device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
       float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = power_of_2(first - most[half]);
-      second = exists(tile, 1) ? power_of_2(second - most[half]) : 0.0f;
+      first = power_of_2((first - most[half]) * (LOG2_E / UNIT));
+      second = exists(tile, 1) ? power_of_2((second - most[half]) * (LOG2_E / UNIT)) : 0.0f;
       const float both = exists(tile, 1) ? first + second : first;
       sum[half] = tile == 0 ? both : sum[half] + both;
     }

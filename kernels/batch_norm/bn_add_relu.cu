@@ -4,7 +4,8 @@
 // Tensors are contiguous, (outer, channels, inner); inner is 1 where channels are last. A row is the `inner` elements
 // of one channel at one outer place. A sample is the rows of all channels at one outer place. A pack is 16 bytes.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from about 2^31 elements on).
+// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from about 2^31 elements on);
+// RESIDUAL (1; 0: there is no z, and step 5 reads none).
 //
 // y needs its channel's statistics, so every variant reads x twice: in a kernel that makes sums, and in a kernel that
 // makes y. A small kernel between them turns the sums of a channel into its scale and its shift. No kernel adds with
@@ -25,6 +26,10 @@
 #include "number.cuh"
 #include "pack.cuh"
 #include "relu.cuh"
+
+#ifndef RESIDUAL
+#define RESIDUAL 1
+#endif
 
 using T = SCALAR;
 using Index = INDEX;
@@ -290,7 +295,8 @@ __device__ __forceinline__ unsigned apply_pack(Pack<T>& x, const Pack<T>& z, con
 #pragma unroll
     for (unsigned l = 0; l < LANES; ++l) {
       const float2 with = rows.at(w * LANES + l);
-      values.at[l] = fmaf(values.at[l], with.x, with.y) + residual.at[l];
+      values.at[l] = fmaf(values.at[l], with.x, with.y);
+      if constexpr (RESIDUAL) values.at[l] += residual.at[l];
     }
     words[w] = values.word();
   }
@@ -306,14 +312,16 @@ __device__ __forceinline__ void apply(const T* __restrict__ x, const T* __restri
   unsigned bits;
   if (aligned && static_cast<long long>(first) + SIZE <= n) {
     Pack<T> values = load_pack(x + first);
-    const Pack<T> residual = load_pack<true>(z + first);
+    Pack<T> residual{};
+    if constexpr (RESIDUAL) residual = load_pack<true>(z + first);
     const Rows rows(scale_shift, first, channels, inner);
     bits = apply_pack(values, residual, rows);
     store_pack<true>(y + first, values);
   } else {
     const unsigned count = filled<T>(n, first);
     Pack<T> values = load_filled(x + first, count, false);
-    const Pack<T> residual = load_filled(z + first, count, false);
+    Pack<T> residual{};
+    if constexpr (RESIDUAL) residual = load_filled(z + first, count, false);
     const Rows rows(scale_shift, first, channels, inner);
     bits = apply_pack(values, residual, rows) & ((1u << count) - 1);
     store_filled(y + first, values, count, false);

@@ -5,7 +5,8 @@
 // Tensors are contiguous, (outer, channels, inner); inner is 1 where channels are last. A row is the `inner` elements
 // of one channel at one outer place. A pack is 16 bytes.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from about 2^31 elements on).
+// Macros: SCALAR (float, __half, __nv_bfloat16); INDEX (unsigned, or unsigned long long from about 2^31 elements on);
+// RESIDUAL (1; 0: there is no z, and dz isn't written).
 //
 // dx needs both sums of its channel, so every variant reads its inputs twice: in a kernel that makes the sums, and in a
 // kernel that makes dx and dz. A small kernel between them turns the sums of a channel into the coefficients k1, k2 and
@@ -18,6 +19,10 @@
 #include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"
+
+#ifndef RESIDUAL
+#define RESIDUAL 1
+#endif
 
 using T = SCALAR;
 using Index = INDEX;
@@ -85,7 +90,7 @@ __device__ __forceinline__ void apply_elements(const T* __restrict__ dy, const T
   const Index i = thread_index<Index>();
   if (i >= n) return;
   const T kept = source.positive(i) ? dy[i] : T(0.0f);
-  dz[i] = kept;
+  if constexpr (RESIDUAL) dz[i] = kept;
   dx[i] = apply(to_float(kept), to_float(x[i]), coefficients[channels.remainder(inner.quotient(i))]);
 }
 
@@ -206,7 +211,7 @@ __device__ __forceinline__ void apply_rows(const T* __restrict__ dy, const T* __
       left = left == 0 ? inner.size : left;
       const T kept = bits & 1u ? dy[i] : T(0.0f);
       dx[i] = apply(to_float(kept), to_float(x[i]), coefficients[channel]);
-      dz[i] = kept;
+      if constexpr (RESIDUAL) dz[i] = kept;
     }
     return;
   }
@@ -227,7 +232,7 @@ __device__ __forceinline__ void apply_rows(const T* __restrict__ dy, const T* __
       return make_float4(j < left ? a.x : b.x, j < left ? a.y : b.y, j < left ? a.z : b.z, 0.0f);
     });
   }
-  store_pack<true>(dz + first, gradient);
+  if constexpr (RESIDUAL) store_pack<true>(dz + first, gradient);
   store_pack<true>(dx + first, value);
 }
 
@@ -272,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     to[0] = quad.x, to[1] = quad.y, to[2] = quad.z, to[3] = quad.w;
   }
   apply_pack(gradient, value, bits, [&](unsigned j) { return make_float4(k[0][j], k[1][j], k[2][j], 0.0f); });
-  store_pack<true>(dz + pack * SIZE, gradient);
+  if constexpr (RESIDUAL) store_pack<true>(dz + pack * SIZE, gradient);
   store_pack<true>(dx + pack * SIZE, value);
 }
 

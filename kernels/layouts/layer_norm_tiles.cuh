@@ -5,7 +5,10 @@
 #include "number.cuh"
 #include "windows.cuh"
 
-constexpr float EPSILON = 1e-5f;
+#ifndef EPS
+#define EPS 1e-5f
+#endif
+constexpr float EPSILON = EPS;
 
 // The sum over `Count` neighbours of a warp, for all of them.
 template <unsigned Count>

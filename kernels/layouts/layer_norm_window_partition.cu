@@ -7,8 +7,8 @@
 // All sums are float32. The variance is the mean of squares of distances from the mean, in a second sum, since a
 // difference of two means would lose its places where the mean is large.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), THREADS (of
-// a block), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), EPS (epsilon,
+// 1e-5f unless told), THREADS (of a block), and those of each kernel.
 
 #include "layer_norm_tiles.cuh"
 #include "number.cuh"

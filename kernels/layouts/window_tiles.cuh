@@ -23,6 +23,7 @@ constexpr unsigned ROWS = BANDS * SIDE, LENGTH = COLUMNS * RUN;  // of a tile at
 // The most packs that L elements touch: (L + 2 * EDGE) / SIZE. Where the roll cuts a tile's rows, both parts have their
 // own packs.
 constexpr unsigned ROW_PACKS = (LENGTH + (ELEMENTS_SHIFTED ? 4 : 2) * EDGE) / SIZE;
+constexpr bool LONG_ROWS = ROW_PACKS >= 64;  // for these store_tile() goes through the ends of pieces by themselves
 constexpr unsigned ALL_PACKS = (ROWS * LENGTH + 2 * EDGE) / SIZE;
 constexpr unsigned TILE_PACKS = TO_WINDOWS ? ROWS * ROW_PACKS : ALL_PACKS;
 constexpr unsigned RUNS = TO_WINDOWS ? ROWS * COLUMNS : 0;
@@ -80,6 +81,8 @@ struct Part {
         at(piece + static_cast<INDEX>(static_cast<long long>(first))) {}
   // A piece without elements has no pack.
   __device__ __forceinline__ bool exists() const { return first < count && count > 0; }
+  // Whether all elements of the pack are the piece's.
+  __device__ __forceinline__ bool whole() const { return first >= 0 && first + static_cast<int>(SIZE) <= count; }
 
   // Only at the ends of the tensor a pack reaches out of it.
   __device__ __forceinline__ void load(uint4* to, const Source& x) const {
@@ -94,13 +97,17 @@ struct Part {
     }
   }
   __device__ __forceinline__ void store(const Target& y, const Pack<Element>& pack) const {
-    if (first >= 0 && first + static_cast<int>(SIZE) <= count) {
+    if (whole()) {
       store_pack(y.data + at, pack);
     } else {
+      store_elements(y, pack);
+    }
+  }
+  // The same, element by element.
+  __device__ __forceinline__ void store_elements(const Target& y, const Pack<Element>& pack) const {
 #pragma unroll
-      for (int j = 0; j < static_cast<int>(SIZE); ++j) {
-        if (first + j >= 0 && first + j < count) y.data[static_cast<INDEX>(at + j)] = pack.at[j];
-      }
+    for (int j = 0; j < static_cast<int>(SIZE); ++j) {
+      if (first + j >= 0 && first + j < count) y.data[static_cast<INDEX>(at + j)] = pack.at[j];
     }
   }
 };
@@ -153,7 +160,22 @@ struct Tile {
       if (part.exists()) visit(slot, part, r, behind ? cut : 0);
     }
   }
-  // The same for the windows, which are one piece.
+  // Calls visit(part, r, t) for the packs at the ends of the images' pieces that have elements of others, too. A thread
+  // takes an end, so that only few warps store elements one by one: for_images has such packs in nearly every warp. It
+  // pays where rows are long; of short ones the ends are so many that a second round takes longer.
+  template <typename Visit>
+  __device__ __forceinline__ void for_ends(const Target& images, Visit visit) const {
+    for (unsigned end = threadIdx.x; end < 4 * rows; end += THREADS) {
+      const unsigned r = end / 4;
+      const bool behind = end % 4 >= 2;
+      const INDEX piece = shared.rows[r] + (behind ? 0 : start);
+      const unsigned count = behind ? length - cut : cut;
+      const unsigned last = (images.misalignment(piece) + count - 1) / SIZE, number = end % 2 ? last : 0;
+      const Part part(images, piece, count, number);
+      if (count > 0 && end % 2 <= last && !part.whole()) visit(part, r, behind ? cut : 0);
+    }
+  }
+  // The same as for_images for the windows, which are one piece.
   template <typename Pointer, typename Visit>
   __device__ __forceinline__ void for_windows(const Side<Pointer>& windows, Visit visit) const {
     const unsigned count = rows * length, packs = (count + windows.misalignment(windows_at) + EDGE) / SIZE;
@@ -258,10 +280,20 @@ __device__ __forceinline__ void store_tile(const Tile& tile, const Source& x, co
       part.store(y, tile.gather(part, [&](unsigned e) { return tile.in_images(e); }));
     });
   } else {
-    const unsigned at = x.misalignment(tile.windows_at);
+    const unsigned place = x.misalignment(tile.windows_at);
+    const auto gather = [&](const Part& part, unsigned r, unsigned t) {
+      return tile.gather(part, [&](unsigned e) { return tile.in_windows(place, r, t + e); });
+    };
     tile.for_images(y, [&](unsigned, const Part& part, unsigned r, unsigned t) {
-      part.store(y, tile.gather(part, [&](unsigned e) { return tile.in_windows(at, r, t + e); }));
+      if (LONG_ROWS) {
+        if (part.whole()) store_pack(y.data + part.at, gather(part, r, t));
+      } else {
+        part.store(y, gather(part, r, t));
+      }
     });
+    if (LONG_ROWS) {
+      tile.for_ends(y, [&](const Part& part, unsigned r, unsigned t) { part.store_elements(y, gather(part, r, t)); });
+    }
   }
 }
 

@@ -2,7 +2,8 @@
 // are the masters of parameters in another type, which get the rounded weights in the same pass.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1), FOURS (times four
-// elements of a thread: 1).
+// elements of a thread: 1), SCALED (0; 1: gradients are those of a loss times *scale, by which they are divided here).
+// A gradient in halves that is divided by the scale before the step loses what halves can't hold; floats lose nothing.
 //
 // A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.
 // Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
@@ -11,6 +12,10 @@
 
 #include "number.cuh"
 #include "pieces.cuh"
+
+#ifndef SCALED
+#define SCALED 0
+#endif
 
 using T = SCALAR;
 
@@ -36,14 +41,16 @@ __device__ __forceinline__ Row row_of(const uint4* table, unsigned long long ind
 
 // What a step is made with. t: its number, counted from 1. decay: learning rate times weight decay. log_beta1, log_beta2:
 // of the betas, made on the host: 1 - beta^t is made of them without the loss of digits that a subtraction from 1 has.
+// scale: of the gradients; null without SCALED.
 struct Settings {
   const float* t;
   float rate, decay, beta1, beta2, log_beta1, log_beta2, eps;
+  const float* scale;
 };
 
 // The step, with the corrections of the moments' bias, 1 - beta^t.
 struct Step {
-  float decay, beta1, beta2, eps, size, inverse_root;
+  float decay, beta1, beta2, eps, size, inverse_root, unscaling;
 
   __device__ __forceinline__ explicit Step(const Settings& s)
       : decay(s.decay),
@@ -51,9 +58,11 @@ struct Step {
         beta2(s.beta2),
         eps(s.eps),
         size(s.rate / -expm1f(*s.t * s.log_beta1)),
-        inverse_root(1.0f / sqrtf(-expm1f(*s.t * s.log_beta2))) {}
+        inverse_root(1.0f / sqrtf(-expm1f(*s.t * s.log_beta2))),
+        unscaling(SCALED ? 1.0f / *s.scale : 1.0f) {}
 
   __device__ __forceinline__ void update(float& weight, float grad, float& mean, float& square) const {
+    if constexpr (SCALED) grad *= unscaling;
     const float squared = grad * grad;
     mean = fmaf(beta1, mean, fmaf(-beta1, grad, grad));
     square = fmaf(beta2, square, fmaf(-beta2, squared, squared));
@@ -81,10 +90,11 @@ __device__ __forceinline__ void step_one_by_one(const Row& row, const Settings& 
 
 extern "C" __global__ void __launch_bounds__(BLOCK)
     adamw_fused(const uint4* __restrict__ table, const float* __restrict__ t, unsigned whole, float rate, float decay,
-                float beta1, float beta2, float log_beta1, float log_beta2, float eps) {
+                float beta1, float beta2, float log_beta1, float log_beta2, float eps,
+                const float* __restrict__ scale) {
   const Team team(whole);
   const Row row = row_of(table, team.row);
-  step_one_by_one(row, {t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps}, team);
+  step_one_by_one(row, {t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps, scale}, team);
 }
 
 // 2. Ours: four elements an access, which are 16 bytes in float32. A thread has FOURS such accesses to each of the four
@@ -160,10 +170,11 @@ __device__ __forceinline__ bool aligned(const Row& row) {
 
 extern "C" __global__ void __launch_bounds__(BLOCK, BLOCKS)
     adamw_tuned(const uint4* __restrict__ table, const float* __restrict__ t, unsigned whole, float rate, float decay,
-                float beta1, float beta2, float log_beta1, float log_beta2, float eps) {
+                float beta1, float beta2, float log_beta1, float log_beta2, float eps,
+                const float* __restrict__ scale) {
   const Team team(whole);
   const Row row = row_of(table, team.row);
-  const Settings settings{t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps};
+  const Settings settings{t, rate, decay, beta1, beta2, log_beta1, log_beta2, eps, scale};
   if (!aligned(row)) {
     step_one_by_one(row, settings, team);
   } else if (row.length == 4 * FOURS * team.size) {

@@ -2,7 +2,7 @@
 // backward needs them. They are float32; norm.cuh tells how one reduction gives both of them safely. D is the size of
 // x.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
 
 #include "norm.cuh"
 

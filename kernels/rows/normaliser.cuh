@@ -4,7 +4,10 @@
 
 #include "teams.cuh"
 
-constexpr float EPSILON = 1e-5f;
+#ifndef EPS
+#define EPS 1e-5f
+#endif
+constexpr float EPSILON = EPS;
 constexpr float PLUS_INFINITY = -MINUS_INFINITY;
 
 // Makes the statistics of a row from sums over its elements, and then normalises elements with them.

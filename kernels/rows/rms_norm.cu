@@ -2,7 +2,7 @@
 // too, since the backward needs it. Compared with LayerNorm there is no mean and no beta. The steps to full bandwidth
 // are the same, and layer_norm.cu tells why each of them helps.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
 
 #include "norm.cuh"
 

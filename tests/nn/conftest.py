@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from harness import nn
 from harness.nn import _kernels
 from harness.ops import _bits
 from harness.ops.dropout import _dropout, _philox
+from harness.ops.rows import _norm
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far off a result may be, as a share of the largest one."""
@@ -46,7 +48,19 @@ def _variants_of_dropout(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[
 
 def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, Any]:
     """The outputs of a call as the catalogue's reference has them, else as its variant `eager` has them."""
-    op = _kernels.OPS[call.op]
+    op, macros = _kernels.OPS[call.op], dict(call.macros)
+    if epsilon := macros.pop("EPS", None):
+        assert str(epsilon).endswith("f")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(_norm, "EPS", float(str(epsilon)[:-1]))
+            return _by_reference(replace(call, macros=()), t)
+    if "RESIDUAL" in macros:
+        # The kernels have another tensor in its place, which they neither read nor write.
+        name = "z" if call.op == "bn_add_relu" else "dz"
+        assert getattr(t, name) is not None
+        zeros = SimpleNamespace(**{**vars(t), name: torch.zeros_like(getattr(t, name))})
+        made = _by_reference(replace(call, macros=()), zeros)
+        return {key: value for key, value in made.items() if key != name}
     if call.op in ("dropout", "dropout_add", "bias_dropout_residual"):
         return _variants_of_dropout(call, t)
     given = SimpleNamespace(**vars(t))
@@ -85,7 +99,8 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Kernels as references play them, on a CPU; what was called, by name. Sizes and types are checked."""
     called: Counter[str] = Counter()
 
-    def run(call: _kernels.KernelCall, t: SimpleNamespace) -> None:
+    def run(call: _kernels.KernelCall, _kept: object, /, **tensors: torch.Tensor) -> None:
+        t = SimpleNamespace(**tensors)
         _assert_declared(call, t)
         shapes = {tensor.name: tensor.shapes(call.case.values)[0] for tensor in _declared(call)}
         seen = SimpleNamespace(**{name: value.view(shapes[name]) for name, value in vars(t).items()})
@@ -99,6 +114,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(_kernels, "_run", run)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)
+    monkeypatch.setattr(_kernels, "_launcher", _kernels._launcher.__wrapped__)
     return called
 
 
@@ -106,6 +122,29 @@ def _declared(call: _kernels.KernelCall) -> list[Any]:
     op = _kernels.OPS[call.op]
     inputs, outputs = op.tensors(op.variants["tuned"])
     return [*inputs, *outputs]
+
+
+@contextmanager
+def launches(**wanted: int) -> Iterator[None]:
+    """Exactly so many launches of these ops, and of no others, are made inside."""
+    before = dict(_kernels.LAUNCHED)
+    yield
+    made = {name: count - before.get(name, 0) for name, count in _kernels.LAUNCHED.items()}
+    assert {name: count for name, count in made.items() if count} == wanted
+
+
+def captured(function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of the function and what it gave there, after three calls of it on a stream of its own."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            function()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made = function()
+    return graph, made
 
 
 @pytest.fixture(scope="session")
@@ -156,6 +195,8 @@ def tools() -> SimpleNamespace:
         return (torch.softmax(scores, -1) @ v).transpose(1, 2).flatten(2)
 
     return SimpleNamespace(
+        launches=launches,
+        captured=captured,
         normal=normal,
         results=results,
         assert_close=assert_close,

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn import functional
 
 from harness import nn
-from harness.models import MODELS, swin
-from harness.nn import _kernels
+from harness.models import swin
 
 pytestmark = pytest.mark.gpu
 ALL = [torch.float32, torch.float16, torch.bfloat16]
 HALVES = [torch.float16, torch.bfloat16]
-
-
-@contextmanager
-def launches(**wanted: int) -> Iterator[None]:
-    """Exactly so many launches of these ops, and of no others, are made inside."""
-    before = dict(_kernels.LAUNCHED)
-    yield
-    made = {name: count - before.get(name, 0) for name, count in _kernels.LAUNCHED.items()}
-    assert {name: count for name, count in made.items() if count} == wanted
 
 
 def normal(*shape, dtype=torch.float32):
@@ -44,14 +31,56 @@ def test_norms_and_softmax(tools, dtype, shape):
     def norm(x, w, b):
         return functional.layer_norm(x, size, w, b)
 
-    with launches(layer_norm=1, layer_norm_grad=1):
+    with tools.launches(layer_norm=1, layer_norm_grad=1):
         tools.compared(dtype, nn.layer_norm, norm, shape, size, size, device="cuda")
-    with launches(rms_norm=1, rms_norm_grad=1):
+    with tools.launches(rms_norm=1, rms_norm_grad=1):
         tools.compared(
             dtype, nn.rms_norm, lambda x, w: functional.rms_norm(x, size, w, 1e-5), shape, size, device="cuda"
         )
-    with launches(softmax=1, softmax_grad=1):
+    with tools.launches(softmax=1, softmax_grad=1):
         tools.compared(dtype, nn.softmax, lambda x: torch.softmax(x, -1), shape, device="cuda")
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("eps", [1e-12, 1e-3])
+@pytest.mark.parametrize("shape", [(300, 8), (33, 49), (300, 768), (7, 1001), (16, 16384), (5, 60_000)])
+def test_norms_with_another_epsilon(tools, dtype, eps, shape):
+    # Rows with so small a deviation that each of 1e-12, 1e-5 and 1e-3 gives another result.
+    size, scale = shape[-1:], 2.0**-10 if eps < 1e-5 else 2.0**-7
+    with tools.launches(layer_norm=1, layer_norm_grad=1):
+        tools.compared(
+            dtype,
+            lambda x, w, b: nn.layer_norm(x * scale, w, b, eps),
+            lambda x, w, b: functional.layer_norm(x * scale, size, w, b, eps),
+            *(shape, size, size),
+            device="cuda",
+        )
+    with tools.launches(rms_norm=1, rms_norm_grad=1):
+        tools.compared(
+            dtype,
+            lambda x, w: nn.rms_norm(x * scale, w, eps),
+            lambda x, w: functional.rms_norm(x * scale, size, w, eps),
+            *(shape, size),
+            device="cuda",
+        )
+
+
+@pytest.mark.parametrize("dtype", ALL)
+@pytest.mark.parametrize("eps", [1e-12, 1e-3])
+@pytest.mark.parametrize("channels", [96, 97, 3, 1024])
+def test_norm_partition_with_another_epsilon(tools, dtype, eps, channels):
+    x = normal(2, 14, 7, channels, dtype=dtype).detach() * (2.0**-10 if eps < 1e-5 else 2.0**-7)
+    weight, bias = (normal(channels, dtype=dtype).detach() for _ in range(2))
+    with torch.no_grad(), tools.launches(layer_norm_window_partition=1):
+        y = nn.norm_partition(x, weight, bias, 7, 3, eps)
+    exact = functional.layer_norm(x.double(), (channels,), weight.double(), bias.double(), eps)
+    tools.assert_close([y], [swin.window_partition(exact, 7, 3)], tools.tolerance[dtype])
+
+
+def test_layer_norm_of_bert_is_ours(tools):
+    norm = torch.nn.LayerNorm(768, eps=1e-12, device="cuda")
+    with tools.launches(layer_norm=1):
+        nn.bert_operators().layer_norm(norm, normal(4, 128, 768, dtype=torch.float16))
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -64,15 +93,15 @@ def test_windows(tools, dtype, shape, window, shift):
     def ours(x):
         return nn.window_reverse(nn.window_partition(x, window, shift) * 2, height, width, window, shift)
 
-    with launches(window_partition=2, window_reverse=2):
+    with tools.launches(window_partition=2, window_reverse=2):
         tools.compared(dtype, ours, lambda x: x * 2, shape, device="cuda")
     x, weight, bias = (normal(*size, dtype=dtype) for size in (shape, (channels,), (channels,)))
     assert torch.equal(nn.window_partition(x, window, shift), swin.window_partition(x, window, shift))
-    with torch.no_grad(), launches(layer_norm_window_partition=1):
+    with torch.no_grad(), tools.launches(layer_norm_window_partition=1):
         y = nn.norm_partition(x, weight, bias, window, shift)
     exact = functional.layer_norm(x.double(), (channels,), weight.double(), bias.double())
     tools.assert_close([y], [swin.window_partition(exact, window, shift)], tools.tolerance[dtype])
-    with launches(layer_norm=1, window_partition=1):
+    with tools.launches(layer_norm=1, window_partition=1):
         assert nn.norm_partition(x, weight, bias, window, shift).requires_grad
 
 
@@ -85,7 +114,7 @@ def test_attention(tools, dtype, windows, tokens, heads, masks):
     wide = None if mask is None else mask.double()
     forward = "window_attention" if tokens == 20 else "window_attention_packed"
     shapes = (windows, tokens, 3 * 32 * heads), (heads, tokens, tokens)
-    with launches(**{forward: 1, "window_attention_grad": 1}):
+    with tools.launches(**{forward: 1, "window_attention_grad": 1}):
         tools.compared(
             dtype,
             lambda qkv, bias: nn.window_attention(qkv, bias, mask),
@@ -104,7 +133,7 @@ def test_batch_norm(tools, dtype, order, with_residual, shape):
     residual, (weight, bias) = normal(*shape, dtype=dtype), (normal(shape[1]) for _ in range(2))
     inputs = [x, weight, bias, *([residual] if with_residual else [])]
     running = [torch.zeros(shape[1], device="cuda"), torch.ones(shape[1], device="cuda")]
-    with launches(bn_add_relu=1, bn_add_relu_grad=1):
+    with tools.launches(bn_add_relu=1, bn_add_relu_grad=1):
         y = nn.batch_norm_add_relu(x, residual if with_residual else None, *running, weight, bias)
         slope = torch.randn_like(y)
         made = [y, *torch.autograd.grad(y, inputs, slope)]
@@ -131,7 +160,7 @@ def test_dropout_draws_what_a_cpu_draws(tools, dtype, shape):
     nn.manual_seed(5)
     expected = tools.results(three, *inputs)
     nn.manual_seed(5)
-    with launches(dropout=1, dropout_add=1, bias_dropout_residual=1, dropout_grad=3):
+    with tools.launches(dropout=1, dropout_add=1, bias_dropout_residual=1, dropout_grad=3):
         made = tools.results(three, *(one.detach().cuda().requires_grad_() for one in inputs))
     tools.assert_close([one.cpu() for one in made], expected, tools.tolerance[dtype])
 
@@ -148,7 +177,7 @@ def test_other_strides_and_addresses(tools, dtype):
 
 
 def test_what_kernels_cannot_do_is_done_by_torch(tools):
-    with launches():
+    with tools.launches():
         nn.layer_norm(normal(3, 4, dtype=torch.float64), normal(4), normal(4)).sum().backward()
         nn.window_attention(normal(2, 4, 96), normal(1, 4, 4)).sum().backward()
         x = normal(0, 4)
@@ -164,11 +193,11 @@ def test_autocast(tools):
     x, weight, bias = normal(8, 49, 64), normal(64), normal(2, 49, 49)
     with torch.autocast("cuda", dtype=torch.float16):
         half = linear(x)
-        with launches(window_attention_packed=1, layer_norm=1):
+        with tools.launches(window_attention_packed=1, layer_norm=1):
             y = nn.layer_norm(nn.window_attention(half, bias), weight, weight)
         assert y.dtype == torch.float16
         assert nn.layer_norm(x, weight, weight).dtype == torch.float32
-    with launches(window_attention_grad=1, layer_norm_grad=1):
+    with tools.launches(window_attention_grad=1, layer_norm_grad=1):
         y.float().square().sum().backward()
     assert weight.grad.dtype == bias.grad.dtype == torch.float32
     assert bool(torch.isfinite(bias.grad).all())
@@ -202,29 +231,15 @@ def test_compiled(tools, backend):
     nn.manual_seed(1)
     expected = tools.results(block, *inputs)
     nn.manual_seed(1)
-    with launches(**BLOCK):
+    with tools.launches(**BLOCK):
         compiled(*inputs)
     nn.manual_seed(1)
     tools.assert_close(tools.results(compiled, *inputs), expected, 4e-3)
 
 
-def captured(function):
-    """A graph of the function, which was called on a stream of its own before."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        made = function()
-    return graph, made
-
-
 def test_in_a_graph(tools):
     inputs = inputs_of_block()
-    graph, made = captured(lambda: tools.results(block, *inputs))
+    graph, made = tools.captured(lambda: tools.results(block, *inputs))
     nn.manual_seed(0)
     graph.replay()
     first = [one.clone() for one in made]
@@ -237,9 +252,52 @@ def test_in_a_graph(tools):
     tools.assert_close(first, tools.results(block, *inputs), 1e-6)
 
 
-def test_dropout_in_a_graph_draws_anew_beside_eager_calls():
+@pytest.mark.parametrize("with_residual", [True, False])
+def test_batch_norm_takes_little_more_memory_than_torch(with_residual):
+    x, residual = (normal(16, 64, 56, 56, dtype=torch.float16) for _ in range(2))
+    weight, bias = (normal(64) for _ in range(2))
+    running = [torch.zeros(64, device="cuda"), torch.ones(64, device="cuda")]
+    inputs = [x, weight, bias, *([residual] if with_residual else [])]
+
+    def ours():
+        return nn.batch_norm_add_relu(x, residual if with_residual else None, *running, weight, bias)
+
+    def theirs():
+        y = functional.batch_norm(x, *running, weight, bias, training=True)
+        return (y.add_(residual) if with_residual else y).relu_()
+
+    def peak(function):
+        for _ in range(2):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            y = function()
+            torch.autograd.grad(y, inputs, torch.ones_like(y))
+            del y
+        return torch.cuda.max_memory_allocated() - before
+
+    bits = x.numel() // 8
+    assert peak(ours) <= peak(theirs) + bits + 2**16
+
+
+def test_batch_norm_in_a_graph_updates_its_running_statistics(tools):
+    x, vector = normal(4, 8, 6, 5, dtype=torch.float16), torch.ones(8, device="cuda")
+    running, wanted = ([torch.zeros(8, device="cuda"), torch.ones(8, device="cuda")] for _ in range(2))
+    graph, y = tools.captured(lambda: nn.batch_norm_add_relu(x, None, *running, vector, vector))
+    for _ in range(2):
+        graph.replay()
+    for _ in range(3 + 2):
+        functional.batch_norm(x.float(), *wanted, training=True)
+    tools.assert_close(running, wanted, 1e-5)
+    tools.assert_close(
+        [y],
+        [functional.relu(functional.batch_norm(x.double(), None, None, vector.double(), vector.double(), True))],
+        4e-3,
+    )
+
+
+def test_dropout_in_a_graph_draws_anew_beside_eager_calls(tools):
     x = torch.ones(4096, device="cuda")
-    graph, y = captured(lambda: nn.dropout(x, 0.5))
+    graph, y = tools.captured(lambda: nn.dropout(x, 0.5))
     drawn = []
     for _ in range(3):
         graph.replay()
@@ -271,107 +329,3 @@ def test_a_new_thread_can_launch(tools):
     thread.join()
     assert all(map(torch.equal, made, expected))
     assert made
-
-
-# ---- Optimizer and scaler.
-
-
-def trained(optimizer_kind, scaler_kind, dtype=torch.float32, steps=20):
-    """Parameters and scales after some steps of a small model, of which two overflow."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(129, 257), torch.nn.Linear(257, 3)).cuda().to(dtype)
-    optimizer = optimizer_kind(model.parameters(), lr=1e-2)
-    scaler, scales = scaler_kind("cuda", init_scale=8.0, growth_interval=5), []
-    for step in range(steps):
-        optimizer.zero_grad()
-        scaler.scale(model(torch.randn(4, 129, device="cuda", dtype=dtype)).square().mean()).backward()
-        if step in (0, 7):
-            model[0].weight.grad[0, 0] = float("inf")
-        scaler.step(optimizer)
-        scaler.update()
-        scales.append(scaler.get_scale())
-    return [one.detach() for one in model.parameters()], scales
-
-
-@pytest.mark.parametrize("scaler", [nn.GradScaler, torch.amp.GradScaler])
-def test_steps_are_those_of_torch(tools, scaler):
-    parameters, scales = trained(nn.AdamW, scaler)
-    expected, wanted = trained(torch.optim.AdamW, torch.amp.GradScaler)
-    assert scales == wanted
-    tools.assert_close(parameters, expected, 1e-5)
-    half, _ = trained(nn.AdamW, scaler, torch.float16)
-    assert all(bool(torch.isfinite(one).all()) for one in half)
-
-
-def test_a_step_does_not_wait_for_the_device():
-    weights = [normal(size) for size in (1000, 3, 77)]
-    optimizer, scaler = nn.AdamW(weights), nn.GradScaler("cuda")
-    for _ in range(2):
-        for weight in weights:
-            weight.grad = torch.ones_like(weight)
-        scaler.scale(torch.ones((), device="cuda"))
-        torch.cuda.synchronize()
-        torch.cuda.set_sync_debug_mode("error" if optimizer.state else "default")
-        try:
-            with launches(unscale=1, adamw=1):
-                scaler.step(optimizer)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        scaler.update()
-
-
-@pytest.mark.parametrize("dtype", ALL)
-def test_unscale_is_that_of_torch(dtype):
-    base = torch.randn(20_000, device="cuda").to(dtype)
-    grads = [base[1:3000], base[3001:3004], base[3005:3005], base[4000:8111]]
-    theirs, scale, found = (
-        [one.clone() for one in grads],
-        torch.tensor(0.3, device="cuda"),
-        torch.zeros((), device="cuda"),
-    )
-    before = base.clone()
-    with launches(unscale=1):
-        nn.unscale_(grads, scale, found)
-    assert all(torch.equal(one, (other.float() * scale).to(dtype)) for one, other in zip(grads, theirs, strict=True))
-    assert torch.equal(base[8111:], before[8111:])
-    assert float(found) == 0
-    grads[3][17] = float("nan")
-    nn.unscale_(grads, scale, found)
-    assert float(found) == 1
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_whole_step_in_a_graph_is_the_step_without(tools, set_to_none):
-    config = replace(MODELS["swin_toy"], width=64, drop_path=0.0)
-    given = swin.batch(config, 4, torch.Generator().manual_seed(0), "cuda")
-
-    def model_after(steps, in_graph):
-        torch.manual_seed(0)
-        model = swin.Swin(config, nn.swin_operators()).cuda()
-        optimizer, scaler = nn.AdamW(model.parameters(), lr=1e-3, eps=1e-2), nn.GradScaler("cuda", init_scale=64.0)
-
-        def step():
-            optimizer.zero_grad(set_to_none=set_to_none)
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = swin.loss(model, given)
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            return loss
-
-        if in_graph:
-            graph, _ = captured(step)
-            for _ in range(steps - 3):
-                graph.replay()
-            step()
-        else:
-            for _ in range(steps + 1):
-                step()
-        return [one.detach() for one in model.parameters()]
-
-    # With so large an epsilon, gradients that are nothing but rounding move no weight.
-    in_graph, without = model_after(8, in_graph=True), model_after(8, in_graph=False)
-    tools.assert_close(in_graph, without, 2e-2)
-    torch.manual_seed(0)
-    start = [*swin.Swin(config).cuda().parameters()]
-    assert all(not torch.equal(one, other) for one, other in zip(without, start, strict=True))

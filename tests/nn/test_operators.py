@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import ClassVar
+
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from harness import nn
-from harness.nn import _attention, _batch_norm, _dropout, _rows, _windows
 
 EVERY = {
     "layer_norm": (nn.layer_norm, [(3, 5, 7), (7,), (7,)]),
@@ -71,26 +75,88 @@ def test_a_compiled_function_takes_other_sizes(tools):
         tools.assert_close(tools.results(compiled, x, weight), tools.results(function, x, weight), 1e-14)
 
 
+def test_a_compiled_function_updates_running_statistics():
+    x, vector = torch.randn(3, 4, 5, 6), torch.ones(4)
+    running, wanted = ([torch.zeros(4), torch.ones(4)] for _ in range(2))
+    compiled = torch.compile(nn.batch_norm_add_relu, fullgraph=True, backend="aot_eager")
+    for function, statistics in ((compiled, running), (nn.batch_norm_add_relu, wanted)):
+        for _ in range(2):
+            function(x, None, *statistics, vector, vector)
+    assert all(map(torch.equal, running, wanted))
+    assert not torch.equal(running[0], torch.zeros(4))
+
+
+def test_what_looks_at_calls_sees_the_operators(tools):
+    class Names(TorchDispatchMode):
+        seen: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            self.seen.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    x = tools.normal(3, 5)
+    with Names():
+        nn.softmax(x)
+    assert "harness::softmax" in Names.seen
+    assert nn.softmax(x).grad_fn.name() == "softmaxBackward"
+    with FakeTensorMode() as mode:
+        assert nn.softmax(mode.from_tensor(x)).shape == (3, 5)
+
+
+def test_no_gradient_of_the_output_is_none_of_the_inputs(tools):
+    class Cut(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(_, slope):
+            return None
+
+    x, weight = tools.normal(3, 5), tools.normal(5)
+    Cut.apply(nn.rms_norm(x, weight)).sum().backward()
+    assert x.grad is None
+    assert weight.grad is None
+
+
+def test_gradients_of_gradients_are_refused_but_for_windows(tools):
+    x = tools.normal(2, 4, 4, 3)
+    for function, has_any in ((nn.softmax, False), (lambda x: nn.window_partition(x * x, 2, 1), True)):
+        (slope,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
+        with nullcontext() if has_any else pytest.raises(RuntimeError, match="no autograd formula"):
+            torch.autograd.grad(slope.sum(), x)
+
+
+def test_autocast_changes_nothing_inside(tools):
+    x = tools.normal(4, 9, 3 * 16, dtype=torch.float32)
+    wanted = nn.window_attention(x, torch.zeros(2, 9, 9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(nn.window_attention(x, torch.zeros(2, 9, 9)), wanted)
+
+
 CALLED = {
-    "layer_norm": (_rows._layer_norm, [(3, 7), (7,), (7,)], (1e-5,)),
-    "rms_norm": (_rows._rms_norm, [(3, 7), (7,)], (1e-5,)),
-    "softmax": (_rows._softmax, [(3, 7)], ()),
-    "window_partition": (_windows._window_partition, [(2, 4, 4, 3)], (2, 1)),
-    "window_reverse": (_windows._window_reverse, [(8, 4, 3)], (4, 4, 2, 1)),
-    "window_attention": (_attention._window_attention, [(2, 4, 12), (2, 4, 4)], (None,)),
-    "dropout": (_dropout._dropout, [(5, 7)], (torch.zeros(1, dtype=torch.int64), 0.3, 1)),
+    "layer_norm": ([(3, 7), (7,), (7,)], (1e-5,)),
+    "rms_norm": ([(3, 7), (7,)], (1e-5,)),
+    "softmax": ([(3, 7)], ()),
+    "window_partition": ([(2, 4, 4, 3)], (2, 1)),
+    "window_reverse": ([(8, 4, 3)], (4, 4, 2, 1)),
+    "window_attention": ([(2, 4, 12), (2, 4, 4)], (None,)),
+    "dropout": ([(5, 7)], (torch.zeros(1, dtype=torch.int64), 0.3, 1)),
 }
 
 
 @pytest.mark.parametrize("name", CALLED)
 def test_they_are_what_torch_asks_of_operators(tools, name):
-    operator, shapes, others = CALLED[name]
+    shapes, others = CALLED[name]
+    operator = getattr(torch.ops.harness, name).default
     torch.library.opcheck(operator, (*(tools.normal(*shape) for shape in shapes), *others))
 
 
-def test_batch_norm_is_what_torch_asks_of_operators(tools):
-    x, weight, running = tools.normal(2, 3, 2, 3), tools.normal(3), torch.ones(2, 3, dtype=torch.float64)
-    torch.library.opcheck(_batch_norm._bn_add_relu, (x, x.detach(), weight, weight, running, False))
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_batch_norm_is_what_torch_asks_of_operators(tools, has_residual):
+    x, weight, running = tools.normal(2, 3, 2, 3), tools.normal(3), torch.ones(3, dtype=torch.float64)
+    given = x, x.detach() if has_residual else None, weight, weight, running, running.clone(), False
+    torch.library.opcheck(torch.ops.harness.bn_add_relu.default, given)
 
 
 def test_means_what_torch_means(tools):

@@ -148,8 +148,9 @@ def floats(address, count, dtype="float32"):
     return np.frombuffer((ctypes.c_byte * (count * size)).from_address(address), dtype)
 
 
-def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *numbers: Any) -> None:
+def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *settings: Any) -> None:
     """What kernels/lists/adamw.cu does, in float64."""
+    *numbers, scale = settings
     rate, decay, beta1, beta2, log1, log2, eps = (number.value for number in numbers)
     first, second = -np.expm1(float(step) * log1), np.sqrt(-np.expm1(float(step) * log2))
     for *addresses, length in rows.tolist():
@@ -157,7 +158,7 @@ def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor
             continue
         half = "float16" if addresses[4] else "float32"
         weight, mean, square = (floats(addresses[k], length) for k in (0, 2, 3))
-        grad = floats(addresses[1], length, half).astype(np.float64)
+        grad = floats(addresses[1], length, half).astype(np.float64) / (1.0 if scale is None else float(scale))
         mean[:] = beta1 * mean + (1 - beta1) * grad
         square[:] = beta2 * square + (1 - beta2) * grad**2
         weight[:] = weight * (1 - decay) - rate / first * mean / (np.sqrt(square) / second + eps)
@@ -217,6 +218,50 @@ def test_a_step_after_a_skipped_one_needs_no_scaler():
     del optimizer.found_inf
     optimizer.step()
     assert bool((weight < 1).all())
+
+
+def after_small_gradients(dtype: torch.dtype, scaler: Any, overflow: bool) -> torch.Tensor:
+    """What two steps of a weight become with gradients that float16 has not: 2^-26 and 2^-30."""
+    weight = torch.ones(3000, dtype=dtype, requires_grad=True)
+    optimizer = nn.AdamW([weight], lr=1e-2, weight_decay=0.0)
+    for step in range(2):
+        weight.grad = torch.full_like(weight, 2.0**-26 * 2.0**14)
+        weight.grad[0] = 2.0**-30 * 2.0**14
+        if step and overflow:
+            weight.grad[1] = float("inf")
+        scaler.scale(torch.ones(()))
+        scaler.step(optimizer)
+        scaler.update()
+        assert dtype == torch.float32 or float(weight.grad[0]) == 2.0**-16
+    state = optimizer.state[weight]
+    assert float(state["step"]) == (1 if overflow else 2)
+    assert torch.equal(state["exp_avg"][0], state["exp_avg"][2] / 16)
+    return state.get("master", weight).detach()
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+@pytest.mark.parametrize("ours", [nn.GradScaler, torch.amp.GradScaler])
+@pytest.mark.parametrize("overflow", [False, True])
+def test_gradients_in_halves_lose_nothing_to_the_scale(request, by_kernels, ours, overflow):
+    if by_kernels:
+        request.getfixturevalue("kernels")
+    made, wanted = (
+        after_small_gradients(dtype, ours("cpu", init_scale=2.0**14), overflow)
+        for dtype in (torch.float16, torch.float32)
+    )
+    torch.testing.assert_close(made, wanted, rtol=0, atol=1e-7)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_step_without_a_scale_runs_the_kernel_that_the_catalogue_measures(monkeypatch):
+    macros: list[Any] = []
+    found = _adamw.of_lists("adamw", {})
+    monkeypatch.setattr(_adamw, "of_lists", lambda _, given: macros.append(given) or found)
+    for kind in (torch.float32, torch.float16):
+        trained(nn.AdamW, scaler(nn.GradScaler), kind, steps=1)
+    trained(nn.AdamW, None, torch.float16, steps=1)
+    assert [given.get("SCALED") for given in macros] == [None, None, 1, 1, None, None]
+    assert [given["COPY"] for given in macros] == [0, 0, 1, 1, 1, 1]
 
 
 @pytest.mark.usefixtures("kernels")

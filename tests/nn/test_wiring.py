@@ -6,6 +6,8 @@ References play the kernels, on a CPU.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 
 import pytest
@@ -28,12 +30,56 @@ def test_norms(tools, played, dtype, shape):
     assert played == {"layer_norm": 1, "layer_norm_grad": 1, "rms_norm": 1, "rms_norm_grad": 1}
 
 
-def test_another_epsilon_leaves_the_backward_to_our_kernel(tools, played):
-    def theirs(x, w, b):
-        return functional.layer_norm(x, (8,), w, b, 1e-12)
+@pytest.mark.parametrize("eps", [1e-12, 1e-3, 1])
+def test_norms_with_another_epsilon(tools, played, eps):
+    def layer(x, w, b):
+        return functional.layer_norm(x, (8,), w, b, eps)
 
-    tools.compared(torch.float32, lambda x, w, b: nn.layer_norm(x, w, b, 1e-12), theirs, (3, 8), (8,), (8,))
-    assert played == {"layer_norm_grad": 1}
+    def rms(x, w):
+        return functional.rms_norm(x, (8,), w, eps)
+
+    small = tools.normal(3, 8).detach() * 1e-3
+    for scale in (1.0, small):
+        tools.compared(
+            torch.float32,
+            lambda x, w, b, s=scale: nn.layer_norm(x * torch.as_tensor(s).float(), w, b, eps),
+            lambda x, w, b, s=scale: layer(x * torch.as_tensor(s).float(), w, b),
+            *((3, 8), (8,), (8,)),
+        )
+    tools.compared(torch.float32, lambda x, w: nn.rms_norm(x, w, eps), rms, (3, 8), (8,))
+    assert played == {"layer_norm": 2, "layer_norm_grad": 2, "rms_norm": 1, "rms_norm_grad": 1}
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-30, float("inf")])
+def test_an_epsilon_that_no_kernel_has(tools, played, eps):
+    x, weight = tools.normal(3, 8, dtype=torch.float32), tools.normal(8, dtype=torch.float32)
+    wanted = functional.layer_norm(x, (8,), weight, weight, eps)
+    tools.assert_close([nn.layer_norm(x, weight, weight, eps)], [wanted], 1e-6)
+    assert not played
+
+
+def test_each_epsilon_has_its_kernels(monkeypatch):
+    seen = []
+    monkeypatch.setattr(_kernels, "_launcher", lambda *call: seen.append(call[-1]))
+    x, weight = torch.ones(1, 4, 4, 8), torch.ones(8)
+    for eps in (1e-5, 1e-12, 0.001, 1):
+        nn.layer_norm(x, weight, weight, eps)
+        nn.rms_norm(x, weight, eps)
+        with torch.no_grad():
+            nn.norm_partition(x, weight, weight, 2, 0, eps)
+    wanted = [(), (("EPS", "1e-12f"),), (("EPS", "0.001f"),), (("EPS", "1.0f"),)]
+    # Torch does the norm where there is no kernel, and then the partition asks for its own.
+    assert seen == [macros for own in wanted for macros in (own, own, own, ())]
+
+
+def test_kernels_are_compiled_with_the_macros_of_a_call(monkeypatch):
+    given = []
+    monkeypatch.setattr(_kernels.Context, "kernel", lambda _, *arguments: given.append(arguments))
+    call = _kernels.KernelCall("softmax", torch.float32, torch.device("cpu"), (), macros=(("EPS", "1.0f"),))
+    for context in (call.context(), replace(call.context(), case=call.case)):
+        context.kernel("a.cu", "a", {"SCALAR": "float"})
+        context.kernel("a.cu", "a")
+    assert given == [("a.cu", "a", {"SCALAR": "float", "EPS": "1.0f"}), ("a.cu", "a", {"EPS": "1.0f"})] * 2
 
 
 @pytest.mark.parametrize("dtype", ALL)
@@ -109,6 +155,49 @@ def test_batch_norm(tools, played, dtype, order, with_residual):
     assert played == {"bn_add_relu": 1, "bn_add_relu_grad": 1}
 
 
+@pytest.mark.parametrize("has_residual", [True, False])
+def test_batch_norm_keeps_less_than_torch(tools, played, has_residual):
+    x, residual = (tools.normal(4, 32, 16, 16, dtype=torch.float32) for _ in range(2))
+    vectors = [tools.normal(32, dtype=torch.float32) for _ in range(2)]
+    running = [torch.zeros(32), torch.ones(32)]
+
+    def theirs():
+        y = functional.batch_norm(x, *running, *vectors, training=True)
+        return functional.relu(y + residual if has_residual else y)
+
+    def ours():
+        return nn.batch_norm_add_relu(x, residual if has_residual else None, *running, *vectors)
+
+    def kept(function):
+        storages = {}
+
+        def keep(tensor):
+            storages[tensor.data_ptr()] = tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = function()
+        torch.autograd.grad(y, [x, *vectors, *([residual] if has_residual else [])], torch.ones_like(y))
+        return sum(storages.values())
+
+    vectors_and_bits = 4 * 4 * 32 + x.numel() // 8
+    assert kept(ours) <= x.nbytes + vectors_and_bits < kept(theirs)
+    assert played == {"bn_add_relu": 1, "bn_add_relu_grad": 1}
+
+
+def test_running_statistics_are_updated_where_they_lie(tools, played):
+    x, vector = tools.normal(3, 8, 4, 5, dtype=torch.float32), torch.ones(8)
+    mean, var = torch.zeros(16)[::2], torch.ones(8, dtype=torch.float16)
+    wanted = [torch.zeros(8), torch.ones(8)]
+    functional.batch_norm(x, *wanted, training=True)
+    own = [torch.zeros(8), torch.ones(8)]
+    nn.batch_norm_add_relu(x, None, *own, vector, vector)
+    tools.assert_close(own, wanted, 1e-6)
+    nn.batch_norm_add_relu(x, None, mean, var, vector, vector)
+    tools.assert_close([mean, var], wanted, 1e-3)
+    assert played == {"bn_add_relu": 2}
+
+
 @pytest.mark.parametrize("dtype", ALL)
 def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
     x, bias, residual = tools.normal(5, 7, dtype=dtype), tools.normal(7, dtype=dtype), tools.normal(5, 7, dtype=dtype)
@@ -120,7 +209,7 @@ def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
     nn.manual_seed(7)
     by_kernels = tools.results(three, x, bias, residual)
     assert played == {"dropout": 1, "dropout_add": 1, "bias_dropout_residual": 1, "dropout_grad": 3}
-    monkeypatch.setattr(_kernels, "_obstacle", lambda _: "none")
+    monkeypatch.setattr(_kernels, "_launcher", lambda *_: None)
     nn.manual_seed(7)
     tools.assert_close(by_kernels, tools.results(three, x, bias, residual), tools.tolerance[dtype])
 
@@ -146,10 +235,10 @@ def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
     monkeypatch.setattr(_kernels, "on", lambda _: nullcontext())
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    _kernels._kept.cache_clear()
-    launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
+    monkeypatch.setattr(_kernels, "_launcher", lru_cache(_kernels._launcher.__wrapped__))
     for number, times in ((1, 1), (1, 1), (2, 2), (1, 2)):
         stream.cuda_stream = number
+        launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
         launch(x=0, y=number)
         assert len(prepared) == times
     monkeypatch.setattr(_kernels, "capturing", lambda: True)
@@ -157,7 +246,6 @@ def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
         launch(x=0, y=0)
         assert len(prepared) == times
     assert [t.y for t in launched] == [1, 1, 2, 1, 0, 0]
-    _kernels._kept.cache_clear()
 
 
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():

@@ -19,7 +19,7 @@ SIZES = {"T": 32, "V": 4, "U": 1}
 """Sizes that have a meaning of their own; all others are 8."""
 ON_A_GPU = {"D": 16}
 """Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
-COMPILED = ("compile", "compile_ours")
+COMPILED = ("compile", "compile_graph", "compile_ours", "compile_ours_graph")
 """Variants that are compiled, each once on a GPU."""
 SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
 """Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""

@@ -94,6 +94,10 @@ NAMES = {
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::FusedOptimizerTensorListMetadata<4>>(T)",
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, BinaryOpScalarFunctor<float>>(T)",
     ],
+    "unscale": [
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, UnaryOpFunctor<float, 1, 1, 0>, at::native::_amp_foreach_non_finite_check_and_unscale_cuda_(c10::ArrayRef<at::Tensor>, at::Tensor&, at::Tensor const&)::{lambda()#1}::operator()() const::{lambda(float)#1}>(T)",
+        "unscale_tuned",
+    ],
     "communication": [
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
         "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)",
@@ -115,6 +119,7 @@ OPERATORS = {
     "reduction": ["aten::sum", "aten::nll_loss_forward", "aten::max_pool2d_with_indices"],
     "copy": ["aten::copy_", "aten::cat", "aten::index_select", "aten::_to_copy"],
     "optimiser": ["aten::_foreach_add_", "aten::_fused_adamw_"],
+    "unscale": ["aten::_amp_foreach_non_finite_check_and_unscale_"],
     "communication": ["c10d::allreduce_", "gloo:all_reduce"],
     OTHER: ["aten::empty", "aten::view", "AddmmBackward0", "autograd::engine::evaluate_function: ConvolutionBackward0"],
 }
@@ -146,6 +151,9 @@ def test_every_family_has_names_here() -> None:
         ("bn_add", "normalisation"),
         ("softmax_sum", "softmax"),
         ("misaligned_words", "copy"),
+        ("unscale_loop", "unscale"),
+        ("adamw_tuned", "optimiser"),
+        ("window_attention_grad_tuned", "attention"),
         ("fma_chains", OTHER),
     ],
 )

@@ -88,6 +88,16 @@ def test_figures_of_a_kernel_are_means_of_its_launches(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("reads")
+def test_another_kernel_in_the_second_run_is_no_second_kernel_of_a_call(tmp_path: Path) -> None:
+    """A library that tries out its kernels may choose another one in each process."""
+    ours(tmp_path / "ncu-1", [mark(1), *[("slow", 4, [2_000, 1_024, 0, 16])] * CALLS])
+    written(tmp_path / "ncu-1.bytes.ncu-rep", [mark(1), *[("fast", 4, [1_000, 512, 0, 16])] * CALLS])
+    (found,) = ncu.read(tmp_path / "ncu-1", CASES, CALLS)
+    assert [kernel.name for kernel in found.kernels] == ["slow"]
+    assert dict(found.values)["read_bytes"] == 1_024
+
+
+@pytest.mark.usefixtures("reads")
 def test_an_imported_report_of_ours_goes_by_its_request_and_not_by_what_is_asked_for(tmp_path: Path) -> None:
     report = ours(tmp_path / "ncu-1", [mark(3), *[("sum", 4, [1_000, 512, 0, 16])] * CALLS])
     (found,) = ncu.imported(report, [CASES[2], "another/case/float32/N1"])

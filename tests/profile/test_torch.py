@@ -278,3 +278,10 @@ def test_a_recording_is_written_after_an_error_too(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="mine"):
         fail()
     assert "aten::add_" in {kernel.name for kernel in tool.timeline(path).kernels}
+
+
+def test_of_many_kernels_those_that_take_longest_are_kept(tmp_path: Path) -> None:
+    events = [kernel(f"k{number}", 100 * number, 1 + number % 60) for number in range(60)]
+    (found,) = tool.imported(trace(tmp_path, *events), ["a"])
+    assert [each.name for each in found.kernels] == [f"k{number}" for number in range(59, 19, -1)]
+    assert dict(found.values)["kernels"] == 60

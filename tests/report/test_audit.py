@@ -131,6 +131,15 @@ def test_the_last_writes_stay_in_the_cache(ask: Ask) -> None:
     assert list(told(ask(1000, 445, {}, {}))["written"]) == ["write-back"], "after each of two kernels it can"
 
 
+def test_one_kernel_writes_nothing_between_two(ask: Ask) -> None:
+    """The variant declares 300 MB beside the result of 200 MB, as sums that a second kernel reads."""
+    work, traffic = Work(100 * MB, 200 * MB), Traffic(400 * MB, 500 * MB)
+    text = "a call is one kernel: it needn't write the 300.0 MB that the variant declares beside its result"
+    assert told(ask(400, 200, {}, work=work, traffic=traffic)) == {"written": {"one kernel": text}}
+    assert told(ask(400, 200, {}, {}, work=work, traffic=traffic)) == {"written": {}}, "two kernels need the sums"
+    assert told(ask(100, 100, {}, work=Work(100 * MB, 200 * MB))) == {"written": {}}, "the result must be written"
+
+
 def test_partial_sums_are_written_beside_the_output(ask: Ask) -> None:
     """518 MB stored are 18 MB more than declared: 3.6%, as for the gradient of layer norm."""
     counted = ask(1000, 518, {"store_sectors": 518 * MB / 32})

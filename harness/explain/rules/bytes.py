@@ -41,13 +41,15 @@ def beyond(known: Known) -> float:
     """The bytes that are moved, over those that the op needs; 1 if that isn't known, or doesn't matter.
 
     Reads and writes each count for themselves, since writes that stay in the L2 don't make up for what is read twice.
-    It doesn't matter where operations bound the work, and memory isn't busy.
+    It doesn't matter where operations bound the work, and memory isn't busy: neither in the call nor in one of its
+    kernels.
     """
     need, found = known.work, known.moved
     if not need.moved or not found:
         return 1.0
     read, written, _ = found
-    if known.subject.bound_by_compute and _share(known, read, written) < MEMORY_BUSY:
+    busy = max(_share(known, read, written), *(known.memory_busy(kernel) or 0.0 for kernel in known.major), 0.0)
+    if known.subject.bound_by_compute and busy < MEMORY_BUSY:
         return 1.0
     return 1 + (max(0.0, read - need.read) + max(0.0, written - need.written)) / need.moved
 

@@ -39,6 +39,8 @@ _BYTES_OF_THREAD = 32
 """Bytes that a thread of `units` moves, all of them in flight at once."""
 _TILE_BYTES = 13 * 1024
 """Shared memory of a block of `tiles`, if a window needs no more: eight such blocks fill a multiprocessor's threads."""
+_TILES_AT_A_TIME = 8
+"""Blocks of `tiles` that a multiprocessor runs at a time."""
 _MOST_TILE_BYTES = 40 * 1024
 """The same for large windows. Of larger ones a run is so long that `ragged` has few packs with parts of two."""
 _TILE_THREADS = 256
@@ -232,12 +234,17 @@ class WindowTiles:
     bands: int
 
     @classmethod
-    def of(cls, s: Any, itemsize: int, to_windows: bool) -> Self | None:
-        """The tiles of these images; None if a window doesn't fit into one."""
+    def of(cls, s: Any, itemsize: int, to_windows: bool, places: int) -> Self | None:
+        """The tiles of these images; None if a window doesn't fit into one. places: blocks that run at a time.
+
+        Tiles of several bands are as small as they can be in as few waves of blocks, so that the last wave is full.
+        """
         across, down = s.W // s.window, s.B * s.H // s.window
         band = cls(across, 1).shared_bytes(s, itemsize, to_windows)
         if band <= _TILE_BYTES:
-            return cls(across, max(1, min(down, _TILE_BYTES // band)))
+            most = max(1, min(down, _TILE_BYTES // band))
+            waves = blocks(blocks(down, most), places)
+            return cls(across, blocks(down, waves * places))
         window = cls(1, 1).shared_bytes(s, itemsize, to_windows)
         if window > _MOST_TILE_BYTES:
             return None
@@ -291,7 +298,8 @@ def tuned(ctx: Context, forward: bool) -> Launch:
         return lambda t: cuda.memcpy(t.y, t.x)
     itemsize = ITEMSIZE[ctx.case.dtype]
     narrow = ctx.s.C * itemsize <= _TILED_PIXEL_BYTES
-    tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward)) if narrow else None
+    places = cuda.multiprocessors() * _TILES_AT_A_TIME
+    tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward), places) if narrow else None
     anywhere = _tiles(ctx, forward, tiles) if tiles else _ragged(ctx, forward)
     width = unit_bytes(ctx.s, itemsize)
     if not width:

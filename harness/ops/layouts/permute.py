@@ -154,8 +154,11 @@ class PackPlan:
 
     @classmethod
     def of(cls, packs: int, size: int, multiprocessors: int) -> Self:
-        """64 bytes a thread in flight, or 8 packs; fewer where multiprocessors would have no block. size: of a pack."""
-        unroll = min(8, 64 // size)
+        """A pack of 16 bytes a thread, or 8 narrower ones; fewer where multiprocessors would have no block.
+
+        size: of a pack. A multiprocessor's 2048 threads with a pack of 16 bytes each keep the memory busy.
+        """
+        unroll = 1 if size == PACK_BYTES else min(8, 64 // size)
         while unroll > 1 and blocks(packs, BLOCK * unroll) < 2 * multiprocessors:
             unroll //= 2
         return cls(unroll)

@@ -229,7 +229,7 @@ _TUNED = Tabled(partial(side_by_side, elements=ELEMENTS), LISTS)
 
 
 def _launch(ctx: Context, entry: str, tables: Tabled) -> Launch:
-    """One launch for the whole list."""
+    """One launch for the whole list. Gradients have no scale here; `harness.nn` has steps where they do."""
     copy = int(ctx.s.master == "float32")
     scalar = CUDA_TYPE[ctx.case.dtype]
     kernel = ctx.kernel("adamw.cu", entry, {"SCALAR": scalar, "COPY": copy, "FOURS": ELEMENTS // 4})
@@ -239,7 +239,7 @@ def _launch(ctx: Context, entry: str, tables: Tabled) -> Launch:
 
     def launch(t: Tensors) -> None:
         table = tables.current(ctx, t)
-        kernel(table.blocks, BLOCK, table.rows, t.step, ctypes.c_uint32(table.whole), *scalars)
+        kernel(table.blocks, BLOCK, table.rows, t.step, ctypes.c_uint32(table.whole), *scalars, None)
 
     return launch
 

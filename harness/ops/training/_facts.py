@@ -1,19 +1,23 @@
-"""Figures that training steps report of themselves: memory, energy, and how far off their losses are."""
+"""Figures that training steps report of themselves: memory, energy, a busy GPU, and how far off their losses are."""
 
 from __future__ import annotations
 
+import gc
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from harness import metrics, units
 from harness.ops.sheet import Context
 
 OFF = "loss_distance"
+BUSY = "device_busy"
 Made = TypeVar("Made")
 _SECONDS = 2.0
 """Seconds of steps whose energy is measured: enough that the counter moves many times."""
+_PROFILED = 5
+"""Steps that the profiler watches: they differ little."""
 
 metrics.fact(
     OFF,
@@ -21,10 +25,37 @@ metrics.fact(
     units.SHARE,
     "how far off the first steps' losses are from those of float32 at most, over what the latter fall by",
 )
+metrics.fact(
+    BUSY,
+    "device busy",
+    units.SHARE,
+    "the share of a step's time in which the GPU runs a kernel or copies; in the rest it waits for the host",
+)
 
 
-def with_memory(ctx: Context, steps: Callable[[], Made]) -> Made:
-    """What `steps` gives. Its peak memory is reported, on a GPU; that of a captured graph is what its capture took."""
+def allocated(ctx: Context) -> int:
+    """Bytes that tensors take on the GPU when all is forgotten that earlier cases may have left; 0 on a CPU.
+
+    A case is to find the same GPU whichever cases came before it, or its peak memory would depend on them.
+    """
+    import torch
+
+    if ctx.device.type != "cuda":
+        return 0
+    from harness import nn
+
+    gc.collect()
+    nn.forget()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_allocated())
+
+
+def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Made:
+    """What `steps` gives. Its peak memory is reported, on a GPU; that of a captured graph is what its capture took.
+
+    before: bytes that were allocated before the case was prepared (`allocated`). They aren't the case's.
+    """
     import torch
 
     if ctx.device.type != "cuda":
@@ -33,14 +64,15 @@ def with_memory(ctx: Context, steps: Callable[[], Made]) -> Made:
     torch.cuda.reset_peak_memory_stats()
     made = steps()
     torch.cuda.synchronize()
-    ctx.report(metrics.PEAK_MEMORY, torch.cuda.max_memory_allocated())
+    ctx.report(metrics.PEAK_MEMORY, torch.cuda.max_memory_allocated() - before)
     return made
 
 
-def report_energy(ctx: Context, step: Callable[[], object], items: int) -> None:
-    """Make steps for about `_SECONDS`, and report their energy an item, where the GPU counts its energy.
+def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
+    """Make steps for about `_SECONDS`; report their energy an item, if the GPU counts it, and how busy the GPU is.
 
-    The steps come after those that are timed, so that the timed ones don't depend on them.
+    The steps come after those that are timed, so that the timed ones don't depend on them. Nothing is reported on a
+    CPU.
     """
     import torch
 
@@ -50,13 +82,52 @@ def report_energy(ctx: Context, step: Callable[[], object], items: int) -> None:
     step()
     torch.cuda.synchronize()
     count = math.ceil(_SECONDS / (time.perf_counter() - start))
-    begin = _joules()
+    begin, start = _joules(), time.perf_counter()
     for _ in range(count):
         step()
     torch.cuda.synchronize()
-    end = _joules()
+    seconds, end = (time.perf_counter() - start) / count, _joules()
     if begin is not None and end is not None and end > begin:
         ctx.report(metrics.ENERGY, (end - begin) / (count * items))
+    if busy := _busy_seconds(step):
+        ctx.report(BUSY, min(1.0, busy / seconds))
+
+
+def _busy_seconds(step: Callable[[], object]) -> float:
+    """Seconds of a step in which the GPU does anything; 0 where the profiler isn't let at it.
+
+    Only what the GPU does is taken from the profiler: it takes the host some time, so steps last longer under it.
+    """
+    import torch
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    profiler = profile(activities=[ProfilerActivity.CUDA])
+    try:
+        profiler.start()
+    except RuntimeError:
+        return 0.0
+    for _ in range(_PROFILED):
+        step()
+    torch.cuda.synchronize()
+    profiler.stop()
+    # An annotation of the host's code lies on the GPU's time line as well, from its first kernel to its last one's end.
+    ranges = [
+        (event.time_range.start, event.time_range.end)
+        for event in profiler.events() or ()
+        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+    ]
+    return covered(ranges) * 1e-6 / _PROFILED
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """What intervals (start, end) cover together."""
+    length, until = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        length += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return length
 
 
 def _joules() -> float | None:

@@ -15,13 +15,12 @@ if TYPE_CHECKING:
 def operators(rung: Rung, config: object) -> Any:
     """The operators of a model with this configuration; None for those that it has unless told."""
     found = ours(rung, config) if rung.norm else None
-    if not rung.sdpa:
-        return found
-    return torch_attention(config) if found is None else replace(found, attention=of_bert)
+    parts = _of_torch(rung, config)
+    return replace(found or _plain(config), **parts) if parts else found
 
 
 def ours(rung: Rung, config: object) -> Any:
-    """Our operators, as far as the rung has them."""
+    """Our operators, as far as the rung has them. A BERT has our dropout, which `operators` may replace."""
     from harness import nn
 
     if isinstance(config, ResNetConfig):
@@ -36,13 +35,58 @@ def torch_attention(config: object) -> Any:
 
     Torch chooses a kernel itself.
     """
+    return replace(_plain(config), **_attention(config))
+
+
+def _plain(config: object) -> Any:
+    """The operators that a model with attention has unless told."""
     from harness.models.bert import BertOperators
     from harness.models.swin import SwinOperators
 
-    if isinstance(config, BertConfig):
-        return BertOperators(attention=of_bert)
-    assert isinstance(config, SwinConfig), f"no attention in {config}"
-    return SwinOperators(window_attention=of_windows)
+    assert isinstance(config, BertConfig | SwinConfig), f"no attention in {config}"
+    return BertOperators() if isinstance(config, BertConfig) else SwinOperators()
+
+
+def _attention(config: object) -> dict[str, Any]:
+    return {"attention": of_bert} if isinstance(config, BertConfig) else {"window_attention": of_windows}
+
+
+def _of_torch(rung: Rung, config: object) -> dict[str, Any]:
+    """Functions of torch that a rung has in place of a model's own operators, or of ours."""
+    from torch.nn import functional
+
+    parts: dict[str, Any] = _attention(config) if rung.sdpa else {}
+    if rung.half_norm:
+        parts |= {"layer_norm": layer_norm, "softmax": softmax}
+    # Beside our LayerNorm, and torch's like it, residuals have the type of the product, whoever does the dropout.
+    if isinstance(config, BertConfig) and (rung.half_norm or (rung.norm and not rung.dropout)):
+        parts |= {"dropout": functional.dropout, "dense_dropout_add": dense_dropout_add}
+    return parts
+
+
+def layer_norm(norm: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
+    """Torch's LayerNorm in the type of x, where autocast would give float32."""
+    import torch
+
+    with torch.autocast(x.device.type, enabled=False):
+        weight, bias = norm.weight.to(x.dtype), norm.bias.to(x.dtype)
+        return torch.nn.functional.layer_norm(x, norm.normalized_shape, weight, bias, norm.eps)
+
+
+def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Torch's softmax in the type of x, where autocast would give float32."""
+    import torch
+
+    with torch.autocast(x.device.type, enabled=False):
+        return torch.softmax(x, dim)
+
+
+def dense_dropout_add(dense: torch.nn.Linear, x: torch.Tensor, residual: torch.Tensor, p: float) -> torch.Tensor:
+    """Dropout of a product with its bias, and a residual, which is rounded to the type of the product."""
+    from torch.nn.functional import dropout
+
+    product = dense(x)
+    return dropout(product, p) + residual.to(product.dtype)
 
 
 def of_bert(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, p: float) -> torch.Tensor:

@@ -69,6 +69,36 @@ class RankTrainer(Trainer):
         with nullcontext() if self._may_sync else self._wrapped.no_sync():
             return super().loss_of_step()
 
+    def error_of_mean(self) -> float:
+        """How far off the gradients of all ranks together are from the mean of each one's, as a share of its norm.
+
+        The mean is computed on the host. No step is made, and random numbers begin anew afterwards.
+        """
+        import torch
+
+        self._backward(synced=False)
+        host_mean(self.weights)
+        want = [weight.grad.clone() for weight in self.weights if weight.grad is not None]
+        self._backward(synced=True)
+        if self._mean is not None:
+            self._mean(self.weights)
+        off = torch._foreach_sub([weight.grad for weight in self.weights], want)
+        distance, size = (torch.stack(torch._foreach_norm(found)).norm() for found in (off, want))
+        torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
+        return float(distance / size)
+
+    def _backward(self, synced: bool) -> None:
+        """New gradients of the loss, with the same random numbers each time; not compiled, which would take long."""
+        import torch
+
+        torch.manual_seed(self.setup.seed + self.setup.shard)
+        for weight in self.weights:
+            weight.grad = None
+        with nullcontext() if synced or self._wrapped is None else self._wrapped.no_sync():
+            with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
+                loss = self.loss(self._wrapped or self.model, self.batch)
+            self.scaler.scale(loss).backward()
+
     def _step(self) -> None:
         if self._mean is not None:
             self._mean(self.weights)

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 GRADIENT = 4
 """Bytes of a gradient: weights, and so their gradients, are in float32 in mixed precision."""
+MEAN_OFF = 0.1
+"""How far off the mean of gradients may be, over its norm. Halves that are added up in another order are off by less;
+the sum in the place of the mean, and gradients of one rank alone, by far more."""
 APART = 1e-9
 """How far off the sums of two ranks' weights may be, relative to their size: they are the same to the last bit."""
 
@@ -80,13 +83,17 @@ def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
 
 
 def make(ctx: Context) -> dict[str, Any]:
-    """Room for the losses of the first steps, and for the sum of all weights after the last of them, for the check."""
+    """Room for what is checked: losses of the first steps, all weights' sum after them, the error of the mean before.
+
+    Nothing is declared, as in `_steps.make`.
+    """
     import torch
 
-    zeros = torch.zeros
+    wide = {"device": ctx.device, "dtype": torch.float64}
     return {
-        "losses": zeros(STEPS, device=ctx.device),
-        "weights": zeros((), device=ctx.device, dtype=torch.float64),
+        "losses": torch.zeros(STEPS, device=ctx.device),
+        "weights": torch.zeros((), **wide),
+        "off": torch.zeros((), **wide),
     }
 
 
@@ -94,6 +101,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     """Make the trainer, and all of the first steps but those that are left to the harness."""
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
     reference_losses(ctx, way)
+    before = _facts.allocated(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)
     modes.enter_context(math_modes(rung.tf32))
@@ -104,24 +112,27 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     if tokens := getattr(MODELS[ctx.s.model], "tokens", 0):
         ctx.report(metrics.TOKENS, tokens * ctx.s.B * ctx.group.size)
     made = make(ctx)
+    if way.synced and ctx.group.size > 1:
+        made["off"].fill_(trainer.error_of_mean())
     numbers = iter(range(STEPS))
 
-    def once(losses: torch.Tensor, weights: torch.Tensor) -> None:
-        """A step, and while the first ones last, the losses until then and the sum of weights."""
+    def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
+        """A step, and while the first ones last, the losses until then, the sum of weights and the mean's error."""
         loss = trainer.loss_of_step()
         if (number := next(numbers, None)) is not None:
             made["losses"][number].copy_(loss)
             losses.copy_(made["losses"])
             weights.copy_(sum_of(trainer.weights))
+            off.copy_(made["off"])
 
     def first_steps() -> None:
         for _ in range(STEPS - 2):
             once(**made)
 
-    _facts.with_memory(ctx, first_steps)
+    _facts.with_memory(ctx, first_steps, before)
     if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
         ctx.afterwards(lambda: report_trace(ctx, trainer.loss_of_step))
-    return lambda t: once(t.losses, t.weights)
+    return lambda t: once(t.losses, t.weights, t.off)
 
 
 def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -147,6 +158,8 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
     if synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
         yield f"weights: ranks have different ones after {STEPS} steps; their sums are {sums}"
+    if not float(t.off) <= MEAN_OFF:
+        yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
     wanted = reference_losses(ctx, next(way for way in WAYS if way.name == ctx.case.variant))
     fall = wanted[0] - min(wanted)
     if not fall > SMALLEST_FALL * wanted[0]:

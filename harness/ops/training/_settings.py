@@ -11,6 +11,9 @@ from harness.ops.sheet import Context
 if TYPE_CHECKING:
     import torch
 
+EAGER = 3
+"""Steps before a graph is captured or memory is counted: they allocate the optimizer's state and choose kernels."""
+
 
 def seed_of(ctx: Context) -> int:
     """The seed of weights and data, the same for all variants of a case."""

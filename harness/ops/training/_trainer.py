@@ -15,6 +15,8 @@ from harness.ops.training._rungs import Rung
 if TYPE_CHECKING:
     import torch
 
+    from harness.ops.training._streams import SecondStream
+
 SCALE = 1024.0
 """What the loss is multiplied by in mixed precision. Torch begins with 65536, which may overflow in the first steps;
 then a rung would skip them, and its losses would lag behind those of the others."""
@@ -61,7 +63,8 @@ class Trainer:
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
-        self.batch = _batch(setup, kind)
+        self.second_stream = _second_stream(self.model, setup) if rung.streams else None
+        self.batch = batch_of(setup, kind)
         self.loss = module_of(setup.model).loss
         self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
         self.weights = list(self.model.parameters())
@@ -88,6 +91,8 @@ class Trainer:
         with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
             loss = self.loss(self.called, self.batch)
         self.scaler.scale(loss).backward()
+        if self.second_stream:
+            self.second_stream.join()
         self._step()
         self.scaler.update()
         return loss.detach()
@@ -133,6 +138,12 @@ def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
     return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
 
 
+def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
+    from harness.ops.training._streams import on_two_streams
+
+    return on_two_streams(model, setup.device)
+
+
 def _seed(rung: Rung, seed: int) -> None:
     """Begin random numbers anew, those of our kernels too."""
     import torch
@@ -163,7 +174,7 @@ def _placed(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
     return model.to(memory_format=torch.channels_last) if setup.layout == "nhwc" else model
 
 
-def _batch(setup: Setup, kind: torch.dtype) -> Any:
+def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     """The data of all steps, numbers in this type."""
     import torch
 

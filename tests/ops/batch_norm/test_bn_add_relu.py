@@ -325,3 +325,13 @@ def test_traffic():
     assert own["tuned"].written == 2 * n + n // 8 + 4 * vectors
     assert own["unfused"].moved == own["tuned"].moved + 4 * 2 * n
     assert own["eager"].moved == 8 * 2 * n + 6 * vectors
+
+
+@pytest.mark.parametrize(
+    ("entry", "parameter"), [("bn_add_relu:bn_apply_two_rows", 1), ("bn_add_relu_grad:bn_add_relu_grad_apply_rows", 5)]
+)
+def test_without_a_residual_it_is_not_touched(ptx, entry, parameter):
+    file, entry = entry.split(":")
+    text = ptx(f"{file}.cu", entry, {"SCALAR": "__half", "INDEX": "unsigned", "RESIDUAL": 0})
+    assert f"[{entry}_param_{parameter}]" not in text
+    assert f"[{entry}_param_0]" in text

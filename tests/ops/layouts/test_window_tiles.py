@@ -13,6 +13,7 @@ from harness.ops.layouts import _windows as windows
 from harness.ops.layouts._windows import WindowTiles
 
 # B, H, W, C, window, shift.
+LONG_ROWS = 64  # packs, as window_tiles.cuh has it
 SHAPES = [
     (1, 14, 56, 97, 7, 3),
     (1, 14, 56, 49, 7, 3),
@@ -58,7 +59,7 @@ class Block:
 
     def __post_init__(self) -> None:
         s, pack = self.s, 16 // self.itemsize
-        made, cut = WindowTiles.of(s, self.itemsize, self.to_windows), windows.WindowMap.of(s, 1)
+        made, cut = WindowTiles.of(s, self.itemsize, self.to_windows, 1), windows.WindowMap.of(s, 1)
         self.made, self.map, self.pack, self.edge = made, cut, pack, pack - 1
         tiles = -(-cut.across // made.columns)
         band, self.column = self.index // tiles * made.bands, self.index % tiles * made.columns
@@ -85,6 +86,21 @@ class Block:
             first = (number - self.before * behind) * self.pack - (offset + piece) % self.pack
             if first < count and count > 0:
                 found.append((slot, first, count, piece, r, self.cut if behind else 0))
+        return found
+
+    def image_stores(self, offset: int) -> list[tuple[int, int, int, int, int, int]]:
+        """The packs that are stored: in long rows those at the ends of pieces by for_ends()."""
+        if self.row_packs < LONG_ROWS:
+            return self.image_parts(offset)
+        found = [part for part in self.image_parts(offset) if 0 <= part[1] <= part[2] - self.pack]
+        for end in range(4 * self.rows):
+            r, behind = end // 4, end % 4 >= 2
+            piece = int(self.at[r]) + (0 if behind else self.start)
+            count = self.length - self.cut if behind else self.cut
+            last = ((offset + piece) % self.pack + count - 1) // self.pack
+            first = (last if end % 2 else 0) * self.pack - (offset + piece) % self.pack
+            if count > 0 and end % 2 <= last and not 0 <= first <= count - self.pack:
+                found.append((0, first, count, piece, r, self.cut if behind else 0))
         return found
 
     def window_parts(self, offset: int) -> list[tuple[int, int, int, int, int, int]]:
@@ -151,7 +167,7 @@ class Block:
     def stored(self, tile: np.ndarray) -> dict[int, int]:
         """Which element of x each element of y gets. Reads of the tile stay inside of it."""
         spot_of, several, found = self.spots(), windows._several(self.s, self.itemsize), {}
-        for _, first, count, piece, r, t in self.window_parts(self.y) if self.to_windows else self.image_parts(self.y):
+        for _, first, count, piece, r, t in self.window_parts(self.y) if self.to_windows else self.image_stores(self.y):
             begin = max(first, 0)
             place, left, other = spot_of(r, t + begin)
             if first < 0:
@@ -174,7 +190,7 @@ def test_tiles_move_each_element_to_its_place(shape, itemsize, to_windows):
     pack = 16 // itemsize
     for x, y in [(1, pack - 1)] if len(wanted) > 5000 else [(0, 0), (1, 0), (0, pack - 1)]:
         got = np.full(len(wanted), -1)
-        for index in range(WindowTiles.of(s, itemsize, to_windows).count(s)):
+        for index in range(WindowTiles.of(s, itemsize, to_windows, 1).count(s)):
             block = Block(s, itemsize, to_windows, index, x, y)
             for element, source in block.stored(block.loaded(len(wanted))).items():
                 assert got[element] == -1
@@ -188,7 +204,7 @@ def test_tiles_fit_and_have_all_windows(itemsize, to_windows):
     for images, height, width, side in [(1, 7, 7, 7), (64, 56, 56, 7), (3, 8, 2048, 8), (5, 24, 36, 12), (9, 5, 5, 1)]:
         for channels in (1, 2, 3, 17, 49, 97, 200):
             s = SimpleNamespace(**sizes_of((images, height, width, channels, side, side // 2)))
-            made = WindowTiles.of(s, itemsize, to_windows)
+            made = WindowTiles.of(s, itemsize, to_windows, 1)
             if made is None:
                 assert WindowTiles(1, 1).shared_bytes(s, itemsize, to_windows) > windows._MOST_TILE_BYTES
                 continue
@@ -209,8 +225,17 @@ def test_tiles_fit_and_have_all_windows(itemsize, to_windows):
     ],
 )
 def test_tiles_of_rows_that_are_not_whole_packs(shape, columns, bands):
-    assert WindowTiles.of(SimpleNamespace(**sizes_of(shape)), 2, True) == WindowTiles(columns, bands)
-    assert WindowTiles.of(SimpleNamespace(**sizes_of((2, 14, 14, 769, 7, 3))), 2, True) is None
+    assert WindowTiles.of(SimpleNamespace(**sizes_of(shape)), 2, True, 1056) == WindowTiles(columns, bands)
+    assert WindowTiles.of(SimpleNamespace(**sizes_of((2, 14, 14, 769, 7, 3))), 2, True, 1056) is None
+
+
+def test_the_last_wave_of_tiles_is_full():
+    s = SimpleNamespace(**sizes_of((2048, 56, 56, 3, 7, 3)))
+    large, even = (WindowTiles.of(s, 2, False, places) for places in (1, 1056))
+    assert (large.bands, even.bands) == (5, 4)
+    # 3.1 waves take as long as 3.9.
+    assert large.count(s) / 1056 < 3.2
+    assert 3.8 < even.count(s) / 1056 <= 4
 
 
 @pytest.mark.parametrize("to_windows", [0, 1])

@@ -234,3 +234,10 @@ def test_all_of_a_thread_is_loaded_before_the_logarithms(ptx, dtype):
     last = max(match.start() for match in loads.finditer(whole))
     assert last < whole.index("ex2.approx")
     assert last < whole.index("st.global.cg")
+
+
+@pytest.mark.parametrize(("more", "uses"), [({}, False), ({"SCALED": 1}, True)])
+def test_a_scale_is_read_only_where_there_is_one(ptx, more, uses):
+    text = ptx("adamw.cu", "adamw_tuned", {"SCALAR": "__half", "COPY": 1, "FOURS": 1} | more)
+    # It is the last parameter, the eleventh; the text of a kernel begins with the list of them.
+    assert (text.count("[adamw_tuned_param_10]") > 0) == uses

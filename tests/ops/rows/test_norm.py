@@ -363,3 +363,9 @@ def test_more_than_2_to_31_elements(run, normal, op, variant, rows, columns):
     x = normal(rows * columns, "float16").view(rows, columns)
     assert x.numel() > 2**31
     assert run(op, variant, x)[0] is None
+
+
+@pytest.mark.parametrize("more", [{}, {"EPS": "1e-12f"}])
+def test_epsilon_is_a_macro(ptx, more):
+    text = ptx("rms_norm.cu", "rms_norm_two_pass", {"SCALAR": "float", "THREADS": 256} | more)
+    assert ("0f3727C5AC" in text, "0f2B8CBCCC" in text) == (not more, bool(more))  # 1e-5 and 1e-12 as float32

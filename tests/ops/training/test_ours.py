@@ -1,15 +1,16 @@
-"""Rungs with our operators, which fall back to plain torch here: what they are given, and that they train alike."""
+"""Rungs with our operators, which fall back to plain torch on a CPU: what they are given, and that they train alike."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Iterable
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
 from harness import nn
-from harness.ops.training import _steps
+from harness.models import MODELS
+from harness.ops.training import _operators, _settings, _steps
 from harness.ops.training._rungs import BERT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
 from harness.ops.training._trainer import Setup, Trainer
 
@@ -22,9 +23,17 @@ OURS = [
 ]
 
 
+def named(rungs: Iterable[Rung], name: str) -> Rung:
+    (found,) = (rung for rung in rungs if rung.name == name)
+    return found
+
+
 def losses(rung: Rung, model: str, dtype: torch.dtype = torch.float16) -> list[float]:
     trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cpu"), dtype))
-    return [trainer.loss_of_step().item() for _ in range(_steps.STEPS)]
+    first = [trainer.loss_of_step().item() for _ in range(_settings.EAGER)]
+    # A graph is captured now, and no capture survives a compilation.
+    with torch.compiler.set_stance("fail_on_recompile"):
+        return first + [trainer.loss_of_step().item() for _ in range(_steps.STEPS - _settings.EAGER)]
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +51,71 @@ def test_losses_fall_as_those_of_float32(model, rung, wanted, monkeypatch):
     assert max(abs(one - other) for one, other in zip(found, wanted[model], strict=True)) < _steps.ALLOWED * fall
 
 
-def test_a_rung_keeps_what_those_above_have():
-    """But for the rungs beside the ladder, which take something back."""
-    beside = {"unscale", "half", "compile_ours"}
-    for rungs in (SWIN, BERT):
-        ladder = [rung for rung in rungs if rung.role == "ours" and rung.name not in beside]
-        assert [rung.name for rung in ladder][-1] == "graph"
-        for lower, higher in pairwise(ladder):
-            for part in ("tf32", "unscale", "adam", "norm", "windows", "attention", "graph", "sdpa"):
-                assert getattr(higher, part) >= getattr(lower, part), (lower.name, higher.name, part)
+@pytest.mark.parametrize("rungs", LADDERS.values(), ids=LADDERS)
+def test_a_rung_keeps_what_its_base_has_and_comes_after_it(rungs):
+    parts = [one.name for one in fields(Rung) if one.type == "bool"]
+    assert {"tf32", "norm", "graph", "half_norm"} < {*parts}
+    below = {}
+    for rung in rungs:
+        assert rung.name not in below
+        assert rung.base in below or not below, rung.name
+        if base := below.get(rung.base):
+            assert all(getattr(rung, part) >= getattr(base, part) for part in parts), rung.name
+            assert replace(rung, name=base.name, summary=base.summary, base=base.base, rows=base.rows) != base
+        below[rung.name] = rung
+
+
+@pytest.mark.parametrize(
+    ("rungs", "path"),
+    [
+        (SWIN, "graph attention windows fused_norm_adam unscale amp tf32 float32"),
+        (SWIN, "compile_graph compile sdpa half_norm fused_optimizer amp tf32 float32"),
+        (BERT, "compile_ours_graph compile_ours fused_norm_adam bit_masks byte_masks unscale amp tf32 float32"),
+        (RESNET, "compile_ours_graph compile_ours fused_norm unscale amp tf32 float32"),
+    ],
+)
+def test_the_ladder_stands_on_float32(rungs, path):
+    expected = path.split()
+    found = [expected[0]]
+    while base := named(rungs, found[-1]).base:
+        found.append(base)
+    assert found == expected
+
+
+def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dropout_alone():
+    in_bytes, in_bits = named(BERT, "byte_masks"), named(BERT, "bit_masks")
+    same = {"name": "", "summary": "", "base": "", "rows": ()}
+    assert replace(in_bits, dropout=False, **same) == replace(in_bytes, **same)
+    one, other = (_operators.operators(rung, MODELS["bert_toy"]) for rung in (in_bytes, in_bits))
+    assert one.dropout is torch.nn.functional.dropout
+    assert replace(one, dropout=other.dropout, dense_dropout_add=other.dense_dropout_add) == other
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("model", "rungs", "ours"), [("bert_toy", BERT, "bit_masks"), ("swin_toy", SWIN, "fused_norm_adam")]
+)
+def test_half_norm_has_the_types_that_our_norms_leave(model, rungs, ours, device):
+    """What LayerNorms are given and give, residuals among it. On a GPU, those of autocast give float32."""
+
+    def types(name):
+        trainer = Trainer(named(rungs, name), Setup(model, 8, 1, torch.device(device), torch.float16))
+        found, operators = [], trainer.model.operators
+
+        def noted(norm, x):
+            y = operators.layer_norm(norm, x)
+            found.append((x.dtype, y.dtype))
+            return y
+
+        for module in trainer.model.modules():
+            if hasattr(module, "operators"):
+                module.operators = replace(operators, layer_norm=noted)
+        trainer.loss_of_step()
+        return found
+
+    assert len(types(ours)) > 4
+    assert types("half_norm") == types(ours)
+    assert types("fused_optimizer") != types(ours) or (device, model) == ("cpu", "swin_toy")
 
 
 def test_the_ladder_of_swin_is_that_of_the_talk():
@@ -62,7 +127,7 @@ def test_the_ladder_of_swin_is_that_of_the_talk():
 
 def test_rungs_have_our_optimizer_scaler_and_operators():
     setup = Setup("swin_toy", 4, 1, torch.device("cpu"), torch.float16)
-    (attention,) = (rung for rung in SWIN if rung.name == "attention")
+    attention = named(SWIN, "attention")
     trainer = Trainer(attention, setup)
     assert isinstance(trainer.optimizer, nn.AdamW)
     assert isinstance(trainer.scaler, nn.GradScaler)
@@ -75,7 +140,6 @@ def test_rungs_have_our_optimizer_scaler_and_operators():
 
 
 def test_halves_have_masters_in_the_optimizer_alone():
-    (half,) = (rung for rung in SWIN if rung.name == "half")
-    trainer = Trainer(half, Setup("swin_toy", 4, 1, torch.device("cpu"), torch.float16))
+    trainer = Trainer(named(SWIN, "half"), Setup("swin_toy", 4, 1, torch.device("cpu"), torch.float16))
     assert all(one is other for one, other in zip(trainer.weights, trainer.masters, strict=True))
     assert {one.dtype for one in trainer.weights} == {torch.float16}

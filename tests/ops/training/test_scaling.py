@@ -65,20 +65,22 @@ class Pair(Group):
 
 
 @pytest.mark.parametrize(
-    ("variant", "other", "losses", "wrong"),
+    ("variant", "other", "losses", "off", "wrong"),
     [
-        ("ddp", 7.0, [2.0, 1.0], ""),
-        ("ddp", 7.5, [2.0, 1.0], "weights: ranks have different ones"),
-        ("replicas", 7.5, [2.0, 1.0], ""),
-        ("after", 7.0, [2.0, 1.5], "losses: that of step 2 is off by 0.5"),
+        ("ddp", 7.0, [2.0, 1.0], 0.0, ""),
+        ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: ranks have different ones"),
+        ("replicas", 7.5, [2.0, 1.0], 0.0, ""),
+        ("after", 7.0, [2.0, 1.9], 0.0, "losses: that of step 2 is off by 0.9"),
+        ("after", 7.0, [2.0, 1.0], 1.0, "gradients: their mean over ranks is off by 100.0% of its norm"),
     ],
 )
 def test_ranks_that_drift_apart_or_lose_their_way_are_wrong(
-    monkeypatch: pytest.MonkeyPatch, variant: str, other: float, losses: list[float], wrong: str
+    monkeypatch: pytest.MonkeyPatch, variant: str, other: float, losses: list[float], off: float, wrong: str
 ) -> None:
     monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
     ctx: Any = SimpleNamespace(group=Pair(other), case=case("resnet50_scaling", variant))
-    found = [*_scaling.check(ctx, SimpleNamespace(losses=torch.tensor(losses), weights=torch.tensor(7.0)))]
+    told = {"losses": losses, "weights": 7.0, "off": off}
+    found = [*_scaling.check(ctx, SimpleNamespace(**{name: torch.tensor(value) for name, value in told.items()}))]
     assert [text[: len(wrong)] for text in found] == ([wrong] if wrong else [])
 
 

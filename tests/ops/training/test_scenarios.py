@@ -11,6 +11,7 @@ from harness.measure import measure
 from harness.model import Timing
 from harness.models import MODELS
 from harness.ops import Catalogue
+from harness.ops.training._rungs import BERT, RESNET, SWIN
 from harness.scenario import Selection, find, load, plan
 
 CATALOGUE = Catalogue()
@@ -41,7 +42,18 @@ def test_the_small_scenario_has_every_model_and_every_rung_of_a_cpu():
     assert all(dict(job.case.choices)["model"].endswith("_toy") for job in jobs("train_small", "cpu"))
 
 
-@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer"])
+@pytest.mark.parametrize(("name", "rungs"), [("swin_train", SWIN), ("bert_train", BERT), ("resnet50_train", RESNET)])
+def test_a_scenario_has_every_rung_in_the_order_of_the_ladder(name, rungs):
+    """Reports draw the ladder from it. The one that takes minutes to compile has a scenario of its own."""
+    (listed,) = (definition.variants for definition in load(find([name]), CATALOGUE))
+    for index, rung in enumerate(listed):
+        base = next(one.base for one in rungs if one.name == rung)
+        assert base in listed[:index] or (rung, base) == ("float32", "")
+    assert {*listed} == {rung.name for rung in rungs} - {"compile_autotune"}
+    assert "compile_autotune" in {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
+
+
+@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune"])
 def test_the_scenarios_of_a_gpu_have_whole_models(name):
     found = {job.case.values["model"] for job in jobs(name, "cuda")}
     assert found

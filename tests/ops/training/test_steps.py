@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 
 from harness import metrics
+from harness.devices.cpu import Cpu
+from harness.measure import measure
 from harness.metrics import Subject
-from harness.model import Case, ComputePoint, Limits, Measurement
+from harness.model import Case, ComputePoint, Job, Limits, Measurement, Timing
 from harness.models import MODELS
-from harness.ops.training import _facts, _steps
-from harness.ops.training._rungs import RESNET, SWIN
+from harness.ops.training import _facts, _first_step, _steps
+from harness.ops.training._rungs import FLOAT32, RESNET, SWIN
 from harness.ops.training._trainer import Trainer
 
 
@@ -29,8 +32,15 @@ def not_finite(_: Trainer) -> torch.Tensor:
     return torch.tensor(math.nan)
 
 
+@pytest.fixture
+def losses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else is checked."""
+    monkeypatch.setattr(_first_step, "complaints", lambda *_: ())
+    monkeypatch.setattr(_first_step, "untrained", lambda *_: ())
+
+
 @pytest.mark.parametrize("step", [nothing, forward_only, not_finite])
-def test_a_step_that_trains_nothing_is_wrong(training, ready, step, monkeypatch):
+def test_a_step_that_trains_nothing_is_wrong(training, ready, step, losses_alone, monkeypatch):
     with ready(training, "float32") as session:  # whose reference is kept
         assert session.check() is None
     monkeypatch.setattr(Trainer, "loss_of_step", step)
@@ -38,17 +48,35 @@ def test_a_step_that_trains_nothing_is_wrong(training, ready, step, monkeypatch)
         assert session.check().startswith("losses: that of step")
 
 
+@pytest.mark.parametrize("has_twin", [True, False])
+def test_attention_that_is_not_trained_is_wrong(ready, has_twin, monkeypatch):
+    """By the twin's gradients, and by the state of the trainer that is timed; its losses don't show it."""
+    real = Trainer.__init__
+
+    def frozen(trainer, *arguments):
+        real(trainer, *arguments)
+        if trainer.rung.name == "amp":
+            for name, weight in trainer.model.named_parameters():
+                weight.requires_grad_("qkv.weight" not in name)
+
+    monkeypatch.setattr(Trainer, "__init__", frozen)
+    if not has_twin:
+        monkeypatch.setattr(_first_step, "complaints", lambda *_: ())
+    with ready("swin_train", "amp") as session:
+        assert session.check().startswith("weights: 4 of 63 had no gradient: features.1.0.attn.qkv.weight")
+
+
 def test_the_call_that_the_harness_checks_is_one_of_the_steps(training, ready, monkeypatch):
     real, made = Trainer.loss_of_step, Counter()
 
     def last_is_no_number(trainer):
-        made[trainer.rung.name] += 1
-        return not_finite(trainer) if made["amp"] == _steps.STEPS else real(trainer)
+        made[trainer] += 1
+        return not_finite(trainer) if made[trainer] == _steps.STEPS and trainer.rung.name == "amp" else real(trainer)
 
     monkeypatch.setattr(Trainer, "loss_of_step", last_is_no_number)
     with ready(training, "amp") as session:
         assert session.check().startswith(f"losses: that of step {_steps.STEPS} is off")
-    assert made["amp"] == _steps.STEPS
+    assert max(made.values()) == _steps.STEPS
 
 
 def test_losses_that_do_not_fall_judge_nothing(ready, monkeypatch):
@@ -94,6 +122,70 @@ def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
     assert facts.keys() == {metrics.TOKENS, _facts.OFF}
     assert facts[metrics.TOKENS] == 8 * MODELS["bert_toy"].tokens
     assert 0 < facts[_facts.OFF] < 0.1
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The items of each report of steps after the timed ones, which measures energy."""
+    items: list[int] = []
+    monkeypatch.setattr(_facts, "report_steps", lambda _ctx, _step, count: items.append(count))
+    return items
+
+
+def measured(catalogue):
+    case = Case("bert_train", "amp", "float16", (("B", 8),), (("model", "bert_toy"),), device="cpu")
+    return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue["bert_train"], Cpu()).status
+
+
+def test_energy_is_measured_after_the_timing(catalogue, reported):
+    assert measured(catalogue) == "ok"
+    assert reported == [8]
+
+
+def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, ready, reported, monkeypatch):
+    with ready("bert_train", "amp") as session:
+        assert session.check() is None
+        session.calls()[0]()
+    monkeypatch.setattr(_first_step, "complaints", lambda *_: ("all is wrong",))
+    assert measured(catalogue) == "wrong"
+    assert not reported
+
+
+def test_energy_is_not_measured_after_an_error(catalogue, reported, monkeypatch):
+    real, made = Trainer.loss_of_step, Counter()
+
+    def no_memory_is_left(trainer):
+        made[trainer] += 1
+        if made[trainer] > _steps.STEPS:
+            raise torch.OutOfMemoryError
+        return real(trainer)
+
+    monkeypatch.setattr(Trainer, "loss_of_step", no_memory_is_left)
+    assert measured(catalogue) == "out_of_memory"
+    assert not reported
+
+
+def test_what_kernels_cover_counts_once():
+    assert _facts.covered([(5, 7), (0, 2), (1, 3), (1, 2), (6, 6.5)]) == 5
+    assert _facts.covered([]) == 0
+
+
+def test_the_reference_keeps_what_enters_a_block_and_computes_the_same(setup):
+    setup = replace(setup, dtype=torch.float64)
+    losses, kept = [], []
+    for change in (lambda _: None, _steps.keep_little):
+        trainer = Trainer(FLOAT32, setup)
+        change(trainer.model)
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one, to=sizes: (to.append(one.numel()), one)[1], _same):
+            losses.append([trainer.loss_of_step().item() for _ in range(2)])
+        kept.append(sum(sizes))
+    assert losses[0] == losses[1]
+    assert kept[1] < kept[0] / 2
+
+
+def _same(tensor):
+    return tensor
 
 
 def test_rates_and_shares_follow_from_the_declared_work(catalogue):

@@ -28,7 +28,7 @@ def test_pure_halves_are_rounded_masters_after_each_step(setup):
         assert all(one.equal(other.to(one.dtype)) for one, other in zip(trainer.weights, trainer.masters, strict=True))
     changed = sum(not one.equal(other) for one, other in zip(before, trainer.weights, strict=True))
     assert changed > 0.9 * len(before)
-    assert trainer.loss_of_step().dtype == torch.float16
+    assert {weight.dtype for weight in trainer.weights} >= {torch.float16}
 
 
 def test_batch_norms_of_a_model_in_halves_stay_in_float32(setup):

@@ -1,0 +1,159 @@
+"""The stages of a case: what each does, with what threads, and how fast each is alone."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.ops.pipeline import _facts, _files
+from harness.ops.pipeline._images import Copier, CpuImages, GpuImages, Item, order, torchvision_missing
+from harness.ops.pipeline._stages import Crew, Stage
+from harness.ops.pipeline._step import TrainingStep
+from harness.ops.sheet import Context
+from harness.ops.training._settings import math_modes, seed_of
+
+Way = Literal["cpu", "gpu", "decoded"]
+"""How images come to the step: decoded by the CPU, by the GPU, or from a list of decoded ones in memory."""
+READERS = 4
+"""Threads that read files, since one that waits for a disk leaves it idle in between."""
+OTHERS = 2
+"""Processors left to reading and to the training step where all others decode."""
+
+
+def threads_of(asked: int) -> int:
+    """How many threads decode: as many as asked; for 0, one for each processor that this process may use but two."""
+    if asked:
+        return asked
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, usable - OTHERS)
+
+
+def files_of(ctx: Context, number: int) -> list[int]:
+    """Which files the images of batch `number` come from."""
+    return order(seed_of(ctx), number * ctx.s.B, ctx.s.B, ctx.s.N)
+
+
+class Parts:
+    """What a case's stages need, until the case is over: files, threads, the model. The facts of files are reported."""
+
+    def __init__(self, ctx: Context, way: Way) -> None:
+        import torch
+
+        self.ctx, self.way = ctx, way
+        _one_thread_each(ctx)
+        modes = math_modes(tf32=True)
+        modes.__enter__()
+        ctx.defer(lambda: modes.__exit__(None, None, None))
+        threads = threads_of(ctx.s.T)
+        crew = Crew(threads, lambda: torch.set_num_threads(1))
+        ctx.defer(crew.close)
+        self._readers = Crew(READERS)
+        ctx.defer(self._readers.close)
+        self._files = _files.made(ctx.s.N, crew)
+        self._cold = ctx.s.page_cache == "cold"
+        side, seed = side_of(ctx), seed_of(ctx)
+        cpu = CpuImages(crew, side, seed, pinned=ctx.device.type == "cuda")
+        self.images = GpuImages(ctx.device, side, seed) if way == "gpu" else cpu
+        self._decoded = self._all_decoded(cpu, crew) if way == "decoded" else []
+        self.step = TrainingStep(ctx)
+        self.stages = tuple(self._stages())
+        self._report(threads)
+
+    def read(self, number: int) -> Item:
+        """The files' bytes of batch `number`: a list of arrays of uint8."""
+        files = [self._files[one] for one in files_of(self.ctx, number)]
+        found: list[Any] = [None] * len(files)
+
+        def one(index: int) -> None:
+            found[index] = _files.read(files[index], cold=self._cold)
+
+        self._readers.each(len(files), one)
+        return Item(number, found)
+
+    def rates(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Images a second of each stage alone, and of each part of a stage."""
+        stages: dict[str, float] = {}
+        parts: dict[str, float] = {}
+        given: Iterator[Any] = itertools.count()
+        item: Any = 0
+        for stage in self.stages:
+            stages[stage.name] = self._alone(stage.work, given)
+            item = stage.work(item)
+            given = itertools.repeat(item)
+            if stage.name == "read":
+                parts["decode"] = self._alone(self.images.decode, given)
+                if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
+                    self.ctx.report(_facts.ENGINE_USE, use)
+                parts["resize"] = self._alone(self.images.resize, itertools.repeat(self.images.decode(item)))
+        stages["train"] = self._alone(self.step, given)
+        return stages, parts
+
+    @property
+    def shortest(self) -> float:
+        """Seconds for which a stage works alone at least."""
+        return _facts.SHORTEST[self.ctx.device.type]
+
+    def _alone(self, work: Callable[[Any], object], given: Iterator[Any]) -> float:
+        return _facts.rate_alone(work, given, self.ctx.s.B, self.shortest, self.step.finish)
+
+    def _stages(self) -> Iterator[Stage]:
+        """All stages but the training step, in order."""
+        if self.way == "decoded":
+            yield Stage("prepare", lambda number: self.images.resize(self._from_memory(number)))
+        else:
+            yield Stage("read", self.read)
+            yield Stage("prepare", self.images.both)
+        if self.way != "gpu":
+            yield Stage("copy", Copier(self.ctx.device))
+
+    def _from_memory(self, number: int) -> Item:
+        return Item(number, [self._decoded[one] for one in files_of(self.ctx, number)])
+
+    def _all_decoded(self, images: CpuImages, crew: Crew) -> list[Any]:
+        """Every image (3, HEIGHT, WIDTH), decoded."""
+        found: list[Any] = [None] * len(self._files)
+
+        def one(index: int) -> None:
+            found[index] = images.decode_one(_files.read(self._files[index], cold=False))
+
+        crew.each(len(found), one)
+        return found
+
+    def _report(self, threads: int) -> None:
+        """The facts of files, and of what decodes them. Files that are to be cold leave the page cache first."""
+        report = self.ctx.report
+        if self.way != "gpu":
+            report(_facts.THREADS, threads)
+        decoder = "nvJPEG" if self.way == "gpu" else "Pillow" if torchvision_missing() else "torchvision on the CPU"
+        report(_facts.DECODER, _facts.DECODERS.index(decoder))
+        if self.way == "decoded":
+            return
+        for file in self._files:
+            _files.read(file, cold=self._cold)
+        report(_facts.FILE, sum(file.stat().st_size for file in self._files) / len(self._files))
+        if (share := _mean_in_page_cache(self._files[:16])) is not None:
+            report(_facts.CACHED, share)
+
+
+def side_of(ctx: Context) -> int:
+    """Pixels of a side of the model's images."""
+    from harness.models import MODELS
+
+    return int(MODELS[ctx.s.model].image)  # type: ignore[union-attr] # the op's models are ResNets
+
+
+def _one_thread_each(ctx: Context) -> None:
+    """Let torch's operators have one thread, since each thread of a crew would start as many as there are cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    ctx.defer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(1)
+
+
+def _mean_in_page_cache(files: Sequence[Path]) -> float | None:
+    found = [share for file in files if (share := _files.in_page_cache(file)) is not None]
+    return sum(found) / len(found) if found else None

@@ -1,0 +1,192 @@
+"""The op on a CPU: four images, a tiny ResNet; what the check finds, what is reported, what is left behind."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+
+from harness.devices.cpu import Cpu
+from harness.measure import measure
+from harness.model import Case, Job, Timing
+from harness.ops import Catalogue
+from harness.ops.pipeline import _facts, _fed, _images, _parts, _step
+from harness.ops.pipeline._images import CpuImages, Item
+from harness.ops.pipeline._step import AsyncLog, SyncLog, TrainingStep
+from harness.scenario import Selection, find, load, plan
+from harness.session import Session
+
+CATALOGUE = Catalogue()
+OP = CATALOGUE["image_pipeline"]
+ON_A_CPU = [name for name, variant in OP.variants.items() if "cpu" in variant.devices]
+QUEUES = {"cpu": ("prepare", "copy", "train"), "decoded": ("copy", "train")}
+
+
+@pytest.fixture(autouse=True)
+def small_models(one_thread):
+    """Every test here has one thread."""
+
+
+def case(variant, **choices):
+    chosen = {"model": "resnet_toy", "page_cache": "warm"} | choices
+    shape = (("B", 4), ("N", 6), ("T", 2))
+    return Case(OP.name, variant, "float16", shape, tuple(chosen.items()), device="cpu")
+
+
+def checked(variant):
+    with Session(case(variant), OP, Cpu()) as session:
+        session.prepare()
+        return session.check()
+
+
+@pytest.mark.parametrize("variant", ON_A_CPU)
+def test_a_timed_case_reports_its_stages_and_leaves_no_thread(variant, monkeypatch):
+    before, threads = threading.active_count(), torch.get_num_threads()
+    monkeypatch.setattr(_fed, "WHOLE", 2)
+    monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
+    with Session(case(variant), OP, Cpu()) as session:
+        session.prepare()
+        assert session.check() is None
+        [call] = session.calls()
+        for _ in range(3):
+            call()
+    assert session.warnings == []
+    facts = dict(session.facts)
+    way = "cpu" if "buffer" in variant else "decoded"
+    stages = {name for name in _facts.STAGES if _facts.rate_of(name) in facts}
+    assert stages == ({"prepare", "copy", "train"} | ({"read"} if way == "cpu" else set()))
+    rates = {name: facts[_facts.rate_of(name)] for name in stages}
+    wanted = 1 / sum(1 / rate for rate in rates.values()) if variant == "one_buffer" else min(rates.values())
+    assert facts[_facts.EXPECTED] == pytest.approx(wanted)
+    assert _facts.STAGES[int(facts[_facts.LIMITING])] == min(rates, key=rates.get)
+    assert facts[_facts.DOUBLED] > 0
+    assert 1 < facts[_facts.GAIN] <= 2
+    for name in QUEUES[way]:
+        assert 0 <= facts[f"{name}_empty"] + facts[f"{name}_full"] <= 1.001
+    assert ({"decode_rate", "resize_rate", _facts.FILE} <= facts.keys()) is (way == "cpu")
+    assert facts[_facts.THREADS] == 2
+    assert (threading.active_count(), torch.get_num_threads()) == (before, threads)
+
+
+def test_a_case_that_is_only_checked_reports_no_rates():
+    with Session(case("two_buffers"), OP, Cpu()) as session:
+        session.prepare()
+        assert session.check() is None
+    facts = dict(session.facts)
+    assert facts.keys() <= {_facts.DECODER, _facts.FILE, _facts.CACHED, _facts.THREADS}
+    assert session.warnings == []
+
+
+def test_another_crop_is_wrong(monkeypatch):
+    real = CpuImages.both
+    monkeypatch.setattr(
+        CpuImages, "both", lambda self, item: item._replace(data=real(self, Item(item.number + 1, item.data)).data)
+    )
+    assert checked("two_buffers").startswith("images: number 0 of batch")
+
+
+def test_images_of_another_batch_are_wrong(monkeypatch):
+    real = CpuImages.both
+    monkeypatch.setattr(CpuImages, "both", lambda self, item: item._replace(data=real(self, item).data.flip(0)))
+    assert checked("two_buffers").startswith("images: number 0 of batch")
+
+
+def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
+    monkeypatch.setattr(TrainingStep, "__call__", lambda self, item: torch.tensor(torch.nan))
+    assert checked("cached") == "loss: it is nan"
+
+
+def test_a_stage_that_fails_ends_the_case_by_its_name(monkeypatch):
+    def fails(_self, _item):
+        raise OSError("the disk is gone")
+
+    before = threading.active_count()
+    monkeypatch.setattr(CpuImages, "both", fails)
+    with pytest.raises(RuntimeError, match="stage 'prepare' failed: OSError: the disk is gone"):
+        checked("two_buffers")
+    assert threading.active_count() == before
+
+
+def test_a_stage_that_fails_later_reports_no_rates(monkeypatch):
+    real, calls = CpuImages.both, iter(range(9))
+
+    def fails(self, item):
+        if next(calls) > 3:
+            raise OSError("the disk is gone")
+        return real(self, item)
+
+    monkeypatch.setattr(CpuImages, "both", fails)
+    with pytest.raises(RuntimeError, match="stage 'prepare'"):
+        measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
+
+
+def test_the_step_trains_with_the_images_that_came():
+    ctx_case = case("cached")
+    with Session(ctx_case, OP, Cpu()) as session:
+        session.prepare()
+        step = TrainingStep(session._ctx)
+        images = torch.randint(256, (4, 32, 32, 3), dtype=torch.uint8)
+        before = [weight.detach().clone() for weight in step.weights]
+        assert step(Item(0, images)).isfinite()
+        given = step._trainer.batch.images
+        wanted = (images.double() - torch.tensor(_images.MEAN)) / torch.tensor(_images.DEVIATION)
+        assert torch.allclose(given.permute(0, 2, 3, 1).double(), wanted, atol=1e-5)
+        assert given.is_contiguous(memory_format=torch.channels_last)
+        assert step._scaled(images.permute(0, 3, 1, 2).float()).equal(given)
+        assert any(not one.equal(other) for one, other in zip(before, step.weights, strict=True))
+
+
+@pytest.mark.parametrize("log", [SyncLog, AsyncLog])
+def test_a_log_has_a_line_a_step(log, tmp_path):
+    written = log(tmp_path / "steps")
+    weights = [torch.ones(4), torch.full((9,), 2.0)]
+    for loss in range(20):
+        written(_step.statistics_of(torch.tensor(float(loss)), weights))
+    written.close()
+    lines = [json.loads(line) for line in (tmp_path / "steps").read_text().splitlines()]
+    assert [line["loss"] for line in lines] == list(range(20))
+    assert lines[3]["norms"] == [2.0, 6.0]
+
+
+def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
+    def fails(_file, _values):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(_step, "_write", fails)
+    log = AsyncLog(tmp_path / "steps")
+    with pytest.raises(RuntimeError, match="the log failed: OSError"):
+        all(log(torch.ones(2)) is None for _ in range(1000))
+    log.close()
+
+
+def test_all_processors_but_two_decode_unless_told(monkeypatch):
+    monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    assert [_parts.threads_of(asked) for asked in (0, 1, 16)] == [14, 1, 16]
+    monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: {0})
+    assert _parts.threads_of(0) == 1
+
+
+def test_without_torchvision_the_way_out_is_told(monkeypatch):
+    monkeypatch.setattr(_images.importlib.util, "find_spec", lambda _: None)
+    refused = OP.variants["gpu_decode"].unsupported(case("gpu_decode"))
+    assert refused.endswith("pip install 'gpu-bench-harness[pipeline]'")
+    assert OP.variants["two_buffers"].unsupported(case("two_buffers")) is None
+
+
+def test_where_files_stay_in_the_page_cache_the_way_out_is_told(monkeypatch):
+    monkeypatch.delattr("os.posix_fadvise", raising=False)
+    cold = case("two_buffers", page_cache="cold")
+    assert OP.variants["two_buffers"].unsupported(cold).endswith("choose page_cache=warm")
+    assert OP.variants["two_buffers"].unsupported(case("two_buffers")) is None
+
+
+def test_the_small_scenario_has_every_variant_of_a_cpu_and_tiny_models():
+    small = plan(load(find(["pipeline_small"]), CATALOGUE), CATALOGUE, Selection("cpu")).jobs
+    assert {job.case.variant for job in small} == set(ON_A_CPU)
+    assert {job.case.values["model"] for job in small} == {"resnet_toy"}
+    large = plan(load(find(["pipeline"]), CATALOGUE), CATALOGUE, Selection("cuda")).jobs
+    assert {job.case.variant for job in large} == OP.variants.keys()
+    assert {job.case.values["model"] for job in large} == {"resnet50"}
+    assert {job.case.values["T"] for job in large} == {0, 1, 2, 4, 8, 14, 16}

@@ -1,0 +1,115 @@
+"""Files of noise, the page cache, crops, and images that are decoded, resized and scaled."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+from harness.ops.pipeline import _files, _images
+from harness.ops.pipeline._images import CpuImages, Item
+from harness.ops.pipeline._stages import Crew
+
+COUNT = 4
+
+
+@pytest.fixture(scope="module")
+def crew():
+    made = Crew(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def files(crew):
+    return _files.made(COUNT, crew)
+
+
+def test_files_are_as_large_as_said_and_the_same_each_time(files):
+    sizes = [file.stat().st_size for file in files]
+    assert all(100e3 < size < 145e3 for size in sizes)
+    assert 110e3 < sum(sizes) / COUNT < 135e3
+    assert files[1].read_bytes() == _files.encoded(1)
+    assert _files.encoded(1) != _files.encoded(2)
+
+
+def test_files_that_are_there_are_not_made_again(files, crew, monkeypatch):
+    files[2].unlink()
+    made = []
+    monkeypatch.setattr(_files, "_make", lambda numbers, index: made.append(numbers[index]))
+    _files.made(COUNT, crew)
+    assert made == [2]
+    monkeypatch.undo()
+    _files.made(COUNT, crew)
+
+
+def test_noise_falls_with_frequency_as_said():
+    image = _files.pixels(0)[:, :, 1].astype(float)
+    power = np.abs(np.fft.rfft2(image - image.mean())) ** 2
+    frequency = np.hypot(np.fft.fftfreq(_files.HEIGHT)[:, None], np.fft.rfftfreq(_files.WIDTH)[None])
+    low, high = (power[(frequency > f) & (frequency < 1.2 * f)].mean() for f in (0.02, 0.08))
+    assert np.log(low / high) / np.log(4) == pytest.approx(2 * _files.SLOPE, rel=0.1)
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="files can't leave the page cache here")
+def test_a_cold_read_gives_the_bytes_and_leaves_nothing_in_the_page_cache(files):
+    assert _files.read(files[0], cold=False).tobytes() == files[0].read_bytes()
+    if _files.in_page_cache(files[0]) != 1:
+        pytest.skip("this system doesn't tell what is in the page cache")
+    assert _files.read(files[0], cold=True).tobytes() == _files.encoded(0)
+    if (left := _files.in_page_cache(files[0])) == 1:
+        pytest.skip("the file system of the cache folder lies in memory")
+    assert left == 0
+
+
+def test_decoded_images_are_those_that_were_encoded(files):
+    decoded = _images.by_pillow(_files.read(files[0], cold=False))
+    assert decoded.shape == (3, _files.HEIGHT, _files.WIDTH)
+    off = decoded.permute(1, 2, 0).float() - torch.from_numpy(_files.pixels(0)).float()
+    assert off.abs().mean() < 3  # quality 96 loses a little
+
+
+def test_each_file_comes_once_an_epoch_in_another_order():
+    found = _images.order(3, 0, 24, 8)
+    epochs = [found[start : start + 8] for start in (0, 8, 16)]
+    assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert found == [one for first in range(0, 24, 6) for one in _images.order(3, first, 6, 8)]
+    assert found != _images.order(4, 0, 24, 8)
+
+
+def test_crops_lie_in_the_image_and_have_the_sizes_said():
+    boxes = _images.crops(3, 5, 1000)
+    left, top, width, height = boxes.T
+    assert boxes.min() >= 0
+    assert width.min() > 0
+    assert ((left + width) <= _files.WIDTH).all()
+    assert ((top + height) <= _files.HEIGHT).all()
+    area = width * height / (_files.WIDTH * _files.HEIGHT)
+    assert 0.07 < area.min() < 0.1
+    assert area.mean() == pytest.approx(0.52, abs=0.03)
+    assert (boxes == _images.crops(3, 5, 1000)).all()
+    assert not (boxes == _images.crops(3, 6, 1000)).all()
+
+
+def test_both_ways_of_resizing_cut_the_same_crop():
+    """On an image that hardly changes from pixel to pixel, antialiasing makes no difference."""
+    across = torch.linspace(0, 200, _files.WIDTH).expand(_files.HEIGHT, -1)
+    down = torch.linspace(0, 200, _files.HEIGHT)[:, None].expand(-1, _files.WIDTH)
+    image = torch.stack([across, down, (across + down) / 2]).to(torch.uint8)
+    for box in _images.crops(1, 1, 6):
+        alone = _images.resized(image, box, 32).permute(2, 0, 1).float()
+        [together] = _images.resized_together(image[None], box[None], 32)
+        assert (alone - together).abs().max() < 2
+
+
+def test_a_batch_in_one_go_is_a_batch_in_two(files, crew):
+    images = CpuImages(crew, 32, 7, pinned=False)
+    item = Item(3, [_files.read(file, cold=False) for file in files])
+    both, parts = images.both(item), images.resize(images.decode(item))
+    assert both.number == parts.number == 3
+    assert both.data.shape == (COUNT, 32, 32, 3)
+    assert both.data.equal(parts.data)
+    assert not images.both(item._replace(number=4)).data.equal(both.data)

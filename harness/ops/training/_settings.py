@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.ops.sheet import Context
@@ -58,16 +59,28 @@ def side_stream() -> Iterator[None]:
     current.wait_stream(side)
 
 
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    """A graph of a step. It keeps the step, and so the weights that the graph reads: nothing else may get their memory.
+
+    result: what the step gave. Each replay writes it anew.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    result: torch.Tensor
+    step: Callable[[], torch.Tensor]
+
+    def __call__(self) -> torch.Tensor:
+        """Replay the graph."""
+        self.graph.replay()
+        return self.result
+
+
 def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A replay of the step as a CUDA graph. Its loss is always the same tensor."""
+    """A replay of the step as a CUDA graph. Its result is always the same tensor."""
     import torch
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        loss = step()
-
-    def replay() -> torch.Tensor:
-        graph.replay()
-        return loss
-
-    return replay
+        result = step()
+    return _Replay(graph, result, step)

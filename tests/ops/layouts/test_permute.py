@@ -47,6 +47,8 @@ SHAPES = [
     (2, 48, 12, 49),  # rows of y are whole sectors
     (3, 31, 4, 33),
     (4, 16, 5, 17),
+    (2, 33, 32, 17),
+    (2, 31, 3, 145),
     (2, 300, 70, 21),  # a row of x is too long for shared memory
     (1, 9, 7, 2047),
     (1, 9, 7, 2049),
@@ -85,6 +87,7 @@ def test_unaligned_addresses(launch, placed, any_bits, variant, dtype):
         (2, 33, 12, 64),
         (2, 33, 12, 6),
         (2, 33, 5, 50),
+        (2, 33, 8, 20),
         (2, 33, 12, 49),
         (2, 48, 12, 49),
         (1, 5, 3, 2050),

@@ -6,17 +6,18 @@ A new metric is one more entry: `add(Metric(...))`. A metric whose value only th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Literal, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness import units
 from harness.errors import UsageError
-from harness.model import Bound, KernelFacts, Limits, Measurement, Result, Traffic, Work
-from harness.model.limits import State
-from harness.stats import median_interval, range_over_median
+from harness.model import KernelFacts
+from harness.stats import range_over_median
+from harness.subject import Subject, interval, subjects
 from harness.units import Unit
+
+__all__ = ["METRICS", "Metric", "Subject", "add", "fact", "interval", "named", "subjects", "values"]
 
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
@@ -24,121 +25,16 @@ KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
 SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
 """Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
+OVERLAPPED, AFTER, WITHOUT = "ddp", "after", "no_sync"
+"""Variants of a training step on several devices: its gradients are summed during the backward, after it, or never."""
+COLLECTIVE = "collective_bytes"
+"""The fact that a collective over ranks has: its bytes, as nccl-tests counts them."""
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
 PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
 """Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What the metrics of a case are computed from: one process of the case, or all.
-
-    time, call_time: seconds a call. interval: bounds of `time` at 95%. medians: the time of each process, in seconds.
-    bound: of the machine's limits the one by which the work takes longest, with the seconds that it then takes at best.
-    facts: figures that the variant reported. settled: whether the machine was under load for seconds, so that the work
-    is compared with the settled peaks of compute, not with the burst peaks. over: the case that speed-ups compare with.
-    alone: the same case on one device.
-    """
-
-    time: float | None
-    work: Work | None = None
-    traffic: Traffic | None = None
-    limits: Limits | None = None
-    bound: Bound | None = None
-    call_time: float | None = None
-    interval: tuple[float, float] | None = None
-    medians: tuple[float, ...] = ()
-    facts: Mapping[str, float] = field(default_factory=dict)
-    kernels: tuple[KernelFacts, ...] = ()
-    settled: bool = False
-    world: int = 1
-    over: Subject | None = None
-    alone: Subject | None = None
-
-    @classmethod
-    def of(cls, found: Result | Measurement, limits: Limits | None) -> Self:
-        """The subject of all processes of a case, or of one. Metrics that compare it with another case are None."""
-        measurements = (found,) if isinstance(found, Measurement) else found.measurements
-        time = found.time
-        subject = cls(
-            time=time,
-            work=found.work,
-            traffic=found.traffic,
-            call_time=found.call_time,
-            interval=interval(measurements) if time is not None else None,
-            medians=tuple(m.time for m in measurements if m.time is not None),
-            facts=dict(found.facts),
-            kernels=tuple(kernel for m in measurements for kernel in m.kernels),
-            settled=found.timer == "steady",
-            world=found.case.world,
-        )
-        bound = limits.bound(found.work, subject.state, subject.world) if limits and found.work else None
-        return replace(subject, limits=limits, bound=bound)
-
-    def against(self, over: Subject | None) -> Self:
-        """The same subject, compared with another variant."""
-        return replace(self, over=over)
-
-    @property
-    def state(self) -> State:
-        """Which peaks of compute the subject is compared with."""
-        return "settled" if self.settled else "burst"
-
-    @property
-    def floor(self) -> float | None:
-        """Seconds that the work of the case takes on this machine at best."""
-        return self.bound.seconds if self.bound else None
-
-    @property
-    def bound_by_compute(self) -> bool:
-        """Whether the machine's rate of operations decides how long the work takes at best."""
-        return self.bound is not None and self.bound.limit not in ("memory", "link")
-
-    @property
-    def beyond_memory(self) -> bool:
-        """Whether the work is compared with a measured peak of compute or a measured link, not with memory alone."""
-        if self.limits is None or self.work is None:
-            return False
-        rates = [self.limits.rate(kind, self.state) for kind, count in self.work.flops if count]
-        return bool(rates and all(rates)) or bool(self.work.sent and self.limits.link(self.world))
-
-
-def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subject]:
-    """The subject of each case by its id. `alone` is the same case on one device, where that was measured too."""
-
-    # Variants of one case do the same work, and finding its bound takes a search through all streams.
-    @cache
-    def bound(work: Work | None, state: State, world: int) -> Bound | None:
-        return limits.bound(work, state, world) if limits and work else None
-
-    cases = {result.case.id: result.case for result in results}
-    found: dict[str, Subject] = {}
-    for result in results:
-        subject = Subject.of(result, None)
-        known = bound(subject.work, subject.state, subject.world)
-        found[result.case.id] = replace(subject, limits=limits, bound=known)
-    for key, case in cases.items():
-        if case.world > 1:
-            found[key] = replace(found[key], alone=found.get(replace(case, world=1).id))
-    return found
-
-
-def interval(measurements: Iterable[Measurement]) -> tuple[float, float] | None:
-    """95% interval of the time of a case in seconds, from the measurements of its processes; None for too few samples.
-
-    One process: the distribution-free interval of the median of its samples. Several processes: the smallest range
-    that holds every process's median and every process's own interval. Processes differ in ways that the samples of
-    one process can't show (addresses, clocks). A rank interval of their medians at 95% would take six processes. The
-    range is rather too wide: less than 1 time in 20 it takes noise for a change.
-    """
-    timed = [m for m in measurements if m.time is not None]
-    bounds = [bound for m in timed if (own := median_interval(m.samples)) for bound in own]
-    if len(timed) > 1:
-        bounds += [m.time for m in timed if m.time is not None]
-    return (min(bounds), max(bounds)) if bounds else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,9 +195,46 @@ def _of_another(name: str) -> Callable[[Subject], float | None]:
     return ratio
 
 
+def _ideal_items(s: Subject) -> float | None:
+    alone = _items(s.alone) if s.alone else None
+    return s.world * alone if alone else None
+
+
 def _efficiency(s: Subject) -> float | None:
-    items, alone = _items(s), _items(s.alone) if s.alone else None
-    return items / (s.world * alone) if items and alone else None
+    items, ideal = _items(s), _ideal_items(s)
+    return items / ideal if items and ideal and s.world > 1 else None
+
+
+def _efficiency_bound(end: int) -> Callable[[Subject], float | None]:
+    """The lower (0) or upper (1) bound: both times at the ends of their intervals that are worst, or best, for it."""
+
+    def bound(s: Subject) -> float | None:
+        efficiency, alone = _efficiency(s), s.alone
+        if not (efficiency and s.time and alone and alone.time and s.interval and alone.interval):
+            return None
+        return efficiency * (s.time / s.interval[1 - end]) * (alone.interval[end] / alone.time)
+
+    return bound
+
+
+def _hidden(s: Subject) -> float | None:
+    times = [s.beside[name].time if name in s.beside else None for name in (AFTER, WITHOUT)]
+    after, without = times
+    if s.variant != OVERLAPPED or not (s.time and after and without and s.world > 1 and after > without):
+        return None
+    return (after - s.time) / (after - without)
+
+
+def _bus_bandwidth(s: Subject) -> float | None:
+    return s.work.sent / s.time if COLLECTIVE in s.facts and s.work and s.work.sent and s.time else None
+
+
+def _algorithm_bandwidth(s: Subject) -> float | None:
+    return s.facts[COLLECTIVE] / s.time if COLLECTIVE in s.facts and s.time else None
+
+
+def _link_bandwidth(s: Subject) -> float | None:
+    return s.limits.link(s.world) if COLLECTIVE in s.facts and s.limits else None
 
 
 def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], float | None]:
@@ -333,7 +266,7 @@ for _metric in (
            "operations that the op has to do for each byte that it has to move",
            head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
-           head="{unit}", keep=7, figure=2, sweep=2),
+           head="{unit}", keep=7, figure=2, sweep=2, limit="ideal_items"),
     Metric("tokens", "tokens a second", units.TOKENS, _tokens, "tokens of all sequences, over the time", "higher",
            head="{unit}", keep=6, shown=lambda s: TOKENS in s.facts),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
@@ -363,6 +296,23 @@ for _metric in (
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
+    Metric("efficiency_low", "lower bound of the scaling efficiency", units.SHARE, _efficiency_bound(0),
+           "scaling efficiency at the ends of the 95% intervals of both times that are worst for it; at the other ends "
+           "it is efficiency high", relative="world", head="efficiency low", keep=4),
+    Metric("efficiency_high", "upper bound of the scaling efficiency", units.SHARE, _efficiency_bound(1),
+           "the upper bound that belongs to efficiency low", relative="world", head="efficiency high", keep=4),
+    Metric("hidden_by_times", "communication hidden, by times", units.SHARE, _hidden,
+           f"how much of the time that the sum of gradients takes the backward hides: what {OVERLAPPED} is faster than "
+           f"{AFTER} by, over what {WITHOUT} is faster by", head="hidden (times)", keep=7),
+    Metric("bus_bandwidth", "bus bandwidth", units.BANDWIDTH, _bus_bandwidth,
+           "the bytes that each device has to send, over the time: busbw of nccl-tests, which no number of devices "
+           "changes as long as their links are the limit", "higher",
+           head="bus {unit}", keep=ALWAYS, figure=5, sweep=5, limit="link_bandwidth"),
+    Metric("algorithm_bandwidth", "algorithm bandwidth", units.BANDWIDTH, _algorithm_bandwidth,
+           "the bytes of the collective's larger buffer, over the time: algbw of nccl-tests",
+           head="algorithm {unit}", keep=8),
+    Metric("link_bandwidth", "link", units.BANDWIDTH, _link_bandwidth),
+    Metric("ideal_items", "ideal", units.ITEMS, _ideal_items),
     Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, _ceiling_bandwidth),
     Metric("ceiling_flops", "ceiling", units.OPERATIONS, _ceiling_flops),
     Metric("noise", "noise", units.FINE_SHARE,
@@ -380,6 +330,7 @@ for _metric in (
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
+    replace(_fact(COLLECTIVE, "bytes of the collective", units.BYTES, "its bytes, as nccl-tests counts them"), head=""),
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),

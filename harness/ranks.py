@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 _LONGEST = 1800.0  # seconds to wait for another rank, which may compile at that time; a job's own limit is shorter
-_PATIENCE = 15.0  # seconds that a rank with an error waits for the others before it gives up on them
+_PATIENCE = 3.0  # seconds that a rank with an error waits for the others, which may wait for it in a collective
 
 Gather = Callable[[Any, float], list[Any]]
 _Value = TypeVar("_Value")
@@ -36,13 +36,25 @@ class Group:
     gather(value, seconds): every rank's value on every rank, in the order of ranks; raises TimeoutError if a rank sends
     none within so many seconds.
 
+    local_rank, local_size: the rank among those on this host, and how many they are; all are here unless told.
+
     A rank that fails sends its failure in place of its next value. So the others learn of the failure at their next
     exchange: every method but `failed` raises PeerError once another rank has failed.
     """
 
-    def __init__(self, rank: int = 0, size: int = 1, gather: Gather = lambda value, _seconds: [value]) -> None:
+    def __init__(
+        self,
+        rank: int = 0,
+        size: int = 1,
+        gather: Gather = lambda value, _seconds: [value],
+        *,
+        local_rank: int | None = None,
+        local_size: int | None = None,
+    ) -> None:
         self.rank = rank
         self.size = size
+        self.local_rank = rank if local_rank is None else local_rank
+        self.local_size = size if local_size is None else local_size
         self._gather = gather
 
     def exchange(self, value: _Value) -> list[_Value]:
@@ -88,7 +100,7 @@ ALONE = Group()
 
 
 def from_environment() -> Group:
-    """The group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+    """The group that RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
     It also joins torch's default group, with the backend gloo. An op that needs NCCL makes a group of its own.
     """
@@ -102,7 +114,9 @@ def from_environment() -> Group:
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # A connection of its own: while this process waits for a value, another thread of torch, such as NCCL's, must not.
     store = distributed.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=_LONGEST))
-    return Group(rank, size, _Exchange(distributed.PrefixStore("harness", store), rank, size))
+    exchange = _Exchange(distributed.PrefixStore("harness", store), rank, size)
+    local_rank, local_size = os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size)
+    return Group(rank, size, exchange, local_rank=int(local_rank), local_size=int(local_size))
 
 
 class _Exchange:

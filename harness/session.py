@@ -202,7 +202,7 @@ class Session:
     def __enter__(self) -> Self:
         # Done before anything touches a device. If there is no such device, `obstacle` says so.
         if self.case.world > 1 and not self._too_few_devices():
-            self.device.use(self.group.rank)
+            self.device.use(self.group.local_rank)
         self._range.__enter__()
         return self
 
@@ -228,6 +228,8 @@ class Session:
             try:
                 failure = self.group.failed(status, text)
             except TimeoutError as late:
+                if status != "crashed":
+                    raise EndedError(status, text) from error.with_traceback(None)
                 error.add_note(f"the other ranks weren't told: {late}")
                 raise error from None
             if status == "crashed":
@@ -296,9 +298,10 @@ class Session:
     def _too_few_devices(self) -> str | None:
         """Why the ranks can't have a device each; None if they can, or if all ranks share one device."""
         count = self.device.count
-        if count is None or self.case.world <= count:
+        needed = self.group.local_size
+        if count is None or needed <= count:
             return None
-        return f"needs {self.case.world} devices, this machine has {count}"
+        return f"needs {needed} devices, this machine has {count}"
 
 
 def bytes_needed(case: Case, op: Op) -> int:

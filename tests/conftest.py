@@ -25,7 +25,10 @@ PLUGINS = tuple(
 )
 
 
-LONGEST = ("test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py")
+LONGEST = (
+    "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py", "test_scaling.py",
+    "test_collectives.py",
+)  # fmt: skip
 """Files that take longest, and mostly wait for processes. One that began last would run alone in the end."""
 
 
@@ -161,7 +164,7 @@ def job() -> Callable[..., Job]:
 
     def make(variant: str, op: str = "fault", n: int = 4096, timeout: float = 60.0, device: str = "cpu") -> Job:
         timing = Timing(precision=0.5, max_time=0.02, timeout=timeout)
-        world = 2 if op == "all_reduce" else 1
+        world = 2 if op == "rank_sum" else 1
         return Job(Case(op, variant, "float32", (("N", n),), world=world, device=device), timing)
 
     return make

@@ -17,8 +17,9 @@ import harness
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
-    {"errors", "units", "expressions", "paths", "ranges", "ranks", "stats"},
+    {"errors", "units", "expressions", "intervals", "paths", "ranges", "ranks", "stats"},
     {"discover", "model"},
+    {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},
     {"models"},

@@ -56,6 +56,11 @@ LIMITS = Limits(
 WORK = Work(read=2000, written=2000, flops=(("float16", 10**6),), items=5, item="rows")
 
 
+SEVERAL = {"efficiency", "efficiency_low", "efficiency_high", "ideal_items", "hidden_by_times"}
+SEVERAL |= {"bus_bandwidth", "algorithm_bandwidth", "link_bandwidth"}
+"""Metrics that only cases on several devices have."""
+
+
 def measured(time: float = 2e-6, case: Case = CASE, **fields: Any) -> Measurement:
     """Seven samples around `time`: the interval of their median goes from 0.9 to 1.1 of it."""
     samples = tuple(time * factor for factor in (0.9, 0.95, 1, 1, 1, 1.05, 1.1))
@@ -110,6 +115,13 @@ EVERYTHING = measured(
         ("registers", 40),
         ("local_bytes", 8),
         ("efficiency", None),
+        ("efficiency_low", None),
+        ("efficiency_high", None),
+        ("hidden_by_times", None),
+        ("bus_bandwidth", None),
+        ("algorithm_bandwidth", None),
+        ("link_bandwidth", None),
+        ("ideal_items", None),
         ("process_range", None),
     ],
 )
@@ -134,7 +146,7 @@ def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
 def test_without_limits_only_what_needs_them_is_unknown() -> None:
     found = metrics.values(subject(EVERYTHING, limits=None).against(subject(measured())))
     unknown = {name for name, value in found.items() if value is None}
-    assert unknown - {"efficiency", "process_range", "sent_bytes", "kept", "memory"} == {
+    assert unknown - SEVERAL - {"process_range", "sent_bytes", "kept", "memory"} == {
         "of_peak", "of_ceiling", "ceiling_bandwidth", "ceiling_flops",
     }  # fmt: skip
     assert {name for name, metric in METRICS.items() if metric.of_limits} == {"of_peak", "of_ceiling"}
@@ -358,3 +370,28 @@ def test_floors_are_of_what_is_better_higher_and_claims_of_what_has_a_better_way
 def test_every_column_says_how_to_read_it() -> None:
     assert [name for name, metric in METRICS.items() if metric.head and not metric.hint] == []
     assert [name for name, metric in METRICS.items() if metric.limit and metric.limit not in METRICS] == []
+
+
+def scaled(variant: str, time: float, world: int = 2, **fields: Any) -> Measurement:
+    work = replace(WORK, items=5 * world, sent=1000)
+    return measured(time, Case("op", variant, "float16", (("N", 8),), world=world), work=work, **fields)
+
+
+def test_what_several_devices_do_is_compared_with_one_and_with_what_hides_nothing() -> None:
+    every = (scaled("ddp", 2e-6, 1), scaled("ddp", 2.5e-6), scaled("after", 4e-6), scaled("no_sync", 2e-6))
+    found = metrics.subjects([Result(m.case, (m,)) for m in every], LIMITS)
+    alone, ddp, after, _ = (metrics.values(found[m.case.id]) for m in every)
+    assert (alone["ideal_items"], alone["efficiency"], alone["hidden_by_times"]) == (2.5e6, None, None)
+    assert ddp["ideal_items"] == 5e6
+    assert ddp["efficiency"] == pytest.approx(0.8)
+    assert ddp["efficiency_low"] == pytest.approx(0.8 / 1.1 * 0.9)
+    assert ddp["efficiency_high"] == pytest.approx(0.8 / 0.9 * 1.1)
+    assert ddp["hidden_by_times"] == pytest.approx(0.75)
+    assert (after["hidden_by_times"], after["efficiency"], after["bus_bandwidth"]) == (None, None, None)
+
+
+def test_a_collective_has_bandwidths_as_nccl_tests_count_them() -> None:
+    found = metrics.values(subject(scaled("nccl", 4e-6, facts=(("collective_bytes", 2000.0),))))
+    assert found["bus_bandwidth"] == pytest.approx(1000 / 4e-6)
+    assert found["algorithm_bandwidth"] == pytest.approx(2000 / 4e-6)
+    assert found["link_bandwidth"] == pytest.approx(1e9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Annotated
@@ -9,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths
-from harness.cli import check, compare, env, explain, gate, listing, peak, profile, report, run
+from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
 
@@ -33,6 +34,7 @@ app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("profile", cls=profile.ProfileCommand, epilog=profile.EXAMPLES)(profile.command)
+app.add_typer(launch.app, name="launch")
 app.command("report", epilog=report.EXAMPLES)(report.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.command)
@@ -61,10 +63,27 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
     try:
-        app(prog_name="harness")
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _under_torchrun()
+        else:
+            app(prog_name="harness")
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
         typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)
+
+
+def _under_torchrun() -> None:
+    """The command in the process with rank 0, which the others keep ranks for."""
+    from harness.errors import HarnessError
+    from harness.processes import torchrun
+
+    try:
+        with torchrun.joined() as leads:
+            if leads:
+                app(prog_name="harness")
+    except HarnessError as error:
+        typer.echo(f"error: {error.message}\n{error.advice}", err=True)
+        sys.exit(error.exit_code)

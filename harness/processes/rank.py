@@ -8,8 +8,9 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.processes import python, version1
@@ -22,13 +23,26 @@ _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What a rank is started with.
+
+    meeting: environment through which the ranks find each other. root: as in `Team`. local: the number of its device on
+    its host; that of the rank unless told.
+    """
+
+    device: str
+    plugins: tuple[Path, ...]
+    meeting: Mapping[str, str]
+    root: Path | None = None
+    local: int | None = None
+
+
 class Rank:
     """A process in a session of its own, so that Ctrl-C doesn't reach it and its children can be killed with it."""
 
-    def __init__(
-        self, number: int, device: str, plugins: Sequence[Path], meeting: Mapping[str, str], root: Path | None
-    ) -> None:
-        """Start it. meeting: environment through which the ranks find each other. root: as in `Team`."""
+    def __init__(self, number: int, begin: Beginning) -> None:
+        """Start it."""
         self.number = number
         self._received = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
@@ -36,16 +50,17 @@ class Rank:
         replies, sink = os.pipe()
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
-        environment = {"RANK": str(number), "LOCAL_RANK": str(number)}
+        local = number if begin.local is None else begin.local
+        environment = {"RANK": str(number), "LOCAL_RANK": str(local)}
         try:
             self._process = subprocess.Popen(
-                _command(device, plugins, sink, root),
+                _command(begin, sink),
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[sink],
-                env={**python.environment(root), **meeting, **environment},
+                env={**python.environment(begin.root), **begin.meeting, **environment},
                 start_new_session=True,
             )
         finally:
@@ -129,9 +144,10 @@ class Rank:
         return "\n".join(lines[-_TAIL_LINES:])
 
 
-def _command(device: str, plugins: Sequence[Path], replies: int, root: Path | None) -> list[str]:
-    arguments = ["--device", device, "--replies", str(replies)]
-    return python.command(_module(root), [*arguments, *(["--ops", *map(str, plugins)] if plugins else [])])
+def _command(begin: Beginning, replies: int) -> list[str]:
+    arguments = ["--device", begin.device, "--replies", str(replies)]
+    plugins = ["--ops", *map(str, begin.plugins)] if begin.plugins else []
+    return python.command(_module(begin.root), [*arguments, *plugins])
 
 
 def _module(root: Path | None) -> str:

@@ -25,6 +25,7 @@ from harness.processes.messages import (
     Surveyed,
 )
 from harness.processes.team import EDITED, LostError, Report, Team
+from harness.processes.torchrun import leader
 
 _NAMES_A_RANK = re.compile(r"rank \d+: ")
 _LIMITS_LIMIT = 900.0
@@ -53,6 +54,9 @@ class Workers:
 
         Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
+        if (leads := leader()) and job.case.world > leads.size:
+            text = f"needs {job.case.world} devices, torchrun has started {leads.size} processes"
+            return Measurement(job.case, "unsupported", error=text, process=process)
         try:
             team, answers = self._ask(job, process, timed)
         except LostError as lost:

@@ -24,7 +24,8 @@ from harness.processes.messages import (
     Reply,
     Surveyed,
 )
-from harness.processes.rank import GRACE, Rank
+from harness.processes.rank import GRACE, Beginning, Rank
+from harness.processes.torchrun import RankHandle, leader
 
 _START_LIMIT = 300.0
 # Seconds between two looks at the processes. A death closes the pipe, which is noticed at once, unless a child of the
@@ -62,11 +63,11 @@ class Team:
         self.ready: Ready | None = None
         self._question: Question | None = None
         self._asked = 0
-        self._ranks: list[Rank] = []
+        self._ranks: list[RankHandle] = []
         try:
-            meeting = _meeting(size)
+            begin, leads = Beginning(device, tuple(plugins), _meeting(size), root), leader()
             for number in range(size):
-                self._ranks.append(Rank(number, device, plugins, meeting, root))
+                self._ranks.append(leads.rank(number, size, begin) if leads and size > 1 else Rank(number, begin))
         except BaseException:
             self.kill()
             raise
@@ -151,7 +152,7 @@ class Team:
             self.kill()
         return answers
 
-    def _answer(self, rank: Rank, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
+    def _answer(self, rank: RankHandle, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
         """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it."""
         try:
             reply = self._decoded(line)
@@ -192,20 +193,20 @@ class Team:
         dead = sorted((rank for rank in self._ranks if rank.status is not None), key=lambda rank: rank.status or 0)
         return self._join([(rank, rank.fate) for rank in dead]) or "closed its pipe of replies"
 
-    def _overdue(self, waiting: Sequence[Rank], limit: float) -> str:
+    def _overdue(self, waiting: Sequence[RankHandle], limit: float) -> str:
         """What the ranks that haven't answered were doing when their time was up."""
         for rank in waiting:
             rank.interrupt()
         self._wait(waiting)
         return self._join([(rank, f"took longer than {limit:g} s") for rank in waiting])
 
-    def _wait(self, ranks: Sequence[Rank] | None = None) -> None:
+    def _wait(self, ranks: Sequence[RankHandle] | None = None) -> None:
         """Give ranks, all of them unless told, a moment to end by themselves."""
         deadline = time.monotonic() + GRACE
         for rank in self._ranks if ranks is None else ranks:
             rank.wait(deadline)
 
-    def _join(self, fates: list[tuple[Rank, str]]) -> str:
+    def _join(self, fates: list[tuple[RankHandle, str]]) -> str:
         names = [f"rank {rank.number}: " if self.size > 1 else "" for rank, _ in fates]
         return "\n".join(
             f"{name}{fate}\n{rank.tail()}".rstrip() for name, (rank, fate) in zip(names, fates, strict=True)
@@ -226,8 +227,11 @@ def _is_bad(answer: Reply) -> bool:
 
 
 def _meeting(size: int) -> dict[str, str]:
-    """Environment through which `size` ranks on this host find each other, as torch.distributed reads it."""
+    """Environment through which `size` ranks find each other, as torch.distributed reads it: rank 0 is on this host."""
+    leads = leader()
+    address = leads.address() if leads and size > 1 else "127.0.0.1"
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind(("127.0.0.1" if address == "127.0.0.1" else "", 0))
         port = probe.getsockname()[1]
-    return {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
+    return {**sizes, "MASTER_ADDR": address, "MASTER_PORT": str(port)}

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from harness.errors import UsageError
+from harness.intervals import length, merged
 from harness.model import Attachment, KernelProfile
 from harness.profile import MARK
-from harness.profile._intervals import length, merged
 from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, TraceRange
 from harness.ranges import DOMAIN
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.intervals import Interval, own
 from harness.profile import MARK
-from harness.profile._intervals import Interval, own
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")

@@ -14,6 +14,7 @@ from harness.metrics import METRICS
 from harness.report import _roofline, _stages
 from harness.report._canvas import LOOKS, WIDE, WIDTH, Look, canvas, legend, peak_line, save, variant_lines
 from harness.report._figures import Layout, Plot, size_label
+from harness.report._sweep import over_world
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -173,7 +174,11 @@ def _ceiling_line(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _axes_of_sizes(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    _size_axis(axes, sorted(set(plot.swept.values())), _MOST_TICKS * (2 if plot.layout == "variants" else 1))
+    sizes = sorted(set(plot.swept.values()))
+    if plot.curve and over_world(plot.curve):
+        axes.set_xticks(sizes)  # linear, so that the ideal is a straight line
+    else:
+        _size_axis(axes, sizes, _MOST_TICKS * (2 if plot.layout == "variants" else 1))
     axes.set_xlabel(plot.axis)
     axes.set_ylabel(_axis(plot)[0])
     axes.grid()

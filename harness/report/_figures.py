@@ -15,7 +15,7 @@ from harness.model.case import written
 from harness.report import _calls, _roofline, _stages
 from harness.report._frame import Line, Settings, by_scenario, frame, setting, settings_of
 from harness.report._roles import roles
-from harness.report._sweep import places
+from harness.report._sweep import over_world, places
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +117,8 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     table = table.assign(series=_series(scenario.curve, table, settings))
     series = tuple(dict.fromkeys(table.sort_values("variant", key=_places(scenario), kind="stable")["series"]))
     # Choices of a curve become series, since its lines have no labels for settings as bars have.
-    apart = [] if scenario.curve is None else [key for key in ("choices", "world") if table[key].nunique() > 1]
+    keys = [] if scenario.curve is None else ["choices"] if over_world(scenario.curve) else ["choices", "world"]
+    apart = [key for key in keys if table[key].nunique() > 1]
     for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
         metric = _metric([line for line in lines if line.case.id in cases], scenario.plot)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.expressions import evaluate
+from harness.expressions import evaluate, symbols_in
 from harness.metrics import ALWAYS, METRICS, Metric
 from harness.model import FAILED, Curve
 from harness.report._frame import Line, Settings, setting, settings_of
@@ -41,8 +41,11 @@ class Sweep:
 
 
 def of(curve: Curve | None, lines: list[Line]) -> Sweep | None:
-    """The sweep of a scenario's lines, with a table a kind of cases; None without a curve of variants."""
-    if curve is None or not curve.of_variants:
+    """The sweep of a scenario's lines, with a table a kind of cases; None without a curve of variants.
+
+    Several devices are judged by more than one figure, so a curve over the world has no such table either.
+    """
+    if curve is None or not curve.of_variants or over_world(curve):
         return None
     place = places(curve, settings_of(lines))
     kinds = _by_kind(lines)
@@ -52,8 +55,15 @@ def of(curve: Curve | None, lines: list[Line]) -> Sweep | None:
 
 def places(curve: Curve, settings: Settings) -> dict[str, int]:
     """The place of each setting on the curve's axis: the value of the curve's expression."""
-    sizes = {name: {key: n for key, n in values.items() if isinstance(n, int)} for name, values in settings.items()}
+    # Settings name the world only where it isn't 1 throughout.
+    every = {name: {"world": 1} | values for name, values in settings.items()}
+    sizes = {name: {key: n for key, n in values.items() if isinstance(n, int)} for name, values in every.items()}
     return {name: evaluate(curve.over, own) for name, own in sizes.items()}
+
+
+def over_world(curve: Curve) -> bool:
+    """Whether a curve shows what more devices do."""
+    return "world" in symbols_in(curve.over)
 
 
 def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:

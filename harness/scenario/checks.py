@@ -152,7 +152,7 @@ def _curve(document: Document, keys: ScenarioKeys, op: Op, settings: Sequence[Se
         return
     try:
         for setting in settings:
-            value(keys.curve.over, dict(setting.shape), what="what a curve is over")
+            value(keys.curve.over, {"world": setting.world, **dict(setting.shape)}, what="what a curve is over")
     except ExpressionError as error:
         advice = nearest(error.symbol, op.symbols) if error.symbol else ""
         yield document.problem(("curve", "over"), str(error), advice)

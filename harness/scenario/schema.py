@@ -234,7 +234,7 @@ class FloorKeys(_Keys):
 class CurveKeys(_Keys):
     """A plot over an expression, in place of plots by shape. If variants have a line each, tables are over it, too."""
 
-    over: Text = Field(description="What the plot is over: an expression of the op's symbols, e.g. T * V * U.")
+    over: Text = Field(description="What the plot is over: an expression of symbols and world, e.g. T * V * U.")
     label: Text = Field(description="What the expression is, with its unit: the label of the axis.")
     by: SymbolName = Field(
         default="",

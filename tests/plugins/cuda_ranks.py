@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
 from typing import Any
 
 from harness.model import Work
@@ -69,6 +72,39 @@ def wrong_1(ctx: Context) -> Launch:
             t.y[: ctx.s.N // 2] = 0
 
     return launch
+
+
+def unless_rank_1(fails: Callable[[], object]) -> Callable[[Context], Launch]:
+    """Rank 1 does `fails` while rank 0 waits for it on the device."""
+
+    def prepare(ctx: Context) -> Launch:
+        together = nccl(ctx)
+
+        def launch(t: Tensors) -> None:
+            if ctx.group.rank == 1:
+                fails()
+            together(t)
+
+        return launch
+
+    return prepare
+
+
+def run_out() -> None:
+    """Allocate more memory than there is."""
+    import torch
+
+    torch.empty(2**50, dtype=torch.uint8, device="cuda")
+
+
+def never_end() -> None:
+    """Sleep for longer than any test."""
+    time.sleep(600)
+
+
+OP.variant("deserted", "rank 1 dies")(unless_rank_1(os.abort))
+OP.variant("starved", "rank 1 has no memory left")(unless_rank_1(run_out))
+OP.variant("stuck", "rank 1 never comes")(unless_rank_1(never_end))
 
 
 @OP.variant("stranded", "rank 1 raises while rank 0 waits for it on the device")

@@ -21,7 +21,7 @@ def reduced(ctx: Context, t: Tensors) -> dict[str, Any]:
 
 
 REDUCE = Op(
-    "all_reduce",
+    "rank_sum",
     "sum over ranks",
     symbols={"N": "elements of each rank"},
     inputs=(Tensor("x", ("N",)),),
@@ -74,6 +74,18 @@ def refuse() -> None:
 
 REDUCE.variant("deserted", "rank 1 dies while rank 0 waits for it", devices=("cpu",))(unless_rank_1(os.abort))
 REDUCE.variant("stuck", "rank 1 never comes", devices=("cpu",))(unless_rank_1(never_end))
+
+
+def run_out() -> None:
+    """Allocate more memory than there is."""
+    import torch
+
+    torch.empty(2**55, dtype=torch.uint8)
+
+
+REDUCE.variant("starved", "rank 1 has no memory left while rank 0 waits for it", devices=("cpu",))(
+    unless_rank_1(run_out)
+)
 REDUCE.variant("refused", "rank 1 raises while rank 0 waits for it", devices=("cpu",))(unless_rank_1(refuse))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +25,8 @@ def measure() -> Iterator[Measure]:
     if devices.kinds()["cuda"].missing() or devices.kinds()["cuda"].count < 2:
         pytest.skip("needs 2 GPUs")
     with Workers("cuda", [PLUGIN]) as workers:
-        yield lambda variant, world=2, n=2**24: workers.measure(
-            Job(Case("nccl_sum", variant, "float32", (("N", n),), world=world), TIMING)
+        yield lambda variant, world=2, n=2**24, timeout=120.0: workers.measure(
+            Job(Case("nccl_sum", variant, "float32", (("N", n),), world=world), replace(TIMING, timeout=timeout))
         )
 
 
@@ -56,3 +58,19 @@ def test_more_ranks_than_gpus_are_unsupported(measure: Measure) -> None:
         "unsupported",
         f"rank 0: needs {count + 1} devices, this machine has {count}",
     )
+
+
+@pytest.mark.parametrize(
+    ("variant", "status", "limit"),
+    [("deserted", "crashed", 120.0), ("starved", "out_of_memory", 120.0), ("stuck", "timeout", 15.0)],
+)
+def test_a_rank_that_another_gpu_waits_for_costs_its_case_and_leaves_nothing_on_a_gpu(
+    measure: Measure, variant: str, status: str, limit: float
+) -> None:
+    assert measure("nccl").status == "ok"  # the team has started
+    began = time.monotonic()
+    found = measure(variant, timeout=limit)
+    assert found.status == status, found.error
+    assert time.monotonic() - began < min(limit, 15.0) + 15.0
+    assert devices.kinds()["cuda"].shared() is None
+    assert measure("nccl").status == "ok"

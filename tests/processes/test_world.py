@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness import metrics
 from harness.model import Case, Job, Measurement, Result, Timing
+from harness.processes.rank import Rank
 from harness.processes.supervisor import Workers
 
 PLUGINS = [Path(__file__).parents[1] / "plugins" / name for name in ("ranks.py", "small.py")]
@@ -36,7 +39,7 @@ def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measu
     assert after.time
     assert after.time < 5e-3
 
-    together = measure("gloo", op="all_reduce")
+    together = measure("gloo", op="rank_sum")
     assert together.status == "ok", together.error
     assert together.time
     assert together.case.world == 2
@@ -47,7 +50,7 @@ def test_a_wrong_rank_ends_its_case_and_leaves_the_next_one_alone(measure: Measu
 
 
 def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure) -> None:
-    alone, together = (measure("gloo", op="all_reduce", world=world) for world in (1, 2))
+    alone, together = (measure("gloo", op="rank_sum", world=world) for world in (1, 2))
     assert (alone.status, together.status) == ("ok", "ok"), (alone.error, together.error)
     found = metrics.subjects([Result(m.case, (m,)) for m in (alone, together)], None)
     efficiency = metrics.METRICS["efficiency"].value
@@ -56,7 +59,7 @@ def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure)
 
 
 def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Measure) -> None:
-    found = measure("refused", op="all_reduce")
+    found = measure("refused", op="rank_sum")
     assert found.status == "crashed"
     assert "rank 1: ValueError: no such tree" in str(found.error)
 
@@ -65,3 +68,27 @@ def test_out_of_memory_on_one_rank_is_that_of_the_case(measure: Measure) -> None
     found = measure("greedy")
     assert found.status == "out_of_memory"
     assert str(found.error).startswith("rank 1: ")
+
+
+def test_out_of_memory_while_others_wait_in_a_collective_is_that_of_the_case_and_costs_seconds(
+    measure: Measure,
+) -> None:
+    began = time.monotonic()
+    found = measure("starved", op="rank_sum")
+    assert time.monotonic() - began < 15.0  # most of it starts the processes
+    assert found.status == "out_of_memory", found.error
+    assert str(found.error).startswith("rank 1: ")
+    assert measure("gloo", op="rank_sum").status == "ok"
+
+
+def test_a_rank_that_hangs_ends_its_case_when_its_time_is_up_and_nothing_goes_on() -> None:
+    """The processes of the case are gone, so the next one has the device for itself."""
+    with Workers("cpu", PLUGINS) as workers:
+        workers.begin(2)
+        team = workers._ready(2)
+        pids = [rank._process.pid for rank in team._ranks if isinstance(rank, Rank)]
+        job = Job(Case("rank_sum", "stuck", "float32", (("N", 8),), world=2, device="cpu"), replace(TIMING, timeout=1))
+        found = workers.measure(job)
+        assert (found.status, str(found.error).partition(":")[0]) == ("timeout", "rank 0"), found.error
+        assert len(pids) == 2
+        assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

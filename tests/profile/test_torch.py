@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.errors import UsageError
+from harness.intervals import between, common, merged, own, parts
 from harness.profile import MARK, tools
 from harness.profile import torch as tool
-from harness.profile._intervals import between, common, merged, own, parts
 from harness.profile._record import recording
 
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >"

@@ -78,10 +78,13 @@ def _values(evidence: Evidence, scenario: Scenario, found: CaseEvidence, metric:
     """The metric in SI units, of each process that has a value.
 
     Of the baseline, and of the same case on one device, the slowest process counts: a floor fails only what is
-    certain.
+    certain. A variant that has no time on one device is compared with the baseline there.
     """
     over = _slowest(evidence, replace(found.case, variant=scenario.baseline).id)
-    alone = _slowest(evidence, replace(found.case, world=1).id) if found.case.world > 1 else None
+    alone = None
+    if found.case.world > 1:
+        on_one = [replace(found.case, variant=name, world=1) for name in (found.case.variant, scenario.baseline)]
+        alone = next(filter(None, (_slowest(evidence, case.id) for case in on_one)), None)
     for m in found.now:
         subject = replace(Subject.of(m, evidence.limits), over=over, alone=alone)
         if m.time is not None and (value := metric.value(subject)) is not None:

@@ -35,7 +35,7 @@ class Setup:
     """What a training begins with: the same for all rungs of a case.
 
     size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
-    images, 'nchw' or 'nhwc'.
+    images, 'nchw' or 'nhwc'. shard: which part of the data it is given: ranks have the same weights and other data.
     """
 
     model: str
@@ -44,6 +44,7 @@ class Setup:
     device: torch.device
     dtype: torch.dtype
     layout: str = "nchw"
+    shard: int = 0
 
     @property
     def config(self) -> ResNetConfig | BertConfig | SwinConfig:
@@ -79,7 +80,7 @@ class Trainer:
         self.optimizer = _optimizer(rung, setup.config, self.masters)
         scaled = rung.half != "none" and setup.dtype == torch.float16
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, enabled=scaled)
-        _seed(rung, setup.seed + 1)  # for dropout, whatever numbers were drawn for the weights
+        _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
@@ -177,7 +178,7 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     """The data of all steps, numbers in this type."""
     import torch
 
-    generator = torch.Generator(setup.device).manual_seed(setup.seed)
+    generator = torch.Generator(setup.device).manual_seed(setup.seed + setup.shard)
     batch = module_of(setup.model).batch(setup.config, setup.size, generator, setup.device)
     batch = type(batch)(*(one.to(kind) if one.is_floating_point() else one for one in batch))
     if setup.layout == "nhwc":

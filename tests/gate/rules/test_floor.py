@@ -139,3 +139,23 @@ def test_what_only_leaves_out_and_what_has_no_time_is_left_to_the_user_and_to_ot
     [left_out] = judge(Expectation("tuned", "speedup", 1.5), measured_cases=1)
     [never_ran] = judge(Expectation("tuned", "of_ceiling", 0.9), status="unsupported")
     assert (left_out.severity, never_ran.severity) == ("note", "note")
+
+
+@pytest.mark.parametrize(("least", "kind"), [(0.79, None), (0.81, "failure")])
+def test_what_needs_several_devices_is_compared_with_the_baseline_on_one(
+    case: Callable[..., Case],
+    measured: Callable[..., Measurement],
+    evidence: Callable[..., CaseEvidence],
+    least: float,
+    kind: str | None,
+) -> None:
+    alone, two = case("eager"), replace(case("tuned"), world=2)
+    work = Work(4 * N, 4 * N, items=1000)
+    floor_ = Expectation("tuned", "efficiency", least)
+    scenario = Scenario("prelu", "PReLU", "prelu", (alone.id, two.id), expect=(floor_,))
+    cases = (
+        evidence(of=alone, now=(measured(1e-3, of=alone, work=work),)),
+        evidence(of=two, now=(measured(1.25e-3, of=two, work=replace(work, items=2000)),)),
+    )
+    found = list(floor.judge(Evidence("main", (scenario,), cases, None, asked=(scenario,))))
+    assert [finding.severity for finding in found] == ([kind] if kind else [])

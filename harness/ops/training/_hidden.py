@@ -1,0 +1,69 @@
+"""What share of communication ran beside other kernels, by the intersection of intervals in a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from harness import metrics, units
+from harness.intervals import common, length, merged
+from harness.ops.sheet import Context
+
+HIDDEN, COMMUNICATION = "hidden_by_trace", "communication"
+_STEPS = 5
+_MICROSECOND = 1e-6
+
+metrics.fact(
+    HIDDEN,
+    "hidden (trace)",
+    units.SHARE,
+    "share of the time of NCCL's kernels in which other kernels ran on the same device. A kernel of NCCL also waits "
+    "for the other devices, and takes multiprocessors from the others",
+)
+metrics.fact(
+    COMMUNICATION,
+    "communication",
+    units.SHARE,
+    "time of NCCL's kernels over that of the steps, in a trace of a few steps; hidden or not",
+)
+
+
+def report_trace(ctx: Context, step: Callable[[], object]) -> None:
+    """Trace a few steps, on every rank at the same time, and report what their communication was hidden by."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    step()
+    torch.cuda.synchronize()
+    ctx.group.barrier()
+    # Of the host nothing is recorded, which would slow it down.
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(_STEPS):
+            step()
+        torch.cuda.synchronize()
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    for name, value in shares(events).items():
+        ctx.report(name, value)
+
+
+def shares(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Both figures from the events of a trace in Chrome's format; nothing where no kernel communicates."""
+    kernels = [event for event in events if event.get("ph") == "X" and event.get("cat") == "kernel"]
+    sent = merged(_interval(event) for event in kernels if "nccl" in event["name"].lower())
+    computed = merged(_interval(event) for event in kernels if "nccl" not in event["name"].lower())
+    if not sent:
+        return {}
+    every = [*sent, *computed]
+    window = max(end for _, end in every) - min(start for start, _ in every)
+    return {HIDDEN: common(sent, computed) / length(sent), COMMUNICATION: length(sent) / window}
+
+
+def _interval(event: Mapping[str, Any]) -> tuple[float, float]:
+    start = float(event["ts"]) * _MICROSECOND
+    return start, start + float(event["dur"]) * _MICROSECOND

@@ -1,0 +1,133 @@
+"""Steps of toys on two ranks with gloo: every way trains, ranks stay alike, and what was hidden is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.model import Case, Job, Measurement, Timing
+from harness.ops import Catalogue
+from harness.ops.training import _scaling
+from harness.ops.training._hidden import shares
+from harness.ops.training._ranks import FlatMean
+from harness.processes.supervisor import Workers
+from harness.ranks import Group
+
+TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
+MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy"}
+Measure = Callable[..., Measurement]
+
+
+def case(op: str, variant: str, world: int = 2, **fields: Any) -> Case:
+    layout = (("layout", "nhwc"),) if op == "resnet50_scaling" else ()
+    chosen = (("model", MODELS[op]), ("step", "eager"), *layout)
+    return replace(Case(op, variant, "float16", (("B", 8),), chosen, world, "cpu"), **fields)
+
+
+@pytest.fixture(scope="module")
+def measure() -> Iterator[Measure]:
+    """Each rank has one thread: with more, the ranks would wait for each other's processors."""
+    with pytest.MonkeyPatch.context() as patch, Workers("cpu") as workers:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield lambda *asked, **more: workers.measure(Job(case(*asked, **more), TIMING))
+
+
+@pytest.mark.parametrize(
+    ("op", "variant"),
+    [
+        *(("bert_scaling", name) for name in ("replicas", "no_sync", "after", "ddp")),
+        *(("resnet50_scaling", name) for name in ("after", "ddp")),
+    ],
+)
+def test_two_ranks_train_together(measure: Measure, op: str, variant: str) -> None:
+    found = measure(op, variant)
+    assert (found.status, found.timer) == ("ok", "steady"), found.error
+    assert found.work
+    assert (found.work.items, found.work.sent > 0) == (16, True)
+
+
+def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
+    reasons = {name: v.unsupported for name, v in catalogue["resnet50_scaling"].variants.items()}
+    able = {name for name, why in reasons.items() if not (why and why(case("resnet50_scaling", name, world=1)))}
+    assert able == {"replicas"}
+
+
+class Pair(Group):
+    """A group whose other rank says what a test wants."""
+
+    def __init__(self, other: float) -> None:
+        super().__init__(0, 2, lambda value, _: [value, (None, other)])
+
+
+@pytest.mark.parametrize(
+    ("variant", "other", "losses", "off", "wrong"),
+    [
+        ("ddp", 7.0, [2.0, 1.0], 0.0, ""),
+        ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: ranks have different ones"),
+        ("replicas", 7.5, [2.0, 1.0], 0.0, ""),
+        ("after", 7.0, [2.0, 1.9], 0.0, "losses: that of step 2 is off by 0.9"),
+        ("after", 7.0, [2.0, 1.0], 1.0, "gradients: their mean over ranks is off by 100.0% of its norm"),
+    ],
+)
+def test_ranks_that_drift_apart_or_lose_their_way_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, variant: str, other: float, losses: list[float], off: float, wrong: str
+) -> None:
+    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
+    ctx: Any = SimpleNamespace(group=Pair(other), case=case("resnet50_scaling", variant))
+    told = {"losses": losses, "weights": 7.0, "off": off}
+    found = [*_scaling.check(ctx, SimpleNamespace(**{name: torch.tensor(value) for name, value in told.items()}))]
+    assert [text[: len(wrong)] for text in found] == ([wrong] if wrong else [])
+
+
+def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.ops.training._ranks.process_group", lambda _backend: None)
+    half = {torch.distributed.ReduceOp.AVG: 0.5}  # the other rank has none
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda flat, how, group: flat.mul_(half[how]))
+    weights = [torch.randn(2, 3, 2, 2).to(memory_format=torch.channels_last), torch.randn(5)]
+    mean = FlatMean(torch.device("cpu"))
+    for _ in range(2):  # the buffer is used again
+        gradients = [torch.randn_like(weight) for weight in weights]
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.grad = gradient.clone()
+        mean(weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            assert weight.grad is not None
+            assert torch.equal(weight.grad, gradient / 2)
+            assert weight.grad.stride() == weight.stride()
+    assert len({weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None}) == 1
+
+
+def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
+    def kernel(name: str, start: float, seconds: float, cat: str = "kernel") -> dict[str, Any]:
+        return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": seconds}
+
+    events = [
+        kernel("conv", 0, 10),
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 6, 8),
+        kernel("gemm", 12, 1),
+        kernel("cudaLaunchKernel", 0, 99, "cuda_runtime"),
+        {"ph": "M", "name": "process_name"},
+    ]
+    assert shares(events) == {"hidden_by_trace": pytest.approx(5 / 8), "communication": pytest.approx(8 / 14)}
+    assert shares(events[:1]) == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("op", MODELS)
+def test_gpus_train_together(op: str) -> None:
+    from harness import devices
+
+    if (devices.kinds()["cuda"].count or 0) < 2:
+        pytest.skip("needs 2 GPUs")
+    with Workers("cuda") as workers:
+        for variant in ("replicas", "no_sync", "after", "ddp"):
+            found = workers.measure(Job(case(op, variant, device="cuda"), TIMING))
+            assert (found.status, found.timer) == ("ok", "steady"), found.error
+            told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
+            assert len(told) == (2 if variant in ("after", "ddp") else 0)

@@ -105,12 +105,7 @@ class RowPlan:
         if plain is None or rows * plain.cluster <= chip.multiprocessors:
             return plain
         if columns % size:
-            # Rows begin at different places of a pack, and so have no part of a vector in common.
-            lanes_do = itemsize == 2 and packs <= _RAGGED_WITH_VECTORS
-            if lanes_do:
-                return cls(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
-            long = itemsize == 4 and packs > _RAGGED_FOUR_BLOCKS
-            return plain.halved(packs) if long and 1 < plain.cluster < MOST_BLOCKS else plain
+            return plain._ragged_with_vectors(packs, itemsize)
         if packs <= _FEW_WITH_VECTORS:
             return cls._lanes_with_vectors(packs, itemsize)
         count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
@@ -171,11 +166,15 @@ class RowPlan:
             return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
 
-    def halved(self, packs: int) -> RowPlan:
-        """The same with twice the blocks for a row of floats. packs: of the row.
+    def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:
+        """The same where rows share vectors. They begin at different places of a pack, and so share no pack of a vector.
 
-        Vectors that don't share packs with the rows take registers, so a block of fewer threads leaves room for more.
+        Then vectors take registers. Smaller blocks leave room for more of them, so a long row is shared by twice as many.
         """
+        if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
+            return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
+        if itemsize == 2 or packs <= _RAGGED_FOUR_BLOCKS or not 1 < self.cluster < MOST_BLOCKS:
+            return self
         cluster = 2 * self.cluster
         share = blocks(packs, cluster)
         count = next((count for count, up_to in _MORE_PACKS[4] if share <= up_to), self.count)

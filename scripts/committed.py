@@ -1,6 +1,6 @@
 """The committed runs by case, for the scripts that write pages from them.
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from harness.units import gigabytes, significant
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "reports" / "h200"
-SKIPPED = ("ci", "trust", "counters", "counters_rows", "rows_in_halves")
-"""Runs of other runs' cases: with few samples, for hardware counters, or with some of a case's variants only."""
+SKIPPED = ("ci", "trust", "rows_in_halves")
+"""Runs of other runs' cases: with few samples, or with some of a case's variants only."""
+COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers")
+"""Runs for hardware counters. A case is taken from them only if no other run has it."""
 OURS = "tuned"
 MODES = {"compile": "default", "compile_autotune": "autotune"}
 """The variants that are torch.compile, and what a table calls the mode of each."""
@@ -86,7 +88,8 @@ class Runs:
         Catalogue()  # loading the ops registers the metrics that they declare
         files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
         loaded = sorted(
-            ((store.load(file.parent), file.parent.name) for file in files), key=lambda r: r[0].header.started
+            ((store.load(file.parent), file.parent.name) for file in files),
+            key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}
         for run, name in loaded:

@@ -167,9 +167,9 @@ class RowPlan:
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
 
     def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:
-        """The same where rows share vectors. They begin at different places of a pack, and so share no pack of a vector.
+        """The same where rows share vectors, but no packs of them, since rows begin at different places of a pack.
 
-        Then vectors take registers. Smaller blocks leave room for more of them, so a long row is shared by twice as many.
+        Then vectors take registers. Smaller blocks leave room for more blocks, so twice as many share a long row.
         """
         if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
             return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)

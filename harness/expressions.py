@@ -53,6 +53,8 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "max": max,
     "cdiv": lambda a, b: -_floor_div(-a, b),
 }
+_DEEPEST = 100
+"""Levels of an expression's tree. Python's own limit isn't always the same: torch raises it for the process."""
 ALLOWED = "integers, symbols, + - * // % **, parentheses, min(), max(), cdiv() (division rounded up)"
 
 
@@ -65,10 +67,9 @@ def evaluate(text: str | int, symbols: Mapping[str, Any]) -> int:
         tree = ast.parse(str(text).strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ExpressionError(f"isn't an expression ({ALLOWED})") from error
-    try:
-        return _value(tree.body, symbols)
-    except RecursionError as error:
-        raise ExpressionError("is nested too deeply") from error
+    if _depth(tree) > _DEEPEST:
+        raise ExpressionError("is nested too deeply")
+    return _value(tree.body, symbols)
 
 
 def symbols_in(text: str | int) -> frozenset[str]:
@@ -78,6 +79,14 @@ def symbols_in(text: str | int) -> frozenset[str]:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+
+
+def _depth(tree: ast.AST) -> int:
+    """Levels of a tree."""
+    depth, level = 0, [tree]
+    while level:
+        depth, level = depth + 1, [child for node in level for child in ast.iter_child_nodes(node)]
+    return depth
 
 
 def _value(node: ast.expr, symbols: Mapping[str, Any]) -> int:

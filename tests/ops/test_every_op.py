@@ -11,7 +11,6 @@ from harness import devices
 from harness.devices.cpu import Cpu
 from harness.model import Case, Value
 from harness.ops import Catalogue, Choice, Op
-from harness.ops._baselines import MODES
 from harness.session import Session
 
 OPS = Catalogue()
@@ -19,8 +18,8 @@ SIZES = {"T": 32, "V": 4, "U": 1}
 """Sizes that have a meaning of their own; all others are 8."""
 ON_A_GPU = {"D": 16}
 """Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
-COMPILED = ("compile", "compile_graph", "compile_ours", "compile_ours_graph")
-"""Variants that are compiled, each once on a GPU."""
+COMPILED = "compile"
+"""What the names of variants begin with that are compiled. They take seconds, and are tried once each, on a GPU."""
 SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
 """Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
 
@@ -52,7 +51,7 @@ def cases(op: Op, device: str) -> Iterator[Case]:
     """
     shape, dtypes = shape_of(op, device), op.dtypes[: 1 if op.timer == "steady" else None]
     for variant in op.variants.values():
-        if device in variant.devices and variant.name not in {*MODES, *COMPILED}:
+        if device in variant.devices and not variant.name.startswith(COMPILED):
             for dtype, chosen in itertools.product(
                 dtypes, itertools.product(*itertools.starmap(values, op.choices.items()))
             ):
@@ -79,7 +78,8 @@ def test_variants_keep_the_contract_on_a_gpu(op: Op) -> None:
     chosen = tuple((name, usual(name, choice)) for name, choice in op.choices.items())
     shape = shape_of(op, "cuda")
     half = next(dtype for dtype in ("float16", *op.dtypes) if dtype in op.dtypes)
-    compiled = [Case(op.name, name, half, shape, chosen, 1, "cuda") for name in COMPILED if name in op.variants]
+    names = (name for name in op.variants if name.startswith(COMPILED) and "autotune" not in name)
+    compiled = [Case(op.name, name, half, shape, chosen, 1, "cuda") for name in names]
     found = {}
     for case in [*cases(op, "cuda"), *compiled]:
         with Session(case, op, devices.kinds()["cuda"]) as session:

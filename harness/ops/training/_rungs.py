@@ -73,10 +73,10 @@ FUSED = on(AMP, "fused_optimizer", "torch's fused optimizer, which unscales too"
 HALF_NORM = on(
     FUSED,
     "half_norm",
-    "and torch's LayerNorm and softmax keep their input's type, as ours do, where autocast makes float32 of it",
+    "beside: torch's LayerNorm and softmax keep their input's type, as ours do, where autocast makes float32 of it",
     half_norm=True,
 )
-SDPA = on(HALF_NORM, "sdpa", "and attention by scaled_dot_product_attention", sdpa=True)
+SDPA = on(FUSED, "sdpa", "and attention by scaled_dot_product_attention", sdpa=True)
 
 
 def above(rung: Rung) -> Iterator[Rung]:
@@ -92,6 +92,16 @@ def above(rung: Rung) -> Iterator[Rung]:
     yield on(compiled, "compile_graph", "compile as a CUDA graph of the step", "S8", graph=True)
     yield on(compiled, "compile_autotune", f"compile in mode {AUTOTUNE}", compiled=AUTOTUNE)
 
+
+_SDPA_UP = tuple(above(SDPA))
+_COMPILE = next(rung for rung in _SDPA_UP if rung.compiled)
+_COMPILE_HALF_NORM = on(
+    _COMPILE, "compile_half_norm", "compile, and LayerNorm and softmax keep their input's type", half_norm=True
+)
+_COMPILE_HALF_NORM_GRAPH = on(
+    _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
+)
+_TORCH = (HALF_NORM, SDPA, *_SDPA_UP, _COMPILE_HALF_NORM, _COMPILE_HALF_NORM_GRAPH)
 
 # ---- What is ours.
 
@@ -148,6 +158,6 @@ _FUSED_NORM = on(
 )
 
 _EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
-SWIN = (*_EVERY, HALF_NORM, SDPA, *above(SDPA), _NORM_ADAM, _WINDOWS, _ATTENTION, *_SWIN_OURS, _STREAMS)
-BERT = (*_EVERY, HALF_NORM, SDPA, *above(SDPA), _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
+SWIN = (*_EVERY, *_TORCH, _NORM_ADAM, _WINDOWS, _ATTENTION, *_SWIN_OURS, _STREAMS)
+BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
 RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

@@ -69,7 +69,7 @@ def test_a_rung_keeps_what_its_base_has_and_comes_after_it(rungs):
     ("rungs", "path"),
     [
         (SWIN, "graph attention windows fused_norm_adam unscale amp tf32 float32"),
-        (SWIN, "compile_graph compile sdpa half_norm fused_optimizer amp tf32 float32"),
+        (SWIN, "compile_half_norm_graph compile_half_norm compile sdpa fused_optimizer amp tf32 float32"),
         (BERT, "compile_ours_graph compile_ours fused_norm_adam bit_masks byte_masks unscale amp tf32 float32"),
         (RESNET, "compile_ours_graph compile_ours fused_norm unscale amp tf32 float32"),
     ],

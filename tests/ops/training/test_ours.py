@@ -19,7 +19,8 @@ OURS = [
     pytest.param(model, rung, id=f"{model}-{rung.name}")
     for model, rungs in LADDERS.items()
     for rung in rungs
-    if rung.role == "ours" and not rung.graph
+    # BERT's rung takes the fewest seconds to compile; a GPU compiles all.
+    if rung.role == "ours" and not rung.graph and (not rung.compiled or model == "bert_toy")
 ]
 
 

@@ -24,7 +24,7 @@ def jobs(name, device):
 
 @pytest.mark.parametrize(
     "job",
-    [job for job in jobs("train_small", "cpu") if job.case.variant in ("float32", "fused_optimizer", "eager")],
+    [job for job in jobs("train_small", "cpu") if job.case.variant in ("fused_optimizer", "eager")],
     ids=lambda job: job.case.id,
 )
 def test_small_steps_are_measured_on_a_cpu(job):

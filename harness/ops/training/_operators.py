@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def operators(rung: Rung, config: object) -> Any:
     """The operators of a model with this configuration; None for those that it has unless told."""
-    found = ours(rung, config) if rung.norm else None
+    found = ours(rung, config) if rung.norm or rung.attention else None
     parts = _of_torch(rung, config)
     return replace(found or _plain(config), **parts) if parts else found
 
@@ -55,7 +55,7 @@ def _of_torch(rung: Rung, config: object) -> dict[str, Any]:
     """Functions of torch that a rung has in place of a model's own operators, or of ours."""
     from torch.nn import functional
 
-    parts: dict[str, Any] = _attention(config) if rung.sdpa else {}
+    parts: dict[str, Any] = _attention(config) if rung.sdpa and not rung.attention else {}
     if rung.half_norm:
         parts |= {"layer_norm": layer_norm, "softmax": softmax}
     # Beside our LayerNorm, and torch's like it, residuals have the type of the product, whoever does the dropout.

@@ -129,6 +129,18 @@ _NORM_ADAM = on(
 _WINDOWS = on(_NORM_ADAM, "windows", "and windows cut and joined by one kernel each", "S5", windows=True)
 _ATTENTION = on(_WINDOWS, "attention", "and attention over windows in one kernel", "S6", attention=True)
 _SWIN_OURS = tuple(above_ours(_ATTENTION))
+# Inductor joins LayerNorm and windows with what is before and after them, but has no kernel for this attention.
+_COMPILE_ATTENTION = on(
+    _COMPILE_HALF_NORM,
+    "compile_attention",
+    "compile_half_norm with our attention over windows, and no other operator of ours",
+    "S6",
+    role="ours",
+    attention=True,
+)
+_COMPILE_ATTENTION_GRAPH = on(
+    _COMPILE_ATTENTION, "compile_attention_graph", "compile_attention as a CUDA graph of the step", "S8", graph=True
+)
 _STREAMS = on(_SWIN_OURS[0], "streams", "graph with gradients of weights on a second stream", "S8", streams=True)
 
 # The two that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
@@ -158,6 +170,16 @@ _FUSED_NORM = on(
 )
 
 _EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
-SWIN = (*_EVERY, *_TORCH, _NORM_ADAM, _WINDOWS, _ATTENTION, *_SWIN_OURS, _STREAMS)
+SWIN = (
+    *_EVERY,
+    *_TORCH,
+    _NORM_ADAM,
+    _WINDOWS,
+    _ATTENTION,
+    *_SWIN_OURS,
+    _STREAMS,
+    _COMPILE_ATTENTION,
+    _COMPILE_ATTENTION_GRAPH,
+)
 BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
 RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

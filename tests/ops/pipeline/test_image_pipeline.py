@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.pipeline import _facts, _fed, _images, _parts, _step
 from harness.ops.pipeline._images import CpuImages, Item
+from harness.ops.pipeline._stages import Stage
 from harness.ops.pipeline._step import AsyncLog, SyncLog, TrainingStep
 from harness.scenario import Selection, find, load, plan
 from harness.session import Session
@@ -136,6 +139,33 @@ def test_the_step_trains_with_the_images_that_came():
         assert given.is_contiguous(memory_format=torch.channels_last)
         assert step._scaled(images.permute(0, 3, 1, 2).float()).equal(given)
         assert any(not one.equal(other) for one, other in zip(before, step.weights, strict=True))
+
+
+class Device:
+    """A training step on a device that works beside the host: a call waits only if two steps are on their way."""
+
+    SECONDS = 5e-3
+
+    def __init__(self):
+        self._ends = [0.0]
+
+    def __call__(self, _item):
+        while len(self._ends) >= 2:
+            time.sleep(max(0, self._ends.pop(0) - time.perf_counter()))
+        self._ends.append(max([*self._ends, time.perf_counter()]) + self.SECONDS)
+
+    def finish(self):
+        while self._ends:
+            time.sleep(max(0, self._ends.pop(0) - time.perf_counter()))
+
+
+def test_steps_that_were_on_their_way_at_the_start_do_not_count():
+    parts = SimpleNamespace(step=Device(), stages=[Stage("read", lambda n: n)], shortest=0.0)
+    parts.step.weights = []
+    fed = _fed.FedStep(parts, overlapping=True, log=None)
+    fed.pipeline.close()
+    assert fed._seconds("") == pytest.approx(Device.SECONDS, rel=0.1)
+    assert parts.step._ends == []
 
 
 @pytest.mark.parametrize("log", [SyncLog, AsyncLog])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import tempfile
@@ -37,6 +38,7 @@ another crop, or another image, it is off by tens."""
 
 def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") -> Launch:
     """Make files, threads and model, and start the pipeline. log: how the loss is logged, a name in LOGS."""
+    gc.collect()  # an earlier case is in a cycle, and would keep its model and its decoded images
     parts = Parts(ctx, way)
     logged = None
     if log:
@@ -45,9 +47,8 @@ def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") 
         logged = LOGS[log](Path(folder.name) / "steps.jsonl")
         ctx.defer(logged.close)
     fed = FedStep(parts, overlapping, logged)
-    # What is deferred last is called first: the figures are measured when the pipeline has ended.
-    ctx.defer(fed.report)
     ctx.defer(fed.pipeline.close)
+    ctx.afterwards(fed.report)
     return fed
 
 
@@ -76,9 +77,8 @@ class FedStep:
         self._one(t)
 
     def report(self) -> None:
-        """Report the rates of all stages and what limits the whole, if the case was timed. The pipeline is closed."""
-        if self._calls <= CHECKED or self.pipeline.failed:
-            return
+        """Close the pipeline, and report the rates of all stages alone and what limits the whole."""
+        self.pipeline.close()
         report, stages = self._parts.ctx.report, self._parts.stages
         for stage, following in itertools.pairwise([*(stage.name for stage in stages), "train"]):
             for state, share in zip(("empty", "full"), self.pipeline.queues[stage].shares, strict=True):

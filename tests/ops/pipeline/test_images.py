@@ -45,6 +45,13 @@ def test_files_that_are_there_are_not_made_again(files, crew, monkeypatch):
     _files.made(COUNT, crew)
 
 
+@pytest.mark.parametrize("name", ["SLOPE", "SPREAD", "QUALITY", "SEED"])
+def test_other_images_have_other_files(name, monkeypatch):
+    before = _files.place(1)
+    monkeypatch.setattr(_files, name, 77)
+    assert _files.place(1) != before
+
+
 def test_noise_falls_with_frequency_as_said():
     image = _files.pixels(0)[:, :, 1].astype(float)
     power = np.abs(np.fft.rfft2(image - image.mean())) ** 2

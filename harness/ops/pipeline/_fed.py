@@ -63,12 +63,12 @@ class FedStep:
         """Start the pipeline's threads."""
         self._parts, self._overlapping, self._log = parts, overlapping, log
         self._weights = parts.step.weights
-        self._calls = 0
+        self._calls, self._last = 0, Tensors()
         self.pipeline = self._started(parts.stages)
 
     def __call__(self, t: Tensors) -> None:
         """A step. t is given the batch's number, its images as they came, and its loss."""
-        self._calls += 1
+        self._calls, self._last = self._calls + 1, t
         if self._calls == CHECKED + 1:
             # What lay ready when timing begins would make the first steps faster than the pipeline is.
             for _ in range(self.pipeline.ready):
@@ -77,8 +77,13 @@ class FedStep:
         self._one(t)
 
     def report(self) -> None:
-        """Close the pipeline, and report the rates of all stages alone and what limits the whole."""
+        """Close the pipeline, and report the rates of all stages alone and what limits the whole.
+
+        Raises RuntimeError if the last batch has wrong images: under load a stage may overwrite what another one reads.
+        """
         self.pipeline.close()
+        for wrong in _wrong_images(self._parts.ctx, self._last):
+            raise RuntimeError(f"after the timed steps, {wrong}")
         report, stages = self._parts.ctx.report, self._parts.stages
         for stage, following in itertools.pairwise([*(stage.name for stage in stages), "train"]):
             for state, share in zip(("empty", "full"), self.pipeline.queues[stage].shares, strict=True):
@@ -138,12 +143,17 @@ class FedStep:
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
-    """A complaint about a loss that is no number, and about the first image that isn't what its file has.
+    """A complaint about a loss that is no number, and about the first image that isn't what its file has."""
+    if not math.isfinite(loss := t.loss.item()):
+        yield f"loss: it is {loss}"
+    yield from _wrong_images(ctx, t)
+
+
+def _wrong_images(ctx: Context, t: Tensors) -> Iterator[str]:
+    """A complaint about the first image of the batch that isn't what its file has.
 
     Some images of the batch are decoded by Pillow, and cut and resized as the variant does it, on the CPU.
     """
-    if not math.isfinite(loss := t.loss.item()):
-        yield f"loss: it is {loss}"
     images = t.images.float().cpu()
     by_cpu = t.images.shape[-1] == 3
     for place in range(0, ctx.s.B, max(1, ctx.s.B // COMPARED)):

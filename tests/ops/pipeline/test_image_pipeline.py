@@ -112,6 +112,18 @@ def test_images_of_another_batch_are_wrong(monkeypatch):
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
+def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
+    real, calls = CpuImages.both, iter(range(999))
+
+    def overwritten(self, item):
+        found = real(self, item)
+        return found if next(calls) < 6 else found._replace(data=found.data.flip(0))
+
+    monkeypatch.setattr(CpuImages, "both", overwritten)
+    with pytest.raises(RuntimeError, match="after the timed steps, images: number 0 of batch"):
+        measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
+
+
 def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
     monkeypatch.setattr(TrainingStep, "__call__", lambda self, item: torch.tensor(torch.nan))
     assert checked("cached") == "loss: it is nan"

@@ -33,6 +33,8 @@ TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
 PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
 """Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
+DECODE_RATE = "decode_rate"
+"""The fact that a pipeline has which decodes images."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 
@@ -333,6 +335,8 @@ for _metric in (
     replace(_fact(COLLECTIVE, "bytes of the collective", units.BYTES, "its bytes, as nccl-tests counts them"), head=""),
     replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
     _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
+    _fact(DECODE_RATE, "decode alone", units.ITEMS,
+          "images a second of the part of a stage alone that decodes images; it is a part of 'prepare'", "higher"),
     _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
     _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
     _fact(LOSS, "loss of trainings", units.PLAIN, "mean loss of longer trainings, from several seeds", "lower"),

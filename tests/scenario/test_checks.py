@@ -18,7 +18,10 @@ Refused = Callable[[str], list[tuple[str, str]]]
 Loaded = Callable[..., Definition]
 
 ONE = "shapes: [{M: 3, N: 4}]\n"
-FLOORS = "bandwidth, bus_bandwidth, efficiency, flops, items, of_ceiling, of_expected, of_peak, snr, speedup, tokens"
+FLOORS = (
+    "bandwidth, bus_bandwidth, decode_rate, efficiency, flops, items, of_ceiling, of_expected, of_peak, snr, speedup, "
+    "tokens"
+)
 
 
 def test_defaults(loaded: Loaded) -> None:

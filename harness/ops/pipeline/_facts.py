@@ -47,10 +47,9 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def _add() -> None:
-    """Add the metrics to the list of all, in the order of tables."""
+    """Add the metrics to the list of all, in the order of tables. That of decoding is there, as claims are of it."""
     does = {
         "read": "reads files",
-        "decode": "decodes images; it is a part of 'prepare'",
         "resize": "cuts and resizes images; it is a part of 'prepare'",
         "prepare": "decodes, cuts and resizes images, as far as the variant does that",
         "copy": "copies batches to the device",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import tempfile
@@ -37,6 +38,7 @@ another crop, or another image, it is off by tens."""
 
 def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") -> Launch:
     """Make files, threads and model, and start the pipeline. log: how the loss is logged, a name in LOGS."""
+    gc.collect()  # an earlier case is in a cycle, and would keep its model and its decoded images
     parts = Parts(ctx, way)
     logged = None
     if log:
@@ -45,9 +47,8 @@ def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") 
         logged = LOGS[log](Path(folder.name) / "steps.jsonl")
         ctx.defer(logged.close)
     fed = FedStep(parts, overlapping, logged)
-    # What is deferred last is called first: the figures are measured when the pipeline has ended.
-    ctx.defer(fed.report)
     ctx.defer(fed.pipeline.close)
+    ctx.afterwards(fed.report)
     return fed
 
 
@@ -62,12 +63,12 @@ class FedStep:
         """Start the pipeline's threads."""
         self._parts, self._overlapping, self._log = parts, overlapping, log
         self._weights = parts.step.weights
-        self._calls = 0
+        self._calls, self._last = 0, Tensors()
         self.pipeline = self._started(parts.stages)
 
     def __call__(self, t: Tensors) -> None:
         """A step. t is given the batch's number, its images as they came, and its loss."""
-        self._calls += 1
+        self._calls, self._last = self._calls + 1, t
         if self._calls == CHECKED + 1:
             # What lay ready when timing begins would make the first steps faster than the pipeline is.
             for _ in range(self.pipeline.ready):
@@ -76,9 +77,13 @@ class FedStep:
         self._one(t)
 
     def report(self) -> None:
-        """Report the rates of all stages and what limits the whole, if the case was timed. The pipeline is closed."""
-        if self._calls <= CHECKED or self.pipeline.failed:
-            return
+        """Close the pipeline, and report the rates of all stages alone and what limits the whole.
+
+        Raises RuntimeError if the last batch has wrong images: under load a stage may overwrite what another one reads.
+        """
+        self.pipeline.close()
+        for wrong in _wrong_images(self._parts.ctx, self._last):
+            raise RuntimeError(f"after the timed steps, {wrong}")
         report, stages = self._parts.ctx.report, self._parts.stages
         for stage, following in itertools.pairwise([*(stage.name for stage in stages), "train"]):
             for state, share in zip(("empty", "full"), self.pipeline.queues[stage].shares, strict=True):
@@ -126,22 +131,29 @@ class FedStep:
             while count < WHOLE or time.perf_counter() - start < self._parts.shortest:
                 steps(2)
                 count += 2
-            self._parts.step.finish()
+            # Nobody waits for the device before the clock is read, at either end: as many steps are on their way at
+            # the start as at the end, so that those of the start aren't counted too.
             return (time.perf_counter() - start) / count
         finally:
             pipeline.close()
+            self._parts.step.finish()
 
 
 # ---- The check.
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
-    """A complaint about a loss that is no number, and about the first image that isn't what its file has.
+    """A complaint about a loss that is no number, and about the first image that isn't what its file has."""
+    if not math.isfinite(loss := t.loss.item()):
+        yield f"loss: it is {loss}"
+    yield from _wrong_images(ctx, t)
+
+
+def _wrong_images(ctx: Context, t: Tensors) -> Iterator[str]:
+    """A complaint about the first image of the batch that isn't what its file has.
 
     Some images of the batch are decoded by Pillow, and cut and resized as the variant does it, on the CPU.
     """
-    if not math.isfinite(loss := t.loss.item()):
-        yield f"loss: it is {loss}"
     images = t.images.float().cpu()
     by_cpu = t.images.shape[-1] == 3
     for place in range(0, ctx.s.B, max(1, ctx.s.B // COMPARED)):

@@ -46,8 +46,8 @@ def made(count: int, crew: Crew) -> list[Path]:
 
 
 def place(number: int) -> Path:
-    """Where the file of this number lies, or will."""
-    return paths.cache() / f"jpegs-{WIDTH}x{HEIGHT}-q{QUALITY}-s{SEED}" / f"{number:06}.jpg"
+    """Where the file of this number lies, or will: what images are made of is in the folder's name."""
+    return paths.cache() / f"jpegs-{WIDTH}x{HEIGHT}-q{QUALITY}-f{SLOPE:g}-d{SPREAD:g}-s{SEED}" / f"{number:06}.jpg"
 
 
 def encoded(number: int) -> bytes:

@@ -170,17 +170,25 @@ class Copier:
 
 def resized_together(images: torch.Tensor, boxes: np.ndarray, side: int) -> torch.Tensor:
     """Crops of images (B, 3, H, W) as (B, 3, side, side) of float32, by one kernel: bilinear, without antialiasing."""
-    import torch
-    from torch.nn.functional import affine_grid, grid_sample
+    from torch.nn.functional import grid_sample
 
-    left, top, width, height = boxes.T
-    maps = torch.zeros(len(boxes), 2, 3)
-    # The output's coordinates from -1 to 1, as those of the image.
-    maps[:, 0, 0], maps[:, 1, 1] = torch.from_numpy(width / WIDTH), torch.from_numpy(height / HEIGHT)
-    maps[:, 0, 2] = torch.from_numpy((2 * left + width) / WIDTH - 1)
-    maps[:, 1, 2] = torch.from_numpy((2 * top + height) / HEIGHT - 1)
-    grid = affine_grid(maps.to(images.device), [len(boxes), 3, side, side], align_corners=False)
-    return grid_sample(images.float(), grid, "bilinear", "border", align_corners=False)
+    return grid_sample(images.float(), _grid(boxes, side, images.device), "bilinear", "border", align_corners=False)
+
+
+def _grid(boxes: np.ndarray, side: int, device: torch.device) -> torch.Tensor:
+    """Where each element of the crops lies in its image, (B, side, side, 2): across and down, -1 to 1 edge to edge.
+
+    Torch's affine_grid makes it by a matrix product, which TF32, that the training step asks for, rounds to a fraction
+    of a pixel. Here it is float32 throughout.
+    """
+    import torch
+
+    centres = (torch.arange(side, device=device) * 2 + 1) / (2 * side)
+    begin, size = torch.from_numpy(boxes).to(device, torch.float32).split(2, dim=1)
+    image = torch.tensor([WIDTH, HEIGHT], device=device)
+    places = (begin[:, None] + centres[:, None] * size[:, None]) * 2 / image - 1  # (B, side, 2)
+    across, down = places[:, None, :, 0], places[:, :, None, 1]
+    return torch.stack(torch.broadcast_tensors(across, down), -1)
 
 
 class GpuImages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,8 @@ Way = Literal["cpu", "gpu", "decoded"]
 """How images come to the step: decoded by the CPU, by the GPU, or from a list of decoded ones in memory."""
 READERS = 4
 """Threads that read files, since one that waits for a disk leaves it idle in between."""
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""Microseconds of processors' time in each period, and the period: how Linux limits containers (cgroup v2)."""
 OTHERS = 2
 """Processors left to reading and to the training step where all others decode."""
 
@@ -28,7 +31,16 @@ def threads_of(asked: int) -> int:
     if asked:
         return asked
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable - OTHERS)
+    return max(1, min(usable, _quota()) - OTHERS)
+
+
+def _quota() -> int:
+    """How many processors' time a container may use, at most; sys.maxsize where nothing says so."""
+    try:
+        time, period = CPU_QUOTA.read_text().split()
+    except (OSError, ValueError):
+        return sys.maxsize
+    return sys.maxsize if time == "max" else int(time) // int(period)
 
 
 def files_of(ctx: Context, number: int) -> list[int]:

@@ -169,11 +169,6 @@ class Pipeline:
             loop.start()
 
     @property
-    def failed(self) -> bool:
-        """Whether a stage failed."""
-        return self._failure is not None
-
-    @property
     def ready(self) -> int:
         """How many items lie in queues or may be in a stage's hand."""
         return sum(queue.held for queue in self.queues.values()) + len(self._loops)

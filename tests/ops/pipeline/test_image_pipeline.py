@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import threading
+import time
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.pipeline import _facts, _fed, _images, _parts, _step
 from harness.ops.pipeline._images import CpuImages, Item
+from harness.ops.pipeline._stages import Stage
 from harness.ops.pipeline._step import AsyncLog, SyncLog, TrainingStep
 from harness.scenario import Selection, find, load, plan
 from harness.session import Session
@@ -52,6 +57,7 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread(variant, monkeypat
         [call] = session.calls()
         for _ in range(3):
             call()
+        session.report()
     assert session.warnings == []
     facts = dict(session.facts)
     way = "cpu" if "buffer" in variant else "decoded"
@@ -68,6 +74,19 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread(variant, monkeypat
     assert ({"decode_rate", "resize_rate", _facts.FILE} <= facts.keys()) is (way == "cpu")
     assert facts[_facts.THREADS] == 2
     assert (threading.active_count(), torch.get_num_threads()) == (before, threads)
+
+
+def test_a_case_that_ended_is_gone_when_the_next_begins():
+    with Session(case("cached"), OP, Cpu()) as session:
+        session.prepare()
+        ended = weakref.ref(session._prepared.launch)
+    gc.disable()
+    try:
+        with Session(case("cached"), OP, Cpu()) as session:
+            session.prepare()
+            assert ended() is None
+    finally:
+        gc.enable()
 
 
 def test_a_case_that_is_only_checked_reports_no_rates():
@@ -91,6 +110,18 @@ def test_images_of_another_batch_are_wrong(monkeypatch):
     real = CpuImages.both
     monkeypatch.setattr(CpuImages, "both", lambda self, item: item._replace(data=real(self, item).data.flip(0)))
     assert checked("two_buffers").startswith("images: number 0 of batch")
+
+
+def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
+    real, calls = CpuImages.both, iter(range(999))
+
+    def overwritten(self, item):
+        found = real(self, item)
+        return found if next(calls) < 6 else found._replace(data=found.data.flip(0))
+
+    monkeypatch.setattr(CpuImages, "both", overwritten)
+    with pytest.raises(RuntimeError, match="after the timed steps, images: number 0 of batch"):
+        measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
 
 
 def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
@@ -122,6 +153,21 @@ def test_a_stage_that_fails_later_reports_no_rates(monkeypatch):
         measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
 
 
+def test_a_step_that_fails_is_not_followed_by_measurements(monkeypatch):
+    real, calls = TrainingStep.__call__, iter(range(99))
+
+    def fails(self, item):
+        if next(calls) > 12:
+            raise ValueError("no such number")
+        return real(self, item)
+
+    monkeypatch.setattr(TrainingStep, "__call__", fails)
+    monkeypatch.setattr(_parts.Parts, "rates", lambda _: 1 / 0)
+    with pytest.raises(ValueError, match="no such number") as caught:
+        measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
+    assert not hasattr(caught.value, "__notes__")  # of what failed later
+
+
 def test_the_step_trains_with_the_images_that_came():
     ctx_case = case("cached")
     with Session(ctx_case, OP, Cpu()) as session:
@@ -136,6 +182,33 @@ def test_the_step_trains_with_the_images_that_came():
         assert given.is_contiguous(memory_format=torch.channels_last)
         assert step._scaled(images.permute(0, 3, 1, 2).float()).equal(given)
         assert any(not one.equal(other) for one, other in zip(before, step.weights, strict=True))
+
+
+class Device:
+    """A training step on a device that works beside the host: a call waits only if two steps are on their way."""
+
+    SECONDS = 5e-3
+
+    def __init__(self):
+        self._ends = [0.0]
+
+    def __call__(self, _item):
+        while len(self._ends) >= 2:
+            time.sleep(max(0, self._ends.pop(0) - time.perf_counter()))
+        self._ends.append(max([*self._ends, time.perf_counter()]) + self.SECONDS)
+
+    def finish(self):
+        while self._ends:
+            time.sleep(max(0, self._ends.pop(0) - time.perf_counter()))
+
+
+def test_steps_that_were_on_their_way_at_the_start_do_not_count():
+    parts = SimpleNamespace(step=Device(), stages=[Stage("read", lambda n: n)], shortest=0.0)
+    parts.step.weights = []
+    fed = _fed.FedStep(parts, overlapping=True, log=None)
+    fed.pipeline.close()
+    assert fed._seconds("") == pytest.approx(Device.SECONDS, rel=0.1)
+    assert parts.step._ends == []
 
 
 @pytest.mark.parametrize("log", [SyncLog, AsyncLog])
@@ -162,10 +235,19 @@ def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
 
 
 def test_all_processors_but_two_decode_unless_told(monkeypatch):
+    monkeypatch.setattr(_parts, "CPU_QUOTA", _parts.Path("nowhere"))
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     assert [_parts.threads_of(asked) for asked in (0, 1, 16)] == [14, 1, 16]
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: {0})
     assert _parts.threads_of(0) == 1
+
+
+@pytest.mark.parametrize(("text", "threads"), [("400000 100000", 2), ("max 100000", 14), ("50000 100000", 1), ("", 14)])
+def test_no_more_threads_decode_than_a_container_has_processors(text, threads, tmp_path, monkeypatch):
+    monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
+    monkeypatch.setattr(_parts, "CPU_QUOTA", tmp_path / "cpu.max")
+    _parts.CPU_QUOTA.write_text(text)
+    assert _parts.threads_of(0) == threads
 
 
 def test_without_torchvision_the_way_out_is_told(monkeypatch):
@@ -186,7 +268,10 @@ def test_the_small_scenario_has_every_variant_of_a_cpu_and_tiny_models():
     small = plan(load(find(["pipeline_small"]), CATALOGUE), CATALOGUE, Selection("cpu")).jobs
     assert {job.case.variant for job in small} == set(ON_A_CPU)
     assert {job.case.values["model"] for job in small} == {"resnet_toy"}
-    large = plan(load(find(["pipeline"]), CATALOGUE), CATALOGUE, Selection("cuda")).jobs
+    definitions = load(find(["pipeline"]), CATALOGUE)
+    large = plan(definitions, CATALOGUE, Selection("cuda")).jobs
     assert {job.case.variant for job in large} == OP.variants.keys()
+    [decoding] = [claim for one in definitions for claim in one.claims if claim.value == 7036]
+    assert decoding.metric == _facts.rate_of("decode")  # the rate of the whole would hide it where the step is slower
     assert {job.case.values["model"] for job in large} == {"resnet50"}
     assert {job.case.values["T"] for job in large} == {0, 1, 2, 4, 8, 14, 16}

@@ -45,6 +45,13 @@ def test_files_that_are_there_are_not_made_again(files, crew, monkeypatch):
     _files.made(COUNT, crew)
 
 
+@pytest.mark.parametrize("name", ["SLOPE", "SPREAD", "QUALITY", "SEED"])
+def test_other_images_have_other_files(name, monkeypatch):
+    before = _files.place(1)
+    monkeypatch.setattr(_files, name, 77)
+    assert _files.place(1) != before
+
+
 def test_noise_falls_with_frequency_as_said():
     image = _files.pixels(0)[:, :, 1].astype(float)
     power = np.abs(np.fft.rfft2(image - image.mean())) ** 2
@@ -103,6 +110,20 @@ def test_both_ways_of_resizing_cut_the_same_crop():
         alone = _images.resized(image, box, 32).permute(2, 0, 1).float()
         [together] = _images.resized_together(image[None], box[None], 32)
         assert (alone - together).abs().max() < 2
+
+
+def test_crops_on_the_gpu_lie_where_an_affine_grid_puts_them_but_without_a_matrix_product():
+    """The training step lets products be rounded to TF32, which moved them by up to a tenth of a pixel."""
+    boxes = _images.crops(1, 2, 5)
+    left, top, width, height = (torch.from_numpy(one) for one in boxes.T)
+    maps = torch.zeros(5, 2, 3, dtype=torch.float64)
+    maps[:, 0, 0], maps[:, 0, 2] = width / _files.WIDTH, (2 * left + width) / _files.WIDTH - 1
+    maps[:, 1, 1], maps[:, 1, 2] = height / _files.HEIGHT, (2 * top + height) / _files.HEIGHT - 1
+    wanted = torch.nn.functional.affine_grid(maps, [5, 3, 32, 32], align_corners=False)
+    assert torch.allclose(_images._grid(boxes, 32, torch.device("cpu")).double(), wanted, atol=1e-6)
+    with torch.profiler.profile() as profile:
+        _images.resized_together(torch.zeros(5, 3, _files.HEIGHT, _files.WIDTH, dtype=torch.uint8), boxes, 32)
+    assert [event.key for event in profile.key_averages() if "mm" in event.key] == []
 
 
 def test_a_batch_in_one_go_is_a_batch_in_two(files, crew):

@@ -1,0 +1,76 @@
+"""AdamW and unscale_ where parameters change under them, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness import nn
+from harness.nn import _adamw, _unscale
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_backward_notices_that_weights_and_gradients_have_changed_since_its_forward():
+    weight, other = torch.ones(3000, requires_grad=True), torch.ones(3000, requires_grad=True)
+    optimizer = nn.AdamW([weight])
+    loss = (weight * other).sum()
+    weight.grad = torch.ones(3000)
+    of_gradient = (weight.grad * other).sum()
+    _unscale._by_kernel([weight.grad], torch.tensor(0.5), torch.zeros(()))
+    optimizer.step()
+    for changed in (loss, of_gradient):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            changed.backward()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_parameter_that_gets_memory_of_another_size_gets_another_table():
+    weight = torch.ones(5000, requires_grad=True)
+    optimizer = nn.AdamW([weight])
+    for count in (5000, 300):
+        weight.grad = None
+        weight.data = torch.ones(count)
+        weight.grad = torch.ones(count)
+        optimizer.state.clear()
+        optimizer.step()
+    assert [table.layout.pieces for table in optimizer._tables.values()] == [12, 3]
+
+
+@pytest.mark.usefixtures("kernels")
+def test_few_tables_are_kept_whatever_has_gradients(monkeypatch):
+    monkeypatch.setattr(_adamw, "_TABLES", 2)
+    weights = [torch.ones(8, requires_grad=True) for _ in range(4)]
+    optimizer = nn.AdamW(weights)
+    for weight in weights:
+        optimizer.zero_grad()
+        weight.grad = torch.ones(8)
+        optimizer.step()
+    assert len(optimizer._tables) == 2
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_parameter_may_change_its_order_between_steps(dtype):
+    slopes = torch.arange(16.0).view(2, 2, 2, 2).to(dtype)
+    steps = []
+    for order in (torch.contiguous_format, torch.channels_last):
+        weight = torch.ones(2, 2, 2, 2, dtype=dtype, requires_grad=True)
+        optimizer = nn.AdamW([weight])
+        for factor in (1, -0.5):
+            weight.grad = slopes.mul(factor).contiguous(memory_format=order if factor < 0 else torch.contiguous_format)
+            optimizer.step()
+            weight.data = weight.data.contiguous(memory_format=order)
+            weight.grad = None
+        steps.append(weight.detach())
+    assert torch.equal(*steps)
+
+
+def test_what_it_makes_no_steps_with_is_refused():
+    whole = torch.ones(3, dtype=torch.complex64, requires_grad=True)
+    whole.grad = torch.ones_like(whole)
+    half = torch.ones(3, dtype=torch.float16, requires_grad=True)
+    half.grad_dtype = None
+    half.grad = torch.ones(3)
+    for weight, reason in ((whole, "no complex"), (half, "make them alike")):
+        with pytest.raises(RuntimeError, match=reason):
+            nn.AdamW([weight]).step()

@@ -128,7 +128,8 @@ def _declared(call: _kernels.KernelCall) -> list[Any]:
 
 def _floats(address: int, count: int, dtype: str = "float32") -> Any:
     size = np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_byte * (count * size)).from_address(address), dtype)
+    memory: Any = (ctypes.c_byte * (count * size)).from_address(address)
+    return np.frombuffer(memory, dtype)
 
 
 def _adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *settings: Any) -> None:

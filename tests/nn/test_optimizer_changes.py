@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.testing._internal.two_tensor import TwoTensor
 
 from harness import nn
 from harness.nn import _adamw, _unscale
@@ -74,3 +75,21 @@ def test_what_it_makes_no_steps_with_is_refused():
     for weight, reason in ((whole, "no complex"), (half, "make them alike")):
         with pytest.raises(RuntimeError, match=reason):
             nn.AdamW([weight]).step()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_lists_of_several_devices_are_refused():
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = nn.AdamW([weight])
+    optimizer.step()
+    optimizer.state[weight]["exp_avg"] = torch.zeros(3, device="meta")
+    with pytest.raises(RuntimeError, match="lies on meta, others on cpu"):
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("kernels")
+def test_tensors_without_memory_of_their_own_are_refused():
+    grad = TwoTensor(torch.ones(3), torch.ones(3))
+    with pytest.raises(RuntimeError, match="is a TwoTensor without memory"):
+        _unscale._by_kernel([grad], torch.tensor(0.5), torch.zeros(()))

@@ -147,7 +147,7 @@ def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
     parts, (_, layout, _) = library(), product.layouts
     lt = parts.lt
     wanted = torch.zeros(layout.leading * -(-layout.columns // 32), dtype=weights.dtype, device=weights.device)
-    factors = torch.tensor([1.0, 0.0])
+    factors = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu")
     one = factors.data_ptr()
     with ExitStack() as opened:
         given = _made(Layout(layout.dtype, layout.rows, layout.columns, layout.columns, "ROW"), 1, opened)
@@ -360,7 +360,7 @@ def _refused(error: Exception) -> MachineError:
 def _zero() -> torch.Tensor:
     import torch
 
-    return torch.zeros(1, device="cuda")
+    return torch.zeros(1, dtype=torch.float32, device="cuda")
 
 
 def _stream() -> int:

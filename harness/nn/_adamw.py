@@ -125,7 +125,7 @@ class AdamW(torch.optim.Optimizer):
                     own = self.state[param]
                     number = float(own["step"])
                     key = param.device, param.dtype, number
-                    own["step"] = shared.setdefault(key, torch.full((), number, device=param.device))
+                    own["step"] = shared.setdefault(key, _number_of_step(param, number))
 
     # ---- What is updated together.
 
@@ -153,7 +153,7 @@ class AdamW(torch.optim.Optimizer):
             own = self.state[param]
             if not own:
                 key = param.device, param.dtype
-                own["step"] = steps.setdefault(key, torch.zeros((), device=param.device))
+                own["step"] = steps.setdefault(key, _number_of_step(param, 0.0))
                 for name in ("exp_avg", "exp_avg_sq"):
                     own[name] = torch.zeros_like(param, dtype=_wide(param))
             if param.dtype != _wide(param) and "master" not in own:
@@ -233,6 +233,11 @@ def _check(param: Tensor) -> None:
 
 def _wide(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def _number_of_step(param: Tensor, number: float) -> Tensor:
+    """The number of a step as the kernel reads it: float32, whatever torch's default type is."""
+    return torch.full((), number, dtype=torch.float32, device=param.device)
 
 
 def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:

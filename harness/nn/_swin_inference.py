@@ -257,7 +257,8 @@ def calibrated(model: Swin, batches: Sequence[Tensor]) -> list[BlockScales]:
 
 def _scales(linear: nn.Linear, largest: Sequence[float]) -> tuple[Tensor, Tensor]:
     scales = (max(value / LARGEST, LEAST_SCALE) for value in largest)
-    given, made = (torch.full((1,), scale, device=linear.weight.device) for scale in scales)
+    device = linear.weight.device
+    given, made = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in scales)
     return given, made
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from harness import nn
-from harness.nn import _adamw, _unscale
+from harness.nn import _adamw, _swin_inference, _unscale
 
 
 @pytest.mark.usefixtures("kernels")
@@ -93,3 +93,24 @@ def test_tensors_without_memory_of_their_own_are_refused():
     grad = TwoTensor(torch.ones(3), torch.ones(3))
     with pytest.raises(RuntimeError, match="is a TwoTensor without memory"):
         _unscale._by_kernel([grad], torch.tensor(0.5), torch.zeros(()))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_numbers_of_steps_are_float32_whatever_torchs_default_is():
+    weight = torch.ones(3, requires_grad=True)
+    weight.grad = torch.ones(3)
+    optimizer = nn.AdamW([weight])
+    usual = torch.get_default_dtype()
+    try:
+        for wrong in (torch.float64, torch.bfloat16):
+            torch.set_default_dtype(wrong)
+            optimizer.state.clear()
+            optimizer.step()
+            assert optimizer.state[weight]["step"].dtype == torch.float32
+            optimizer.load_state_dict(optimizer.state_dict())
+            assert optimizer.state[weight]["step"].dtype == torch.float32
+            assert {scale.dtype for scale in _swin_inference._scales(torch.nn.Linear(2, 2), [1.0, 1.0])} == {
+                torch.float32
+            }
+    finally:
+        torch.set_default_dtype(usual)

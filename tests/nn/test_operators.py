@@ -191,6 +191,14 @@ def test_batch_norm_means_what_torch_means(tools, training, settings):
     tools.assert_close([y.detach(), *ours], [functional.relu(wanted + z).detach(), *theirs], 1e-13)
 
 
+def test_batch_norm_without_vectors_is_that_of_torch(tools):
+    x, weight = tools.normal(4, 3, 2, 5), tools.normal(3)
+    for vectors in ((None, None, weight, weight), (torch.zeros(3).double(), torch.ones(3).double(), None, None)):
+        y = nn.batch_norm_add_relu(x, x, *vectors)
+        wanted = functional.relu(functional.batch_norm(x, *vectors, training=True) + x)
+        tools.assert_close([y], [wanted], 1e-14)
+
+
 def test_batch_norm_in_halves_throughout(tools):
     x, weight = tools.normal(4, 3, 2, 5, dtype=torch.float16), tools.normal(3, dtype=torch.float16)
     ours, theirs = ([torch.zeros(3).half(), torch.ones(3).half()] for _ in range(2))

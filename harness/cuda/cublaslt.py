@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.cuda import workspaces
 from harness.errors import MachineError
 
 if TYPE_CHECKING:
@@ -145,7 +147,7 @@ def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
     parts, (_, layout, _) = library(), product.layouts
     lt = parts.lt
     wanted = torch.zeros(layout.leading * -(-layout.columns // 32), dtype=weights.dtype, device=weights.device)
-    factors = torch.tensor([1.0, 0.0])
+    factors = torch.tensor([1.0, 0.0], dtype=torch.float32, device="cpu")
     one = factors.data_ptr()
     with ExitStack() as opened:
         given = _made(Layout(layout.dtype, layout.rows, layout.columns, layout.columns, "ROW"), 1, opened)
@@ -160,7 +162,9 @@ def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
 
 
 class Matmul:
-    """A product that is ready to be called, on torch's current stream. A call neither allocates nor waits.
+    """A product that is ready to be called, on torch's current stream. A call doesn't wait.
+
+    Products that are called on one stream share its workspace. A graph that is captured has one of its own.
 
     The first call with tensors of some alignment chooses the algorithm for it. A session makes that call before
     anything is timed. algorithms: how many of those that cuBLASLt proposes are timed then, in its order; with 1 its
@@ -174,7 +178,6 @@ class Matmul:
         self._opened = ExitStack()
         self._description = _Description(product, self._opened)
         self._chosen: dict[tuple[int, ...], Any] = {}
-        self._workspace: torch.Tensor | None = None
 
     def close(self) -> None:
         """Give cuBLASLt's descriptors back."""
@@ -194,9 +197,8 @@ class Matmul:
         operands = (x, weights) if self._product.order else (weights, x)
         addresses = tuple(tensor.data_ptr() for tensor in (*operands, y))
         alignments = tuple(min(_ALIGNED, address & -address) for address in addresses)
-        if self._workspace is None:
-            self._workspace = _workspace(y)
-        run = partial(self._run, addresses, 0 if alpha is None else alpha.data_ptr(), self._workspace.data_ptr())
+        workspace = workspaces.of_stream(y.device, _stream(), WORKSPACE)
+        run = partial(self._run, addresses, 0 if alpha is None else alpha.data_ptr(), workspace.data_ptr())
         if alignments not in self._chosen:
             self._chosen[alignments] = self._choose(alignments, run)
         try:
@@ -329,10 +331,21 @@ def _set(give: Callable[[int, int], object], kind: Any, value: int) -> None:
     give(number.ctypes.data, number.nbytes)
 
 
-@cache
 def _handle() -> int:
-    """The handle of cuBLASLt, one for a process: a process uses one device."""
+    """The handle of cuBLASLt for the current device."""
+    return _handle_of(_device())
+
+
+@cache
+def _handle_of(_device: int) -> int:
+    """The handle of a device, which is the current one: cuBLASLt binds a handle to it."""
     return int(library().lt.create())
+
+
+def _device() -> int:
+    # Torch isn't imported for this: an obstacle can be asked for without it.
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch and torch.cuda.is_initialized() else 0
 
 
 def _words(error: Exception) -> str:
@@ -344,16 +357,10 @@ def _refused(error: Exception) -> MachineError:
     return MachineError(f"cuBLASLt refuses the product: {_words(error)}", "take other sizes, or another variant")
 
 
-def _workspace(beside: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    return torch.empty(WORKSPACE, dtype=torch.uint8, device=beside.device)
-
-
 def _zero() -> torch.Tensor:
     import torch
 
-    return torch.zeros(1, device="cuda")
+    return torch.zeros(1, dtype=torch.float32, device="cuda")
 
 
 def _stream() -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
@@ -21,6 +22,7 @@ from harness.ops.lists import adamw
 from harness.ops.lists._tables import BLOCK
 
 _STATE = ("exp_avg", "exp_avg_sq", "master")
+_TABLES = 64  # that an optimizer keeps: one for each set of parameters that had gradients together, the last ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ class AdamW(torch.optim.Optimizer):
     parameters have as `grad` stays as it was. The number of the step lies on the device, too: capture a whole step once
     step() has been called outside of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
     Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
-    RuntimeError for sparse gradients.
+    RuntimeError for sparse gradients, complex parameters, and gradients of another type than the parameter's.
     """
 
     _step_supports_amp_scaling = True
@@ -123,7 +125,7 @@ class AdamW(torch.optim.Optimizer):
                     own = self.state[param]
                     number = float(own["step"])
                     key = param.device, param.dtype, number
-                    own["step"] = shared.setdefault(key, torch.full((), number, device=param.device))
+                    own["step"] = shared.setdefault(key, _number_of_step(param, number))
 
     # ---- What is updated together.
 
@@ -147,18 +149,18 @@ class AdamW(torch.optim.Optimizer):
         """Make the state of parameters that have none. Those of one device and type count their steps together."""
         steps: dict[Any, Tensor] = {}
         for param in params:
-            if param.grad is not None and param.grad.is_sparse:
-                raise RuntimeError(
-                    "harness.nn.AdamW takes no sparse gradients; make them dense, or use torch's SparseAdam"
-                )
+            _check(param)
             own = self.state[param]
             if not own:
                 key = param.device, param.dtype
-                own["step"] = steps.setdefault(key, torch.zeros((), device=param.device))
+                own["step"] = steps.setdefault(key, _number_of_step(param, 0.0))
                 for name in ("exp_avg", "exp_avg_sq"):
                     own[name] = torch.zeros_like(param, dtype=_wide(param))
             if param.dtype != _wide(param) and "master" not in own:
                 own["master"] = param.detach().to(_wide(param))
+            if own["exp_avg"].stride() != param.stride() and is_dense(param):
+                # Kernels go through memory, and the parameter has got another order since the last step.
+                own.update({name: _as_state(param, own[name]) for name in _STATE if name in own})
 
     def _batch(self, params: list[Tensor], step: Tensor) -> _Batch:
         states = [self.state[param] for param in params]
@@ -201,20 +203,41 @@ class AdamW(torch.optim.Optimizer):
         }
         kernel, layout = of_lists("adamw", macros), table.layout
         kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group), scale)
+        # A backward that comes later must not take these parameters for those that its forward had.
+        increment_version(batch.copies or batch.weights)
 
     def _table(self, batch: _Batch) -> PieceTable:
         """The table of these parameters."""
-        key = tuple(map(id, batch.weights))
+        counts = [weight.numel() for weight in batch.weights]
+        # A parameter may be freed, and another one get its id; or it may get memory of another size.
+        key = tuple(map(id, batch.weights)), tuple(counts)
         table = self._tables.get(key)
         if table is None:
-            counts = [weight.numel() for weight in batch.weights]
+            if len(self._tables) >= _TABLES:
+                del self._tables[next(iter(self._tables))]
             layout = PieceLayout(counts, [0] * len(counts), BLOCK * adamw.ELEMENTS, batch.step.device, shift=0)
             table = self._tables[key] = layout.table(len(batch.lists))
         return table_for(table.layout, len(batch.lists), lambda: table)
 
 
+def _check(param: Tensor) -> None:
+    """Raise RuntimeError for a parameter or a gradient that steps can't be made with."""
+    grad = param.grad
+    if grad is not None and grad.is_sparse:
+        raise RuntimeError("harness.nn.AdamW takes no sparse gradients; make them dense, or use torch's SparseAdam")
+    if param.is_complex():
+        raise RuntimeError("harness.nn.AdamW takes no complex parameters; use torch's AdamW for them")
+    if grad is not None and grad.dtype != param.dtype:
+        raise RuntimeError(f"a parameter in {param.dtype} has a gradient in {grad.dtype}; make them alike")
+
+
 def _wide(param: Tensor) -> torch.dtype:
     return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def _number_of_step(param: Tensor, number: float) -> Tensor:
+    """The number of a step as the kernel reads it: float32, whatever torch's default type is."""
+    return torch.full((), number, dtype=torch.float32, device=param.device)
 
 
 def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:

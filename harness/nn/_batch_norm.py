@@ -17,10 +17,10 @@ from harness.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm takes, and a residual
     x: Tensor,
     residual: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    weight: Tensor,
-    bias: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
     training: bool = True,
     momentum: float = MOMENTUM,
     eps: float = EPSILON,
@@ -30,11 +30,13 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     x, residual: (N, C, H, W); the others: (C,). In training the running statistics move to those of the batch. Images
     may be contiguous or channels_last; the result lies in memory as x does. It has the type of x, also under autocast.
     All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
-    does the rest. The backward has x, the batch's statistics, and a bit an element in place of the result.
+    does the rest, also where statistics or weight and bias are None. The backward has x, the batch's statistics, and a
+    bit an element in place of the result.
     Raises ValueError for shapes that don't fit each other.
     """
     _checked(x, residual, running_mean, running_var, weight, bias)
-    if not training or momentum != MOMENTUM or eps != EPSILON or x.numel() <= x.shape[1]:
+    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
+    if not ours or running_mean is None or running_var is None or weight is None or bias is None:
         vectors = running_mean, running_var, weight, bias
         y = functional.batch_norm(x, *vectors, training=training, momentum=momentum, eps=eps)
         return functional.relu(y if residual is None else y + residual)
@@ -54,8 +56,8 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
     return y
 
 
-def _checked(x: Tensor, residual: Tensor | None, *vectors: Tensor) -> None:
-    if x.ndim != 4 or any(vector.shape != x.shape[1:2] for vector in vectors):
+def _checked(x: Tensor, residual: Tensor | None, *vectors: Tensor | None) -> None:
+    if x.ndim != 4 or any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
         raise ValueError(f"x is {tuple(x.shape)}; it must be (N, C, H, W), and statistics, weight and bias (C,)")
     if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
         found = f"{tuple(residual.shape)} of {residual.dtype}"

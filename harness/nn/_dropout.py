@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from harness.nn._kernels import kernel
-from harness.nn._operators import operator
+from harness.nn._operators import Run, operator
 from harness.ops._bits import pack, unpack
 from harness.ops.dropout._dropout import NARROW, Keep
 from harness.ops.dropout._philox import GROUP, draws
 
 _CALLS: dict[str, Tensor] = {}
 """The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it."""
+_NO_BACKWARD = -1  # torch's number of the backward that is under way, where there is none
 _SEEDS = 2**63  # operators take signed integers
 _SEED = [torch.initial_seed() % _SEEDS]
 
@@ -37,8 +38,9 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """X with a share `p` of its elements, chosen at random, set to 0, and the others multiplied by 1 / (1 - p).
 
     The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device. A
-    graph draws anew at each replay. torch.utils.checkpoint can't repeat them, so don't checkpoint what has dropout.
-    The share is the nearest one to p that 16 bits hold. Raises ValueError for p below 0 or above 1, or for integers.
+    graph draws anew at each replay. The share is the nearest one to p that 16 bits hold.
+    Raises ValueError for p below 0 or above 1, or for integers. Raises RuntimeError inside of a backward, where
+    torch.utils.checkpoint computes anew: it can't repeat our random numbers, so don't checkpoint what has dropout.
     """
     _checked(x, p)
     if not training or p == 0:
@@ -100,7 +102,9 @@ def _numbers(x: Tensor) -> tuple[Tensor, int]:
     name = str(x.device)
     call = _CALLS.get(name)
     if call is None:
-        call = _CALLS[name] = torch.zeros(1, dtype=torch.int64, device=x.device)
+        # Made in inference mode, it couldn't be advanced outside of it.
+        with torch.inference_mode(False):
+            call = _CALLS[name] = torch.zeros(1, dtype=torch.int64, device=x.device)
     return call, _SEED[0]
 
 
@@ -110,6 +114,20 @@ def _like(x: Tensor) -> Tensor:
 
 def _bits(x: Tensor) -> Tensor:
     return x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
+
+
+def _drawing(run: Run) -> Run:
+    """The function `run`, which draws random numbers, but an error where it would have to draw some again."""
+
+    def call(*arguments: Any) -> Any:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            raise RuntimeError(
+                "dropout of harness.nn is called inside of a backward, as torch.utils.checkpoint does; it would draw "
+                "another mask than in the forward. Don't checkpoint what has dropout, or use torch's dropout there"
+            )
+        return run(*arguments)
+
+    return call
 
 
 def _drawn(x: Tensor, call: Tensor, p: float, seed: int) -> Tensor:
@@ -203,11 +221,11 @@ def _bias_dropout_residual_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tupl
 
 
 _RESULT = "Tensor call, float p, int seed) -> (Tensor, Tensor)"
-_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _dropout_run, _fake, _saves, _dropout_backward)
+_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _drawing(_dropout_run), _fake, _saves, _dropout_backward)
 _dropout_add = operator(
     "dropout_add",
     f"(Tensor x, Tensor residual, {_RESULT}",
-    _dropout_add_run,
+    _drawing(_dropout_add_run),
     _fake,
     _saves,
     _dropout_add_backward,
@@ -215,7 +233,7 @@ _dropout_add = operator(
 _bias_dropout_residual = operator(
     "bias_dropout_residual",
     f"(Tensor x, Tensor bias, Tensor residual, {_RESULT}",
-    _bias_dropout_residual_run,
+    _drawing(_bias_dropout_residual_run),
     _fake,
     _saves,
     _bias_dropout_residual_backward,

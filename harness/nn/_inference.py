@@ -18,7 +18,7 @@ from torch.nn import functional
 from harness import cuda
 from harness.cuda.cublaslt import MANY, Gemm, Matmul
 from harness.models.swin import window_partition, window_reverse
-from harness.nn._kernels import on
+from harness.nn._kernels import capturing, on
 from harness.ops._device import WARP
 from harness.ops._elementwise import CUDA_TYPE, blocks
 from harness.ops.rows._norm import EPS
@@ -26,6 +26,8 @@ from harness.paths import data
 
 LARGEST = 127.0
 """What the largest size of a tensor is quantised to."""
+LEAST_SCALE = 1e-12
+"""The scale of a tensor of zeros: with 0 there would be no numbers for it."""
 EIGHT = 8
 """Neighbours that a thread loads at once. Twin of eights.cuh."""
 _HALVES = (torch.float16, torch.bfloat16)
@@ -95,7 +97,7 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     """(h, y): h = residual + x, and y = norm(h). Without x h is the residual; without a norm y is None.
 
     residual, h: images (B, side, side, C) in halves. x, y: images, or windows (N, window * window, C), as their orders
-    say. y_scale: the scale of y, which is int8 then. The epsilon is 1e-5, whatever the norm's.
+    say. y_scale: the scale of y, which is int8 then.
     """
     call = ResidualNormCall(residual.shape[1], residual.shape[-1], x_order, y_order)
     if not on_gpu(residual) or call.obstacle(residual):
@@ -104,6 +106,8 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     y = None if norm is None else call.room(residual, torch.int8 if y_scale is not None else residual.dtype)
     kind = 0 if x is None else 2 if isinstance(x, Quantised) else 1
     macros = call.macros(residual.dtype, kind, 0 if norm is None else 1 if y_scale is None else 2)
+    if norm is not None and norm.eps != EPS:
+        macros["EPS"] = f"{float(norm.eps)!r}f"
     numbers, scale, bias = (x.numbers, x.scale, x.bias) if isinstance(x, Quantised) else (x, None, None)
     gamma, beta = (None, None) if norm is None else (norm.weight, norm.bias)
     rows = residual.numel() // call.channels
@@ -177,7 +181,7 @@ def _residual_norm_by_torch(
         h = (residual.float() + added).to(residual.dtype)
     if norm is None:
         return h, None
-    y = functional.layer_norm(h.float(), h.shape[-1:], norm.weight.float(), norm.bias.float(), EPS)
+    y = functional.layer_norm(h.float(), h.shape[-1:], norm.weight.float(), norm.bias.float(), norm.eps)
     if call.y_order.window:
         y = window_partition(y, call.y_order.window, call.y_order.shift)
     return h, y.to(residual.dtype) if y_scale is None else quantised(y, y_scale)
@@ -235,11 +239,13 @@ class Int8Product:
     """A linear layer in int8 without its bias: x (..., K) with a scale to y (..., N) with another one, both static.
 
     The weight has one scale for all of it. cuBLASLt makes the product, by the fastest of the algorithms that it
-    proposes; they are timed at the first call, which no graph may capture. A CPU makes the same sums.
+    proposes; they are timed at the first call with so many rows, which no graph may capture. A CPU makes the same sums.
+
+    Raises RuntimeError for such a call in a graph, and for x on another device than the weight.
     """
 
     def __init__(self, weight: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
-        scale = (weight.abs().amax().float() / LARGEST).view(1)
+        scale = (weight.abs().amax().float() / LARGEST).clamp_min(LEAST_SCALE).view(1)
         self.weight = quantised(weight, scale)
         self.x_scale, self.y_scale = x_scale, y_scale
         self._alpha = x_scale * scale / y_scale
@@ -247,6 +253,8 @@ class Int8Product:
 
     def __call__(self, x: Tensor) -> Tensor:
         """The result in int8."""
+        if x.device != self.weight.device:
+            raise RuntimeError(f"x lies on {x.device}, the weight on {self.weight.device}; move x there")
         if not on_gpu(x):
             sums = x.double() @ self.weight.double().t()
             return (sums * self._alpha).round().clamp(-128, 127).to(torch.int8)
@@ -255,6 +263,8 @@ class Int8Product:
         y = torch.empty((*x.shape[:-1], outputs), dtype=torch.int8, device=x.device)
         with on(x.device):
             if rows not in self._products:
+                if capturing():
+                    raise RuntimeError(f"a graph is captured; call the product with {rows} rows once before that")
                 self._products[rows] = Matmul(int8_gemm(rows, outputs, inputs), MANY)
             self._products[rows](x, self.weight, y, alpha=self._alpha)
         return y

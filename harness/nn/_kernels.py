@@ -150,7 +150,10 @@ def on(device: torch.device) -> Any:
 
 
 def _run(wanted: KernelCall, kept: dict[int, Launch], /, **tensors: torch.Tensor) -> None:
-    """Launch it. kept: its launches by the stream."""
+    """Launch it. kept: its launches by the stream. Raises RuntimeError for tensors that lie on several devices."""
+    for name, tensor in tensors.items():
+        if tensor.device != wanted.device:
+            raise RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, others on {wanted.device}; move it there")
     with on(wanted.device):
         if capturing():
             launch = _prepared(wanted)

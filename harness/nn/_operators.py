@@ -38,12 +38,13 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
 
 
 def is_eager(arguments: tuple[Any, ...]) -> bool:
-    """Whether nobody looks at calls with these arguments but autograd: no compiler, mode, transform or own tensors."""
+    """Whether nobody looks at calls with these arguments but autograd: no compiler, tracer, mode or own tensors."""
     return (
         not torch.compiler.is_compiling()
         and _PLAIN.issuperset(map(type, arguments))
         and not torch._C._len_torch_dispatch_stack()
         and not torch._C._are_functorch_transforms_active()
+        and not torch._C._is_tracing()
     )
 
 

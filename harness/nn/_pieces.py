@@ -60,10 +60,14 @@ class PieceTable:
         self._conditional = False
 
     def point(self, column: int, tensors: Sequence[Tensor]) -> None:
-        """Write the addresses of a list's tensors, unless they are those that the table has."""
+        """Write the addresses of a list's tensors, unless they are those that the table has.
+
+        Raises RuntimeError for tensors of another device than the table's, and for those without memory of their own.
+        """
         addresses = [tensor.data_ptr() for tensor in tensors]
         if addresses == self._known[column]:
             return
+        _check(tensors, addresses, self.rows.device)
         self._known[column] = addresses
         layout, bases = self.layout, self._bases[column]
         bases.zero_()
@@ -82,6 +86,15 @@ class PieceTable:
         elif self._conditional:
             ends.copy_(self.layout.last)
         self._conditional = wanted is not None
+
+
+def _check(tensors: Sequence[Tensor], addresses: Sequence[int], device: torch.device) -> None:
+    for tensor, address in zip(tensors, addresses, strict=True):
+        if tensor.device != device:
+            raise RuntimeError(f"a tensor of a list lies on {tensor.device}, others on {device}; move it there")
+        if not address and tensor.numel():
+            kind = type(tensor).__name__
+            raise RuntimeError(f"a tensor of a list is a {kind} without memory of its own; give what it consists of")
 
 
 def table_for(layout: PieceLayout, lists: int, kept: Callable[[], PieceTable]) -> PieceTable:

@@ -23,6 +23,7 @@ from harness.models.swin import PatchEmbedding, PatchMerging, Swin, SwinBlock
 from harness.nn._attention import window_attention
 from harness.nn._inference import (
     LARGEST,
+    LEAST_SCALE,
     Int8Product,
     Quantised,
     RowOrder,
@@ -63,6 +64,8 @@ class SwinInference:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The logits."""
+        if not len(images):
+            return images.new_empty(0, self._model.head.out_features)
         x, norms = self._embedded(images), [*(None for _ in self._stages[1:]), self._model.norm]
         normal = None
         for (merging, blocks), norm in zip(self._stages, norms, strict=True):
@@ -253,7 +256,9 @@ def calibrated(model: Swin, batches: Sequence[Tensor]) -> list[BlockScales]:
 
 
 def _scales(linear: nn.Linear, largest: Sequence[float]) -> tuple[Tensor, Tensor]:
-    given, made = (torch.full((1,), value / LARGEST, device=linear.weight.device) for value in largest)
+    scales = (max(value / LARGEST, LEAST_SCALE) for value in largest)
+    device = linear.weight.device
+    given, made = (torch.full((1,), scale, dtype=torch.float32, device=device) for scale in scales)
     return given, made
 
 

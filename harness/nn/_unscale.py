@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
@@ -68,6 +69,7 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
         table.point(0, grads)
         kernel = of_lists("unscale", macros)
         kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))
+    increment_version([*grads, found_inf])
 
 
 @lru_cache(maxsize=_LISTS)

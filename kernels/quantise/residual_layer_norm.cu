@@ -10,11 +10,15 @@
 //
 // Macros: SCALAR (__half or __nv_bfloat16). CHANNELS. LANES: of a warp, which share a row, a power of two. THREADS: of
 // a block. SIDE: pixels of an image's side. WINDOW: pixels of a window's side. X, Y: 0 if there is none, 1 for SCALAR,
-// 2 for int8. SHIFT_X, SHIFT_Y: pixels by which the windows were shifted, or -1 for the order of the images.
+// 2 for int8. SHIFT_X, SHIFT_Y: pixels by which the windows were shifted, or -1 for the order of the images. EPS: the
+// norm's epsilon, 1e-5 unless told.
 #include "eights.cuh"
 
+#ifndef EPS
+#define EPS 1e-5f
+#endif
+
 constexpr unsigned COUNT = CHANNELS / EIGHT / LANES;  // eights of a row that a lane has
-constexpr float EPSILON = 1e-5f;
 static_assert(COUNT * LANES * EIGHT == CHANNELS, "lanes share a row evenly");
 
 // The row that a pixel has in an order.
@@ -88,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
       for (unsigned e = 0; e < EIGHT; ++e) squares = fmaf(values[j][e] - mean, values[j][e] - mean, squares);
     }
-    const float rstd = rsqrtf(sum_of_row(squares) / CHANNELS + EPSILON);
+    const float rstd = rsqrtf(sum_of_row(squares) / CHANNELS + EPS);
     const float inverse = Y == 2 ? 1.0f / *y_scale : 1.0f;
     const size_t y_row = static_cast<size_t>(row_of<SHIFT_Y>(pixel)) * CHANNELS;
 #pragma unroll

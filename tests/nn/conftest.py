@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from harness import nn
-from harness.nn import _kernels
+from harness.nn import _adamw, _kernels, _unscale
 from harness.ops import _bits
 from harness.ops.dropout import _dropout, _philox
 from harness.ops.rows import _norm
@@ -122,6 +124,58 @@ def _declared(call: _kernels.KernelCall) -> list[Any]:
     op = _kernels.OPS[call.op]
     inputs, outputs = op.tensors(op.variants["tuned"])
     return [*inputs, *outputs]
+
+
+def _floats(address: int, count: int, dtype: str = "float32") -> Any:
+    size = np.dtype(dtype).itemsize
+    memory: Any = (ctypes.c_byte * (count * size)).from_address(address)
+    return np.frombuffer(memory, dtype)
+
+
+def _adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *settings: Any) -> None:
+    """What kernels/lists/adamw.cu does, in float64."""
+    *numbers, scale = settings
+    rate, decay, beta1, beta2, log1, log2, eps = (number.value for number in numbers)
+    first, second = -np.expm1(float(step) * log1), np.sqrt(-np.expm1(float(step) * log2))
+    for *addresses, length in rows.tolist():
+        if not length:
+            continue
+        half = "float16" if addresses[4] else "float32"
+        weight, mean, square = (_floats(addresses[k], length) for k in (0, 2, 3))
+        grad = _floats(addresses[1], length, half).astype(np.float64) / (1.0 if scale is None else float(scale))
+        mean[:] = beta1 * mean + (1 - beta1) * grad
+        square[:] = beta2 * square + (1 - beta2) * grad**2
+        weight[:] = weight * (1 - decay) - rate / first * mean / (np.sqrt(square) / second + eps)
+        if addresses[4]:
+            _floats(addresses[4], length, half)[:] = weight
+
+
+def _unscale_kernel(
+    _grid: int, _block: int, rows: torch.Tensor, inv_scale: torch.Tensor, found_inf: torch.Tensor, _whole: Any
+) -> None:
+    """What kernels/lists/unscale.cu does to float32."""
+    for base, ends in rows.tolist():
+        begin, end = ends & 0xFFFFFFFF, ends >> 32
+        part = _floats(base + 4 * begin, end - begin) if end else np.zeros(0, np.float32)
+        if not np.isfinite(part).all():
+            found_inf.fill_(1)
+        part *= float(inv_scale)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A CPU's lists take the way of a GPU's."""
+    found = {"adamw": _adamw_kernel, "unscale": _unscale_kernel}
+    for module in (_adamw, _unscale):
+        monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op])
+        monkeypatch.setattr(module, "on", lambda _device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)
+    for kept in (_unscale._layout, _unscale._table):
+        kept.cache_clear()
+    yield
+    for kept in (_unscale._layout, _unscale._table):
+        kept.cache_clear()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from harness import nn
+from harness.cuda import workspaces
 from harness.nn import _dropout, _kernels, _pieces, _unscale
 
 
@@ -18,8 +19,10 @@ def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     layout = _unscale._layout((64,), (0,), 4, torch.device("cpu"))
     _unscale._table(layout, 0)
     _pieces._CAPTURED.append(layout)
+    workspaces.of_stream(torch.device("meta"), 0, 8)
     nn.forget()
     assert not _pieces._CAPTURED
     assert not _dropout._CALLS
-    assert {kept.cache_info().currsize for kept in (_kernels._launcher, _unscale._layout, _unscale._table)} == {0}
+    caches = _kernels._launcher, _unscale._layout, _unscale._table, workspaces._kept
+    assert {kept.cache_info().currsize for kept in caches} == {0}
     assert [(nn.dropout(x, 0.5) == 0).equal(mask) for mask in masks] == [True, True]

@@ -10,8 +10,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from harness import nn
+from harness.nn import _dropout
 
 EVERY = {
     "layer_norm": (nn.layer_norm, [(3, 5, 7), (7,), (7,)]),
@@ -103,6 +105,12 @@ def test_what_looks_at_calls_sees_the_operators(tools):
         assert nn.softmax(mode.from_tensor(x)).shape == (3, 5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_tracer_sees_the_operators():
+    traced = torch.jit.trace(nn.softmax, torch.randn(3, 5), check_trace=False)
+    assert "harness::softmax" in str(traced.graph)
+
+
 def test_no_gradient_of_the_output_is_none_of_the_inputs(tools):
     class Cut(torch.autograd.Function):
         @staticmethod
@@ -183,6 +191,14 @@ def test_batch_norm_means_what_torch_means(tools, training, settings):
     tools.assert_close([y.detach(), *ours], [functional.relu(wanted + z).detach(), *theirs], 1e-13)
 
 
+def test_batch_norm_without_vectors_is_that_of_torch(tools):
+    x, weight = tools.normal(4, 3, 2, 5), tools.normal(3)
+    for vectors in ((None, None, weight, weight), (torch.zeros(3).double(), torch.ones(3).double(), None, None)):
+        y = nn.batch_norm_add_relu(x, x, *vectors)
+        wanted = functional.relu(functional.batch_norm(x, *vectors, training=True) + x)
+        tools.assert_close([y], [wanted], 1e-14)
+
+
 def test_batch_norm_in_halves_throughout(tools):
     x, weight = tools.normal(4, 3, 2, 5, dtype=torch.float16), tools.normal(3, dtype=torch.float16)
     ours, theirs = ([torch.zeros(3).half(), torch.ones(3).half()] for _ in range(2))
@@ -217,6 +233,29 @@ def test_dropout_draws_anew_and_can_be_repeated(tools):
     assert torch.equal(nn.dropout(x, 0.25), second)
     nn.manual_seed(1)
     assert not torch.equal(nn.dropout(x, 0.25), first)
+
+
+def test_dropout_may_begin_in_inference_mode(monkeypatch):
+    monkeypatch.setattr(_dropout, "_CALLS", {})
+    x = torch.ones(64)
+    with torch.inference_mode():
+        first = nn.dropout(x, 0.5)
+    assert not torch.equal(nn.dropout(x, 0.5), first)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_dropout_that_a_checkpoint_would_draw_anew_is_refused(tools, compiled, reentrant):
+    x = tools.normal(5, 7)
+    for drop in (
+        lambda x: nn.dropout(x, 0.5),
+        lambda x: nn.dropout_add(x, x, 0.5),
+        lambda x: nn.bias_dropout_residual(x, x[0], x, 0.5),
+    ):
+        function = torch.compile(drop, backend="aot_eager") if compiled else drop
+        y = checkpoint(lambda x, call=function: call(x) * x, x, use_reentrant=reentrant)
+        with pytest.raises(RuntimeError, match="Don't checkpoint"):
+            y.sum().backward()
 
 
 def test_two_equal_calls_of_dropout_stay_two_in_a_compiled_function():

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn as torch_nn
@@ -141,57 +139,6 @@ def test_a_closure_is_called_with_gradients():
 
 
 # ---- Tables, and kernels that read and write at the addresses in them, in place of those on a GPU.
-
-
-def floats(address, count, dtype="float32"):
-    size = np.dtype(dtype).itemsize
-    return np.frombuffer((ctypes.c_byte * (count * size)).from_address(address), dtype)
-
-
-def adamw_kernel(_grid: int, _block: int, rows: torch.Tensor, step: torch.Tensor, _whole: Any, *settings: Any) -> None:
-    """What kernels/lists/adamw.cu does, in float64."""
-    *numbers, scale = settings
-    rate, decay, beta1, beta2, log1, log2, eps = (number.value for number in numbers)
-    first, second = -np.expm1(float(step) * log1), np.sqrt(-np.expm1(float(step) * log2))
-    for *addresses, length in rows.tolist():
-        if not length:
-            continue
-        half = "float16" if addresses[4] else "float32"
-        weight, mean, square = (floats(addresses[k], length) for k in (0, 2, 3))
-        grad = floats(addresses[1], length, half).astype(np.float64) / (1.0 if scale is None else float(scale))
-        mean[:] = beta1 * mean + (1 - beta1) * grad
-        square[:] = beta2 * square + (1 - beta2) * grad**2
-        weight[:] = weight * (1 - decay) - rate / first * mean / (np.sqrt(square) / second + eps)
-        if addresses[4]:
-            floats(addresses[4], length, half)[:] = weight
-
-
-def unscale_kernel(
-    _grid: int, _block: int, rows: torch.Tensor, inv_scale: torch.Tensor, found_inf: torch.Tensor, _whole: Any
-) -> None:
-    """What kernels/lists/unscale.cu does to float32."""
-    for base, ends in rows.tolist():
-        begin, end = ends & 0xFFFFFFFF, ends >> 32
-        part = floats(base + 4 * begin, end - begin) if end else np.zeros(0, np.float32)
-        if not np.isfinite(part).all():
-            found_inf.fill_(1)
-        part *= float(inv_scale)
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A CPU's lists take the way of a GPU's."""
-    found = {"adamw": adamw_kernel, "unscale": unscale_kernel}
-    for module in (_adamw, _unscale):
-        monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op])
-        monkeypatch.setattr(module, "on", lambda _device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)
-    for kept in (_unscale._layout, _unscale._table):
-        kept.cache_clear()
-    yield
-    for kept in (_unscale._layout, _unscale._table):
-        kept.cache_clear()
 
 
 @pytest.mark.usefixtures("kernels")

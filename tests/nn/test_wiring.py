@@ -230,7 +230,7 @@ def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
         prepared.append(call.op)
         return launched.append
 
-    stream = SimpleNamespace(cuda_stream=1)
+    stream, tensor = SimpleNamespace(cuda_stream=1), torch.tensor(0)
     monkeypatch.setattr(_kernels, "_prepared", prepare)
     monkeypatch.setattr(_kernels, "on", lambda _: nullcontext())
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
@@ -239,13 +239,15 @@ def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
     for number, times in ((1, 1), (1, 1), (2, 2), (1, 2)):
         stream.cuda_stream = number
         launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
-        launch(x=0, y=number)
+        launch(x=tensor, y=tensor + number)
         assert len(prepared) == times
     monkeypatch.setattr(_kernels, "capturing", lambda: True)
     for times in (3, 4):
-        launch(x=0, y=0)
+        launch(x=tensor, y=tensor)
         assert len(prepared) == times
-    assert [t.y for t in launched] == [1, 1, 2, 1, 0, 0]
+    with pytest.raises(RuntimeError, match="softmax: y lies on meta, others on cpu"):
+        launch(x=tensor, y=tensor.to("meta"))
+    assert [int(t.y) for t in launched] == [1, 1, 2, 1, 0, 0]
 
 
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():

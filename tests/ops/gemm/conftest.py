@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.cuda import cublaslt
+from harness.cuda import cublaslt, workspaces
 
 Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "BIAS": 4})
 Order = IntEnum("Order", {"COL": 0, "ROW": 1, "COL32": 2, "COL4_4R2_8C": 3, "COL32_2R_4R4": 4})
@@ -189,9 +189,11 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
         return float(abs(3 - fake.multiplied[-1]["algorithm"]))
 
     monkeypatch.setattr(cublaslt, "_seconds", seconds)
-    cublaslt._handle.cache_clear()
+    cublaslt._handle_of.cache_clear()
+    workspaces.forget()
     yield fake
-    cublaslt._handle.cache_clear()
+    cublaslt._handle_of.cache_clear()
+    workspaces.forget()
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import Gemm, Layout, Matmul, missing, obstacle
@@ -107,6 +108,38 @@ def test_descriptors_are_given_back(lt, address):
     matmul.close()
     assert obstacle(LINEAR) is None
     assert lt.alive == {cublaslt._handle()}
+
+
+def test_products_of_a_stream_share_its_workspace_but_a_graph_has_its_own(lt, address, monkeypatch):
+    products = [Matmul(LINEAR), Matmul(LINEAR)]
+
+    def workspaces():
+        for product in products:
+            product(address(256), address(512), address(1024), bias=address(256))
+        return {said["workspace"] for said in lt.multiplied[-2:]}
+
+    first = workspaces()
+    assert len(first) == 1
+    assert workspaces() == first
+    monkeypatch.setattr(cublaslt, "_stream", lambda: 78)
+    second = workspaces()
+    assert len(second) == 1
+    assert second != first
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert not workspaces() & (first | second)
+
+
+def test_each_device_has_its_handle(lt, address, monkeypatch):
+    product = Matmul(LINEAR)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    for device in (0, 1, 0):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda own=device: own)
+        product(address(256), address(512), address(1024), bias=address(256))
+    first, second, third = (said["handle"] for said in lt.multiplied)
+    assert first == third != second
 
 
 def test_a_refusal_is_told_in_cublaslts_words(lt, address):

@@ -175,3 +175,44 @@ def test_what_the_kernel_cannot_do_is_left_to_torch():
     assert "32 bits" in call.obstacle(many)
     orders = _inference.RowOrder(7), _inference.RowOrder(8)
     assert "one size" in _inference.ResidualNormCall(56, 96, *orders).obstacle(torch.empty(1, 56, 56, 96, dtype=HALF))
+
+
+def test_the_sum_with_a_residual_has_the_norms_epsilon(monkeypatch):
+    residual = torch.full((1, 2, 2, 8), 1e-2).mul(torch.arange(8)).to(HALF)
+    norms = [torch.nn.LayerNorm(8, eps=eps) for eps in (1e-5, 1e-2)]
+    for norm in norms:
+        _, y = _inference.residual_norm(residual, None, norm)
+        torch.testing.assert_close(y, norm(residual.float()).to(HALF))
+    given = []
+    monkeypatch.setattr(_inference, "on_gpu", lambda _: True)
+    monkeypatch.setattr(_inference, "on", lambda _: nullcontext())
+    monkeypatch.setattr(
+        _inference.cuda, "load", lambda _file, _entry, macros: given.append(macros) or (lambda *_: None)
+    )
+    for norm in norms:
+        _inference.residual_norm(residual, None, norm)
+    assert [macros.get("EPS") for macros in given] == [None, "0.01f"]
+
+
+def test_a_product_of_zeros_in_int8_gives_zeros():
+    linear = torch.nn.Linear(4, 4)
+    scales = _swin_inference._scales(linear, [0.0, 0.0])
+    for weight in (torch.zeros(4, 4), torch.ones(4, 4)):
+        product = _inference.Int8Product(weight, *scales)
+        assert not product(_inference.quantised(torch.zeros(3, 4), scales[0])).any()
+        assert torch.isfinite(product._alpha).all()
+
+
+def test_products_in_int8_refuse_what_they_cannot_do(monkeypatch):
+    product = _inference.Int8Product(torch.ones(4, 8), torch.ones(1), torch.ones(1))
+    with pytest.raises(RuntimeError, match="x lies on meta, the weight on cpu"):
+        product(torch.empty(3, 8, dtype=torch.int8, device="meta"))
+    monkeypatch.setattr(_inference, "on_gpu", lambda _: True)
+    monkeypatch.setattr(_inference, "on", lambda _: nullcontext())
+    monkeypatch.setattr(_inference, "capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="with 3 rows once before"):
+        product(torch.empty(3, 8, dtype=torch.int8))
+
+
+def test_no_images_have_no_logits(walked):
+    assert not walked(CONFIGS["swin_tiny"], 0, int8=True).compiled

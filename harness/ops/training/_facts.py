@@ -1,4 +1,4 @@
-"""Figures that training steps report of themselves: memory, energy, a busy GPU, and how far off their losses are."""
+"""Figures that steps and inference report of themselves: memory, energy, a busy GPU, and how far off losses are."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ metrics.fact(
     BUSY,
     "device busy",
     units.SHARE,
-    "the share of a step's time in which the GPU runs a kernel or copies; in the rest it waits for the host",
+    "the share of a step's time in which the GPU runs a kernel or copies; in the rest it waits for the host, or in a "
+    "graph for the next kernel's start",
 )
 
 

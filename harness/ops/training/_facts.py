@@ -1,4 +1,4 @@
-"""Figures that training steps report of themselves: memory, energy, a busy GPU, and how far off their losses are."""
+"""Figures that steps and inference report of themselves: memory, energy, a busy GPU, and how far off losses are."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ from harness.ops.sheet import Context
 
 OFF = "loss_distance"
 BUSY = "device_busy"
+SKIPPED = "skipped_steps"
 Made = TypeVar("Made")
 _SECONDS = 2.0
 """Seconds of steps whose energy is measured: enough that the counter moves many times."""
+_SMALLEST = 2.0**-149
+"""The smallest float32 above 0."""
 _PROFILED = 5
 """Steps that the profiler watches: they differ little."""
 
@@ -29,8 +32,24 @@ metrics.fact(
     BUSY,
     "device busy",
     units.SHARE,
-    "the share of a step's time in which the GPU runs a kernel or copies; in the rest it waits for the host",
+    "the share of a step's time in which the GPU runs a kernel or copies; in the rest it waits for the host, or in a "
+    "graph for the next kernel's start",
 )
+metrics.fact(
+    SKIPPED,
+    "skipped steps",
+    units.COUNT,
+    "steps whose gradients overflowed, so that they changed no weight; they take less time than others",
+)
+
+
+def report_skipped(ctx: Context, begun: float, scale: float) -> None:
+    """Report how many steps were skipped, if any was: each halves the scale of the loss, and nothing else changes it.
+
+    begun: the scale before the first step. scale: that after the last one, which is 0 after very many.
+    """
+    if scale != begun:
+        ctx.report(SKIPPED, round(math.log2(begun / max(scale, _SMALLEST))))
 
 
 def allocated(ctx: Context) -> int:

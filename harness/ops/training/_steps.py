@@ -22,7 +22,7 @@ from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
 from harness.ops.training import _facts, _first_step
 from harness.ops.training._rungs import AUTOTUNE, FLOAT32, Rung
 from harness.ops.training._settings import EAGER, captured, forget_compiled, math_modes, seed_of, side_stream
-from harness.ops.training._trainer import Setup, Trainer
+from harness.ops.training._trainer import SCALE, Setup, Trainer
 
 if TYPE_CHECKING:
     import torch
@@ -145,6 +145,8 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
             steps(losses)
     _facts.with_memory(ctx, first_steps, before)
     ctx.afterwards(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B))
+    if trainer.scaler.is_enabled():
+        ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
     return steps.launch
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCALE = 1024.0
 """What the loss is multiplied by in mixed precision. Torch begins with 65536, which may overflow in the first steps;
 then a rung would skip them, and its losses would lag behind those of the others."""
+NEVER = 2**30
+"""Steps without an overflow after which the scale grows: so it tells how many steps were skipped."""
 DECAYS = {ResNetConfig: 1e-4, BertConfig: 1e-2, SwinConfig: 5e-2}
 
 
@@ -79,7 +81,7 @@ class Trainer:
         self.halves = [(one, master) for one, master in pairs if one is not master]
         self.optimizer = _optimizer(rung, setup.config, self.masters)
         scaled = rung.half != "none" and setup.dtype == torch.float16
-        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, enabled=scaled)
+        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled)
         _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:

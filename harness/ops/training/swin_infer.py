@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.cuda import cublaslt
@@ -19,7 +20,7 @@ from harness.ops._baselines import MODES, Compile, compiled, compiled_variants
 from harness.ops._elementwise import BOTH
 from harness.ops.comparer import Expected
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
-from harness.ops.training import _operators
+from harness.ops.training import _facts, _operators
 from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.ops.training._swin_check import enliven, judge
 from harness.ops.training._trainer import built
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 SWINS = ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy")
 WARM = 3
-"""Calls before a graph is captured, in which libraries choose their kernels."""
+"""Calls before a graph is captured or memory is counted, in which libraries choose their kernels."""
 CALIBRATED = 4, 16
 """Batches and their images, at most, that the scales of int8 are measured on; the case's images aren't among them."""
 
@@ -105,36 +106,46 @@ _TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",)}
 _OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
 
 
-def launching(ctx: Context, model: Model) -> Launch:
+def launching(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
     """A call of the model without gradients."""
     import torch
 
+    before = _facts.allocated(ctx)
     choosing(ctx)
+    model = make_model(ctx)
 
     def launch(t: Tensors) -> None:
         with torch.inference_mode():
             t.logits = model(t.images)
 
+    own = Tensors(**make(ctx))
+    for _ in range(WARM):
+        launch(own)
+    _facts.with_memory(ctx, partial(launch, own), before)
+    ctx.afterwards(lambda: _facts.report_steps(ctx, partial(launch, own), ctx.s.B))
     return launch
 
 
-def replaying(ctx: Context, model: Model) -> Launch:
+def replaying(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
     """A replay of the model as a CUDA graph. It reads images at one place, so they are copied there first."""
     import torch
 
+    before = _facts.allocated(ctx)
     choosing(ctx)
-    images = make(ctx)["images"]
+    model, images = make_model(ctx), make(ctx)["images"]
     with torch.inference_mode():
         with side_stream():
             for _ in range(WARM):
                 model(images)
-        replay = captured(lambda: model(images))
+        replay = _facts.with_memory(ctx, lambda: captured(lambda: model(images)), before)
 
     def launch(t: Tensors) -> None:
         with torch.inference_mode():
             images.copy_(t.images)
         t.logits = replay()
 
+    own = Tensors(**make(ctx))
+    ctx.afterwards(lambda: _facts.report_steps(ctx, partial(launch, own), ctx.s.B))
     return launch
 
 
@@ -146,6 +157,11 @@ def choosing(ctx: Context) -> None:
 
 
 # ---- What torch has.
+
+
+def as_written(ctx: Context) -> Any:
+    """The model with its own operators."""
+    return model_of(ctx, None)
 
 
 def with_sdpa(ctx: Context) -> Any:
@@ -176,33 +192,33 @@ def _given(bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 @OP.variant("eager", "products, softmax and additions each by a kernel", devices=BOTH, **_TORCH)
 def eager(ctx: Context) -> Launch:
     """The model as it is written."""
-    return launching(ctx, model_of(ctx, None))
+    return launching(ctx, as_written)
 
 
 @OP.variant("sdpa", "scaled_dot_product_attention, biases looked up ahead, channels last", devices=BOTH, **_TORCH)
 def sdpa(ctx: Context) -> Launch:
     """Torch's attention chooses a kernel itself."""
-    return launching(ctx, with_sdpa(ctx))
+    return launching(ctx, with_sdpa)
 
 
 @OP.variant("sdpa_graph", "sdpa as a CUDA graph, into which images are copied", **_TORCH)
 def sdpa_graph(ctx: Context) -> Launch:
     """No kernel waits for the host."""
-    return replaying(ctx, with_sdpa(ctx))
+    return replaying(ctx, with_sdpa)
 
 
 @compiled_variants(OP, "sdpa with torch.compile of the model", returns=False, rows=("S16",))
 def compile_(ctx: Context, compile_model: Compile) -> Launch:
     """Inductor's kernels for exactly this shape, around the library's."""
     ctx.defer(forget_compiled)
-    return launching(ctx, compile_model(with_sdpa(ctx)))
+    return launching(ctx, lambda ctx: compile_model(with_sdpa(ctx)))
 
 
 @OP.variant("compile_graph", "compile as a CUDA graph, into which images are copied", **_TORCH)
 def compile_graph(ctx: Context) -> Launch:
     """What torch has where the host binds."""
     ctx.defer(forget_compiled)
-    return replaying(ctx, compiled(with_sdpa(ctx)))
+    return replaying(ctx, lambda ctx: compiled(with_sdpa(ctx)))
 
 
 # ---- What is ours.
@@ -244,40 +260,40 @@ def with_int8(ctx: Context) -> Model:
 @OP.variant("fused", "one kernel at most between two products; GELU's tanh form in its product", **_OURS)
 def fused(ctx: Context) -> Launch:
     """Attention; residual, LayerNorm and windows; and products by the library, each a kernel."""
-    return launching(ctx, with_ours(ctx))
+    return launching(ctx, with_ours)
 
 
 @OP.variant("graph", "fused as a CUDA graph, into which images are copied", **_OURS)
 def graph(ctx: Context) -> Launch:
     """No kernel waits for the host."""
-    return replaying(ctx, with_ours(ctx))
+    return replaying(ctx, with_ours)
 
 
 @OP.variant("graph_exact", "graph with GELU in its exact form, by a kernel of torch", **_OURS)
 def graph_exact(ctx: Context) -> Launch:
     """What the tanh form saves, in time and in error."""
-    return replaying(ctx, with_ours(ctx, "exact"))
+    return replaying(ctx, partial(with_ours, gelu="exact"))
 
 
 @OP.variant("compile_ours", "compile with our attention", **_OURS)
 def compile_ours(ctx: Context) -> Launch:
     """Inductor's kernels for what lies between the products but attention."""
     ctx.defer(forget_compiled)
-    return launching(ctx, compiled(with_attention(ctx)))
+    return launching(ctx, lambda ctx: compiled(with_attention(ctx)))
 
 
 @OP.variant("compile_ours_autotune", f"the same; mode {MODES['compile_autotune']}", **_OURS)
 def compile_ours_autotune(ctx: Context) -> Launch:
     """Products that Inductor writes may have GELU in their end."""
     ctx.defer(forget_compiled)
-    return launching(ctx, compiled(with_attention(ctx), MODES["compile_autotune"]))
+    return launching(ctx, lambda ctx: compiled(with_attention(ctx), MODES["compile_autotune"]))
 
 
 @OP.variant("compile_ours_graph", "compile_ours as a CUDA graph, into which images are copied", **_OURS)
 def compile_ours_graph(ctx: Context) -> Launch:
     """No kernel waits for the host."""
     ctx.defer(forget_compiled)
-    return replaying(ctx, compiled(with_attention(ctx)))
+    return replaying(ctx, lambda ctx: compiled(with_attention(ctx)))
 
 
 def no_int8(case: Case) -> str | None:
@@ -304,13 +320,13 @@ _INT8: dict[str, Any] = {"role": "ours", "rows": ("S14", "S16"), "unsupported": 
 @OP.variant("int8", "fused with the products of blocks in int8: static scales, one a tensor", **_INT8)
 def int8(ctx: Context) -> Launch:
     """Residuals and attention stay in halves. What a product makes is int8, too, so that it moves few bytes."""
-    return launching(ctx, with_int8(ctx))
+    return launching(ctx, with_int8)
 
 
 @OP.variant("int8_graph", "int8 as a CUDA graph, into which images are copied", **_INT8)
 def int8_graph(ctx: Context) -> Launch:
     """No kernel waits for the host."""
-    return replaying(ctx, with_int8(ctx))
+    return replaying(ctx, with_int8)
 
 
 OF_INT8 = ("int8", "int8_graph")

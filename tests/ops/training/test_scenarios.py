@@ -11,6 +11,7 @@ from harness.measure import measure
 from harness.model import Timing
 from harness.models import MODELS
 from harness.ops import Catalogue
+from harness.ops.training._ladders import rung_of
 from harness.ops.training._rungs import BERT, RESNET, SWIN
 from harness.scenario import Selection, find, load, plan
 
@@ -51,6 +52,24 @@ def test_a_scenario_has_every_rung_in_the_order_of_the_ladder(name, rungs):
         assert base in listed[:index] or (rung, base) == ("float32", "")
     assert {*listed} == {rung.name for rung in rungs} - {"compile_autotune"}
     assert "compile_autotune" in {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
+
+
+def test_inference_has_every_variant_but_those_that_try_kernels_for_minutes():
+    every = CATALOGUE["swin_infer"].variants.keys()
+    slow = {name for name in every if name.endswith("_autotune")}
+    assert slow
+    assert {job.case.variant for job in jobs("swin_infer", "cuda")} == every - slow
+    assert slow < {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == "swin_infer"}
+
+
+@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train"])
+def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
+    (definition,) = load(find([name]), CATALOGUE)
+    alike = [claim for claim in definition.claims if "same types of activations" in claim.text]
+    assert bool(alike) == (name == "swin_train")
+    for claim in alike:
+        one, other = rung_of(name, claim.variant), rung_of(name, claim.over)
+        assert (one.norm or one.half_norm, one.half) == (other.norm or other.half_norm, other.half), claim.text
 
 
 @pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -215,3 +216,24 @@ def test_the_compiled_model_makes_the_same_losses(name, ready, monkeypatch):
 
 def _known(options):
     return {name: value for name, value in options.items() if name != "mode"}
+
+
+@pytest.mark.parametrize("overflows", [0, 3])
+def test_steps_that_were_skipped_after_the_check_are_told(ready, overflows):
+    with ready("bert_train", "fused_optimizer") as session:
+        assert session.check() is None
+        trainer = session._prepared.first.steps.trainer
+        assert trainer.scaler.get_growth_interval() > 10**9
+        usual = trainer.loss
+        trainer.loss = lambda model, batch: usual(model, batch) * math.inf
+        for _ in range(overflows):
+            trainer.loss_of_step()
+        session.report()
+    assert dict(session.facts).get(_facts.SKIPPED, 0) == overflows
+
+
+def test_a_scale_that_is_gone_is_of_many_steps():
+    found = {}
+    ctx = SimpleNamespace(report=found.__setitem__)
+    _facts.report_skipped(ctx, 1024.0, 0.0)
+    assert found == {_facts.SKIPPED: 159}

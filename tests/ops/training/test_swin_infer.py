@@ -13,7 +13,7 @@ from harness import metrics
 from harness.model import Case
 from harness.models import MODELS, swin
 from harness.models.swin import SwinBlock
-from harness.ops.training import swin_infer
+from harness.ops.training import _facts, swin_infer
 from harness.ops.training._operators import of_windows
 
 
@@ -30,7 +30,20 @@ def test_logits_in_halves_are_right(variant, dtype, ready):
 def instead(monkeypatch, change):
     """Let the variant launch `change(model)`. The reference is another model."""
     launching = swin_infer.launching
-    monkeypatch.setattr(swin_infer, "launching", lambda ctx, model: launching(ctx, change(model)))
+    monkeypatch.setattr(swin_infer, "launching", lambda ctx, made: launching(ctx, lambda ctx: change(made(ctx))))
+
+
+def test_memory_and_energy_of_calls_are_asked_for(ready, monkeypatch):
+    """On a CPU there are none. What the model itself takes counts, so memory is looked at before it is made."""
+    seen, made = [], swin_infer.as_written
+    monkeypatch.setattr(_facts, "allocated", lambda _: seen.append("before") or 7)
+    monkeypatch.setattr(swin_infer, "as_written", lambda ctx: seen.append("model") or made(ctx))
+    monkeypatch.setattr(_facts, "with_memory", lambda _, call, before: seen.append(before) or call())
+    monkeypatch.setattr(_facts, "report_steps", lambda _, call, images: seen.append((call(), images)))
+    with ready("swin_infer", "eager") as session:
+        assert seen == ["before", "model", 7]
+        session.report()
+    assert seen[3:] == [(None, 8)]
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, 2.0, 0.98])

@@ -8,13 +8,14 @@ from torch import nn
 
 from harness import devices, metrics
 from harness.cuda import cublaslt
-from harness.model import Case
+from harness.measure import measure
+from harness.model import Case, Job, Timing
 from harness.models import MODELS
 from harness.models.swin import window_partition
 from harness.nn import _inference as inference
 from harness.nn import _kernels
 from harness.ops import Tensors
-from harness.ops.training import swin_infer
+from harness.ops.training import _facts, swin_infer
 from harness.session import Session
 
 pytestmark = pytest.mark.gpu
@@ -150,6 +151,21 @@ def test_logits_are_right(variant, model, dtype, catalogue):
         assert session.check() is None
         assert session.warnings == []
         assert metrics.SNR in dict(session.facts)
+
+
+@pytest.mark.parametrize("variant", ["eager", "sdpa_graph", "compile", "fused", "graph", "int8_graph"])
+def test_a_measurement_has_memory_energy_and_a_busy_share(variant, catalogue):
+    """A graph's calls take what its capture took: more than the model's weights and their images."""
+    case = case_of(variant, "swin_toy")
+    if variant.startswith("int8") and (reason := swin_infer.no_int8(case)):
+        pytest.skip(reason)
+    found = measure(Job(case, Timing(precision=0.5, max_time=0.1)), catalogue["swin_infer"], devices.kinds()["cuda"])
+    assert found.status == "ok", found.error
+    facts, config = dict(found.facts), MODELS["swin_toy"]
+    least = 2 * (config.parameters() + 4 * 3 * config.image**2) if variant != "int8_graph" else 0
+    assert least < facts[metrics.PEAK_MEMORY] < 2**30
+    assert facts[metrics.ENERGY] > 0
+    assert 0 < facts[_facts.BUSY] <= 1
 
 
 @pytest.mark.parametrize("variant", ["graph", "sdpa_graph", "int8_graph"])

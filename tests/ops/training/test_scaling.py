@@ -34,7 +34,7 @@ def measure() -> Iterator[Measure]:
     """Each rank has one thread: with more, the ranks would wait for each other's processors."""
     with pytest.MonkeyPatch.context() as patch, Workers("cpu") as workers:
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield lambda *asked, **more: workers.measure(Job(case(*asked, **more), TIMING))
+        yield lambda *asked, timed: workers.measure(Job(case(*asked), TIMING), timed=timed)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,11 @@ def measure() -> Iterator[Measure]:
     ],
 )
 def test_two_ranks_train_together(measure: Measure, op: str, variant: str) -> None:
-    found = measure(op, variant)
-    assert (found.status, found.timer) == ("ok", "steady"), found.error
+    """All are checked by ten steps. One is timed too, since all are timed alike."""
+    timed = (op, variant) == ("bert_scaling", "ddp")
+    found = measure(op, variant, timed=timed)
+    assert found.status == "ok", found.error
+    assert found.timer == ("steady" if timed else "")
     assert found.work
     assert (found.work.items, found.work.sent > 0) == (16, True)
 

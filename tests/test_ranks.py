@@ -20,7 +20,7 @@ from harness.devices.cpu import Cpu
 from harness.devices.cuda import Cuda
 from harness.errors import CompileError
 from harness.measure import measure
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import ALONE, Group, PeerError
 from harness.session import Session
@@ -155,8 +155,8 @@ def op(prepare: Callable[[Context], Launch], **options: Any) -> Op:
     return sheet
 
 
-def measured(sheet: Op, group: Group) -> Measurement:
-    return measure(Job(CASE, Timing(precision=0.5, max_time=0.02)), sheet, Small(), group)
+def measured(sheet: Op, group: Group, device: Small | None = None) -> Measurement:
+    return measure(Job(CASE, Timing(precision=0.5, max_time=0.02)), sheet, device or Small(), group)
 
 
 def on_both(sheet: Op) -> list[Any]:
@@ -173,6 +173,21 @@ def test_ranks_measure_alike():
     assert found[0].samples == found[1].samples
     assert (found[0].sets, found[0].batch) == (found[1].sets, found[1].batch)
     assert found[0].seed != found[1].seed
+
+
+def test_a_device_of_another_rank_that_lowers_its_clocks_is_told_of():
+    """All ranks wait for the slowest one, and the result is that of rank 0."""
+
+    class Hot(Small):
+        def conditions(self) -> Conditions:
+            return Conditions(reasons=("power cap",))
+
+    sheet = op(lambda _: twice)
+    found, _ = together(lambda g: measured(sheet, g), lambda g: measured(sheet, g, Hot()))
+    assert found.status == "ok", found
+    assert [w.message for w in found.warnings if w.code == "throttled"] == [
+        "the device of rank 1 lowered its clocks: power cap"
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

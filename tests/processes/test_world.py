@@ -86,5 +86,6 @@ def test_a_rank_that_hangs_ends_its_case_when_its_time_is_up_and_nothing_goes_on
     pids = [rank._process.pid for rank in workers._team._ranks if isinstance(rank, Rank)]
     found = measure("stuck", timeout=1.0)
     assert (found.status, str(found.error).partition(":")[0]) == ("timeout", "rank 0"), found.error
+    assert "rank 1: took longer than 1 s" in str(found.error)
     assert len(pids) == 2
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import stats, units
 from harness.devices import Batch, Device
-from harness.model import Conditions, Job, Measurement, Status, Timing
+from harness.model import Job, Measurement, Status, Timing
 from harness.ops import Op
 from harness.ranks import ALONE, Group
 from harness.session import EndedError, Session
@@ -77,13 +77,14 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         before = device.conditions()
         samples, stopped = _sample(session.group, batch, timing)
         after = device.conditions()
+        lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
     with session.phase("calls"):
         call_samples = _call_samples(session, calls, timing.max_time)
     if wrong := session.check_inputs():
         raise EndedError("wrong", wrong)
     session.report()
     _judge_samples(session, samples, timing)
-    _judge_conditions(session, before, after)
+    _judge_conditions(session, lowered)
     _judge_timer(session, samples, batch)
     return {
         "samples": tuple(samples),
@@ -207,11 +208,13 @@ def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:
         )
 
 
-def _judge_conditions(session: Session, before: Conditions, after: Conditions) -> None:
-    """Warn of clocks that were lowered."""
-    if reasons := sorted({*before.reasons, *after.reasons}):
-        session.warn(
-            "throttled",
-            f"the device lowered its clocks: {', '.join(reasons)}",
-            "let it cool, check its power limit and what else runs on it, and measure again",
-        )
+def _judge_conditions(session: Session, lowered: list[list[str]]) -> None:
+    """Warn of lowered clocks. lowered: the reasons of each rank, whose device all others may wait for."""
+    for rank, reasons in enumerate(lowered):
+        if reasons:
+            which = f"the device of rank {rank}" if session.group.size > 1 else "the device"
+            session.warn(
+                "throttled",
+                f"{which} lowered its clocks: {', '.join(reasons)}",
+                "let it cool, check its power limit and what else runs on it, and measure again",
+            )

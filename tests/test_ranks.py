@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +16,7 @@ from harness.devices.cpu import Cpu
 from harness.devices.cuda import Cuda
 from harness.errors import CompileError
 from harness.measure import measure
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Conditions, Job, Measurement, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import ALONE, Group, PeerError
 from harness.session import Session
@@ -155,8 +151,8 @@ def op(prepare: Callable[[Context], Launch], **options: Any) -> Op:
     return sheet
 
 
-def measured(sheet: Op, group: Group) -> Measurement:
-    return measure(Job(CASE, Timing(precision=0.5, max_time=0.02)), sheet, Small(), group)
+def measured(sheet: Op, group: Group, device: Small | None = None) -> Measurement:
+    return measure(Job(CASE, Timing(precision=0.5, max_time=0.02)), sheet, device or Small(), group)
 
 
 def on_both(sheet: Op) -> list[Any]:
@@ -173,6 +169,21 @@ def test_ranks_measure_alike():
     assert found[0].samples == found[1].samples
     assert (found[0].sets, found[0].batch) == (found[1].sets, found[1].batch)
     assert found[0].seed != found[1].seed
+
+
+def test_a_device_of_another_rank_that_lowers_its_clocks_is_told_of():
+    """All ranks wait for the slowest one, and the result is that of rank 0."""
+
+    class Hot(Small):
+        def conditions(self) -> Conditions:
+            return Conditions(reasons=("power cap",))
+
+    sheet = op(lambda _: twice)
+    found, _ = together(lambda g: measured(sheet, g), lambda g: measured(sheet, g, Hot()))
+    assert found.status == "ok", found
+    assert [w.message for w in found.warnings if w.code == "throttled"] == [
+        "the device of rank 1 lowered its clocks: power cap"
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -305,51 +316,33 @@ def test_others_that_do_not_come_are_not_waited_for_forever(monkeypatch, raised)
         assert (found.status, found.error) == ("out_of_memory", "no room")
 
 
-PROGRAM = """
-import sys
-from harness import ranks
-group = ranks.from_environment()
-assert [group.agree(10 * group.rank + i) for i in range(5)] == [0, 1, 2, 3, 4]
-assert group.slowest([float(group.rank)]) == [1.0]
-try:
-    if group.rank == 1:
-        print(group.failed("wrong", "y").text)
-    else:
-        group.slowest([1.0])
-except ranks.PeerError as error:
-    print(error.status, error.text)
-print(group.verdict("no" if group.rank else None))
-import torch
-total = torch.tensor([1.0 + group.rank])
-torch.distributed.all_reduce(total)
-print(total.item(), flush=True)
-ranks._PATIENCE = 0.5
-if group.rank == 1:
-    try:
-        group.failed("crashed", "rank 0 waits in a collective")
-    except TimeoutError as error:
-        sys.exit(str(error))
-torch.distributed.all_reduce(total)
-"""
+def test_values_are_exchanged_through_a_store_until_a_rank_sends_none(monkeypatch):
+    """The store of real ranks, each with a connection of its own, here in threads."""
+    from torch.distributed import TCPStore
 
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
-def test_two_processes():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    meeting = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM],
-            env={**meeting, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    printed, errors = zip(*(process.communicate(timeout=60) for process in processes), strict=True)
-    assert printed[0].splitlines() == ["wrong rank 1: y", "rank 1: no", "3.0"], errors[0]
-    assert printed[1].splitlines() == ["rank 1: y", "rank 1: no", "3.0"], errors[1]
-    assert "another rank sent nothing within 0.5 s" in errors[1]
-    assert all(process.returncode == 1 for process in processes)
+    def on(rank: int) -> Group:
+        store = TCPStore("127.0.0.1", server.port, is_master=False)
+        return Group(rank, 2, ranks._Exchange(store, rank, 2))
+
+    def both(*work: Callable[[Group], Any]) -> list[Any]:
+        def caught(call: Callable[[Group], Any], group: Group) -> Any:
+            try:
+                return call(group)
+            except (PeerError, TimeoutError) as error:
+                return str(error)
+
+        return list(pool.map(caught, work, groups))
+
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(on, range(2)))
+        agreed = both(*[lambda g: [g.agree(10 * g.rank + turn) for turn in range(5)]] * 2)
+        assert agreed == [[0, 1, 2, 3, 4]] * 2
+        assert both(*[lambda g: g.slowest([float(g.rank)])] * 2) == [[1.0]] * 2
+        assert both(lambda g: g.slowest([1.0]), lambda g: g.failed("wrong", "y").text) == ["rank 1: y"] * 2
+        assert both(*[lambda g: g.verdict("no" if g.rank else None)] * 2) == ["rank 1: no"] * 2
+        assert server.num_keys() < 6  # values that all ranks have read are deleted
+        monkeypatch.setattr(ranks, "_PATIENCE", 0.2)
+        late = both(lambda _: None, lambda g: g.failed("crashed", "rank 0 waits in a collective"))
+        assert late == [None, "another rank sent nothing within 0.2 s"]

@@ -116,15 +116,13 @@ def test_two_processes_measure_one_case_together(
     run = run_jobs(
         tmp_path / "run",
         job("gloo", op="rank_sum"),
-        job("stuck", op="rank_sum", timeout=2.0),
         job("deserted", op="rank_sum"),
         job("fine"),
     )
     statuses = [m.status for m in run.measurements]
-    assert statuses == ["ok", "timeout", "crashed", "ok"], [m.error for m in run.measurements]
-    together, stuck, deserted, alone = run.measurements
+    assert statuses == ["ok", "crashed", "ok"], [m.error for m in run.measurements]
+    together, deserted, alone = run.measurements
     assert together.time
-    assert "rank 1: took longer than 2 s" in str(stuck.error)
     assert "rank 1: killed by signal SIGABRT" in str(deserted.error)
     assert alone.time
 

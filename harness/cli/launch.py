@@ -73,7 +73,8 @@ def slurm_script(words: list[str], nodes: int, gpus: int, time: str, partition: 
 #SBATCH --time={time}
 {chosen}
 # One torchrun a node. Its first process leads the run; the harness starts and ends measuring processes itself, so
-# torchrun restarts none. Variables such as NCCL_NVLS_ENABLE or NCCL_SOCKET_IFNAME reach them all.
+# torchrun restarts none. Variables such as NCCL_NVLS_ENABLE reach them all. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
+# name the network between the hosts: Gloo, which starts every group, otherwise takes that of the host's own name.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 torchrun \\
   --nnodes={nodes} --nproc-per-node={gpus} --max-restarts=0 \\

@@ -146,7 +146,7 @@ class Leader:
         try:
             self._server = socket.create_server(("", place.port))
         except OSError as error:
-            advice = "give torchrun another port: --master-port"
+            advice = "start torchrun again: with --standalone it takes other ports; else give it one: --master-port"
             raise MachineError(f"port {place.port}, beside torchrun's own, can't be used: {error}", advice) from error
 
     def address(self) -> str:

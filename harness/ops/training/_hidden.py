@@ -32,18 +32,31 @@ metrics.fact(
 
 
 def report_trace(ctx: Context, step: Callable[[], object]) -> None:
-    """Trace a few steps, on every rank at the same time, and report what their communication was hidden by."""
+    """Trace a few steps, on every rank at the same time, and report what their communication was hidden by.
+
+    Nothing is reported where a rank isn't let at the profiler.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     step()
     torch.cuda.synchronize()
-    ctx.group.barrier()
     # Of the host nothing is recorded, which would slow it down.
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+    profiler = profile(activities=[ProfilerActivity.CUDA])
+    refused = None
+    try:
+        profiler.start()
+    except RuntimeError as error:
+        refused = str(error)
+    nobody = ctx.group.verdict(refused)
+    if nobody is None:
         for _ in range(_STEPS):
             step()
         torch.cuda.synchronize()
+    if refused is None:
+        profiler.stop()
+    if nobody is not None:
+        return
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(file))

@@ -118,7 +118,8 @@ def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
 def data_parallel(model: torch.nn.Module, device: torch.device) -> Any:
     """The model in DistributedDataParallel, as a good user sets it up.
 
-    Gradients lie in the buckets that are communicated, so none is copied. Running statistics of batch norm, which no
+    Gradients are copied into the buckets that are communicated, divided by the number of ranks on the way, and are
+    views of the buckets afterwards, so none is copied back. Running statistics of batch norm, which no
     training step reads, aren't sent.
     """
     from torch.nn.parallel import DistributedDataParallel

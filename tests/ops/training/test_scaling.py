@@ -13,7 +13,7 @@ import torch
 from harness.model import Case, Job, Measurement, Timing
 from harness.ops import Catalogue
 from harness.ops.training import _scaling
-from harness.ops.training._hidden import shares
+from harness.ops.training._hidden import report_trace, shares
 from harness.ops.training._ranks import FlatMean
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
@@ -34,7 +34,7 @@ def measure() -> Iterator[Measure]:
     """Each rank has one thread: with more, the ranks would wait for each other's processors."""
     with pytest.MonkeyPatch.context() as patch, Workers("cpu") as workers:
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield lambda *asked, **more: workers.measure(Job(case(*asked, **more), TIMING))
+        yield lambda *asked, timed: workers.measure(Job(case(*asked), TIMING), timed=timed)
 
 
 @pytest.mark.parametrize(
@@ -45,8 +45,11 @@ def measure() -> Iterator[Measure]:
     ],
 )
 def test_two_ranks_train_together(measure: Measure, op: str, variant: str) -> None:
-    found = measure(op, variant)
-    assert (found.status, found.timer) == ("ok", "steady"), found.error
+    """All are checked by ten steps. One is timed too, since all are timed alike."""
+    timed = (op, variant) == ("bert_scaling", "ddp")
+    found = measure(op, variant, timed=timed)
+    assert found.status == "ok", found.error
+    assert found.timer == ("steady" if timed else "")
     assert found.work
     assert (found.work.items, found.work.sent > 0) == (16, True)
 
@@ -60,7 +63,7 @@ def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
 class Pair(Group):
     """A group whose other rank says what a test wants."""
 
-    def __init__(self, other: float) -> None:
+    def __init__(self, other: object) -> None:
         super().__init__(0, 2, lambda value, _: [value, (None, other)])
 
 
@@ -115,6 +118,27 @@ def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
     ]
     assert shares(events) == {"hidden_by_trace": pytest.approx(5 / 8), "communication": pytest.approx(8 / 14)}
     assert shares(events[:1]) == {}
+
+
+@pytest.mark.parametrize("other", [None, "not permitted"])
+def test_where_a_rank_may_not_trace_no_rank_does(monkeypatch: pytest.MonkeyPatch, other: str | None) -> None:
+    """The case was timed by then. A rank that traced alone would wait in a collective for the others."""
+
+    def start(_: object) -> None:
+        if not other:
+            raise RuntimeError("CUPTI isn't there")
+
+    stopped: list[None] = []
+    kind = type(
+        "Profile", (), {"__init__": lambda *_, **__: None, "start": start, "stop": lambda _: stopped.append(None)}
+    )
+    monkeypatch.setattr("torch.profiler.profile", kind)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    steps: list[None] = []
+    ctx: Any = SimpleNamespace(group=Pair(other), report=None)
+    report_trace(ctx, lambda: steps.append(None))
+    assert len(steps) == 1
+    assert len(stopped) == (1 if other else 0)
 
 
 @pytest.mark.gpu

@@ -7,8 +7,8 @@ A page has two kinds of marks, HTML comments that a reader doesn't see:
     <!-- figure CASES METRIC OVER -->     the same of a metric that compares with the variant OVER
     <!-- end -->
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED. With --check nothing is written:
-the exit code is 1 if a page isn't as it would be written.
+Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED. With --check nothing
+is written: the exit code is 1 if a page isn't as it would be written.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ class _HalfBlock(_Parts):
         if self._gelu == "exact" or not on_gpu(pixels):
             form = "none" if self._gelu == "exact" else "tanh"
             return functional.gelu(functional.linear(pixels, weight, bias), approximate=form)
-        # Of what torch has, this is what lets cuBLASLt do GELU before it writes a product.
+        # No other function of torch lets cuBLASLt do GELU before it writes a product.
         rows = torch._addmm_activation(bias, pixels.flatten(0, -2), weight.t(), use_gelu=True)
         return rows.view(*pixels.shape[:-1], len(weight))
 

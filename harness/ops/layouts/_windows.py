@@ -39,8 +39,6 @@ _BYTES_OF_THREAD = 32
 """Bytes that a thread of `units` moves, all of them in flight at once."""
 _TILE_BYTES = 13 * 1024
 """Shared memory of a block of `tiles`, if a window needs no more: eight such blocks fill a multiprocessor's threads."""
-_TILES_AT_A_TIME = 8
-"""Blocks of `tiles` that a multiprocessor runs at a time."""
 _MOST_TILE_BYTES = 40 * 1024
 """The same for large windows. Of larger ones a run is so long that `ragged` has few packs with parts of two."""
 _TILE_THREADS = 256
@@ -298,7 +296,7 @@ def tuned(ctx: Context, forward: bool) -> Launch:
         return lambda t: cuda.memcpy(t.y, t.x)
     itemsize = ITEMSIZE[ctx.case.dtype]
     narrow = ctx.s.C * itemsize <= _TILED_PIXEL_BYTES
-    places = cuda.multiprocessors() * _TILES_AT_A_TIME
+    places = cuda.resident_threads() // _TILE_THREADS
     tiles = WindowTiles.of(ctx.s, itemsize, gives_windows(ctx.case.values, forward), places) if narrow else None
     anywhere = _tiles(ctx, forward, tiles) if tiles else _ragged(ctx, forward)
     width = unit_bytes(ctx.s, itemsize)

@@ -27,7 +27,7 @@ SLOPE = 1.5
 SPREAD = 39.0
 """Standard deviation of the noise, in levels of 255: with it, a file has about as many bytes as one of ImageNet."""
 SEED = 18
-"""Of the files, which all cases share, so that they are made once."""
+"""The seed of the files. All cases share them, so that they are made once."""
 _TOLD = 512
 """Files after which a line says how many are made."""
 

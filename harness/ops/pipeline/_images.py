@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MISSING = "needs torchvision, which decodes on a GPU: pip install 'gpu-bench-harness[pipeline]'"
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""Of ImageNet's red, green and blue, in levels of 255: what a model's images are scaled by."""
+"""The mean and the deviation of ImageNet's red, green and blue, in levels of 255. Images are scaled by them."""
 _AREA = (0.08, 1.0)
 """The least and the largest area of a crop, over that of the image."""
 _RATIO = (3 / 4, 4 / 3)

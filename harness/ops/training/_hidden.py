@@ -41,7 +41,7 @@ def report_trace(ctx: Context, step: Callable[[], object]) -> None:
 
     step()
     torch.cuda.synchronize()
-    # Of the host nothing is recorded, which would slow it down.
+    # Nothing is recorded of the host, since that would slow it down.
     profiler = profile(activities=[ProfilerActivity.CUDA])
     refused = None
     try:

@@ -26,7 +26,7 @@ from harness.ops.training._hidden import report_trace
 from harness.ops.training._ranks import WAYS, RankTrainer, Way, host_mean, trainer_of
 from harness.ops.training._rungs import DEFAULT, FLOAT32, Rung
 from harness.ops.training._settings import forget_compiled, math_modes, seed_of
-from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS
+from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
 from harness.ops.training._trainer import Setup
 
 if TYPE_CHECKING:
@@ -51,18 +51,7 @@ def scaling_op(name: str, summary: str, models: Sequence[str], rung: Rung, **fie
         "step": Choice("how each rank's step is run", ("eager", "compile")),
         **fields.pop("choices", {}),
     }
-    op = Op(
-        name,
-        summary,
-        symbols={"B": fields.pop("size")},
-        choices=choices,
-        dtypes=("float16", "bfloat16"),
-        make=make,
-        check=check,
-        work=partial(work, item=fields.pop("item")),
-        timer="steady",
-        **fields,
-    )
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
     for way in WAYS:
         alone = way.wrapped or way.synced
         options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}

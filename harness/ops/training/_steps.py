@@ -37,21 +37,16 @@ SMALLEST_FALL = 0.02
 """The fall of the reference's losses, over the first of them, below which nothing could be told apart."""
 
 
+def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: Any) -> Op:
+    """An op whose call is a whole step, in halves. size: what B is. item: what B counts. fields: others of Op."""
+    fields["work"] = partial(fields["work"], item=item)
+    return Op(name, summary, symbols={"B": size}, dtypes=("float16", "bfloat16"), timer="steady", **fields)
+
+
 def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[Rung], **fields: Any) -> Op:
     """An op whose variants are the rungs. fields: further ones of Op; its choices come after the choice of a model."""
     choices = {"model": Choice("which configuration of harness.models", tuple(models)), **fields.pop("choices", {})}
-    op = Op(
-        name,
-        summary,
-        symbols={"B": fields.pop("size")},
-        choices=choices,
-        dtypes=("float16", "bfloat16"),
-        make=make,
-        check=check,
-        work=partial(work, item=fields.pop("item")),
-        timer="steady",
-        **fields,
-    )
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
     for rung in rungs:
         add(op, rung)
     return op

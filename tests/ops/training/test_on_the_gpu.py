@@ -111,7 +111,7 @@ def peak_of(op, rung, size):
 
 @pytest.mark.parametrize("op", LADDERS)
 def test_our_operators_take_no_more_memory_than_torch_s(op):
-    """Neither in mixed precision nor in pure halves. Tables and a residual of zeros take a little."""
+    """Neither in mixed precision nor in pure halves. Tables and the bits of ReLUs take a little."""
     eager = [rung for rung in LADDERS[op][1] if not rung.graph and not rung.compiled]
     for half in ("mixed", "pure"):
         theirs = next(rung for rung in eager if rung.role == "baseline" and rung.half == half)
@@ -119,14 +119,19 @@ def test_our_operators_take_no_more_memory_than_torch_s(op):
         assert peak_of(op, ours, 32) <= 1.05 * peak_of(op, theirs, 32), half
 
 
+def replay_of(trainer):
+    """A graph of the step, after the first ones."""
+    with side_stream():
+        for _ in range(_settings.EAGER):
+            trainer.loss_of_step()
+    return captured(trainer.loss_of_step)
+
+
 @pytest.mark.parametrize(("op", "rung"), GRAPHS)
 def test_each_replay_is_a_step_with_random_numbers_of_its_own(op, rung):
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
-        with side_stream():
-            for _ in range(_settings.EAGER):
-                trainer.loss_of_step()
-        replay = captured(trainer.loss_of_step)
+        replay = replay_of(trainer)
         found, weights = [], []
         for _ in range(20):
             found.append(replay().item())
@@ -168,10 +173,7 @@ def test_a_replay_that_overflows_is_skipped(op, rung):
     """By the flag on the device, with torch's scaler and with ours; replays after it go on."""
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
-        with side_stream():
-            for _ in range(_settings.EAGER):
-                trainer.loss_of_step()
-        replay = captured(trainer.loss_of_step)
+        replay = replay_of(trainer)
         replay()
         before = [one.detach().clone() for one in trainer.weights]
         trainer.scaler._scale.fill_(2.0**60)

@@ -96,20 +96,19 @@ def _attention_fake(qkv: Tensor, _bias: Tensor, _mask: Tensor | None) -> Tensor:
 
 
 def _attention_grad_run(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    qkv, heads = qkv.contiguous(), len(bias)
+    dout, qkv, heads = dout.contiguous(), qkv.contiguous(), len(bias)
     sizes, choice = _sizes(qkv, bias, mask)
     dqkv, dbias = _attention_grad_fake(dout, qkv, bias, mask)
-    parts, apart = _split(qkv, heads), _apart(dout.contiguous(), heads)
-    launch = kernel("window_attention_grad", qkv, sizes, {"bias": "yes", **choice})
+    launch = kernel("window_attention_grad", qkv, sizes, {"bias": "yes", **choice}, macros={"PACKED": heads})
     if launch is None:
-        grads, ds = _gradients(apart, parts, _weights(parts, bias, mask))
-        dbias = ds.sum(0)
-    else:
-        q, k, v = parts.contiguous()
-        grads = torch.empty(parts.shape, dtype=qkv.dtype, device=qkv.device)
-        given = {"q": q, "k": k, "v": v, "bias": bias.contiguous(), "mask": _masks(qkv, mask)}
-        launch(dout=apart.contiguous(), **given, dq=grads[0], dk=grads[1], dv=grads[2], dbias=dbias)
-    _split(dqkv, heads).copy_(grads)
+        parts = _split(qkv, heads)
+        grads, ds = _gradients(_apart(dout, heads), parts, _weights(parts, bias, mask))
+        _split(dqkv, heads).copy_(grads)
+        return dqkv, ds.sum(0)
+    # So compiled, the kernel takes heads as they lie here, and finds k and v behind q: nothing is copied.
+    gradients = dict.fromkeys(("dq", "dk", "dv"), dqkv)
+    given = {**dict.fromkeys("qkv", qkv), "bias": bias.contiguous(), "mask": _masks(qkv, mask)}
+    launch(dout=dout, **given, **gradients, dbias=dbias)
     return dqkv, dbias
 
 

@@ -5,7 +5,11 @@
 //     dbias = sum of dS over windows        dK = dS^T q / sqrt(DIM)
 //
 // Macros: SCALAR (__half, __nv_bfloat16), TOKENS, DIM (32, 64), HAS_BIAS, HAS_MASK (0, 1); of step 2, STAGES (1, 2) and
-// RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone.
+// RESIDENT (blocks a multiprocessor). A compilation without RESIDENT has step 1 alone. PACKED: 0 where tensors are
+// (windows, heads, TOKENS, DIM), which is so unless told; else the number of heads. Then dout is (windows, TOKENS,
+// heads, DIM), and q, k and v are one tensor, qkv (windows, TOKENS, 3, heads, DIM), which is given in place of each of
+// them; so are their gradients. That is what the products before and after attention have. A row of a head is 64 or
+// 128 bytes there, whole sectors of memory, so only addresses differ, and nothing is copied to other orders and back.
 //
 // Bytes: with 49 tokens and DIM = 32 a window and head has 3136 bytes in each of q, k, v, dout, dq, dk, dv, so 22 KB
 // move. A (T, T) matrix has 4.8 KB more. Autograd's backward writes two of them, dP and dS, and reads six: P for dV, P
@@ -56,15 +60,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const unsigned stage = shared_address(memory), squares = stage + STAGE_BYTES;
   const unsigned rooms = squares + SQUARES * SQUARE_BYTES;
   const unsigned head = blockIdx.x % heads, window = blockIdx.x / heads;
-  const long long offset = static_cast<long long>(blockIdx.x) * WINDOW;
+  const Offsets offsets = offsets_of(blockIdx.x, window, head);
   clear_padding(stage, TENSORS);
-  start_window(stage, {dout, q, k, v}, offset, aligned);
+  start_window(stage, {dout, q, k, v}, offsets, aligned);
   wait_for_copies();
   __syncthreads();
   const AddedFromMemory added{bias + static_cast<size_t>(head) * SQUARE,
                               mask + static_cast<size_t>(window % masks) * SQUARE, pairs != 0};
   const SquareInMemory square{ds + static_cast<long long>(blockIdx.x) * SQUARE};
-  backward(stage, squares, rooms, added, square, {dq + offset, dk + offset, dv + offset}, aligned);
+  backward(stage, squares, rooms, added, square, results_at(dq, dk, dv, offsets), aligned);
 }
 
 // The sum of `count` partial results of each of n elements, in an order that doesn't depend on the run. A block has 32
@@ -178,32 +182,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
   const unsigned rooms = squares + SQUARES * SQUARE_BYTES;
   const unsigned head = blockIdx.x % heads, part = blockIdx.x / heads;
   const auto begin_of = [&](unsigned p) { return static_cast<unsigned>(1ull * windows * p / parts); };
-  const auto offset_of = [&](const Walk& walk) { return (1ll * walk.window() * heads + head) * WINDOW; };
+  const auto begins = [&](const Walk& walk) {
+    return offsets_of(1ll * walk.window() * heads + head, walk.window(), head);
+  };
 
   Kept<SHORT> kept(reinterpret_cast<char*>(memory) + STAGES * STAGE_BYTES + SQUARES * SQUARE_BYTES + ROWS * PITCH);
   clear_padding(stages, STAGES * TENSORS);
   Walk walk(begin_of(part), windows, masks);
-  start_window(stages, {dout, q, k, v}, offset_of(walk), aligned);
+  start_window(stages, {dout, q, k, v}, begins(walk), aligned);
   unsigned loaded = masks;  // the mask that `kept` has; none yet
 #pragma unroll 1
   for (unsigned i = 0, left = begin_of(part + 1) - begin_of(part); left > 0; ++i, --left) {
     wait_for_copies();
     __syncthreads();  // the stage is full, and all warps are done with the other one and with the squares
     const unsigned current = STAGES == 2 ? i % 2 : 0;
-    const long long offset = offset_of(walk);
+    const Offsets offsets = begins(walk);
     if (walk.mask != loaded) {
       loaded = walk.mask;
-      kept.load({bias + static_cast<size_t>(head) * SQUARE, mask + static_cast<size_t>(loaded) * SQUARE, pairs != 0});
+      unsigned own = head;
+      // The compiler would read the bias ahead of the loop where PACKED lets it, and has no registers to keep it in.
+      if constexpr (PACKED != 0) asm volatile("" : "+r"(own));
+      kept.load({bias + static_cast<size_t>(own) * SQUARE, mask + static_cast<size_t>(loaded) * SQUARE, pairs != 0});
     }
     walk.advance();
     if (STAGES == 2 && left > 1) {
-      start_window(stages + (1 - current) * STAGE_BYTES, {dout, q, k, v}, offset_of(walk), aligned);
+      start_window(stages + (1 - current) * STAGE_BYTES, {dout, q, k, v}, begins(walk), aligned);
     }
-    backward(stages + current * STAGE_BYTES, squares, rooms, kept.added, kept, {dq + offset, dk + offset, dv + offset},
+    backward(stages + current * STAGE_BYTES, squares, rooms, kept.added, kept, results_at(dq, dk, dv, offsets),
              aligned);
     if (STAGES == 1) {
       __syncthreads();
-      if (left > 1) start_window(stages, {dout, q, k, v}, offset_of(walk), aligned);
+      if (left > 1) start_window(stages, {dout, q, k, v}, begins(walk), aligned);
     }
   }
   if (HAS_BIAS) {

@@ -12,6 +12,10 @@
 
 using T = SCALAR;
 
+#ifndef PACKED
+#define PACKED 0
+#endif
+
 static_assert(DIM == 32 || DIM == 64, "steps of 32 columns are loaded at a time");
 constexpr float SCALE = DIM == 32 ? 0.17677669529663687f : 0.125f;  // DIM to the power -1/2
 
@@ -27,6 +31,23 @@ constexpr unsigned SQUARE_PITCH = (2 * STRIPS + 1) * PACK_BYTES;  // from row to
 constexpr unsigned SQUARE_BYTES = ROWS * SQUARE_PITCH;
 constexpr unsigned WINDOW = TOKENS * DIM;                    // elements of a window and head
 constexpr unsigned SQUARE = TOKENS * TOKENS;
+
+// Elements from token to token, and from q to k and from k to v, of the same token.
+constexpr unsigned BETWEEN = PACKED * DIM;
+constexpr unsigned OUT_ROW = PACKED ? BETWEEN : DIM;      // of dout
+constexpr unsigned QKV_ROW = PACKED ? 3 * BETWEEN : DIM;  // of q, k, v and their gradients
+static_assert(3ull * PACKED * WINDOW < 1ull << 31, "places in a window are told by 32 bits");
+
+// Where a window and head begins: in dout, and in q and dq, of which k, v, dk and dv are BETWEEN and twice that apart.
+struct Offsets {
+  long long out, qkv;
+};
+
+// item: what number the window and head have where heads lie apart.
+__device__ __forceinline__ Offsets offsets_of(long long item, unsigned window, unsigned head) {
+  if constexpr (PACKED == 0) return {item * WINDOW, item * WINDOW};
+  return {1ll * window * (TOKENS * OUT_ROW) + head * DIM, 1ll * window * (TOKENS * QKV_ROW) + head * DIM};
+}
 
 // The tensors of a stage, in this order.
 enum Staged : unsigned { DOUT, Q, K, V, TENSORS };
@@ -49,9 +70,9 @@ constexpr unsigned STEP = THREADS / CHUNKS;    // rows of which a block's thread
 constexpr unsigned WARP_STEP = WARP / CHUNKS;  // the same for a warp
 static_assert(CHUNKS != 4 || WARP_STEP == 8, "the order of rows repeats");
 
-// Copies of windows that are whole lines go through L1, where blocks leave room for it: then a line is asked for once.
-// Other windows share lines with their neighbours, which other blocks have.
-constexpr bool THROUGH_L1 = TOKENS <= 64 && WINDOW * sizeof(T) % 128 == 0;
+// Copies of windows, or of their rows where heads lie side by side, that are whole lines go through L1, where blocks
+// leave room for it: then a line is asked for once. Others share lines with their neighbours, which other blocks have.
+constexpr bool THROUGH_L1 = TOKENS <= 64 && (PACKED ? DIM : WINDOW) * sizeof(T) % 128 == 0;
 
 __device__ __forceinline__ void copy_chunk(unsigned to, const T* from) {
   if constexpr (THROUGH_L1) {
@@ -61,21 +82,22 @@ __device__ __forceinline__ void copy_chunk(unsigned to, const T* from) {
   }
 }
 
-// Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offset` on. Tensors
+// Starts copies of the rows of a window and head, and doesn't wait for them: q, k, v, dout from `offsets` on. Tensors
 // that aren't aligned to 16 bytes are copied by elements, which waits.
-__device__ __forceinline__ void start_window(unsigned stage, const T* const (&from)[TENSORS], long long offset,
+__device__ __forceinline__ void start_window(unsigned stage, const T* const (&from)[TENSORS], const Offsets& offsets,
                                              bool aligned) {
   if (aligned) {
     const unsigned row = row_of(threadIdx.x), chunk = threadIdx.x % CHUNKS;
     const unsigned to = stage + row * PITCH + chunk * PACK_BYTES;
-    const long long place = offset + row * DIM + chunk * CHUNK;
 #pragma unroll
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
-      const T* source = from[tensor] + place;
+      const unsigned pitch = tensor == DOUT ? OUT_ROW : QKV_ROW;
+      const long long place = (tensor == DOUT ? offsets.out : offsets.qkv) + row * pitch + chunk * CHUNK;
+      const T* source = (PACKED && tensor > Q ? from[Q] + (tensor - Q) * BETWEEN : from[tensor]) + place;
 #pragma unroll
       for (unsigned first = 0; first < TOKENS; first += STEP) {
         if (first + STEP <= TOKENS || row < TOKENS - first) {
-          copy_chunk(to + tensor * TENSOR_BYTES + first * PITCH, source + first * DIM);
+          copy_chunk(to + tensor * TENSOR_BYTES + first * PITCH, source + first * pitch);
         }
       }
     }
@@ -83,10 +105,13 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
 #pragma unroll 1
     for (unsigned tensor = 0; tensor < TENSORS; ++tensor) {
       const T* source = tensor == DOUT ? from[DOUT] : tensor == Q ? from[Q] : tensor == K ? from[K] : from[V];
+      const long long place = tensor == DOUT ? offsets.out : offsets.qkv + (tensor - Q) * BETWEEN;
+      const unsigned pitch = tensor == DOUT ? OUT_ROW : QKV_ROW;
 #pragma unroll 1
       for (unsigned i = threadIdx.x; i < WINDOW; i += THREADS) {
         const unsigned to = stage + tensor * TENSOR_BYTES + i / DIM * PITCH + i % DIM * sizeof(T);
-        const unsigned short raw = *reinterpret_cast<const unsigned short*>(source + offset + i);
+        const unsigned at = PACKED ? i / DIM * pitch + i % DIM : i;
+        const unsigned short raw = *reinterpret_cast<const unsigned short*>(source + place + at);
         asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(raw) : "memory");
       }
     }
@@ -156,12 +181,12 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
   __syncwarp();
   const unsigned row = row_of(lane), chunk = lane % CHUNKS, token = 16 * strip + row;
   const unsigned from = room + row * PITCH + chunk * PACK_BYTES;
-  T* own = to + token * DIM + chunk * CHUNK;
+  T* own = to + token * QKV_ROW + chunk * CHUNK;
   if (aligned) {
 #pragma unroll
     for (unsigned first = 0; first < 16; first += WARP_STEP) {
       if (token + first < TOKENS) {
-        store_whole(own + first * DIM, load_chunk(from + first * PITCH));
+        store_whole(own + first * QKV_ROW, load_chunk(from + first * PITCH));
       }
     }
   } else {
@@ -169,7 +194,7 @@ __device__ __forceinline__ void write_strip(unsigned room, T* to, unsigned strip
     for (unsigned first = 0; first < 16; first += WARP_STEP) {
       const uint4 raw = load_chunk(from + first * PITCH);
       if (token + first < TOKENS) {
-        store_filled(own + first * DIM, reinterpret_cast<const Pack<T>&>(raw), CHUNK, false);
+        store_filled(own + first * QKV_ROW, reinterpret_cast<const Pack<T>&>(raw), CHUNK, false);
       }
     }
   }

@@ -292,6 +292,10 @@ __device__ __forceinline__ void write_columns(unsigned room, T* to, unsigned squ
 struct Results {
   T *dq, *dk, *dv;
 };
+__device__ __forceinline__ Results results_at(T* dq, T* dk, T* dv, const Offsets& offsets) {
+  if constexpr (PACKED != 0) dk = dq + BETWEEN, dv = dq + 2 * BETWEEN;
+  return {dq + offsets.qkv, dk + offsets.qkv, dv + offsets.qkv};
+}
 
 // The backward of a window and head, from a full stage. squares: SQUARES of them; rooms: 16 rows for each warp.
 // Every dS / sqrt(DIM) is given to `sums`.

@@ -25,6 +25,10 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far off a result may be, as a share of the largest one."""
 
 
+_PACKED = frozenset({"dout", "q", "k", "v", "dq", "dk", "dv"})
+"""What the backward of attention finds in tensors with all heads of a token side by side."""
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Small tensors gain nothing by more threads, and these wait for each other where tests run side by side."""
@@ -83,17 +87,35 @@ def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, An
     return {tensor.name: value for tensor, value in zip(op.outputs, made, strict=True)}
 
 
-def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace) -> None:
-    """A kernel gets the tensors that its op declares: all of them, contiguous, of the declared type and size."""
+def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace, views: frozenset[str] = frozenset()) -> None:
+    """A kernel gets the tensors that its op declares: all of them, contiguous, of the declared type and size.
+
+    views: those that lie in others, which were looked at before.
+    """
     op, symbols = _kernels.OPS[call.op], call.case.values
     inputs, outputs = op.tensors(op.variants["tuned"])
     assert vars(t).keys() == {tensor.name for tensor in (*inputs, *outputs)}
     for tensor in (*inputs, *outputs):
         given = getattr(t, tensor.name)
         (shape,) = tensor.shapes(symbols)
-        assert given.is_contiguous(), tensor.name
+        assert given.is_contiguous() or tensor.name in views, tensor.name
         assert given.numel() == torch.Size(shape).numel(), (tensor.name, given.shape, shape)
         assert str(given.dtype) == f"torch.{tensor.dtype_of(call.case.dtype)}", tensor.name
+
+
+def _apart(call: _kernels.KernelCall, t: SimpleNamespace) -> SimpleNamespace:
+    """Views of q, k, v, dout and gradients as the op declares them, where a kernel takes heads as they lie in qkv."""
+    s = call.case.values
+    windows, heads, tokens, size = (int(s[name]) for name in "WHTD")
+    assert dict(call.macros) == {"PACKED": heads}
+    assert t.q is t.k is t.v
+    assert t.dq is t.dk is t.dv
+    seen = SimpleNamespace(**vars(t))
+    for packed, names in ((t.q, ("q", "k", "v")), (t.dq, ("dq", "dk", "dv")), (t.dout, ("dout",))):
+        assert packed.is_contiguous()
+        parts = packed.view(windows, tokens, len(names), heads, size).permute(2, 0, 3, 1, 4)
+        vars(seen).update(zip(names, parts, strict=True))
+    return seen
 
 
 @pytest.fixture
@@ -102,8 +124,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     called: Counter[str] = Counter()
 
     def run(call: _kernels.KernelCall, _kept: object, /, **tensors: torch.Tensor) -> None:
-        t = SimpleNamespace(**tensors)
-        _assert_declared(call, t)
+        t, views = SimpleNamespace(**tensors), frozenset[str]()
+        if call.op == "window_attention_grad":
+            t, views = _apart(call, t), _PACKED
+        _assert_declared(call, t, views)
         shapes = {tensor.name: tensor.shapes(call.case.values)[0] for tensor in _declared(call)}
         seen = SimpleNamespace(**{name: value.view(shapes[name]) for name, value in vars(t).items()})
         for name, value in _by_reference(call, seen).items():

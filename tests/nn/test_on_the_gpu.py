@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from harness import nn
 from harness.models import swin
+from harness.nn import _attention
 
 pytestmark = pytest.mark.gpu
 ALL = [torch.float32, torch.float16, torch.bfloat16]
@@ -122,6 +123,54 @@ def test_attention(tools, dtype, windows, tokens, heads, masks):
             *shapes,
             device="cuda",
         )
+
+
+def gradients_of_attention(tools, given, bias, mask, first=0, windows=None):
+    """Of qkv and bias, by torch in float64; of some windows. given: dout and qkv."""
+    dout, qkv = (one[first : windows and first + windows].double() for one in given)
+    leaves = [qkv.requires_grad_(), bias.double().requires_grad_()]
+    y = tools.attention(*leaves, None if mask is None else mask.double())
+    return torch.autograd.grad(y, leaves, dout)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("dim", [32, 64])
+@pytest.mark.parametrize("tokens", [7, 49, 64, 144])
+def test_gradients_of_attention_of_heads_side_by_side(tools, dtype, dim, tokens):
+    # Also addresses that aren't multiples of 16, and more windows than blocks.
+    cases = [(1, 6, None, 0), (2, 6, 3, 0), (3, 8, 2, 1), (4, 6, None, 8), (4, 700, 7, 0), (3, 5, None, 3)]
+    for heads, windows, masks, offset in cases:
+        shapes = (windows, tokens, heads * dim), (windows, tokens, 3 * heads * dim)
+        rooms = [normal(torch.Size(shape).numel() + offset, dtype=dtype).detach() for shape in shapes]
+        given = [room[offset:].view(shape) for room, shape in zip(rooms, shapes, strict=True)]
+        bias = normal(heads, tokens, tokens, dtype=dtype).detach()
+        mask = None if masks is None else -100.0 * torch.rand(masks, tokens, tokens, device="cuda").round().to(dtype)
+        with tools.launches(window_attention_grad=1):
+            made = _attention._attention_grad_run(*given, bias, mask)
+        tools.assert_close(made, gradients_of_attention(tools, given, bias, mask), tools.tolerance[dtype])
+
+
+def test_nothing_is_copied_for_gradients_of_attention():
+    dout, qkv = (normal(2048, 49, size, dtype=torch.float16).detach() for size in (96, 288))
+    bias = normal(3, 49, 49, dtype=torch.float16).detach()
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        made = _attention._attention_grad_run(dout, qkv, bias, None)
+        peak = torch.cuda.max_memory_allocated() - before
+        del made
+    assert peak <= qkv.nbytes + 2**21
+
+
+@pytest.mark.large
+def test_gradients_of_attention_of_more_than_2_to_31_elements(tools):
+    windows = 2**31 // (49 * 288) + 1000
+    dout, qkv = (torch.empty(windows, 49, size, dtype=torch.float16, device="cuda").normal_() for size in (96, 288))
+    bias = normal(3, 49, 49, dtype=torch.float16).detach()
+    made, _ = _attention._attention_grad_run(dout, qkv, bias, None)
+    for first in (0, windows // 2, windows - 32):
+        wanted, _ = gradients_of_attention(tools, (dout, qkv), bias, None, first, 32)
+        tools.assert_close([made[first : first + 32]], [wanted], tools.tolerance[torch.float16])
 
 
 @pytest.mark.parametrize("dtype", ALL)

@@ -26,6 +26,7 @@ _SLOWER = 3.0  # how many times as long as when it is timed a case may take unde
 _LAST_LINES = 12  # of a tool's output that an error repeats
 _TARGET = "harness.profile._target"
 _WRITES_TRACES = ("torch",)  # tools that are a part of the process which they watch
+_A_FILE_A_CASE = ("torch", "losses")  # tools that write what they found of a case once it has ended
 
 Told = Callable[[CaseRan, str], None]
 """Called for each case that has ended under the tool, with which of several runs it was, such as '2/2'; else ''."""
@@ -68,14 +69,20 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
 
     A case that ends the process doesn't keep the cases after it from being run: they run in another process. losses:
     how cases are trained, for the tool of that name. keep: gets what was found as soon as it is known, so that nothing
-    is lost with what comes later. Raises MachineError if the tool can't be used here, or leaves nothing to read.
+    is lost with what comes later; after an interrupt, what torch and losses have found until then. Raises MachineError
+    if the tool can't be used here, or leaves nothing to read.
     """
     tool = tools()[name]
     tool.refuse()
     todo, found = list(jobs), Profiled()
     while todo:
         part = prepared(name, todo, device=device, plugins=plugins, folder=folder, losses=losses)
-        ran, outputs = _carried_out(part, tool, told)
+        try:
+            ran, outputs = _carried_out(part, tool, told)
+        except KeyboardInterrupt:
+            if name in _A_FILE_A_CASE:
+                keep(_read(tool, part, _request.answers(_request.answers_file(part.request_file)), []))
+            raise
         attachments = _read(tool, part, ran, outputs)
         keep(attachments)
         # A case that ended the process says itself what happened.

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from harness.cli import profile
 from harness.errors import UsageError
-from harness.model import Case, Job
+from harness.model import Attachment, Case, Job
 from harness.ops.training import _curves
 from harness.profile import _procedure, _request, _target, losses, tools
 from harness.profile._request import CaseRan, LossPlan, ProfileRequest
@@ -56,6 +56,24 @@ def test_cases_are_trained_and_what_they_gave_is_attached(tmp_path: Path) -> Non
     )
     assert losses.imported(tmp_path / "losses-1-3.losses.json", [cases[2].id]) == [amp]
     assert losses.imported(tmp_path / "losses-1-3.losses.json", ["another"]) == []
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_was_trained_before_an_interrupt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = bert("float32"), bert("amp")
+
+    def interrupted(part: _procedure.Part, *_: object) -> None:
+        _request.write(replace(part.request, jobs=(Job(first),)), part.request_file)
+        _target.main([str(part.request_file)])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_procedure, "_carried_out", interrupted)
+    kept: list[Attachment] = []
+    plan = LossPlan(steps=10, seeds=1, size=1)
+    with pytest.raises(KeyboardInterrupt):
+        _procedure.profile("losses", [Job(first), Job(second)], device="cpu", plugins=[], folder=tmp_path,
+                           told=lambda *_: None, losses=plan, keep=kept.extend)  # fmt: skip
+    assert [attachment.case for attachment in kept] == [first.id]
 
 
 def test_points_of_a_curve_are_means_of_steps(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
 
+from harness.ops import Catalogue
 from harness.units import percent
 
 PAGES = (ROOT / "README.md", ROOT / "kernels" / "README.md")
@@ -184,6 +185,46 @@ def models(runs: Runs) -> list[str]:
     return [*_table(head, rows(), 2), "", _origin(groups)]
 
 
+RUNGS = ("float32", "tf32", "amp", "fused_optimizer", "half_norm", "sdpa", "sdpa_graph", "compile", "compile_graph",
+         "compile_half_norm_graph", "fused_norm_adam", "windows", "attention", "graph", "streams", "half",
+         "compile_ours", "compile_ours_graph", "compile_attention_graph")  # fmt: skip
+FACTS = ("items", "device_busy", "peak_memory", "energy")
+
+
+def training(runs: Runs) -> list[str]:
+    """The ladder of Swin-T's training step."""
+    group = runs.group("swin_train", "float16", "B128/model=swin_tiny")
+    best = max(RUNGS, key=lambda name: group.value(name, "items") or 0)
+    variants = Catalogue()["swin_train"].variants
+
+    def rows() -> Iterator[list[str]]:
+        for name in RUNGS:
+            time = group.value(name, "time")
+            cells = [f"{time * 1e3:.1f}" if time else NOTHING, *(group.written(name, fact) for fact in FACTS)]
+            who = "ours" if variants[name].role == "ours" else "torch"
+            yield [f"`{name}`", who, *([f"**{cells[0]}**", *cells[1:]] if name == best else cells)]
+
+    head = ("rung", "kernels", "step (ms)", "images/s", "GPU busy", "peak memory", "J an image")
+    return [*_table(head, rows(), 2), "", _origin([group])]
+
+
+BATCHES = (1, 32, 128)
+
+
+def inference(runs: Runs) -> list[str]:
+    """Swin-T's inference in halves: time and gain over eager by batch."""
+    groups = [runs.group("swin_infer", "float16", f"B{size}/model=swin_tiny") for size in BATCHES]
+    names = ("eager", "sdpa_graph", "compile", "compile_graph", "graph_exact", "graph", "int8_graph")
+
+    def rows() -> Iterator[list[str]]:
+        for name in names:
+            cells = [f"{one.written(name, 'time')} ({one.written(name, 'speedup', 'eager')})" for one in groups]
+            yield [f"`{name}`", *cells, groups[-1].written(name, "snr")]
+
+    head = ("variant", *(f"us, batch {size} (over eager)" for size in BATCHES), "signal to noise")
+    return [*_table(head, rows()), "", _origin(groups)]
+
+
 def _of_dashes(lines: Sequence[str]) -> list[str]:
     """What a dash means, where a table has one."""
     return [REFUSED] if any({NOTHING} & set(line.split()) for line in lines[2:]) else []
@@ -290,7 +331,8 @@ def slower(runs: Runs) -> list[str]:
 
 
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
-    function.__name__: function for function in (prelu, ops, models, softmax, norms, rows, worst, slower)
+    function.__name__: function
+    for function in (prelu, ops, models, training, inference, softmax, norms, rows, worst, slower)
 }
 
 

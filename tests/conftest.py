@@ -116,6 +116,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def keep_what_is_there() -> None:
+    """What earlier files have imported stays too: many cases of training begin with a search for garbage."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What a profiler is told of ranges: ('push', name) and ('pop', '')."""

@@ -36,10 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
+# Nearly all that collecting makes stays, torch and thousands of tests: a search for garbage would only take time.
+gc.disable()
+# Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
+# a thread that waits for others takes a processor from another test.
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+
+
 def pytest_collection_finish() -> None:
-    """What was collected stays to the end: thousands of tests, which the garbage collector would go through again."""
-    gc.collect()
+    """What was collected stays to the end, so the garbage collector needn't go through it again."""
     gc.freeze()
+    gc.enable()
     gc.set_threshold(20_000, 50, 100)
 
 
@@ -106,6 +114,13 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("HARNESS_CACHE", str(folder))
         yield folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def keep_what_is_there() -> None:
+    """What earlier files have imported stays too: many cases of training begin with a search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

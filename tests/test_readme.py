@@ -16,7 +16,7 @@ from harness.scenario import Selection, load, plan
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *(page for room in ("harness", "kernels") for page in (ROOT / room).rglob("*.md"))]
-LIMITED = Path(__file__).parent / "plugins" / "limited.py"
+SMALL, LIMITED = (Path(__file__).parent / "plugins" / name for name in ("small.py", "limited.py"))
 
 
 @pytest.fixture
@@ -31,10 +31,10 @@ def files(tmp_path: Path) -> Path:
 
 def test_the_op_of_the_readme_runs(files):
     command = [sys.executable, "-m", "harness", "run", "mine.yaml", "--ops", "mine.py", "--max-time", "0.05"]
-    # With limits that take no time, since ceilings have tests of their own, and with fewer elements.
+    # With limits and a cache that take no time, since they have tests of their own, and with fewer elements.
     smaller = (files / "mine.yaml").read_text().replace("2**24", "2**16")
     (files / "mine.yaml").write_text(smaller)
-    on_cpu = [*command, "--ops", LIMITED, "--device", "cpu", "--output", "report"]
+    on_cpu = [*command, "--ops", SMALL, "--ops", LIMITED, "--device", "cpu", "--output", "report"]
     done = subprocess.run(on_cpu, cwd=files, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 ok" in done.stdout

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom, nct, t, ttest_1samp
+import scipy  # which imports scipy.stats, a second's work, where it is used
 
 from harness import stats
 
@@ -14,7 +14,7 @@ from harness import stats
 @pytest.mark.parametrize("n", [*range(1, 40), 100, 101, 999, 3000])
 def test_interval_is_the_innermost_pair_with_that_coverage(n: int, confidence: float) -> None:
     # x(k) to x(n-1-k), counted from 0, misses the median if at most k samples fall on one side of it.
-    covering = [k for k in range((n + 1) // 2) if 1 - 2 * binom.cdf(k, n, 0.5) >= confidence]
+    covering = [k for k in range((n + 1) // 2) if 1 - 2 * scipy.stats.binom.cdf(k, n, 0.5) >= confidence]
     expected = (max(covering), n - 1 - max(covering)) if covering else None
     assert stats.median_interval(list(range(n)), confidence) == expected
 
@@ -32,7 +32,7 @@ def test_interval_covers_the_median_of_a_skewed_distribution() -> None:
     for samples in rng.exponential(size=(trials, n)):
         low, high = stats.median_interval(samples.tolist()) or (math.inf, -math.inf)
         covered += low <= median <= high
-    exact = 1 - 2 * binom.cdf(7, n, 0.5)
+    exact = 1 - 2 * scipy.stats.binom.cdf(7, n, 0.5)
     assert exact == pytest.approx(0.957, abs=0.001)
     assert covered / trials == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / trials))
 
@@ -55,7 +55,7 @@ FREEDOMS = [*range(1, 41), 59, 99, 199, 999, 1999]
 def test_tail_of_students_t(freedom: int) -> None:
     points = [0.0, *np.geomspace(1e-3, 1e8, 100), 1e150, 1e200]
     for x in [*points, *(-x for x in points)]:
-        assert stats.t_tail(float(x), freedom) == pytest.approx(t.sf(x, freedom), rel=2e-11, abs=1e-290)
+        assert stats.t_tail(float(x), freedom) == pytest.approx(scipy.stats.t.sf(x, freedom), rel=2e-11, abs=1e-290)
 
 
 def test_tail_near_the_middle_and_without_end() -> None:
@@ -68,7 +68,7 @@ def test_tail_near_the_middle_and_without_end() -> None:
 @pytest.mark.parametrize("freedom", FREEDOMS)
 def test_quantile_of_students_t(freedom: int) -> None:
     for tail in [1e-100, 1e-12, 1e-9, 1e-6, 0.001 / 12, 0.001, 0.005, 0.009, 0.01, 0.05, 0.3, 0.7, 0.95, 0.9999]:
-        assert stats.t_quantile(tail, freedom) == pytest.approx(t.isf(tail, freedom), rel=1e-11)
+        assert stats.t_quantile(tail, freedom) == pytest.approx(scipy.stats.t.isf(tail, freedom), rel=1e-11)
     assert stats.t_quantile(0.5, freedom) == 0
 
 
@@ -89,7 +89,7 @@ def test_bounds_of_a_mean_and_its_test(count: int, scale: float) -> None:
     for level in (0.001, 0.009, 0.05, 0.3):
         values = rng.normal(-0.01, scale, count)
         mean, limit = stats.Mean.of(values.tolist()), float(rng.normal(-0.01, scale))
-        less, greater = (ttest_1samp(values, limit, alternative=side) for side in ("less", "greater"))
+        less, greater = (scipy.stats.ttest_1samp(values, limit, alternative=side) for side in ("less", "greater"))
         assert mean.value == pytest.approx(values.mean(), rel=1e-12)
         assert mean.deviation == pytest.approx(values.std(ddof=1), rel=1e-12)
         assert mean.p_below(limit) == pytest.approx(less.pvalue, rel=1e-8)
@@ -143,7 +143,7 @@ def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> No
     """ratio: of the distance to the deviation."""
 
     def power(n: int) -> float:
-        return float(nct.sf(t.isf(level, n - 1), n - 1, ratio * math.sqrt(n)))
+        return float(scipy.stats.nct.sf(scipy.stats.t.isf(level, n - 1), n - 1, ratio * math.sqrt(n)))
 
     exact = next(n for n in itertools.count(2) if power(n) >= 0.9)
     assert abs(stats.count_to_tell(0.01, 0.01 * ratio, level, 0.9, 1000) - exact) <= 2

@@ -58,10 +58,12 @@ class Worker:
         self._watched: UsedFiles | None = None
         # Imported now, so that 'ready' is true and no case pays for the import. It doesn't touch the device: the gate
         # starts this process while another one measures. Nearly all that the import makes stays, so a search for
-        # garbage meanwhile would only take time: a quarter of the whole.
+        # garbage meanwhile would only take time: a quarter of the whole. A search that came later, and went through all
+        # of it, might fall into a case.
         gc.disable()
         import torch  # noqa: F401
 
+        gc.freeze()
         gc.enable()
         self._group = ranks.from_environment()
 

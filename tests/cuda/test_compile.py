@@ -95,7 +95,7 @@ def _compile(_: int) -> bytes:
 
 
 def test_processes_may_share_the_cache(cache):
-    with multiprocessing.get_context("spawn").Pool(4) as pool:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
         codes = set(pool.map(_compile, range(8)))
     assert len(codes) == 1
     assert len(entries(cache)) == 1

@@ -108,7 +108,7 @@ def write_op(root: Path, name: str, passes: int = 1, more: str = "") -> None:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the harness and three ops of its own, committed."""
     root = tmp_path_factory.mktemp("repository")
-    shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("__pycache__", "_data"))
+    shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("_data"))
     for op in (root / "harness" / "ops").glob("*/[!_]*.py"):
         if op.stem not in ("copy", "__init__"):
             op.unlink()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
+import scipy  # which imports scipy.stats, a second's work, where it is used
 
 from harness.errors import MachineError, UsageError
 from harness.gate import _noise

@@ -8,6 +8,7 @@ list of the file's name, the entry, macros, grid, block, other options, and a ha
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import sys
@@ -60,4 +61,6 @@ def main(folder: Path, globs: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # some cases import torch, all of which stays
     main(Path(sys.argv[1]), sys.argv[2:])
+    gc.freeze()

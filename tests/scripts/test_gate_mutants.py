@@ -72,7 +72,7 @@ def no_effect(before: list[list[Any]], after: list[list[Any]], files: set[str]) 
 def tree(tmp_path: Path) -> Path:
     """A copy of what mutants change."""
     for name in ("harness", "kernels", "scenarios"):
-        shutil.copytree(TOP / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(TOP / name, tmp_path / name)
     return tmp_path
 
 

@@ -105,9 +105,8 @@ def _move(tile, x, y, written, end, x_offset, y_offset):
         seen.add(place)
         assert (first >= 0 and first + pack <= end) or not full
         assert (first + x_offset) % pack == 0
-        for e in range(pack):
-            if 0 <= first + e < end:
-                shared[place + e] = x[first + e]
+        begin, stop = max(0, -first), max(0, min(pack, end - first))
+        shared[place + begin : place + stop] = x[first + begin : first + stop]
     spot, column, first_row, order = tile.gathers()
     for c in range(0, plan.cols, plan.threads // 32 * WARP_COLS):
         for p in range(0, plan.packs_down, WARP_PACKS):

@@ -22,6 +22,10 @@ _APART = ("losses.", "torch.family_")
 """Beginnings of figures of steps of training that have sections of their own."""
 _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 """How counters of these units are written."""
+_OF_TRACES = {"torch.idle": SHARE, "torch.host": SHARE} | dict.fromkeys(
+    ("torch.gap", "nsys.gap", "nsys.host", "nsys.span"), SECONDS
+)
+"""How figures of timelines are written that aren't called as metrics are."""
 
 
 def table(lines: Sequence[Line], *, errors: bool = True) -> Table:
@@ -75,7 +79,7 @@ def _attached(lines: Sequence[Line]) -> Iterator[Column]:
         tool, _, name = key.partition(".")
         counter, metric = COUNTERS.get(name), METRICS.get(name)
         title = counter.title if counter else metric.title if metric else name
-        unit = _UNITS.get(counter.unit, PLAIN) if counter else metric.unit if metric else PLAIN
+        unit = _UNITS.get(counter.unit, PLAIN) if counter else metric.unit if metric else _OF_TRACES.get(key, PLAIN)
         cells = tuple(line.attached.get(key, "") for line in lines)
         yield Column(f"{key} ({{unit}})", cells, unit, keep=3, hint=f"{title}, as {tool} found it")
 

@@ -173,6 +173,13 @@ def test_what_tools_found_is_in_the_table(profiled: Run, tables: Tables) -> None
     assert (found["ncu.bandwidth (GB/s)"], found["ncu.stalls"]) == (["", "3100"], ["", "0.2500"])
 
 
+def test_figures_of_timelines_have_their_units(measured: Build, make_run: MakeRun, tables: Tables) -> None:
+    case = measured("eager", "float32", SHAPE)
+    found = Attachment(case.case.id, "torch", (("idle", 0.25), ("gap", 1.5e-6), ("host", 0.125)))
+    row = columns(tables(make_run([case], attachments=(found,)))[0])
+    assert (row["torch.idle"], row["torch.gap (ns)"], row["torch.host"]) == (["25.0%"], ["1500"], ["12.5%"])
+
+
 def test_the_page_names_the_files_that_tools_left(profiled: Run, tables: Tables) -> None:
     (files,) = [found for table in tables(profiled) if "tool" in (found := columns(table))]
     assert files == {"case": ["`prelu/tuned/float32/N64`"], "tool": ["ncu"], "files": ["`ncu/tuned.ncu-rep`"]}

@@ -93,6 +93,7 @@ def test_a_column_takes_the_unit_of_its_smallest_number(values: list[float], uni
         (units.OPERATIONS, [7.4e14], "TFLOP/s", ["740.0"]),
         (units.ITEMS, [2.5e6, 3e9], "M rows/s", ["2.500", "3000"]),
         (units.BYTES, [999.0, 308281344.0], "", ["999 B", "308.3 MB"]),
+        (units.MICROSECONDS, [1.4e-6, 2.5e-8], "us", ["1.400", "0.02500"]),
         (units.SHARE, [0.987], "", ["98.7%"]),
         (units.FINE_SHARE, [0.00123], "", ["0.12%"]),
         (units.CHANGE, [-0.0312, 0.0], "", ["-3.12%", "0.00%"]),

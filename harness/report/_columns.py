@@ -11,7 +11,7 @@ from harness.report import _calls
 from harness.report._frame import Line
 from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Kind, Table, text_column
-from harness.units import BYTES, PLAIN, SECONDS, SHARE
+from harness.units import BYTES, MICROSECONDS, PLAIN, SECONDS, SHARE
 
 _BOUND = (
     "the limit of the machine that the ceiling comes from: memory, a type that operations are done in, or the link. "
@@ -22,9 +22,12 @@ _APART = ("losses.", "torch.family_")
 """Beginnings of figures of steps of training that have sections of their own."""
 _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 """How counters of these units are written."""
-_OF_TRACES = {"torch.idle": SHARE, "torch.host": SHARE} | dict.fromkeys(
-    ("torch.gap", "nsys.gap", "nsys.host", "nsys.span"), SECONDS
-)
+_OF_TRACES = {
+    "torch.idle": SHARE,
+    "torch.host": SHARE,
+    "torch.gap": MICROSECONDS,
+    **dict.fromkeys(("nsys.gap", "nsys.host", "nsys.span"), SECONDS),
+}
 """How figures of timelines are written that aren't called as metrics are."""
 
 

@@ -177,7 +177,7 @@ def test_figures_of_timelines_have_their_units(measured: Build, make_run: MakeRu
     case = measured("eager", "float32", SHAPE)
     found = Attachment(case.case.id, "torch", (("idle", 0.25), ("gap", 1.5e-6), ("host", 0.125)))
     row = columns(tables(make_run([case], attachments=(found,)))[0])
-    assert (row["torch.idle"], row["torch.gap (ns)"], row["torch.host"]) == (["25.0%"], ["1500"], ["12.5%"])
+    assert (row["torch.idle"], row["torch.gap (us)"], row["torch.host"]) == (["25.0%"], ["1.500"], ["12.5%"])
 
 
 def test_the_page_names_the_files_that_tools_left(profiled: Run, tables: Tables) -> None:

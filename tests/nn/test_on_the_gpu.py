@@ -126,8 +126,18 @@ def test_attention(tools, dtype, windows, tokens, heads, masks):
         )
 
 
+def peak_of(function):
+    """Bytes that a call takes at most, once a call before has left behind what later ones find."""
+    gc.collect()  # what earlier tests left in circles would count as memory that was taken before
+    for _ in range(2):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        function()
+    return torch.cuda.max_memory_allocated() - before
+
+
 def gradients_of_attention(tools, given, bias, mask, first=0, windows=None):
-    """Of qkv and bias, by torch in float64; of some windows. given: dout and qkv."""
+    """Gradients of qkv and bias, by torch in float64, for some windows. given: dout and qkv."""
     dout, qkv = (one[first : windows and first + windows].double() for one in given)
     leaves = [qkv.requires_grad_(), bias.double().requires_grad_()]
     y = tools.attention(*leaves, None if mask is None else mask.double())
@@ -154,12 +164,7 @@ def test_gradients_of_attention_of_heads_side_by_side(tools, dtype, dim, tokens)
 def test_nothing_is_copied_for_gradients_of_attention():
     dout, qkv = (normal(2048, 49, size, dtype=torch.float16).detach() for size in (96, 288))
     bias = normal(3, 49, 49, dtype=torch.float16).detach()
-    for _ in range(2):
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        made = _attention._attention_grad_run(dout, qkv, bias, None)
-        peak = torch.cuda.max_memory_allocated() - before
-        del made
+    peak = peak_of(lambda: _attention._attention_grad_run(dout, qkv, bias, None))
     assert peak <= qkv.nbytes + 2**21
 
 
@@ -317,14 +322,7 @@ def test_batch_norm_takes_little_more_memory_than_torch(with_residual):
         return (y.add_(residual) if with_residual else y).relu_()
 
     def peak(function):
-        gc.collect()  # what earlier tests left in circles would count as memory that was taken before
-        for _ in range(2):
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
-            y = function()
-            torch.autograd.grad(y, inputs, torch.ones_like(y))
-            del y
-        return torch.cuda.max_memory_allocated() - before
+        return peak_of(lambda: torch.autograd.grad(y := function(), inputs, torch.ones_like(y)))
 
     bits = x.numel() // 8
     assert peak(ours) <= peak(theirs) + bits + 2**16

@@ -132,7 +132,7 @@ def command(
             known[tool].refuse()  # before minutes of timing
             code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = _of_run(folder, **chosen)
-        _refuse_another(folder, jobs, kind, plugins)
+        _refuse_another(folder, jobs, kind, plugins, same_kind=losses is not None)
         if code := _profile(tool, jobs, kind, plugins, folder, losses) or code:
             raise typer.Exit(code)
 
@@ -220,16 +220,23 @@ def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job],
     return _alone([Job(result.case) for result in timed]), run.header.machine.kind
 
 
-def _refuse_another(folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...]) -> None:
-    """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed."""
+def _refuse_another(
+    folder: Path, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], *, same_kind: bool = False
+) -> None:
+    """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed.
+
+    same_kind: whether another machine with the same device will do. For losses it does, since they have no times.
+    """
     from harness import devices, source, store
     from harness.ops import Catalogue
 
     run, catalogue = store.load(folder), Catalogue(plugins)
     machine = devices.kinds()[devices.choose(kind)].machine()
     again = "measure anew: harness profile TOOL SCENARIO, without --run"
-    if machine.fingerprint != run.header.machine.fingerprint:
-        raise UsageError(f"{folder}: is a run of another machine ({run.header.machine.name})", again)
+    timed_on = run.header.machine
+    same = machine.name == timed_on.name if same_kind else machine.fingerprint == timed_on.fingerprint
+    if not same:
+        raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
     wanted = {job.case.id for job in jobs}
     timed = {m.case.op: m.code.digest for m in run.measurements if m.case.id in wanted and m.code}
     for name, digest in timed.items():

@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     light = [sys.executable, "-S", str(Path(__file__).with_name("light_target.py"))]
     monkeypatch.setattr("harness.processes.python.command", lambda _, arguments: [*light, *arguments])
     monkeypatch.setattr(run, "write_report", lambda folder, _: (folder / "report.md").write_text("rendered again"))
-    monkeypatch.setattr(profile, "_refuse_another", lambda *_: None)
+    monkeypatch.setattr(profile, "_refuse_another", lambda *_, **__: None)
     monkeypatch.chdir(tmp_path)
     copied = tmp_path / "mine"
     shutil.copytree(STORED, copied)
@@ -91,6 +91,11 @@ def test_a_run_of_another_machine_or_of_other_code_is_refused(measured: Path, mo
     monkeypatch.setattr(store, "load", lambda _: other)
     with pytest.raises(UsageError, match="is a run of another machine"):
         profile._refuse_another(measured, jobs, "cpu", ())
+    profile._refuse_another(measured, jobs, "cpu", (), same_kind=True)
+    third = replace(run.header.machine, devices=(replace(run.header.machine.device, name="another processor"),))
+    monkeypatch.setattr(store, "load", lambda _: replace(run, header=replace(run.header, machine=third)))
+    with pytest.raises(UsageError, match="is a run of another machine \\(another processor\\)"):
+        profile._refuse_another(measured, jobs, "cpu", (), same_kind=True)
     older = [replace(m, code=replace(m.code, digest="0" * 64)) for m in run.measurements if m.code]
     monkeypatch.setattr(store, "load", lambda _: replace(run, measurements=tuple(older)))
     with pytest.raises(UsageError, match="'prelu' was measured with other code"):

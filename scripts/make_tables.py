@@ -208,12 +208,27 @@ def training(runs: Runs) -> list[str]:
     return [*_table(head, rows(), 2), "", _origin([group])]
 
 
-BATCHES = (1, 32, 128)
+STEPS = {
+    "Swin-L, 64": ("swin_train", "B64/model=swin_large"),
+    "BERT, 512": ("bert_train", "B512/model=bert_base"),
+    "BERT, 32": ("bert_train", "B32/model=bert_base"),
+    "ResNet-50, 256": ("resnet50_train", "B256/model=resnet50,layout=nhwc"),
+    "ResNet-50, 32": ("resnet50_train", "B32/model=resnet50,layout=nhwc"),
+}
+
+
+def steps(runs: Runs) -> list[str]:
+    """Milliseconds of a step of the other models, by rung."""
+    groups, names = [runs.group(op, "float16", shape) for op, shape in STEPS.values()], (*RUNGS, "fused_norm")
+    cells = {name: [f"{t * 1e3:.1f}" if (t := one.value(name, "time")) else "" for one in groups] for name in names}
+    rows = ([f"`{name}`", *cells[name]] for name in names if any(cells[name]))
+    return [*_table(("step (ms)", *STEPS), rows), "", _origin(groups)]
 
 
 def inference(runs: Runs) -> list[str]:
     """Swin-T's inference in halves: time and gain over eager by batch."""
-    groups = [runs.group("swin_infer", "float16", f"B{size}/model=swin_tiny") for size in BATCHES]
+    sizes = (1, 32, 128)
+    groups = [runs.group("swin_infer", "float16", f"B{size}/model=swin_tiny") for size in sizes]
     names = ("eager", "sdpa_graph", "compile", "compile_graph", "graph_exact", "graph", "int8_graph")
 
     def rows() -> Iterator[list[str]]:
@@ -221,7 +236,7 @@ def inference(runs: Runs) -> list[str]:
             cells = [f"{one.written(name, 'time')} ({one.written(name, 'speedup', 'eager')})" for one in groups]
             yield [f"`{name}`", *cells, groups[-1].written(name, "snr")]
 
-    head = ("variant", *(f"us, batch {size} (over eager)" for size in BATCHES), "signal to noise")
+    head = ("variant", *(f"us, batch {size} (over eager)" for size in sizes), "signal to noise")
     return [*_table(head, rows()), "", _origin(groups)]
 
 
@@ -332,7 +347,7 @@ def slower(runs: Runs) -> list[str]:
 
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     function.__name__: function
-    for function in (prelu, ops, models, training, inference, softmax, norms, rows, worst, slower)
+    for function in (prelu, ops, models, training, steps, inference, softmax, norms, rows, worst, slower)
 }
 
 

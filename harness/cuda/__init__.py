@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.cuda.compile import architecture, cubin, need_cccl
 from harness.cuda.divide import fast_divisor
-from harness.cuda.launch import Kernel, memcpy
+from harness.cuda.launch import Kernel, memcpy, stream_handle
 
 __all__ = [
     "Kernel",
@@ -27,6 +27,7 @@ __all__ = [
     "need_cccl",
     "resident_threads",
     "shared_memory",
+    "stream_handle",
 ]
 
 

@@ -17,6 +17,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.cuda import workspaces
+from harness.cuda.launch import stream_handle
 from harness.errors import MachineError
 
 if TYPE_CHECKING:
@@ -156,7 +157,7 @@ def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
         opened.callback(lt.matrix_transform_desc_destroy, transform)
         lt.matrix_transform(
             *(_handle(), transform, one, weights.data_ptr(), given, one + factors.element_size()),
-            *(0, 0, wanted.data_ptr(), result, _stream()),
+            *(0, 0, wanted.data_ptr(), result, stream_handle()),
         )
     return wanted
 
@@ -197,7 +198,7 @@ class Matmul:
         operands = (x, weights) if self._product.order else (weights, x)
         addresses = tuple(tensor.data_ptr() for tensor in (*operands, y))
         alignments = tuple(min(_ALIGNED, address & -address) for address in addresses)
-        workspace = workspaces.of_stream(y.device, _stream(), WORKSPACE)
+        workspace = workspaces.of_stream(y.device, stream_handle(), WORKSPACE)
         run = partial(self._run, addresses, 0 if alpha is None else alpha.data_ptr(), workspace.data_ptr())
         if alignments not in self._chosen:
             self._chosen[alignments] = self._choose(alignments, run)
@@ -207,7 +208,7 @@ class Matmul:
             raise _refused(error) from error
 
     def _run(self, addresses: Sequence[int], alpha: int, workspace: int, algorithm: Any) -> None:
-        self._description.multiply(addresses, alpha, algorithm.ctypes.data, workspace, _stream())
+        self._description.multiply(addresses, alpha, algorithm.ctypes.data, workspace, stream_handle())
 
     def _choose(self, alignments: tuple[int, ...], run: Callable[[Any], None]) -> Any:
         """The fastest of the algorithms, or the only one."""
@@ -361,13 +362,6 @@ def _zero() -> torch.Tensor:
     import torch
 
     return torch.zeros(1, dtype=torch.float32, device="cuda")
-
-
-def _stream() -> int:
-    """Torch's current stream, which is another one while it captures a graph."""
-    import torch
-
-    return int(torch.cuda.current_stream().cuda_stream)
 
 
 def _seconds(call: Callable[[], None]) -> float:

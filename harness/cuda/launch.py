@@ -97,9 +97,19 @@ def _config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int |
     return LaunchConfig(grid=(first // cluster, *others), cluster=cluster, block=block, shmem_size=shared)
 
 
+def stream_handle() -> int:
+    """The driver's handle of torch's current stream; 0 for the default stream.
+
+    It is asked for at each launch, since torch changes its current stream while it captures a graph. torch.cuda's
+    `current_stream` makes an object of Python each time, which takes longer than all else here.
+    """
+    from torch._C import _cuda_getCurrentRawStream
+
+    return int(_cuda_getCurrentRawStream(_torch_cuda().current_device()))
+
+
 def _stream() -> Any:
-    # Asked for at each launch: torch changes its current stream while it captures a graph.
-    return _wrapped(_torch_cuda().current_stream().cuda_stream)
+    return _wrapped(stream_handle())
 
 
 @lru_cache(maxsize=64)

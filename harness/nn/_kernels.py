@@ -158,7 +158,7 @@ def _run(wanted: KernelCall, kept: dict[int, Launch], /, **tensors: torch.Tensor
         if capturing():
             launch = _prepared(wanted)
         else:
-            stream = torch.cuda.current_stream().cuda_stream
+            stream = cuda.stream_handle()
             launch = kept.get(stream) or kept.setdefault(stream, _prepared(wanted))
         LAUNCHED[wanted.op] += 1
         launch(Tensors(**tensors))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from harness import cuda
 from harness.nn._kernels import of_lists, on
 from harness.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.ops._elementwise import CUDA_TYPE, PACK_BYTES
@@ -65,7 +66,7 @@ def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> Non
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):
         layout = _layout(counts, before, size, first.device)
-        table = table_for(layout, 1, lambda: _table(layout, torch.cuda.current_stream().cuda_stream))
+        table = table_for(layout, 1, lambda: _table(layout, cuda.stream_handle()))
         table.point(0, grads)
         kernel = of_lists("unscale", macros)
         kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import nn
+from harness import cuda, nn
 from harness.nn import _adamw, _kernels, _unscale
 from harness.ops import _bits
 from harness.ops.dropout import _dropout, _philox
@@ -193,7 +193,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for module in (_adamw, _unscale):
         monkeypatch.setattr(module, "of_lists", lambda op, _macros: found[op])
         monkeypatch.setattr(module, "on", lambda _device: nullcontext())
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
+    monkeypatch.setattr(cuda, "stream_handle", lambda: 0)
     monkeypatch.setattr(_adamw.AdamW, "_update", _adamw.AdamW._by_kernel)
     for kept in (_unscale._layout, _unscale._table):
         kept.cache_clear()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn as torch_nn
 
-from harness import nn
+from harness import cuda, nn
 from harness.nn import _adamw, _pieces, _unscale
 from harness.nn._pieces import PieceLayout
 from harness.ops.lists import _tables, adamw, unscale
@@ -253,7 +253,7 @@ def test_a_graph_has_tables_of_its_own_and_copies_nothing_from_the_host(monkeypa
     monkeypatch.setattr(_pieces, "capturing", lambda: True)
     monkeypatch.setattr(_pieces, "_CAPTURED", [])
     monkeypatch.setattr(PieceLayout, "__init__", lambda *_, **__: pytest.fail("a layout is copied from the host"))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=1))
+    monkeypatch.setattr(cuda, "stream_handle", lambda: 1)
     for _ in range(2):
         step()
     assert len(_pieces._CAPTURED) == 2

@@ -8,13 +8,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
-from harness import nn
+from harness import cuda, nn
 from harness.nn import _kernels
 
 ALL = [torch.float32, torch.float16, torch.bfloat16]
@@ -230,14 +229,14 @@ def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
         prepared.append(call.op)
         return launched.append
 
-    stream, tensor = SimpleNamespace(cuda_stream=1), torch.tensor(0)
+    stream, tensor = [1], torch.tensor(0)
     monkeypatch.setattr(_kernels, "_prepared", prepare)
     monkeypatch.setattr(_kernels, "on", lambda _: nullcontext())
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(cuda, "stream_handle", lambda: stream[0])
     monkeypatch.setattr(_kernels, "_launcher", lru_cache(_kernels._launcher.__wrapped__))
     for number, times in ((1, 1), (1, 1), (2, 2), (1, 2)):
-        stream.cuda_stream = number
+        stream[0] = number
         launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
         launch(x=tensor, y=tensor + number)
         assert len(prepared) == times

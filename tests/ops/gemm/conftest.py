@@ -181,7 +181,7 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
     fake = FakeLt()
     monkeypatch.setattr(cublaslt, "missing", lambda: None)
     monkeypatch.setattr(cublaslt, "library", lambda: cublaslt.Library(fake, Compute, Types))
-    monkeypatch.setattr(cublaslt, "_stream", lambda: 77)
+    monkeypatch.setattr(cublaslt, "stream_handle", lambda: 77)
     monkeypatch.setattr(cublaslt, "_zero", lambda: torch.zeros(1))
 
     def seconds(call: Any) -> float:

@@ -121,7 +121,7 @@ def test_products_of_a_stream_share_its_workspace_but_a_graph_has_its_own(lt, ad
     first = workspaces()
     assert len(first) == 1
     assert workspaces() == first
-    monkeypatch.setattr(cublaslt, "_stream", lambda: 78)
+    monkeypatch.setattr(cublaslt, "stream_handle", lambda: 78)
     second = workspaces()
     assert len(second) == 1
     assert second != first

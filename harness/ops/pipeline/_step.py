@@ -14,7 +14,7 @@ from harness.ops.pipeline._images import DEVIATION, MEAN, Item
 from harness.ops.pipeline._stages import Loop, QueueClosed, StageError, StageQueue, Stopwatch
 from harness.ops.sheet import Context
 from harness.ops.training._rungs import FUSED
-from harness.ops.training._settings import seed_of
+from harness.ops.training._settings import EAGER, captured, seed_of, side_stream
 from harness.ops.training._trainer import Setup, Trainer
 
 if TYPE_CHECKING:
@@ -29,7 +29,8 @@ _LINES = 8
 class TrainingStep:
     """Trains with batches, in mixed precision, NHWC, by torch's fused optimizer, which never waits for the device.
 
-    The labels stay those that the trainer made: noise has no classes.
+    On a GPU the step is a CUDA graph. Without one, issuing it would hold Python's lock for most of its time, and the
+    threads that decode need that lock too. The labels stay those that the trainer made: noise has no classes.
     """
 
     def __init__(self, ctx: Context) -> None:
@@ -39,6 +40,7 @@ class TrainingStep:
         self._trainer = Trainer(FUSED, setup)
         self._mean, self._deviation = (torch.tensor(one, device=ctx.device)[:, None, None] for one in (MEAN, DEVIATION))
         self._on_gpu = ctx.device.type == "cuda"
+        self._step = _graph_of(self._trainer) if self._on_gpu else self._trainer.loss_of_step
         self._ended: deque[Any] = deque()
 
     @property
@@ -47,12 +49,14 @@ class TrainingStep:
         return list(self._trainer.model.parameters())
 
     def __call__(self, item: Item) -> torch.Tensor:
-        """Scale the images, and train with them. Gives the loss, a scalar on the device, which isn't waited for."""
+        """Scale the images, and train with them. Gives the loss, a scalar on the device, which isn't waited for.
+
+        The next step may overwrite the loss.
+        """
         while len(self._ended) >= AHEAD:
             self._ended.popleft().synchronize()
-        batch = self._trainer.batch
-        self._trainer.batch = batch._replace(images=self._scaled(item.data))
-        loss = self._trainer.loss_of_step()
+        self._scale(item.data)
+        loss = self._step()
         if self._on_gpu:
             self._ended.append(_mark())
         return loss
@@ -62,16 +66,24 @@ class TrainingStep:
         while self._ended:
             self._ended.popleft().synchronize()
 
-    def _scaled(self, images: torch.Tensor) -> torch.Tensor:
-        """Images (B, side, side, 3) of uint8, or (B, 3, side, side) of float32 -> (B, 3, side, side), scaled, NHWC."""
+    def _scale(self, images: torch.Tensor) -> None:
+        """Images (B, side, side, 3) of uint8, or (B, 3, side, side) of float32 -> the trainer's batch, scaled, NHWC."""
         import torch
 
         if self._on_gpu:
             # The memory came from the stream of another stage, which may give it away only after this use.
             images.record_stream(torch.cuda.current_stream())
-        images = images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 else images
-        scaled = images.to(torch.float32, memory_format=torch.channels_last, copy=True)
-        return scaled.sub_(self._mean).div_(self._deviation)
+        scaled = self._trainer.batch.images
+        scaled.copy_(images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 else images)
+        scaled.sub_(self._mean).div_(self._deviation)
+
+
+def _graph_of(trainer: Trainer) -> Callable[[], torch.Tensor]:
+    """The trainer's step as a CUDA graph. Some steps are made before."""
+    with side_stream():
+        for _ in range(EAGER):
+            trainer.loss_of_step()
+    return captured(trainer.loss_of_step)
 
 
 def statistics_of(loss: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -180,7 +180,11 @@ def test_the_step_trains_with_the_images_that_came():
         wanted = (images.double() - torch.tensor(_images.MEAN)) / torch.tensor(_images.DEVIATION)
         assert torch.allclose(given.permute(0, 2, 3, 1).double(), wanted, atol=1e-5)
         assert given.is_contiguous(memory_format=torch.channels_last)
-        assert step._scaled(images.permute(0, 3, 1, 2).float()).equal(given)
+        first = given.clone()
+        step._scale(torch.zeros_like(images))
+        assert not given.equal(first)
+        step._scale(images.permute(0, 3, 1, 2).float())
+        assert given.equal(first)
         assert any(not one.equal(other) for one, other in zip(before, step.weights, strict=True))
 
 

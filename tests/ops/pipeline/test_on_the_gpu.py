@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -72,10 +74,33 @@ def test_a_copy_is_there_when_the_call_returns_and_waits_for_no_step():
     assert found.cpu().equal(source)
 
 
+def _step_of(session: Session) -> TrainingStep:
+    """The step of a prepared case. Another one couldn't be captured while the case's stages use the GPU."""
+    session.prepare()
+    launch: Any = session._ready()[1].launch
+    step: TrainingStep = launch._parts.step
+    return step
+
+
+def test_the_graph_trains_with_the_images_that_came():
+    with Session(case("cached"), OP, devices.kinds()["cuda"]) as session:
+        step = _step_of(session)
+        trainer = step._trainer
+        images = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, device="cuda")
+        losses = []
+        for given in (torch.zeros_like(images), images):
+            step._scale(given)
+            with torch.no_grad(), torch.autocast("cuda", torch.float16):
+                losses.append(trainer.loss(trainer.called, trainer.batch).item())
+        other, want = losses
+        before = [weight.detach().clone() for weight in step.weights]
+        assert abs(step(Item(0, images)).item() - want) < abs(other - want) / 4
+        assert any(not one.equal(now) for one, now in zip(before, step.weights, strict=True))
+
+
 def test_neither_step_nor_statistics_wait_for_the_device():
     with Session(case("cached"), OP, devices.kinds()["cuda"]) as session:
-        session.prepare()
-        step = TrainingStep(session._ctx)
+        step = _step_of(session)
         images = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, device="cuda")
         for number in range(3):
             statistics_of(step(Item(number, images)), step.weights)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from harness import source
+from harness import devices, source
 from harness.errors import HarnessError, MachineError
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
@@ -54,9 +54,8 @@ class Workers:
 
         Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
-        if (leads := leader()) and job.case.world > leads.size:
-            text = f"needs {job.case.world} devices, torchrun has started {leads.size} processes"
-            return Measurement(job.case, "unsupported", error=text, process=process)
+        if refused := too_few(self._device, job.case.world):
+            return Measurement(job.case, "unsupported", error=refused, process=process)
         try:
             team, answers = self._ask(job, process, timed)
         except LostError as lost:
@@ -177,6 +176,14 @@ class Workers:
                 f"(hash {ready.digest[:12] or 'unknown'}, at first {self._digest[:12]})",
                 EDITED,
             )
+
+
+def too_few(kind: str, world: int) -> str | None:
+    """Why a case of so many ranks can't run on devices of this kind, before any process is started; None if it can."""
+    if leads := leader():
+        enough = world <= leads.size
+        return None if enough else f"needs {world} devices, torchrun has started {leads.size} processes"
+    return devices.too_few(devices.kinds()[kind], world) if world > 1 else None
 
 
 def _joined(answers: dict[int, Measured], size: int) -> Measurement:

@@ -285,10 +285,13 @@ def _look(plot: Plot, series: str) -> Look:
 
 
 def _ceilings(plot: Plot) -> pd.Series[float]:
-    """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit."""
+    """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit.
+
+    Where variants have different ones, as those have that do another step on one device, it is the highest.
+    """
     if not plot.metric.limit:
         return plot.rows[plot.metric.name].iloc[:0]
-    return plot.rows.groupby("setting", sort=False)[plot.metric.limit].first().dropna()
+    return plot.rows.groupby("setting", sort=False)[plot.metric.limit].max().dropna()
 
 
 def _ceiling_look(plot: Plot) -> dict[str, Any]:

@@ -161,6 +161,20 @@ def test_a_rank_that_dies_is_named_with_its_last_words(measure: Measure) -> None
     assert found.error == "rank 1: killed by signal SIGABRT\nassertion failed"
 
 
+def test_all_ranks_are_told_to_end_before_any_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may take seconds to give back the memory of each GPU, which eight would otherwise take in turn."""
+    log: list[str] = []
+
+    class Slow:
+        def __init__(self, number: int, _begin: object) -> None:
+            self.begin_kill = lambda: log.append(f"told {number}")
+            self.kill = lambda: log.append(f"waited for {number}")
+
+    monkeypatch.setattr(team, "Rank", Slow)
+    team.Team("cpu", (), 8).kill()
+    assert log == [*(f"told {number}" for number in range(8)), *(f"waited for {number}" for number in range(8))]
+
+
 def test_only_the_ranks_that_have_not_answered_are_overdue(measure: Measure) -> None:
     found = measure("stuck", timeout=0.3)
     assert found.status == "timeout"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import report
-from harness.model import Curve, Measurement, Run, Work
+from harness.model import ComputePoint, Curve, Limits, Measurement, Run, Work
 from harness.report import _draw, _figures, _frame, build
 from harness.report.tree import tables
 
 SHAPE = (("B", 256),)
+FLOPS = (("float16", 10**13),)
+"""Operations of a step on each device: at 800 TFLOP/s they take longer than all else at best."""
 OVER = Curve("world", "GPUs")
 
 
@@ -57,3 +60,53 @@ def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_al
     assert seen["scale"] == "linear"
     heads = {column.head for table in tables(build.page(scaled).blocks) for column in table.columns}
     assert {"efficiency", "efficiency low", "efficiency high"} <= heads
+
+
+@pytest.fixture
+def eight(measured: Callable[..., Measurement], make_run: Callable[..., Run], limits: Limits) -> Run:
+    """Two rungs on one to eight devices, each 100 images: the slower one in 0.1 s, the faster in 0.05 s and more."""
+    times = {"tf32": dict.fromkeys((1, 2, 4, 8), 0.1), "attention": {1: 0.05, 2: 0.0625, 4: 0.0625, 8: 0.08}}
+    cases = [
+        measured(
+            variant,
+            "float16",
+            SHAPE,
+            world=world,
+            work=Work(flops=FLOPS, items=100 * world, item="images"),
+            traffic=None,
+            samples=(time,) * 7,
+        )
+        for variant, of_worlds in times.items()
+        for world, time in of_worlds.items()
+    ]
+    point = ComputePoint("float16", 8192, 8192, 8192, 8e14, "torch.mm", "burst")
+    made = make_run(cases, curve=OVER, baseline="tf32")
+    return replace(made, header=replace(made.header, limits=replace(limits, compute=(point,))))
+
+
+def test_a_curve_over_devices_shows_items_also_where_compute_is_the_limit(eight: Run) -> None:
+    """Operations are those of one device, so they would stay the same, without an ideal line."""
+    assert all(line.subject.bound_by_compute for line in _frame.lines(eight))
+    (plot,) = [plot for plot in _figures.plan(eight)[0] if plot.sort == "usual"]
+    assert (plot.metric.name, sorted(set(plot.swept.values()))) == ("items", [1, 2, 4, 8])
+
+
+def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
+    eight: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def look(axes: Any, shown: Any) -> None:
+        variants(axes, shown)
+        seen.update({line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()})
+        seen["ticks"] = axes.get_xticks().tolist()
+
+    variants = _draw._LAYOUTS["variants"]
+    monkeypatch.setitem(_draw._LAYOUTS, "variants", look)
+    report.write(eight, tmp_path, ["plots"])
+    assert seen["ideal"] == [pytest.approx([world, 2 * world]) for world in (1, 2, 4, 8)]
+    assert seen["attention"][-1] == pytest.approx([8, 10])
+    assert seen["ticks"] == [1, 2, 4, 8]
+    found = {(line.case.variant, line.case.world): line.values["efficiency"] for line in _frame.lines(eight)}
+    assert found["attention", 8] == pytest.approx(0.625)
+    assert found["tf32", 8] == pytest.approx(1.0)

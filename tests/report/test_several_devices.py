@@ -41,6 +41,17 @@ def test_a_variant_that_needs_several_devices_is_compared_with_the_baseline_on_o
     assert [found[key]["ideal_items"] for key in (("replicas", 1), ("ddp", 2))] == pytest.approx([1000, 2000])
 
 
+def test_a_variant_that_failed_on_one_device_is_compared_with_nothing(scaled: Run) -> None:
+    """Its step may be another one than the baseline's, such as that of another rung."""
+    failed = tuple(
+        replace(m, status="out_of_memory") if (m.case.variant, m.case.world) == ("ddp", 1) else m
+        for m in scaled.measurements
+    )
+    found = {(line.case.variant, line.case.world): line for line in _frame.lines(replace(scaled, measurements=failed))}
+    assert found["ddp", 2].values["efficiency"] is None
+    assert found["replicas", 2].values["efficiency"] == pytest.approx(1.0)
+
+
 def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_all_figures(
     scaled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

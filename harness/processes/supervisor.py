@@ -33,7 +33,7 @@ _SURVEY_LIMIT = 60.0
 
 
 class Workers:
-    """Measures case by case, in new processes if the last case didn't end as 'ok'. A context manager.
+    """Measures case by case, in new processes if the last case failed. A context manager.
 
     root: a folder with another revision of the harness, whose ops and kernels are to be measured. digest: the hash that
     the code of every process must have, as `source.digest` gives it; "" for that of the code as it lies there now.
@@ -61,8 +61,8 @@ class Workers:
         except LostError as lost:
             return Measurement(job.case, lost.status, error=lost.text, process=process)
         measurement = _joined(answers, team.size)
-        # After anything but 'ok', the ranks of a team may be at different places.
-        if answers[0].leaving if team.size == 1 else measurement.status != "ok":
+        # After a failure, the ranks of a team may be at different places. What can't be run no rank has begun.
+        if answers[0].leaving if team.size == 1 else measurement.status not in ("ok", "unsupported"):
             self.restart()
         return measurement
 

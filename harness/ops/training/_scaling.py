@@ -28,7 +28,7 @@ from harness.ops.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_m
 from harness.ops.training._rungs import DEFAULT, FLOAT32, Rung
 from harness.ops.training._settings import forget_compiled, math_modes, seed_of
 from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
-from harness.ops.training._trainer import Setup
+from harness.ops.training._trainer import SCALE, Setup
 
 if TYPE_CHECKING:
     import torch
@@ -138,9 +138,17 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
             once(**made)
 
     _facts.with_memory(ctx, first_steps, before)
+    report_later(ctx, way, trainer)
+    return lambda t: once(t.losses, t.weights, t.off)
+
+
+def report_later(ctx: Context, way: Way, trainer: RankTrainer) -> None:
+    """Have figures of the steps reported after they were timed."""
+    if trainer.scaler.is_enabled():
+        # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
+        ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
     if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
         ctx.afterwards(lambda: report_trace(ctx, trainer.loss_of_step))
-    return lambda t: once(t.losses, t.weights, t.off)
 
 
 def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:

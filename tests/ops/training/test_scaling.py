@@ -15,8 +15,9 @@ from harness.ops import Catalogue
 from harness.ops.training import _scaling
 from harness.ops.training._hidden import report_trace, shares
 from harness.ops.training._ladders import rung_of
-from harness.ops.training._ranks import FlatMean, Way
+from harness.ops.training._ranks import WAYS, FlatMean, Way
 from harness.ops.training._rungs import Rung
+from harness.ops.training._trainer import SCALE
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
 
@@ -163,6 +164,21 @@ def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
     ]
     assert shares(events) == {"hidden_by_trace": pytest.approx(5 / 8), "communication": pytest.approx(8 / 14)}
     assert shares(events[:1]) == {}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> None:
+    later: list[Callable[[], None]] = []
+    told: dict[str, float] = {}
+    ctx: Any = SimpleNamespace(
+        device=torch.device("cpu"), group=Pair(None), afterwards=later.append, report=told.__setitem__
+    )
+    scaler = SimpleNamespace(is_enabled=lambda: enabled, get_scale=lambda: SCALE / 4)
+    trainer: Any = SimpleNamespace(scaler=scaler)
+    _scaling.report_later(ctx, WAYS[-1], trainer)
+    for call in later:
+        call()
+    assert told == ({"skipped_steps": 2} if enabled else {})
 
 
 @pytest.mark.parametrize("other", [None, "not permitted"])

@@ -45,7 +45,7 @@ def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
     """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
     with canvas(_height(plot), plot.title, WIDE if plot.layout in _WIDE else WIDTH) as (drawing, axes):
         _LAYOUTS[plot.layout](axes, plot)
-        if plot.metric.unit is units.BANDWIDTH:
+        if plot.metric.unit is units.BANDWIDTH and plot.metric.limit != "link_bandwidth":
             peak_line(axes.axvline if plot.layout == "ranking" else axes.axhline, peak)
         legend(drawing, axes)
         return save(drawing, path)

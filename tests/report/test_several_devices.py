@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from harness import report
-from harness.model import ComputePoint, Curve, Limits, Measurement, Run, Work
+from harness.metrics import COLLECTIVE
+from harness.model import ComputePoint, Curve, Limits, LinkPoint, Measurement, Run, Work
 from harness.report import _draw, _figures, _frame, build
+from harness.report._canvas import legend
 from harness.report.tree import tables
 
 SHAPE = (("B", 256),)
@@ -121,3 +123,43 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     found = {(line.case.variant, line.case.world): line.values["efficiency"] for line in _frame.lines(eight)}
     assert found["attention", 8] == pytest.approx(0.625)
     assert found["tf32", 8] == pytest.approx(1.0)
+
+
+def test_bus_bandwidth_is_held_against_the_link_of_its_world_and_not_against_memory(
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    limits: Limits,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """1 MB and 64 MB through links that give 400 GB/s to four devices and 300 GB/s to eight."""
+    cases = [
+        measured(
+            "nccl",
+            "float32",
+            (("N", n),),
+            op="all_reduce",
+            world=world,
+            work=Work(4 * n, 4 * n, sent=2 * (world - 1) * 4 * n // world),
+            facts=((COLLECTIVE, 4 * n),),
+            samples=(n / 2**24 * 5e-4,) * 7,
+        )
+        for n in (2**18, 2**24)
+        for world in (4, 8)
+    ]
+    made = make_run(cases, curve=Curve("4 * N", "bytes"), baseline="nccl")
+    links = tuple(LinkPoint(world, 2**30, 2**30 / rate, "a ring") for world, rate in ((4, 4e11), (8, 3e11)))
+    made = replace(made, header=replace(made.header, limits=replace(limits, links=links)))
+    plots = [plot for plot in _figures.plan(made)[0] if plot.sort == "usual"]
+    assert [plot.metric.name for plot in plots] == ["bus_bandwidth"] * 2
+    seen: list[dict[str, Any]] = []
+
+    def look(drawing: Any, axes: Any) -> None:
+        seen.append({line.get_label(): line.get_ydata() for line in axes.get_lines()})
+        legend(drawing, axes)
+
+    monkeypatch.setattr(_draw, "legend", look)
+    report.write(made, tmp_path, ["plots"])
+    of_links = [lines for lines in seen if "link" in lines]
+    assert [lines["link"].tolist() for lines in of_links] == [pytest.approx([400] * 2), pytest.approx([300] * 2)]
+    assert not any("copy peak" in lines for lines in of_links)

@@ -24,7 +24,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from harness import check, units
-from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory
+from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant
@@ -296,12 +296,7 @@ class Session:
         return min(self.group.exchange(min(max(needed, FEWEST_SETS), fitting)))
 
     def _too_few_devices(self) -> str | None:
-        """Why the ranks can't have a device each; None if they can, or if all ranks share one device."""
-        count = self.device.count
-        needed = self.group.local_size
-        if count is None or needed <= count:
-            return None
-        return f"needs {needed} devices, this machine has {count}"
+        return too_few(self.device, self.group.local_size)
 
 
 def bytes_needed(case: Case, op: Op) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import timedelta
 
@@ -13,6 +14,7 @@ from harness.cli.estimate import Estimate
 from harness.metrics import Subject
 from harness.model import Job, Limits, Measurement
 from harness.ops import Op
+from harness.processes.supervisor import too_few
 from harness.scenario import Plan
 from harness.session import bytes_needed
 
@@ -29,6 +31,9 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
         table.add_row(*_row(job, ops[job.case.op], known, machine.device.memory_bytes))
     console = open_console()
     console.print(table)
+    for reason, count in Counter(too_few(kind, job.case.world) for job in plan.jobs).items():
+        if reason:
+            console.print(f"\n{units.plural(count, 'case')} can't run here: {reason}", markup=False)
     if plan.left_out:
         console.print(f"\n{plan.left_out}", markup=False)
     estimate = Estimate.make(plan, kind, repeat)

@@ -208,6 +208,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "CUDA error: out of memory" in text)
 
 
+def too_few(device: Device, needed: int) -> str | None:
+    """Why so many ranks of this machine can't have a device each; None if they can, or if all ranks share one."""
+    count = device.count
+    return None if count is None or needed <= count else f"needs {needed} devices, this machine has {count}"
+
+
 def kinds() -> dict[str, Device]:
     """Every kind of device by name, the preferred one first."""
     found = {}

@@ -124,10 +124,14 @@ class Rank:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, deadline - time.monotonic()))
 
-    def kill(self) -> None:
-        """End the process and its children; give up after a while on a driver that holds on to it."""
+    def begin_kill(self) -> None:
+        """Have the process and its children end, without waiting for it."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the process and its children; give up after a while on a driver that holds on to it."""
+        self.begin_kill()
         self.wait(time.monotonic() + 10 * GRACE)
         self.close_input()
         self._replies.close()

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from harness import source
+from harness import devices, source
 from harness.errors import HarnessError, MachineError
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
@@ -33,7 +33,7 @@ _SURVEY_LIMIT = 60.0
 
 
 class Workers:
-    """Measures case by case, in new processes if the last case didn't end as 'ok'. A context manager.
+    """Measures case by case, in new processes if the last case failed. A context manager.
 
     root: a folder with another revision of the harness, whose ops and kernels are to be measured. digest: the hash that
     the code of every process must have, as `source.digest` gives it; "" for that of the code as it lies there now.
@@ -54,16 +54,15 @@ class Workers:
 
         Raises MachineError if no process can be started, and what the processes report of the plug-ins and the device.
         """
-        if (leads := leader()) and job.case.world > leads.size:
-            text = f"needs {job.case.world} devices, torchrun has started {leads.size} processes"
-            return Measurement(job.case, "unsupported", error=text, process=process)
+        if refused := too_few(self._device, job.case.world):
+            return Measurement(job.case, "unsupported", error=refused, process=process)
         try:
             team, answers = self._ask(job, process, timed)
         except LostError as lost:
             return Measurement(job.case, lost.status, error=lost.text, process=process)
         measurement = _joined(answers, team.size)
-        # After anything but 'ok', the ranks of a team may be at different places.
-        if answers[0].leaving if team.size == 1 else measurement.status != "ok":
+        # After a failure, the ranks of a team may be at different places. What can't be run no rank has begun.
+        if answers[0].leaving if team.size == 1 else measurement.status not in ("ok", "unsupported"):
             self.restart()
         return measurement
 
@@ -177,6 +176,14 @@ class Workers:
                 f"(hash {ready.digest[:12] or 'unknown'}, at first {self._digest[:12]})",
                 EDITED,
             )
+
+
+def too_few(kind: str, world: int) -> str | None:
+    """Why a case of so many ranks can't run on devices of this kind, before any process is started; None if it can."""
+    if leads := leader():
+        enough = world <= leads.size
+        return None if enough else f"needs {world} devices, torchrun has started {leads.size} processes"
+    return devices.too_few(devices.kinds()[kind], world) if world > 1 else None
 
 
 def _joined(answers: dict[int, Measured], size: int) -> Measurement:

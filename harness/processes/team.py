@@ -123,7 +123,12 @@ class Team:
         self.kill()
 
     def kill(self) -> None:
-        """End them and their children at once."""
+        """End them and their children at once.
+
+        All are told before any is waited for: a driver may take seconds to give back the memory of one GPU.
+        """
+        for rank in self._ranks:
+            rank.begin_kill()
         for rank in self._ranks:
             rank.kill()
 

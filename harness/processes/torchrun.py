@@ -47,6 +47,7 @@ class RankHandle(Protocol):
     def close_input(self) -> None: ...
     def interrupt(self) -> None: ...
     def wait(self, deadline: float) -> None: ...
+    def begin_kill(self) -> None: ...
     def kill(self) -> None: ...
     def tail(self) -> str: ...
 
@@ -253,8 +254,11 @@ class RemoteRank:
         while self._end is None and (left := deadline - time.monotonic()) > 0:
             self._take(left)
 
-    def kill(self) -> None:
+    def begin_kill(self) -> None:
         self._say("kill")
+
+    def kill(self) -> None:
+        self.begin_kill()
         self.wait(time.monotonic() + 10 * GRACE)
 
     def tail(self) -> str:

@@ -45,7 +45,7 @@ def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
     """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
     with canvas(_height(plot), plot.title, WIDE if plot.layout in _WIDE else WIDTH) as (drawing, axes):
         _LAYOUTS[plot.layout](axes, plot)
-        if plot.metric.unit is units.BANDWIDTH:
+        if plot.metric.unit is units.BANDWIDTH and plot.metric.limit != "link_bandwidth":
             peak_line(axes.axvline if plot.layout == "ranking" else axes.axhline, peak)
         legend(drawing, axes)
         return save(drawing, path)
@@ -285,10 +285,13 @@ def _look(plot: Plot, series: str) -> Look:
 
 
 def _ceilings(plot: Plot) -> pd.Series[float]:
-    """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit."""
+    """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit.
+
+    Where variants have different ones, as those have that do another step on one device, it is the highest.
+    """
     if not plot.metric.limit:
         return plot.rows[plot.metric.name].iloc[:0]
-    return plot.rows.groupby("setting", sort=False)[plot.metric.limit].first().dropna()
+    return plot.rows.groupby("setting", sort=False)[plot.metric.limit].max().dropna()
 
 
 def _ceiling_look(plot: Plot) -> dict[str, Any]:

@@ -121,7 +121,8 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     apart = [key for key in keys if table[key].nunique() > 1]
     for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
-        metric = _metric([line for line in lines if line.case.id in cases], scenario.plot)
+        asked = scenario.plot or ("items" if scenario.curve and over_world(scenario.curve) else "")
+        metric = _metric([line for line in lines if line.case.id in cases], asked)
         if metric is None:
             continue
         plot = replace(_plot(scenario, kind, rows, settings), metric=metric, series=series, curve=scenario.curve)

@@ -44,7 +44,8 @@ def lines(run: Run) -> tuple[Line, ...]:
     """A line for each measured case of each scenario, those of one group together.
 
     Metrics that compare with another variant take the scenario's baseline in the same group. Those that compare with
-    one device take the baseline on one, if the variant has no result there, since it needs several.
+    one device take the baseline on one, if the variant can't run there, since it needs several. Where it failed there,
+    nothing stands for it: its step may be another one than the baseline's.
     """
     return tuple(_lines(run))
 
@@ -65,9 +66,9 @@ def _lines(run: Run) -> Iterator[Line]:
                 own = tuple(attachments[case.id])
                 attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
                 subject = subjects[case.id].against(baseline)
-                if case.world > 1 and (subject.alone is None or subject.alone.time is None):
-                    on_one = replace(case, variant=scenario.baseline, world=1)
-                    subject = replace(subject, alone=subjects.get(on_one.id))
+                on_one = replace(case, world=1)
+                if case.world > 1 and (on_one.id not in results or results[on_one.id].status == "unsupported"):
+                    subject = replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
                 subject = replace(subject, facts={**subject.facts, **_traced.facts(attached, result.time)})
                 yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
 

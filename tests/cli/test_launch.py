@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import yaml
@@ -13,29 +17,57 @@ from harness.cli import app
 WORDS = ["run", "scaling", "--only", "*world=16"]
 
 
+def parse_args(given: Sequence[str]) -> Namespace:
+    """What torchrun understands."""
+    from torch.distributed import run
+
+    found: Namespace = run.parse_args([*given])
+    return found
+
+
 def printed(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["launch", *arguments, "--", *WORDS], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return done.output
 
 
-def test_slurm_starts_one_torchrun_a_node() -> None:
-    script = printed("slurm", "--nodes", "2", "--gpus", "8", "--partition", "fast")
-    assert {f"#SBATCH --{line}" for line in ("nodes=2", "ntasks-per-node=1", "gpus-per-node=8", "partition=fast")} <= {
-        *script.splitlines()
-    }
-    assert "--nnodes=2 --nproc-per-node=8 --max-restarts=0" in script
-    assert script.endswith("-m harness run scaling --only '*world=16'\n")
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (1, 8), (2, 4), (2, 8)])
+def test_slurm_starts_one_torchrun_a_node(nodes: int, gpus: int, tmp_path: Path) -> None:
+    """The script is run by a shell whose srun writes down what it is told to start on each node."""
+    script = printed("slurm", "--nodes", str(nodes), "--gpus", str(gpus), "--partition", "fast")
+    resources = {f"nodes={nodes}", "ntasks-per-node=1", f"gpus-per-node={gpus}", "partition=fast"}
+    assert {f"#SBATCH --{line}" for line in resources} <= {*script.splitlines()}
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
+    (tmp_path / "scontrol").write_text("#!/bin/bash\nprintf 'n%d\\n' 1 2\n")
+    (tmp_path / "srun").write_text("#!/bin/bash\nprintf '%s\\0' \"$@\"\n")
+    for stub in tmp_path.iterdir():
+        stub.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+    done = subprocess.run(["bash", "-e"], input=script, env=environment, capture_output=True, text=True, check=True)
+    first, torchrun, *given = done.stdout.split("\0")[:-1]
+    assert (first, torchrun) == ("--kill-on-bad-exit=1", "torchrun")
+    asked = parse_args(given)
+    assert (int(asked.nnodes), int(asked.nproc_per_node), asked.max_restarts) == (nodes, gpus, 0)
+    assert (asked.rdzv_backend, asked.rdzv_endpoint, asked.rdzv_id) == ("c10d", "n1:29500", "7")
+    assert (asked.module, asked.training_script, asked.training_script_args) == (True, "harness", WORDS)
 
-def test_kubernetes_starts_one_torchrun_a_node() -> None:
-    job = yaml.safe_load(printed("kubernetes", "--nodes", "2", "--gpus", "8", "--image", "a/b:c"))
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 4), (1, 8), (2, 4), (2, 8)])
+def test_kubernetes_starts_one_torchrun_a_node(nodes: int, gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = yaml.safe_load(printed("kubernetes", "--nodes", str(nodes), "--gpus", str(gpus), "--image", "a/b:c"))
     assert (job["kind"], job["spec"]["runtimeRef"]) == ("TrainJob", {"name": "torch-distributed"})
     trainer = job["spec"]["trainer"]
-    assert trainer["command"] == ["torchrun", "--max-restarts=0", "-m", "harness", *WORDS]
-    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (2, 8, "a/b:c")
-    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": 8}}
+    assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (nodes, gpus, "a/b:c")
+    assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": gpus}}
+    # So Trainer tells each torchrun of the others.
+    monkeypatch.setenv("PET_NNODES", str(trainer["numNodes"]))
+    monkeypatch.setenv("PET_NPROC_PER_NODE", str(trainer["numProcPerNode"]))
+    torchrun, *given = trainer["command"]
+    asked = parse_args(given)
+    assert torchrun == "torchrun"
+    assert (int(asked.nnodes), int(asked.nproc_per_node), asked.max_restarts) == (nodes, gpus, 0)
+    assert (asked.module, asked.training_script, asked.training_script_args) == (True, "harness", WORDS)
 
 
 @pytest.mark.parametrize("kind", ["slurm", "kubernetes"])

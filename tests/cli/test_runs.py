@@ -29,6 +29,7 @@ from harness.cli.progress import follow
 from harness.cli.run import _judge as judge
 from harness.cli.run import _spelled as as_spelled
 from harness.cli.run import _stored_arguments as stored_arguments
+from harness.devices.cpu import Cpu
 from harness.errors import Exit
 from harness.model import Header, Job, Limits, Machine, Measurement, Run, StreamPoint
 
@@ -157,6 +158,16 @@ def test_a_dry_run_predicts_what_does_not_fit(tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     [row] = [line for line in done.stdout.splitlines() if line.startswith("copy/eager/")]
     assert row.endswith(", out of memory")
+
+
+def test_a_dry_run_tells_of_cases_that_need_more_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cpu, "count", 2)
+    scenario = tmp_path / "sums.yaml"
+    scenario.write_text("title: Sums\nop: all_reduce\nshapes: [{N: 8}]\ndtypes: [float32]\nworld: [1, 2, 4, 8]\n")
+    done = invoke("run", scenario, "--device=cpu", "--dry-run")
+    assert done.exit_code == 0, done.output
+    told = [line for line in done.stdout.splitlines() if "can't run here" in line]
+    assert told == [f"1 case can't run here: needs {n} devices, this machine has 2" for n in (4, 8)]
 
 
 def test_a_dry_run_knows_the_limits_that_were_measured(

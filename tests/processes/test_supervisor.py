@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness import source
+from harness.devices.cpu import Cpu
 from harness.errors import MachineError, UsageError
 from harness.model import Job, Measurement
 from harness.processes import supervisor
@@ -54,6 +56,18 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> type[FakeTeam]:
     monkeypatch.setattr(supervisor, "Team", FakeTeam)
     FakeTeam.made, FakeTeam.starts = [], [Ready(VERSION, str(ROOT))] * 5
     return FakeTeam
+
+
+def test_a_case_of_more_ranks_than_devices_starts_no_process(
+    teams: type[FakeTeam], job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cpu, "count", 2)
+    with Workers("cpu", root=ROOT) as made:
+        for world, refused in ((2, None), (4, "needs 4 devices, this machine has 2")):
+            asked = job("fine")
+            found = made.measure(replace(asked, case=replace(asked.case, world=world)))
+            assert (found.status, found.error) == ("unsupported" if refused else "ok", refused)
+    assert [team.size for team in teams.made] == [2]
 
 
 def test_a_process_begun_ahead_is_the_one_that_measures(teams: type[FakeTeam], job: Callable[..., Job]) -> None:

@@ -22,6 +22,8 @@ if variant == "fine" or (variant == "wrong" and RANK != 1):
     measured("ok", error=str(os.getpid()))
 elif variant == "wrong":
     measured("wrong", "y[0] is 1")
+elif variant == "refused":
+    measured("unsupported", "3 elements can't be cut into 2 equal parts")
 elif variant == "alone" and RANK == 1:
     measured("wrong", "y[0] is 1")
 elif variant == "together":
@@ -87,13 +89,20 @@ def test_what_one_rank_reports_is_what_comes_of_the_case(
 
 
 @pytest.mark.parametrize("variant", ["wrong", "together", "alone", "raises", "greedy", "dies", "late"])
-def test_after_anything_but_ok_a_team_is_started_anew(measure: Measure, variant: str) -> None:
+def test_after_a_failure_a_team_is_started_anew(measure: Measure, variant: str) -> None:
     first = measure("fine")
     assert measure("fine").error == first.error  # The process's number: one team measures one case after the other.
     assert measure(variant).status != "ok"
     after = measure("fine")
     assert after.status == "ok"
     assert after.error != first.error
+
+
+def test_a_team_goes_on_after_a_case_that_no_rank_has_begun(measure: Measure) -> None:
+    """Eight processes take seconds to start, and the smallest collectives can't be cut into eight parts."""
+    first = measure("fine")
+    assert measure("refused").status == "unsupported"
+    assert measure("fine").error == first.error
 
 
 def test_a_single_process_goes_on_after_a_wrong_result(measure: Measure) -> None:
@@ -159,6 +168,20 @@ def test_a_rank_that_dies_is_named_with_its_last_words(measure: Measure) -> None
     found = measure("dies")
     assert found.status == "crashed"
     assert found.error == "rank 1: killed by signal SIGABRT\nassertion failed"
+
+
+def test_all_ranks_are_told_to_end_before_any_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver may take seconds to give back the memory of each GPU, which eight would otherwise take in turn."""
+    log: list[str] = []
+
+    class Slow:
+        def __init__(self, number: int, _begin: object) -> None:
+            self.begin_kill = lambda: log.append(f"told {number}")
+            self.kill = lambda: log.append(f"waited for {number}")
+
+    monkeypatch.setattr(team, "Rank", Slow)
+    team.Team("cpu", (), 8).kill()
+    assert log == [*(f"told {number}" for number in range(8)), *(f"waited for {number}" for number in range(8))]
 
 
 def test_only_the_ranks_that_have_not_answered_are_overdue(measure: Measure) -> None:

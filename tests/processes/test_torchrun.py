@@ -31,10 +31,10 @@ measured("ok")
 Measure = Callable[..., Measurement]
 
 
-def place(rank: int) -> Place:
+def place(rank: int, size: int = 2) -> Place:
     with socket.socket() as probe:
         probe.bind(("", 0))
-        return Place(rank, rank, 2, "127.0.0.1", probe.getsockname()[1], "a-run")
+        return Place(rank, rank, size, "127.0.0.1", probe.getsockname()[1], "a-run")
 
 
 @pytest.fixture
@@ -72,6 +72,32 @@ def test_a_rank_that_a_keeper_has_may_die_or_hang_and_the_next_case_is_right(mea
     assert (hung.status, str(hung.error).partition(" longer")[0]) == ("timeout", "rank 1: took")
     assert measure("fine").status == "ok"
     assert measure("fine", world=1).status == "ok"
+
+
+def test_ranks_on_two_hosts_have_the_devices_of_their_host(
+    root: Path, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two hosts of four: six ranks are four on the first and two on the second."""
+
+    def host() -> str:
+        rank = threading.current_thread().name.removeprefix("rank ")
+        return f"host {int(rank) // 4}" if rank.isdigit() else "host 0"
+
+    monkeypatch.setattr("socket.gethostname", host)
+    first = place(0, size=8)
+    places = [replace(first, rank=rank, local_rank=rank % 4) for rank in range(1, 8)]
+    keepers = [threading.Thread(target=torchrun.keep, args=[one], name=f"rank {one.rank}") for one in places]
+    for keeper in keepers:
+        keeper.start()
+    with torchrun.joined(first), Workers("cpu", root=root) as workers:
+        for world in (8, 6):
+            asked = job("fine")
+            assert workers.measure(replace(asked, case=replace(asked.case, world=world))).status == "ok"
+            told = [(root / f"fine-{rank}").read_text() for rank in range(world)]
+            assert told == [f"{rank % 4} {min(4, world - rank // 4 * 4)} {world}" for rank in range(world)]
+    for keeper in keepers:
+        keeper.join(10)
+    assert not any(keeper.is_alive() for keeper in keepers)
 
 
 def test_more_ranks_than_torchrun_has_started_are_unsupported(measure: Measure) -> None:

@@ -78,13 +78,16 @@ def _values(evidence: Evidence, scenario: Scenario, found: CaseEvidence, metric:
     """The metric in SI units, of each process that has a value.
 
     Of the baseline, and of the same case on one device, the slowest process counts: a floor fails only what is
-    certain. A variant that has no time on one device is compared with the baseline there.
+    certain. A variant that can't run on one device is compared with the baseline there.
     """
     over = _slowest(evidence, replace(found.case, variant=scenario.baseline).id)
     alone = None
     if found.case.world > 1:
-        on_one = [replace(found.case, variant=name, world=1) for name in (found.case.variant, scenario.baseline)]
-        alone = next(filter(None, (_slowest(evidence, case.id) for case in on_one)), None)
+        on_one = replace(found.case, world=1)
+        own = evidence.by_id.get(on_one.id)
+        if own is None or all(m.status == "unsupported" for m in own.now):
+            on_one = replace(on_one, variant=scenario.baseline)
+        alone = _slowest(evidence, on_one.id)
     for m in found.now:
         subject = replace(Subject.of(m, evidence.limits), over=over, alone=alone)
         if m.time is not None and (value := metric.value(subject)) is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import metrics
+from harness.models import BertConfig, ResNetConfig, SwinConfig
 from harness.ops._ranks import backend_of, process_group
 from harness.ops.training._rungs import Rung
 from harness.ops.training._trainer import Setup, Trainer
@@ -15,6 +16,10 @@ from harness.ops.training._trainer import Setup, Trainer
 if TYPE_CHECKING:
     import torch
 
+LABELS = 16
+"""How many classes, or words, labels have at most; half of all where there are few. Labels are random, so what ranks
+learn from each other in the first steps is how often each label comes. With labels of all classes this is little where
+there are many images: the losses of eight ranks would hardly fall, and no step could be judged by them."""
 Mean = Callable[[Sequence["torch.Tensor"]], None]
 """Puts the mean over ranks in the place of the gradients of these weights."""
 
@@ -40,6 +45,8 @@ WAYS = (
     Way(metrics.AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
     Way(metrics.OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
 )
+OF_RUNGS = WAYS[-1]
+"""How ranks train together whose step is a rung of a ladder."""
 
 
 class RankTrainer(Trainer):
@@ -48,6 +55,7 @@ class RankTrainer(Trainer):
     def __init__(self, rung: Rung, setup: Setup, *, wrapped: bool, mean: Mean | None) -> None:
         """Make it as `Trainer` does. mean: called between backward and optimizer; None for nothing."""
         super().__init__(rung, setup)
+        self.batch = with_few_labels(self.batch, setup.config)
         self._mean = mean
         self._wrapped: Any = None
         self._may_sync = True
@@ -103,6 +111,13 @@ class RankTrainer(Trainer):
         if self._mean is not None:
             self._mean(self.weights)
         super()._step()
+
+
+def with_few_labels(batch: Any, config: ResNetConfig | BertConfig | SwinConfig) -> Any:
+    """The batch with labels of few classes. Those below 0, of what isn't predicted, stay."""
+    classes = config.vocabulary if isinstance(config, BertConfig) else config.classes
+    labels = batch.labels
+    return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, classes // 2)))
 
 
 def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:

@@ -1,7 +1,8 @@
 """Training steps on several devices as variants of an op: who trains alone, and when gradients are averaged.
 
 Every rank has the same weights, and data of its own. The step is that of the highest rung of eager torch, or the same
-with torch.compile. On one device all ways are one step, so that only `replicas` is measured there.
+with torch.compile. On one device all ways are one step, so that only `replicas` is measured there. Variants that are
+rungs of a ladder have steps of their own, in DistributedDataParallel; on one device they are those of the ladder.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from harness import metrics
-from harness.model import Work
+from harness.model import Case, Work
 from harness.models import MODELS
 from harness.ops._elementwise import BOTH
 from harness.ops._ranks import unsupported_alone
@@ -23,11 +24,11 @@ from harness.ops.collectives._collectives import twice_the_rest
 from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
 from harness.ops.training import _facts
 from harness.ops.training._hidden import report_trace
-from harness.ops.training._ranks import WAYS, RankTrainer, Way, host_mean, trainer_of
+from harness.ops.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
 from harness.ops.training._rungs import DEFAULT, FLOAT32, Rung
 from harness.ops.training._settings import forget_compiled, math_modes, seed_of
-from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
-from harness.ops.training._trainer import Setup
+from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
+from harness.ops.training._trainer import SCALE, Setup
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +42,10 @@ APART = 1e-9
 """How far off the sums of two ranks' weights may be, relative to their size: they are the same to the last bit."""
 
 
-def scaling_op(name: str, summary: str, models: Sequence[str], rung: Rung, **fields: Any) -> Op:
-    """An op whose variants are the ways. rung: the step of each rank. fields: further ones of Op.
+def scaling_op(
+    name: str, summary: str, models: Sequence[str], rung: Rung, rungs: Sequence[Rung] = (), **fields: Any
+) -> Op:
+    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: others of Op.
 
     Its choices come after those of a model and of how the step is run.
     """
@@ -57,7 +60,22 @@ def scaling_op(name: str, summary: str, models: Sequence[str], rung: Rung, **fie
         options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
         options["unsupported"] = unsupported_alone if alone else None
         op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=rung))
+    for one in rungs:
+        options = {"role": one.role, "rows": one.rows, "devices": ("cuda",) if one.role == "ours" else BOTH}
+        summary = f"{OF_RUNGS.name} with another step: {one.summary}"
+        op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
     return op
+
+
+def has_own_step(case: Case) -> str | None:
+    """Why a rung can't run, if the case asks for another step than that of the rung."""
+    step = dict(case.choices)["step"]
+    return None if step == "eager" else f"its step is that of its rung, not that of step={step}: give step: eager"
+
+
+def way_of(variant: str) -> Way:
+    """How the ranks of a variant train together."""
+    return next((way for way in WAYS if way.name == variant), OF_RUNGS)
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -96,6 +114,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     modes.enter_context(math_modes(rung.tf32))
     if ctx.s.step == "compile":
         rung = replace(rung, compiled=DEFAULT)
+    if rung.compiled:
         ctx.defer(forget_compiled)
     trainer = trainer_of(way, rung, setup_of(ctx), ctx.group.size)
     if tokens := getattr(MODELS[ctx.s.model], "tokens", 0):
@@ -119,9 +138,17 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
             once(**made)
 
     _facts.with_memory(ctx, first_steps, before)
+    report_later(ctx, way, trainer)
+    return lambda t: once(t.losses, t.weights, t.off)
+
+
+def report_later(ctx: Context, way: Way, trainer: RankTrainer) -> None:
+    """Have figures of the steps reported after they were timed."""
+    if trainer.scaler.is_enabled():
+        # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
+        ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
     if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
         ctx.afterwards(lambda: report_trace(ctx, trainer.loss_of_step))
-    return lambda t: once(t.losses, t.weights, t.off)
 
 
 def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -143,13 +170,13 @@ def setup_of(ctx: Context) -> Setup:
 
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
     """A complaint about losses that fall otherwise than the reference's, or weights that aren't the same everywhere."""
-    synced = next(way.synced for way in WAYS if way.name == ctx.case.variant)
+    way = way_of(ctx.case.variant)
     sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
-    if synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
+    if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
         yield f"weights: ranks have different ones after {STEPS} steps; their sums are {sums}"
     if not float(t.off) <= MEAN_OFF:
         yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
-    wanted = reference_losses(ctx, next(way for way in WAYS if way.name == ctx.case.variant))
+    wanted = reference_losses(ctx, way)
     fall = wanted[0] - min(wanted)
     if not fall > SMALLEST_FALL * wanted[0]:
         yield f"the reference's losses don't fall, so no step can be judged by them: {_written(wanted)}"
@@ -179,9 +206,13 @@ def reference_losses(ctx: Context, way: Way) -> tuple[float, ...]:
 
 @cache
 def _reference_losses(setup: Setup, synced: bool) -> tuple[float, ...]:
-    """They are kept, since several ways of a case are held to them."""
+    """They are kept, since several ways of a case are held to them.
+
+    Blocks keep only what enters them, so that this fits into memory where the step does that is held to it.
+    """
     import torch
 
     with math_modes(tf32=False):
         trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=host_mean if synced else None)
+        keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

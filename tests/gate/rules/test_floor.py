@@ -105,6 +105,28 @@ def test_scaling_efficiency_is_over_the_same_case_on_one_device(
     assert len(list(floor.judge(Evidence("main", (scenario,), cases)))) == failures
 
 
+@pytest.mark.parametrize(("status", "severities"), [("unsupported", ["failure"]), ("crashed", ["undecided"])])
+def test_only_what_needs_several_devices_is_compared_with_the_baseline_on_one(
+    case: Callable[..., Case],
+    measured: Callable[..., Measurement],
+    evidence: Callable[..., CaseEvidence],
+    status: str,
+    severities: list[str],
+) -> None:
+    work = Work(items=1000)
+    alone, four = case(), replace(case(), world=4)
+    baseline = replace(alone, variant="eager")
+    floor_ = Expectation("tuned", "efficiency", 0.9, where="*/world=4")
+    scenario = Scenario("prelu", "PReLU", "prelu", (baseline.id, alone.id, four.id), baseline="eager", expect=(floor_,))
+    cases = (
+        evidence(of=baseline, now=(measured(3.2e-3, of=baseline, work=work),)),
+        evidence(of=alone, now=(replace(measured(3.2e-3, of=alone, work=work), status=status, samples=()),)),
+        evidence(of=four, now=(measured(1e-3, of=four, work=work),)),
+    )
+    found = floor.judge(Evidence("main", (scenario,), cases))
+    assert [finding.severity for finding in found if finding.case == four] == severities
+
+
 def test_one_process_on_the_right_side_is_enough(judge: Judge) -> None:
     assert judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.1e-3)) == []
     [finding] = judge(Expectation("tuned", "of_ceiling", 0.9), seconds=(1.25e-3, 1.2e-3))

@@ -14,12 +14,17 @@ from harness.model import Case, Job, Measurement, Timing
 from harness.ops import Catalogue
 from harness.ops.training import _scaling
 from harness.ops.training._hidden import report_trace, shares
-from harness.ops.training._ranks import FlatMean
+from harness.ops.training._ladders import rung_of
+from harness.ops.training._ranks import WAYS, FlatMean, Way
+from harness.ops.training._rungs import Rung
+from harness.ops.training._trainer import SCALE
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
-MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy"}
+MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
+RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
+"""The rungs that swin_scaling has beside the ways."""
 Measure = Callable[..., Measurement]
 
 
@@ -58,6 +63,47 @@ def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
     reasons = {name: v.unsupported for name, v in catalogue["resnet50_scaling"].variants.items()}
     able = {name for name, why in reasons.items() if not (why and why(case("resnet50_scaling", name, world=1)))}
     assert able == {"replicas"}
+
+
+@pytest.mark.parametrize("world", [1, 8])
+def test_a_rung_has_its_own_step_on_any_number_of_devices(catalogue: Catalogue, world: int) -> None:
+    op = catalogue["swin_scaling"]
+    assert op.variants.keys() == {*RUNGS, "replicas", "no_sync", "after", "ddp"}
+    for name in RUNGS:
+        refused = op.variants[name].unsupported
+        assert refused
+        asked = case("swin_scaling", name, world)
+        assert refused(asked) is None
+        compiled = replace(asked, choices=(("model", "swin_toy"), ("step", "compile")))
+        assert "give step: eager" in str(refused(compiled))
+
+
+def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, catalogue: Catalogue) -> None:
+    """The trainer is given the rung and the way: not the step that the ways have, and not a way without a mean."""
+    made: list[tuple[Way, Rung, int]] = []
+
+    def trainer_of(way: Way, rung: Rung, _setup: object, world: int) -> None:
+        made.append((way, rung, world))
+        raise LookupError
+
+    monkeypatch.setattr(_scaling, "trainer_of", trainer_of)
+    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
+    deferred: list[object] = []
+    for name in RUNGS:
+        ctx: Any = SimpleNamespace(
+            s=SimpleNamespace(step="eager"),
+            group=SimpleNamespace(rank=0, size=8),
+            case=case("swin_scaling", name),
+            defer=deferred.append,
+        )
+        monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
+        monkeypatch.setattr("harness.ops.training._facts.allocated", lambda _: 0)
+        with pytest.raises(LookupError):
+            catalogue["swin_scaling"].variants[name].prepare(ctx)
+    wanted = [rung_of("swin_train", name) for name in RUNGS]
+    assert [(way.name, rung, world) for way, rung, world in made] == [("ddp", rung, 8) for rung in wanted]
+    # Each has its settings of the process undone; a compiled one what torch.compile keeps, too.
+    assert len(deferred) == len(RUNGS) + 1
 
 
 class Pair(Group):
@@ -120,6 +166,21 @@ def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
     assert shares(events[:1]) == {}
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> None:
+    later: list[Callable[[], None]] = []
+    told: dict[str, float] = {}
+    ctx: Any = SimpleNamespace(
+        device=torch.device("cpu"), group=Pair(None), afterwards=later.append, report=told.__setitem__
+    )
+    scaler = SimpleNamespace(is_enabled=lambda: enabled, get_scale=lambda: SCALE / 4)
+    trainer: Any = SimpleNamespace(scaler=scaler)
+    _scaling.report_later(ctx, WAYS[-1], trainer)
+    for call in later:
+        call()
+    assert told == ({"skipped_steps": 2} if enabled else {})
+
+
 @pytest.mark.parametrize("other", [None, "not permitted"])
 def test_where_a_rank_may_not_trace_no_rank_does(monkeypatch: pytest.MonkeyPatch, other: str | None) -> None:
     """The case was timed by then. A rank that traced alone would wait in a collective for the others."""
@@ -150,8 +211,8 @@ def test_gpus_train_together(op: str) -> None:
     if (devices.kinds()["cuda"].count or 0) < 2:
         pytest.skip("needs 2 GPUs")
     with Workers("cuda") as workers:
-        for variant in ("replicas", "no_sync", "after", "ddp"):
+        for variant in ("replicas", "no_sync", "after", "ddp", *(RUNGS if op == "swin_scaling" else ())):
             found = workers.measure(Job(case(op, variant, device="cuda"), TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error
             told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
-            assert len(told) == (2 if variant in ("after", "ddp") else 0)
+            assert len(told) == (0 if variant in ("replicas", "no_sync") else 2)

@@ -40,16 +40,17 @@ class Sweep:
     stops: list[Stop]
 
 
-def of(curve: Curve | None, lines: list[Line]) -> Sweep | None:
+def of(curve: Curve | None, lines: list[Line], asked: str = "") -> Sweep | None:
     """The sweep of a scenario's lines, with a table a kind of cases; None without a curve of variants.
 
+    asked: the metric that the scenario's plots show, if it says so.
     Several devices are judged by more than one figure, so a curve over the world has no such table either.
     """
     if curve is None or not curve.of_variants or over_world(curve):
         return None
     place = places(curve, settings_of(lines))
     kinds = _by_kind(lines)
-    tables = [_table(curve, kind, own, place) for kind, own in kinds.items()]
+    tables = [_table(curve, kind, own, place, asked) for kind, own in kinds.items()]
     return Sweep(curve.over, tables, stops(kinds, place))
 
 
@@ -78,9 +79,10 @@ def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:
     return dict(found)
 
 
-def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, int]) -> Table:
-    """A table of the metric that `foremost` gives: a row for each setting, a column for each variant."""
-    metric = foremost(lines)
+def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, int], asked: str) -> Table:
+    """A table of the metric asked for, else of that which `foremost` gives: a row for each setting, a column for each variant."""
+    is_known = asked and any(line.values.get(asked) is not None for line in lines)
+    metric = METRICS[asked] if is_known else foremost(lines)
     at = {(setting(line.case), line.case.variant): line for line in lines}
     rows = sorted(dict.fromkeys(name for name, _ in at), key=lambda name: place[name])
     best = _best(metric, lines)

@@ -119,7 +119,7 @@ def _files(attached: Sequence[Attachment]) -> Table:
 
 
 def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plot], run: Run) -> Section:
-    sweep = _sweep.of(scenario.curve, lines)
+    sweep = _sweep.of(scenario.curve, lines, scenario.plot)
     # The reasons are told with the stops.
     every = _columns.table(lines, errors=not sweep)
     own = tuple(Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
@@ -160,7 +160,7 @@ def screen(run: Run) -> Page:
     told: set[str] = set()
     blocks: list[Block] = []
     for scenario, lines in by_scenario(run):
-        sweep = _sweep.of(scenario.curve, lines)
+        sweep = _sweep.of(scenario.curve, lines, scenario.plot)
         claims = _claims.notes(_claims.comparisons(scenario, lines))
         if sweep:
             told.update(line.case.id for line in lines if line.result.status not in FAILED)

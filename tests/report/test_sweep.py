@@ -259,3 +259,12 @@ def test_on_a_terminal(swept: Callable[..., Run], width: int, golden: Callable[[
     text = "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
     assert max(map(len, text.splitlines())) <= width
     golden(f"sweep-{width}.txt", text)
+
+
+def test_a_table_shows_the_metric_that_the_scenario_asks_for(swept: Callable[..., Run]) -> None:
+    run = swept(["eager"], dtypes=["float32"])
+    [(scenario, lines)] = _frame.by_scenario(run)
+    assert scenario.curve is not None
+    found = {asked: _sweep.of(scenario.curve, lines, asked) for asked in ("", "time", "snr")}
+    captions = {asked: sweep and as_text(sweep.tables[0]).caption for asked, sweep in found.items()}
+    assert captions == {"": "float32: share of the ceiling", "time": "float32: time in us", "snr": captions[""]}

@@ -80,7 +80,7 @@ def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:
 
 
 def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, int], asked: str) -> Table:
-    """A table of the metric asked for, else of that which `foremost` gives: a row for each setting, a column for each variant."""
+    """A row for each setting, a column for each variant, of the metric asked for, else of that by `foremost`."""
     is_known = asked and any(line.values.get(asked) is not None for line in lines)
     metric = METRICS[asked] if is_known else foremost(lines)
     at = {(setting(line.case), line.case.variant): line for line in lines}

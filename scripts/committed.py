@@ -5,6 +5,7 @@ Every case is taken from the newest run that measured it, but for the runs in SK
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -14,6 +15,7 @@ from harness import store
 from harness.metrics import METRICS, Subject, subjects
 from harness.model import Result, Run, by_group
 from harness.ops import Catalogue
+from harness.report._frame import lines
 from harness.units import gigabytes, significant
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +43,8 @@ class Group:
         """A metric of a variant, in SI units; None where it isn't known."""
         if variant not in self.results:
             return None
+        if METRICS[metric].relative == "world":
+            return self._reported[variant][metric]
         known = self._against_limits if METRICS[metric].of_limits else self._alone
         return METRICS[metric].value(known[variant].against(self._alone.get(over)))
 
@@ -64,6 +68,12 @@ class Group:
         if metric == "time":
             return significant(value * 1e6, 3) if value < 1e-4 else f"{value * 1e6:.0f}"
         return gigabytes(value) if metric == "bandwidth" else METRICS[metric].written(value)
+
+    @cached_property
+    def _reported(self) -> dict[str, Mapping[str, float | None]]:
+        """As reports have them, which find the case on one device that one on several is compared with."""
+        values = {line.case.id: line.values for line in lines(self.run)}
+        return {name: values[result.case.id] for name, result in self.results.items()}
 
     @cached_property
     def compiled(self) -> str:

@@ -292,8 +292,8 @@ class ScenarioKeys(_Keys):
     curve: CurveKeys | None = Field(default=None, description="A plot over an expression, in place of plots by shape.")
     plot: MetricName = Field(
         default="",
-        description="The metric that plots show, and tables over a curve. Default: the operations a second where compute "
-        "is the limit, else the bandwidth, else what there is. Over the world it is items a second.",
+        description="The metric that plots show, and tables over a curve. Default: the operations a second where "
+        "compute is the limit, else the bandwidth, else what there is. Over the world it is items a second.",
     )
 
 

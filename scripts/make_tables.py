@@ -7,8 +7,7 @@ A page has two kinds of marks, HTML comments that a reader doesn't see:
     <!-- figure CASES METRIC OVER -->     the same of a metric that compares with the variant OVER
     <!-- end -->
 
-Every case is taken from the newest run that measured it, but for the runs in SKIPPED and COUNTED. With --check nothing
-is written: the exit code is 1 if a page isn't as it would be written.
+committed.py says which run a case is taken from. With --check nothing is written: 1 is the exit code of a stale page.
 """
 
 from __future__ import annotations
@@ -215,13 +214,14 @@ STEPS = {
     "ResNet-50, 256": ("resnet50_train", "B256/model=resnet50,layout=nhwc"),
     "ResNet-50, 32": ("resnet50_train", "B32/model=resnet50,layout=nhwc"),
 }
+BATCH_NORMS = ("fused_optimizer_graph", "fused_norm")
 
 
 def steps(runs: Runs) -> list[str]:
     """Milliseconds of a step of the other models, by rung."""
-    groups, names = [runs.group(op, "float16", shape) for op, shape in STEPS.values()], (*RUNGS, "fused_norm")
-    cells = {name: [f"{t * 1e3:.1f}" if (t := one.value(name, "time")) else "" for one in groups] for name in names}
-    rows = ([f"`{name}`", *cells[name]] for name in names if any(cells[name]))
+    groups = [runs.group(op, "float16", shape) for op, shape in STEPS.values()]
+    times = {name: [one.value(name, "time") for one in groups] for name in (*RUNGS, *BATCH_NORMS)}
+    rows = ([f"`{n}`", *(f"{t * 1e3:.1f}" if t else "" for t in cells)] for n, cells in times.items() if any(cells))
     return [*_table(("step (ms)", *STEPS), rows), "", _origin(groups)]
 
 
@@ -242,7 +242,7 @@ def inference(runs: Runs) -> list[str]:
 
 def _of_dashes(lines: Sequence[str]) -> list[str]:
     """What a dash means, where a table has one."""
-    return [REFUSED] if any({NOTHING} & set(line.split()) for line in lines[2:]) else []
+    return [REFUSED] if any(NOTHING in line.split() for line in lines[2:]) else []
 
 
 SIZES = (1, 3, 16, 49, 64, 197, 256, 1000, 1023, 1024, 4096, 8192, 16384, 30522, 32768, 50257, 65536, 128256, 131072,
@@ -321,8 +321,8 @@ def worst(runs: Runs) -> list[str]:
             own = [lowest.get((op, dtype)) for dtype in TYPES]
             yield [f"`{op}`", *(f"{percent(f[0])} at {f[1].name.split('/', 2)[2]}" if f else "" for f in own)]
 
-    groups = [group for (op, _), (_, group) in lowest.items() if op in names]
-    return [*_table(("op", *TYPES), lines(), len(TYPES) + 1), "", _origin(groups, KERNELS)]
+    origin = _origin([group for (op, _), (_, group) in lowest.items() if op in names], KERNELS)
+    return [*_table(("op", *TYPES), lines(), len(TYPES) + 1), "", origin]
 
 
 def slower(runs: Runs) -> list[str]:

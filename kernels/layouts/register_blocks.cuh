@@ -2,8 +2,8 @@
 // pack of each of its rows, and stores its columns as packs. It is for few elements: without a barrier, few blocks end
 // earlier.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), PACK_WORDS (words of 4 bytes of a pack: 4, or 2 for halves),
-// THREADS, WARPS_ACROSS (warps of a block that lie side by side), BAND (see order.cuh).
+// Macros: ELEMENT (unsigned, or unsigned short for halves), PACK_WORDS (words of 4 bytes of a pack: 2 or 4), THREADS,
+// WARPS_ACROSS (warps of a block that lie side by side), BAND (see order.cuh).
 #pragma once
 
 #include "order.cuh"

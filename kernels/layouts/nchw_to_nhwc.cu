@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   transpose_tile_of_pairs(x, y, rows, cols);
 }
 
-// 4. In registers, where a few megabytes of floats have channels and images of whole sectors.
+// 4. In registers, where a few megabytes have channels and images of whole sectors.
 #ifdef WARPS_ACROSS
 REGISTER_BLOCKS(nchw_to_nhwc_register_blocks)
 #endif

@@ -62,8 +62,9 @@ def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | Non
         row = ctypes.c_uint32(narrow.threads), ctypes.c_uint32(narrow.packs), *cuda.fast_divisor(narrow.packs, 32)
         grid = blocks(narrow.threads, THREADS)
         return lambda t: kernel(grid, THREADS, t.x, t.y, *row)
-    plan = None if packs else RegisterBlocks.of(shape, cuda.multiprocessors())
-    if plan is None:
+    plan = RegisterBlocks.of(shape, cuda.multiprocessors())
+    # Tiles of packs are faster for the largest of these matrices, if their elements are floats.
+    if plan is None or (packs and shape.itemsize == WORD):
         return None
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from harness.ops._elementwise import PACK_BYTES, blocks, power_of_2_from
+from harness.ops._elementwise import blocks, power_of_2_from
 
 THREADS = 256  # of a block, at most
 WORD = 4  # bytes
@@ -22,7 +22,14 @@ _MOST_SHARED = 32 * 1024  # bytes: four blocks fit into a multiprocessor's share
 _SETUP, SECTOR_WORDS = 4, 16
 _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at whole sectors of 32 bytes
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
-_FEW_FLOATS = 2**22  # of a batch, up to which register_blocks.cuh is faster than word_tile.cuh
+# Elements of a batch, by their bytes, up to which register_blocks.cuh is faster than kernels with shared memory.
+_FEW = {2: 2**21, 4: 2**22}
+# Words of a thread's packs and threads of a block of register_blocks.cuh, by bytes of an element. The first ones that
+# make enough blocks are taken. A thread has twice as many bytes of halves as of floats, unless its packs are shorter.
+_REGISTER_BLOCKS = {
+    2: ((4, THREADS // 4), (2, THREADS // 2), (2, THREADS // 4)),
+    4: ((4, THREADS), (4, THREADS // 2), (4, THREADS // 4)),
+}
 SECTOR = 32  # bytes
 
 
@@ -212,47 +219,51 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
 class RegisterBlocks:
     """What the kernel of register_blocks.cuh is compiled for and launched with.
 
-    threads: of a block. warps_across: those of its warps that lie side by side. The others lie below them.
+    pack_words: words of a thread's packs. threads: of a block. warps_across: those of its warps that lie side by side.
+    The others lie below them.
     """
 
     shape: Matrices
+    pack_words: int
     threads: int
     warps_across: int
     band: ClassVar[int] = _BAND
 
     @classmethod
     def of(cls, shape: Matrices, multiprocessors: int) -> Self | None:
-        """The plan for a batch; None but for few floats, in rows of whole sectors that are long enough for a warp.
-
-        Halves take other kernels, since a warp would read and write shorter pieces of them.
-        """
-        pack = PACK_BYTES // shape.itemsize
-        too_small = shape.rows < _LANES_DOWN * pack or shape.cols < _LANES_ACROSS * pack
-        few = shape.elements <= _FEW_FLOATS and shape.itemsize == WORD
-        if shape.cell > 1 or not few or too_small or not shape.whole_sectors:
+        """The plan for a batch; None but for few elements, in rows of whole sectors that are long enough for a warp."""
+        if shape.cell > 1 or shape.elements > _FEW[shape.itemsize] or not shape.whole_sectors:
             return None
-        plans = [min(cls._of(shape, threads), key=cls._cost) for threads in (THREADS, THREADS // 2, THREADS // 4)]
-        return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1])
+        found = [cls._of(shape, *sizes) for sizes in _REGISTER_BLOCKS[shape.itemsize]]
+        plans = [plan for plan in found if plan]
+        return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1] if plans else None)
 
     @classmethod
-    def _of(cls, shape: Matrices, threads: int) -> Iterator[Self]:
+    def _of(cls, shape: Matrices, pack_words: int, threads: int) -> Self | None:
+        """The best plan with such packs and blocks; None if a warp is larger than a matrix."""
         warps = threads // (_LANES_ACROSS * _LANES_DOWN)
-        return (cls(shape, threads, 1 << power) for power in range(warps.bit_length()))
+        plan = min((cls(shape, pack_words, threads, 1 << power) for power in range(warps.bit_length())), key=cls._cost)
+        return None if shape.rows < _LANES_DOWN * plan.side or shape.cols < _LANES_ACROSS * plan.side else plan
 
     def _cost(self) -> int:
         """Roughly, the elements that all tiles have room for, and those that the ends of their rows are worth."""
         return self.grid * (self.rows * self.cols + 8 * (self.rows + self.cols))
 
     @property
+    def side(self) -> int:
+        """Rows, and columns, of a thread's block."""
+        return self.pack_words * WORD // self.shape.itemsize
+
+    @property
     def rows(self) -> int:
         """Rows of a tile."""
         warps = self.threads // (_LANES_ACROSS * _LANES_DOWN)
-        return PACK_BYTES // self.shape.itemsize * _LANES_DOWN * (warps // self.warps_across)
+        return self.side * _LANES_DOWN * (warps // self.warps_across)
 
     @property
     def cols(self) -> int:
         """Columns of a tile."""
-        return PACK_BYTES // self.shape.itemsize * _LANES_ACROSS * self.warps_across
+        return self.side * _LANES_ACROSS * self.warps_across
 
     @property
     def down(self) -> int:
@@ -269,4 +280,9 @@ class RegisterBlocks:
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {"THREADS": self.threads, "BAND": self.band, "WARPS_ACROSS": self.warps_across}
+        return {
+            "PACK_WORDS": self.pack_words,
+            "THREADS": self.threads,
+            "BAND": self.band,
+            "WARPS_ACROSS": self.warps_across,
+        }

@@ -8,7 +8,7 @@ import pytest
 from harness import cuda
 from harness.ops.layouts import _transpose
 from harness.ops.layouts._pack_plan import _FLAT_TILES, _PACK_TILES, PackTiles
-from harness.ops.layouts._transpose_plan import Matrices, RegisterBlocks, WordTiles
+from harness.ops.layouts._transpose_plan import Matrices, WordTiles
 
 WARP_PACKS, WARP_COLS = 8, 4
 
@@ -223,12 +223,32 @@ def test_small_matrices_leave_no_more_multiprocessors_idle_than_words_do(monkeyp
     assert packs is None or packs.grid >= min(132, words.grid) / 2
 
 
-def test_only_few_floats_in_whole_sectors_go_through_registers():
-    for rows, cols, itemsize, possible in [
-        (2048, 2048, 2, False),
-        (2048, 2048, 4, True),
-        (4096, 2048, 4, False),
-        (4000, 1000, 4, True),
-        (4000, 1001, 4, False),
-    ]:
-        assert (RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) is not None) == possible
+class Asked:
+    """A context that tells which kernels a launch asks for."""
+
+    def __init__(self):
+        self.kernels = []
+
+    def kernel(self, _file, entry, _macros):
+        self.kernels.append(entry)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "itemsize", "possible"),
+    [
+        (1024, 1024, 2, True),
+        (768, 768, 2, True),
+        (2048, 1024, 2, True),
+        (2048, 1040, 2, False),
+        (1024, 1024, 4, True),
+        (2048, 2048, 4, False),
+        (4000, 1000, 4, False),
+        (1600, 1000, 4, True),
+        (1600, 1001, 4, False),
+    ],
+)
+def test_few_elements_in_whole_sectors_go_through_registers(monkeypatch, rows, cols, itemsize, possible):
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: 132)
+    asked = Asked()
+    _transpose.tuned(asked, "transpose", Matrices(1, rows, cols, itemsize))
+    assert ("transpose_register_blocks" in asked.kernels) == possible

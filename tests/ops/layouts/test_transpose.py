@@ -8,7 +8,7 @@ from harness import cuda
 from harness.model import Case
 from harness.ops.layouts import _transpose
 from harness.ops.layouts._pack_plan import _PACK_TILES
-from harness.ops.layouts._transpose_plan import Matrices
+from harness.ops.layouts._transpose_plan import _REGISTER_BLOCKS, Matrices, RegisterBlocks
 from harness.ops.layouts.transpose import OP
 
 COMPILED = [
@@ -21,6 +21,8 @@ COMPILED = [
         (2048, 3001),
         (1000, 196),
         (60, 44),
+        (768, 768),
+        (1408, 1408),
         (2**16, 2**16),
     ]
 ]
@@ -39,6 +41,13 @@ SHAPES = [
     (66, 130),
     (128, 256),  # whole tiles of packs
     (136, 264),  # whole packs, and no whole tiles
+    (16, 32),  # register blocks: a warp
+    (48, 80),
+    (640, 1280),
+    (768, 752),
+    (1024, 1024),
+    (1408, 1424),
+    (1440, 1456),
     (1000, 768),
     (196, 392),  # whole words of halves, and no whole packs
     (197, 64),
@@ -175,11 +184,19 @@ def test_naive_divides_once(ptx):
     assert text.count("rem.u32") == 0
 
 
-def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx):
-    macros = {"ELEMENT": "unsigned", "THREADS": 256, "BAND": 8, "WARPS_ACROSS": 2}
+@pytest.mark.parametrize(
+    ("element", "pack_words", "packs", "joined"),
+    [("unsigned", 4, 4, 0), ("unsigned short", 4, 8, 32), ("unsigned short", 2, 4, 8)],
+)
+def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element, pack_words, packs, joined):
+    """packs: of a thread. joined: words of two halves that a thread makes."""
+    macros = {"ELEMENT": element, "PACK_WORDS": pack_words, "THREADS": 128, "BAND": 8, "WARPS_ACROSS": 2}
     text = ptx("transpose.cu", "transpose_register_blocks", macros)
-    assert (text.count("ld.global.nc.v4"), text.count("st.global.v4")) == (4, 4)
-    assert text.rindex("ld.global.nc.v4") < text.index("st.global.v4")
+    load, store = f"ld.global.nc.v{pack_words}", f"st.global.v{pack_words}"
+    assert (text.count("ld.global"), text.count("st.global")) == (packs, packs)
+    assert (text.count(load), text.count(store), text.count("prmt.b32")) == (packs, packs, joined)
+    assert text.rindex(load) < text.index(store)
+    assert "local" not in text
 
 
 def test_shapes_take_every_kind_of_tiles_of_packs(monkeypatch):
@@ -195,3 +212,10 @@ def test_shapes_take_every_kind_of_tiles_of_packs(monkeypatch):
         wanted |= {(itemsize, *packs, False, alike) for packs in _PACK_TILES[itemsize] for alike in (False, True)}
         wanted.add((itemsize, 1, 16, True, False))
     assert wanted <= found
+
+
+def test_shapes_take_every_kind_of_register_blocks():
+    plans = [RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) for rows, cols in SHAPES for itemsize in (2, 4)]
+    found = {(plan.shape.itemsize, plan.pack_words, plan.threads) for plan in plans if plan}
+    assert found == {(itemsize, *sizes) for itemsize in (2, 4) for sizes in _REGISTER_BLOCKS[itemsize]}
+    assert any(plan and (plan.shape.rows % plan.rows or plan.shape.cols % plan.cols) for plan in plans)

@@ -269,10 +269,13 @@ def test_where_files_stay_in_the_page_cache_the_way_out_is_told(monkeypatch):
 
 
 def test_the_small_scenario_has_every_variant_of_a_cpu_and_tiny_models():
-    small = plan(load(find(["pipeline_small"]), CATALOGUE), CATALOGUE, Selection("cpu")).jobs
+    definitions = load(find(["pipeline_small"]), CATALOGUE)
+    assert {one.plot for one in definitions} == {"items"}
+    small = plan(definitions, CATALOGUE, Selection("cpu")).jobs
     assert {job.case.variant for job in small} == set(ON_A_CPU)
     assert {job.case.values["model"] for job in small} == {"resnet_toy"}
     definitions = load(find(["pipeline"]), CATALOGUE)
+    assert {one.plot for one in definitions} == {"items"}
     large = plan(definitions, CATALOGUE, Selection("cuda")).jobs
     assert {job.case.variant for job in large} == OP.variants.keys()
     [decoding] = [claim for one in definitions for claim in one.claims if claim.value == 7036]

@@ -70,7 +70,7 @@ class Parts:
         cpu = CpuImages(crew, side, seed, pinned=ctx.device.type == "cuda")
         self.images = GpuImages(ctx.device, side, seed) if way == "gpu" else cpu
         self._decoded = self._all_decoded(cpu, crew) if way == "decoded" else []
-        self.step = TrainingStep(ctx)
+        self.step = TrainingStep(ctx, graph=way != "gpu")
         self.stages = tuple(self._stages())
         self._report(threads)
 

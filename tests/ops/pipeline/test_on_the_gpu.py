@@ -98,6 +98,15 @@ def test_the_graph_trains_with_the_images_that_came():
         assert any(not one.equal(now) for one, now in zip(before, step.weights, strict=True))
 
 
+@pytest.mark.parametrize("variant", ["cached", "gpu_decode"])
+def test_only_beside_a_decoder_on_the_gpu_the_step_is_no_graph(variant):
+    if reason := OP.variants[variant].unsupported and OP.variants[variant].unsupported(case(variant)):
+        pytest.skip(reason)
+    with Session(case(variant), OP, devices.kinds()["cuda"]) as session:
+        step = _step_of(session)
+        assert (step._step == step._trainer.loss_of_step) is (variant == "gpu_decode")
+
+
 def test_neither_step_nor_statistics_wait_for_the_device():
     with Session(case("cached"), OP, devices.kinds()["cuda"]) as session:
         step = _step_of(session)

@@ -144,7 +144,8 @@ class Decoders:
 
         Raises what a process raised; RuntimeError if a process has died.
         """
-        self._turn.value = 0
+        # No process takes images now, so the lock isn't needed. One that was killed may have kept it forever.
+        self._turn.get_obj().value = 0
         with self._explained():
             _wait(self._shares(_call, work, *slots))
 

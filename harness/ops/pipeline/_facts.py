@@ -20,7 +20,7 @@ EXPECTED = "expected_rate"
 """The metric `of_expected` reads it."""
 LIMITING, DOUBLED, GAIN = "limiting", "doubled", "doubled_gain"
 DECODER, ENGINES, ENGINE_USE, CACHED, FILE = "decoder", "jpeg_engines", "jpeg_engine_use", "in_page_cache", "file_bytes"
-THREADS = "decoding_threads"
+THREADS, PROCESSES = "decoding_threads", "decoding_processes"
 SHORTEST = {"cuda": 0.7, "cpu": 0.02}
 """Seconds for which a stage works alone at least, by the kind of device: toys on a CPU need less."""
 FEWEST = 3
@@ -85,7 +85,8 @@ def _add() -> None:
     metrics.fact(ENGINE_USE, "engines' use", units.SHARE, hint)
     hint = "share of a file's pages that were in the page cache just before the pipeline started"
     metrics.fact(CACHED, "in page cache", units.SHARE, hint)
-    metrics.fact(THREADS, "threads", units.COUNT, "threads that decode and resize on the CPU")
+    metrics.fact(THREADS, "threads", units.COUNT, "threads that resize decoded images on the CPU")
+    metrics.fact(PROCESSES, "processes", units.COUNT, "processes that decode and resize on the CPU")
     metrics.fact(FILE, "file", units.BYTES, "mean size of the JPEG files")
 
 

@@ -23,8 +23,6 @@ from harness.ops.training._settings import seed_of
 if TYPE_CHECKING:
     import torch
 
-DEPTH = 2
-"""Batches in a queue between two stages."""
 CHECKED = 2
 """Calls before a case is timed: the harness makes one to prepare a case, and one to check it."""
 WHOLE = 8
@@ -37,7 +35,7 @@ another crop, or another image, it is off by tens."""
 
 
 def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") -> Launch:
-    """Make files, threads and model, and start the pipeline. log: how the loss is logged, a name in LOGS."""
+    """Make files, threads, processes and model, and start the pipeline. log: how the loss is logged, a name in LOGS."""
     gc.collect()  # an earlier case is in a cycle, and would keep its model and its decoded images
     parts = Parts(ctx, way)
     logged = None
@@ -109,7 +107,7 @@ class FedStep:
         self.pipeline.done()
 
     def _started(self, stages: Sequence[Stage]) -> Pipeline:
-        return Pipeline(stages, DEPTH) if self._overlapping else Pipeline(stages, 1, on_the_way=1)
+        return Pipeline(stages) if self._overlapping else Pipeline(stages, 1, on_the_way=1)
 
     def _seconds(self, name: str) -> float:
         """Seconds of a step of the whole, without a log, with half of the work of the stage of this name, if any."""

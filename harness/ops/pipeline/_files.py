@@ -92,15 +92,19 @@ def _make(numbers: Sequence[int], index: int) -> None:
     draft.replace(file)
 
 
-def read(file: Path, *, cold: bool) -> np.ndarray:
-    """The bytes of a file. cold: let its pages leave the page cache afterwards. Python's lock is free meanwhile."""
+def read(file: Path, *, cold: bool, into: np.ndarray | None = None) -> np.ndarray:
+    """The bytes of a file, in new memory or at the beginning of `into`. Python's lock is free meanwhile.
+
+    cold: let the file's pages leave the page cache afterwards. Raises OSError if not all bytes were read.
+    """
     import numpy as np
 
     descriptor = os.open(file, os.O_RDONLY)
     try:
-        content = np.empty(os.fstat(descriptor).st_size, np.uint8)
-        if os.readv(descriptor, [content.data]) != len(content):
-            raise OSError(f"{file} ended before its last byte was read")
+        size = os.fstat(descriptor).st_size
+        content = np.empty(size, np.uint8) if into is None else into[:size]
+        if (found := os.readv(descriptor, [content.data])) != size:
+            raise OSError(f"{file} has {size} bytes, of which {found} could be read")
         if cold:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         return content

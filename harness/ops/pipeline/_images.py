@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.ops.pipeline._files import HEIGHT, WIDTH
@@ -89,6 +90,11 @@ def by_torchvision(encoded: np.ndarray) -> torch.Tensor:
     return decoded
 
 
+def decoder() -> Callable[[np.ndarray], torch.Tensor]:
+    """What decodes a file's bytes on the CPU: torchvision where it is installed, else Pillow."""
+    return by_pillow if torchvision_missing() else by_torchvision
+
+
 def resized(image: torch.Tensor, crop: np.ndarray, side: int) -> torch.Tensor:
     """A crop of an image (3, H, W) as (side, side, 3) of uint8: bilinear, with antialiasing."""
     from torch.nn.functional import interpolate
@@ -98,36 +104,14 @@ def resized(image: torch.Tensor, crop: np.ndarray, side: int) -> torch.Tensor:
     return interpolate(part, (side, side), mode="bilinear", antialias=True)[0].permute(1, 2, 0)
 
 
-class CpuImages:
-    """Decodes and resizes batches by threads. An image is resized by the thread that decoded it, while it is cached.
-
-    So the processors are one stage: as two stages, decoding and resizing would wait for the same processors, and each
-    alone would be faster than both together can be. pinned: results lie in memory that the device can copy from.
-    """
+class ThreadImages:
+    """Resizes batches of decoded images by threads. pinned: results lie in memory that the device can copy from."""
 
     def __init__(self, crew: Crew, side: int, seed: int, *, pinned: bool) -> None:
         self._crew, self._side, self._seed, self._pinned = crew, side, seed, pinned
-        self.decode_one = by_pillow if torchvision_missing() else by_torchvision
-
-    def both(self, item: Item) -> Item:
-        """Files' bytes -> images (B, side, side, 3) of uint8."""
-        return self._filled(item, lambda index: self.decode_one(item.data[index]))
-
-    def decode(self, item: Item) -> Item:
-        """Files' bytes -> a list of images (3, H, W)."""
-        found: list[Any] = [None] * len(item.data)
-
-        def one(index: int) -> None:
-            found[index] = self.decode_one(item.data[index])
-
-        self._crew.each(len(found), one)
-        return Item(item.number, found)
 
     def resize(self, item: Item) -> Item:
         """A list of images (3, H, W) -> images (B, side, side, 3) of uint8."""
-        return self._filled(item, item.data.__getitem__)
-
-    def _filled(self, item: Item, image: Any) -> Item:
         import torch
 
         size, side = len(item.data), self._side
@@ -136,7 +120,7 @@ class CpuImages:
         boxes = crops(self._seed, item.number, size)
 
         def one(index: int) -> None:
-            images[index].copy_(resized(image(index), boxes[index], side))
+            images[index].copy_(resized(item.data[index], boxes[index], side))
 
         self._crew.each(size, one)
         return Item(item.number, images)

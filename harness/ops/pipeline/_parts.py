@@ -1,4 +1,4 @@
-"""The stages of a case: what each does, with what threads, and how fast each is alone."""
+"""The stages of a case: what each does, with what threads or processes, and how fast each is alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.ops.pipeline import _facts, _files
-from harness.ops.pipeline._images import Copier, CpuImages, GpuImages, Item, order, torchvision_missing
+from harness.ops.pipeline._images import Copier, GpuImages, Item, ThreadImages, decoder, order, torchvision_missing
+from harness.ops.pipeline._shared import SharedBatches, pinned
 from harness.ops.pipeline._stages import Crew, Stage
 from harness.ops.pipeline._step import TrainingStep
+from harness.ops.pipeline._workers import Decoders, ProcessImages
 from harness.ops.sheet import Context
 from harness.ops.training._settings import math_modes, seed_of
 
 Way = Literal["cpu", "gpu", "decoded"]
-"""How images come to the step: decoded by the CPU, by the GPU, or from a list of decoded ones in memory."""
+"""How images come to the step: decoded by processes on the CPU, by the GPU, or from a list of decoded ones."""
 READERS = 4
 """Threads that read files, since one that waits for a disk leaves it idle in between."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -26,8 +28,8 @@ OTHERS = 2
 """Processors left to reading and to the training step where all others decode."""
 
 
-def threads_of(asked: int) -> int:
-    """How many threads decode: as many as asked; for 0, one for each processor that this process may use but two."""
+def workers_of(asked: int) -> int:
+    """How many processes decode, or threads resize: as asked; for 0, one for each processor of this process but two."""
     if asked:
         return asked
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -49,7 +51,10 @@ def files_of(ctx: Context, number: int) -> list[int]:
 
 
 class Parts:
-    """What a case's stages need, until the case is over: files, threads, the model. The facts of files are reported."""
+    """What a case's stages need until the case is over: files, threads or processes, the model.
+
+    The facts of files are reported.
+    """
 
     def __init__(self, ctx: Context, way: Way) -> None:
         import torch
@@ -59,24 +64,24 @@ class Parts:
         modes = math_modes(tf32=True)
         modes.__enter__()
         ctx.defer(lambda: modes.__exit__(None, None, None))
-        threads = threads_of(ctx.s.T)
-        crew = Crew(threads, lambda: torch.set_num_threads(1))
+        self._workers = workers_of(ctx.s.T)
+        crew = Crew(self._workers, lambda: torch.set_num_threads(1))
         ctx.defer(crew.close)
         self._readers = Crew(READERS)
         ctx.defer(self._readers.close)
         self._files = _files.made(ctx.s.N, crew)
         self._cold = ctx.s.page_cache == "cold"
-        side, seed = side_of(ctx), seed_of(ctx)
-        cpu = CpuImages(crew, side, seed, pinned=ctx.device.type == "cuda")
-        self.images = GpuImages(ctx.device, side, seed) if way == "gpu" else cpu
-        self._decoded = self._all_decoded(cpu, crew) if way == "decoded" else []
-        self.step = TrainingStep(ctx)
+        self.images = self._images(crew)
+        self._decoded = self._all_decoded(crew) if way == "decoded" else []
+        self.step = TrainingStep(ctx, graph=way != "gpu")
         self.stages = tuple(self._stages())
-        self._report(threads)
+        self._report()
 
     def read(self, number: int) -> Item:
-        """The files' bytes of batch `number`: a list of arrays of uint8."""
+        """The files' bytes of batch `number`: a list of arrays of uint8, or where processes decode, their slot."""
         files = [self._files[one] for one in files_of(self.ctx, number)]
+        if isinstance(self.images, ProcessImages):
+            return self.images.read(number, files, self._readers, cold=self._cold)
         found: list[Any] = [None] * len(files)
 
         def one(index: int) -> None:
@@ -95,7 +100,7 @@ class Parts:
             stages[stage.name] = self._alone(stage.work, given)
             item = stage.work(item)
             given = itertools.repeat(item)
-            if stage.name == "read":
+            if stage.name == "read" and not isinstance(self.images, ThreadImages):
                 parts["decode"] = self._alone(self.images.decode, given)
                 if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
                     self.ctx.report(_facts.ENGINE_USE, use)
@@ -111,10 +116,26 @@ class Parts:
     def _alone(self, work: Callable[[Any], object], given: Iterator[Any]) -> float:
         return _facts.rate_alone(work, given, self.ctx.s.B, self.shortest, self.step.finish)
 
+    def _images(self, crew: Crew) -> ProcessImages | GpuImages | ThreadImages:
+        """What prepares images. Processes are started, and the memory that is shared with them is made and pinned."""
+        side, seed, on_gpu = side_of(self.ctx), seed_of(self.ctx), self.ctx.device.type == "cuda"
+        if self.way == "gpu":
+            return GpuImages(self.ctx.device, side, seed)
+        if self.way == "decoded":
+            return ThreadImages(crew, side, seed, pinned=on_gpu)
+        batches = SharedBatches(self.ctx.s.B, max(file.stat().st_size for file in self._files), side)
+        self.ctx.defer(batches.close)
+        if on_gpu:
+            self.ctx.defer(pinned(batches.memory))
+        decoders = Decoders(self._workers, batches)
+        self.ctx.defer(decoders.close)
+        return ProcessImages(decoders, batches, seed)
+
     def _stages(self) -> Iterator[Stage]:
         """All stages but the training step, in order."""
-        if self.way == "decoded":
-            yield Stage("prepare", lambda number: self.images.resize(self._from_memory(number)))
+        if isinstance(self.images, ThreadImages):
+            resize = self.images.resize
+            yield Stage("prepare", lambda number: resize(self._from_memory(number)))
         else:
             yield Stage("read", self.read)
             yield Stage("prepare", self.images.both)
@@ -124,21 +145,22 @@ class Parts:
     def _from_memory(self, number: int) -> Item:
         return Item(number, [self._decoded[one] for one in files_of(self.ctx, number)])
 
-    def _all_decoded(self, images: CpuImages, crew: Crew) -> list[Any]:
-        """Every image (3, HEIGHT, WIDTH), decoded."""
+    def _all_decoded(self, crew: Crew) -> list[Any]:
+        """Every image (3, HEIGHT, WIDTH), decoded by the crew."""
+        decode = decoder()
         found: list[Any] = [None] * len(self._files)
 
         def one(index: int) -> None:
-            found[index] = images.decode_one(_files.read(self._files[index], cold=False))
+            found[index] = decode(_files.read(self._files[index], cold=False))
 
         crew.each(len(found), one)
         return found
 
-    def _report(self, threads: int) -> None:
+    def _report(self) -> None:
         """The facts of files, and of what decodes them. Files that are to be cold leave the page cache first."""
         report = self.ctx.report
         if self.way != "gpu":
-            report(_facts.THREADS, threads)
+            report(_facts.PROCESSES if self.way == "cpu" else _facts.THREADS, self._workers)
         decoder = "nvJPEG" if self.way == "gpu" else "Pillow" if torchvision_missing() else "torchvision on the CPU"
         report(_facts.DECODER, _facts.DECODERS.index(decoder))
         if self.way == "decoded":

@@ -15,6 +15,8 @@ from typing import Any
 from harness.errors import described
 
 Work = Callable[[Any], Any]
+DEPTH = 2
+"""Batches in a queue between two stages that overlap."""
 
 
 class QueueClosed(Exception):  # noqa: N818 - it ends a loop, and isn't an error
@@ -154,7 +156,7 @@ class Pipeline:
     on_the_way: the most items between their beginning and `done`; as many as there is room for unless told.
     """
 
-    def __init__(self, stages: Sequence[Stage], depth: int = 2, on_the_way: int = 0) -> None:
+    def __init__(self, stages: Sequence[Stage], depth: int = DEPTH, on_the_way: int = 0) -> None:
         """Start all threads."""
         self._watch = Stopwatch()
         self._failure: tuple[str, BaseException] | None = None

@@ -29,18 +29,20 @@ _LINES = 8
 class TrainingStep:
     """Trains with batches, in mixed precision, NHWC, by torch's fused optimizer, which never waits for the device.
 
-    On a GPU the step is a CUDA graph. Without one, issuing it would hold Python's lock for most of its time, and the
-    threads that decode need that lock too. The labels stay those that the trainer made: noise has no classes.
+    graph: whether the step is a CUDA graph where it runs on a GPU. Without a graph, issuing the step holds Python's
+    lock for most of its time, and the threads of other stages need that lock too. But beside a decoder on the same GPU
+    the step must not be a graph: the kernels of a graph are all in the device's queue at once, which leaves the
+    decoder's kernels no place between them. The labels stay those that the trainer made: noise has no classes.
     """
 
-    def __init__(self, ctx: Context) -> None:
+    def __init__(self, ctx: Context, *, graph: bool = True) -> None:
         import torch
 
         setup = Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, "nhwc")
         self._trainer = Trainer(FUSED, setup)
         self._mean, self._deviation = (torch.tensor(one, device=ctx.device)[:, None, None] for one in (MEAN, DEVIATION))
         self._on_gpu = ctx.device.type == "cuda"
-        self._step = _graph_of(self._trainer) if self._on_gpu else self._trainer.loss_of_step
+        self._step = _graph_of(self._trainer) if self._on_gpu and graph else self._trainer.loss_of_step
         self._ended: deque[Any] = deque()
 
     @property

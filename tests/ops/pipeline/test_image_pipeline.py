@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
+import os
+import signal
 import threading
 import time
 import weakref
@@ -17,9 +20,10 @@ from harness.measure import measure
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.pipeline import _facts, _fed, _images, _parts, _step
-from harness.ops.pipeline._images import CpuImages, Item
-from harness.ops.pipeline._stages import Stage
+from harness.ops.pipeline._images import Item
+from harness.ops.pipeline._stages import Stage, StageError
 from harness.ops.pipeline._step import AsyncLog, SyncLog, TrainingStep
+from harness.ops.pipeline._workers import ProcessImages
 from harness.scenario import Selection, find, load, plan
 from harness.session import Session
 
@@ -47,7 +51,7 @@ def checked(variant):
 
 
 @pytest.mark.parametrize("variant", ON_A_CPU)
-def test_a_timed_case_reports_its_stages_and_leaves_no_thread(variant, monkeypatch):
+def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
     monkeypatch.setattr(_fed, "WHOLE", 2)
     monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
@@ -72,8 +76,11 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread(variant, monkeypat
     for name in QUEUES[way]:
         assert 0 <= facts[f"{name}_empty"] + facts[f"{name}_full"] <= 1.001
     assert ({"decode_rate", "resize_rate", _facts.FILE} <= facts.keys()) is (way == "cpu")
-    assert facts[_facts.THREADS] == 2
+    told, other = (_facts.PROCESSES, _facts.THREADS) if way == "cpu" else (_facts.THREADS, _facts.PROCESSES)
+    assert facts[told] == 2
+    assert other not in facts
     assert (threading.active_count(), torch.get_num_threads()) == (before, threads)
+    assert multiprocessing.active_children() == []
 
 
 def test_a_case_that_ended_is_gone_when_the_next_begins():
@@ -94,32 +101,32 @@ def test_a_case_that_is_only_checked_reports_no_rates():
         session.prepare()
         assert session.check() is None
     facts = dict(session.facts)
-    assert facts.keys() <= {_facts.DECODER, _facts.FILE, _facts.CACHED, _facts.THREADS}
+    assert facts.keys() <= {_facts.DECODER, _facts.FILE, _facts.CACHED, _facts.PROCESSES}
     assert session.warnings == []
 
 
 def test_another_crop_is_wrong(monkeypatch):
-    real = CpuImages.both
+    real = ProcessImages.both
     monkeypatch.setattr(
-        CpuImages, "both", lambda self, item: item._replace(data=real(self, Item(item.number + 1, item.data)).data)
+        ProcessImages, "both", lambda self, item: item._replace(data=real(self, Item(item.number + 1, item.data)).data)
     )
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
 def test_images_of_another_batch_are_wrong(monkeypatch):
-    real = CpuImages.both
-    monkeypatch.setattr(CpuImages, "both", lambda self, item: item._replace(data=real(self, item).data.flip(0)))
+    real = ProcessImages.both
+    monkeypatch.setattr(ProcessImages, "both", lambda self, item: item._replace(data=real(self, item).data.flip(0)))
     assert checked("two_buffers").startswith("images: number 0 of batch")
 
 
 def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
-    real, calls = CpuImages.both, iter(range(999))
+    real, calls = ProcessImages.both, iter(range(999))
 
     def overwritten(self, item):
         found = real(self, item)
         return found if next(calls) < 6 else found._replace(data=found.data.flip(0))
 
-    monkeypatch.setattr(CpuImages, "both", overwritten)
+    monkeypatch.setattr(ProcessImages, "both", overwritten)
     with pytest.raises(RuntimeError, match="after the timed steps, images: number 0 of batch"):
         measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
 
@@ -129,26 +136,45 @@ def test_a_loss_that_is_no_number_is_wrong(monkeypatch):
     assert checked("cached") == "loss: it is nan"
 
 
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="files can't leave the page cache here")
+def test_files_that_leave_the_page_cache_give_the_same_images():
+    with Session(case("two_buffers", page_cache="cold"), OP, Cpu()) as session:
+        session.prepare()
+        assert session.check() is None
+
+
+def test_a_process_that_is_killed_ends_the_case_and_leaves_no_other(monkeypatch):
+    with Session(case("two_buffers"), OP, Cpu()) as session:
+        session.prepare()
+        assert session.check() is None
+        [call] = session.calls()
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+        with pytest.raises(StageError, match=r"stage 'prepare' failed: RuntimeError: .* was killed by SIGKILL, most"):
+            all(call() is None for _ in range(1000))
+    assert session.warnings == []
+    assert multiprocessing.active_children() == []
+
+
 def test_a_stage_that_fails_ends_the_case_by_its_name(monkeypatch):
     def fails(_self, _item):
         raise OSError("the disk is gone")
 
     before = threading.active_count()
-    monkeypatch.setattr(CpuImages, "both", fails)
+    monkeypatch.setattr(ProcessImages, "both", fails)
     with pytest.raises(RuntimeError, match="stage 'prepare' failed: OSError: the disk is gone"):
         checked("two_buffers")
     assert threading.active_count() == before
 
 
 def test_a_stage_that_fails_later_reports_no_rates(monkeypatch):
-    real, calls = CpuImages.both, iter(range(9))
+    real, calls = ProcessImages.both, iter(range(9))
 
     def fails(self, item):
         if next(calls) > 3:
             raise OSError("the disk is gone")
         return real(self, item)
 
-    monkeypatch.setattr(CpuImages, "both", fails)
+    monkeypatch.setattr(ProcessImages, "both", fails)
     with pytest.raises(RuntimeError, match="stage 'prepare'"):
         measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
 
@@ -241,17 +267,17 @@ def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
 def test_all_processors_but_two_decode_unless_told(monkeypatch):
     monkeypatch.setattr(_parts, "CPU_QUOTA", _parts.Path("nowhere"))
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert [_parts.threads_of(asked) for asked in (0, 1, 16)] == [14, 1, 16]
+    assert [_parts.workers_of(asked) for asked in (0, 1, 16)] == [14, 1, 16]
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: {0})
-    assert _parts.threads_of(0) == 1
+    assert _parts.workers_of(0) == 1
 
 
-@pytest.mark.parametrize(("text", "threads"), [("400000 100000", 2), ("max 100000", 14), ("50000 100000", 1), ("", 14)])
-def test_no_more_threads_decode_than_a_container_has_processors(text, threads, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("text", "count"), [("400000 100000", 2), ("max 100000", 14), ("50000 100000", 1), ("", 14)])
+def test_no_more_processes_decode_than_a_container_has_processors(text, count, tmp_path, monkeypatch):
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(_parts, "CPU_QUOTA", tmp_path / "cpu.max")
     _parts.CPU_QUOTA.write_text(text)
-    assert _parts.threads_of(0) == threads
+    assert _parts.workers_of(0) == count
 
 
 def test_without_torchvision_the_way_out_is_told(monkeypatch):
@@ -268,11 +294,22 @@ def test_where_files_stay_in_the_page_cache_the_way_out_is_told(monkeypatch):
     assert OP.variants["two_buffers"].unsupported(case("two_buffers")) is None
 
 
+def test_without_memory_to_share_the_way_out_is_told(monkeypatch):
+    monkeypatch.delattr("os.memfd_create")
+    for name in ON_A_CPU:
+        refused = OP.variants[name].unsupported and OP.variants[name].unsupported(case(name))
+        assert bool(refused) is (name in {"one_buffer", "two_buffers"})
+        assert not refused or refused.endswith("use Linux, or the variant cached")
+
+
 def test_the_small_scenario_has_every_variant_of_a_cpu_and_tiny_models():
-    small = plan(load(find(["pipeline_small"]), CATALOGUE), CATALOGUE, Selection("cpu")).jobs
+    definitions = load(find(["pipeline_small"]), CATALOGUE)
+    assert {one.plot for one in definitions} == {"items"}
+    small = plan(definitions, CATALOGUE, Selection("cpu")).jobs
     assert {job.case.variant for job in small} == set(ON_A_CPU)
     assert {job.case.values["model"] for job in small} == {"resnet_toy"}
     definitions = load(find(["pipeline"]), CATALOGUE)
+    assert {one.plot for one in definitions} == {"items"}
     large = plan(definitions, CATALOGUE, Selection("cuda")).jobs
     assert {job.case.variant for job in large} == OP.variants.keys()
     [decoding] = [claim for one in definitions for claim in one.claims if claim.value == 7036]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.ops.pipeline import _files, _images
-from harness.ops.pipeline._images import CpuImages, Item
+from harness.ops.pipeline._images import Item, ThreadImages
 from harness.ops.pipeline._stages import Crew
 
 COUNT = 4
@@ -71,6 +71,16 @@ def test_a_cold_read_gives_the_bytes_and_leaves_nothing_in_the_page_cache(files)
     assert left == 0
 
 
+def test_a_file_is_read_into_memory_that_is_there(files):
+    room = np.zeros(200_000, np.uint8)
+    found = _files.read(files[0], cold=False, into=room[:-1])
+    assert found.tobytes() == files[0].read_bytes()
+    assert found.base is room
+    assert not room[len(found) :].any()
+    with pytest.raises(OSError, match=f"{files[0].name} has {len(found)} bytes, of which 100 could be read"):
+        _files.read(files[0], cold=False, into=room[:100])
+
+
 def test_decoded_images_are_those_that_were_encoded(files):
     decoded = _images.by_pillow(_files.read(files[0], cold=False))
     assert decoded.shape == (3, _files.HEIGHT, _files.WIDTH)
@@ -126,11 +136,12 @@ def test_crops_on_the_gpu_lie_where_an_affine_grid_puts_them_but_without_a_matri
     assert [event.key for event in profile.key_averages() if "mm" in event.key] == []
 
 
-def test_a_batch_in_one_go_is_a_batch_in_two(files, crew):
-    images = CpuImages(crew, 32, 7, pinned=False)
-    item = Item(3, [_files.read(file, cold=False) for file in files])
-    both, parts = images.both(item), images.resize(images.decode(item))
-    assert both.number == parts.number == 3
-    assert both.data.shape == (COUNT, 32, 32, 3)
-    assert both.data.equal(parts.data)
-    assert not images.both(item._replace(number=4)).data.equal(both.data)
+def test_threads_resize_each_image_by_its_own_crop(files, crew):
+    decoded = [_images.by_pillow(_files.read(file, cold=False)) for file in files]
+    images = ThreadImages(crew, 32, 7, pinned=False)
+    found = images.resize(Item(3, decoded))
+    assert found.number == 3
+    boxes = _images.crops(7, 3, COUNT)
+    wanted = [_images.resized(image, box, 32) for image, box in zip(decoded, boxes, strict=True)]
+    assert found.data.equal(torch.stack(wanted))
+    assert not images.resize(Item(4, decoded)).data.equal(found.data)

@@ -13,6 +13,7 @@ from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.pipeline import _facts, _files, _images
 from harness.ops.pipeline._images import Copier, Item
+from harness.ops.pipeline._shared import SharedBatches, pinned
 from harness.ops.pipeline._stages import Crew
 from harness.ops.pipeline._step import TrainingStep, statistics_of
 from harness.session import Session
@@ -74,6 +75,29 @@ def test_a_copy_is_there_when_the_call_returns_and_waits_for_no_step():
     assert found.cpu().equal(source)
 
 
+def test_a_copy_of_images_that_processes_made_is_issued_without_a_wait():
+    batches = SharedBatches(64, 1, 224)
+    unpin = pinned(batches.memory)
+    source = torch.from_numpy(batches.images)[1]
+    source.copy_(torch.randint(256, source.shape, dtype=torch.uint8))
+    torch.cuda._sleep(10**6)  # loads the kernel
+    source.cuda()
+    torch.cuda.synchronize()
+    torch.cuda._sleep(2 * 10**9)  # about a second
+    busy = torch.cuda.Event()
+    busy.record()
+    found = source.to("cuda", non_blocking=True)  # behind the kernel, in the same stream
+    assert not busy.query()
+    torch.cuda.synchronize()
+    assert found.cpu().equal(source)
+    assert source.is_pinned()
+    unpin()
+    assert not source.is_pinned()
+    with pytest.raises(RuntimeError, match="can't be unpinned: "):
+        unpin()
+    batches.close()
+
+
 def _step_of(session: Session) -> TrainingStep:
     """The step of a prepared case. Another one couldn't be captured while the case's stages use the GPU."""
     session.prepare()
@@ -96,6 +120,15 @@ def test_the_graph_trains_with_the_images_that_came():
         before = [weight.detach().clone() for weight in step.weights]
         assert abs(step(Item(0, images)).item() - want) < abs(other - want) / 4
         assert any(not one.equal(now) for one, now in zip(before, step.weights, strict=True))
+
+
+@pytest.mark.parametrize("variant", ["cached", "gpu_decode"])
+def test_only_beside_a_decoder_on_the_gpu_the_step_is_no_graph(variant):
+    if reason := OP.variants[variant].unsupported and OP.variants[variant].unsupported(case(variant)):
+        pytest.skip(reason)
+    with Session(case(variant), OP, devices.kinds()["cuda"]) as session:
+        step = _step_of(session)
+        assert (step._step == step._trainer.loss_of_step) is (variant == "gpu_decode")
 
 
 def test_neither_step_nor_statistics_wait_for_the_device():

@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
   transpose_tile_of_pairs(x, y, rows, cols);
 }
 
-// 4. A few megabytes, in rows of whole sectors, move in registers: 8 or 16 bytes an access on both sides, no barrier,
-//    and a division for a tile in place of one for an element.
+// 4. A few megabytes, in rows of whole sectors, move in registers: 16 bytes an access on both sides, 8 of halves; no
+//    barrier, and no division.
 #ifdef WARPS_ACROSS
 REGISTER_BLOCKS(transpose_register_blocks)
 #endif

@@ -14,10 +14,10 @@
 #ifdef WARPS_ACROSS
 #include "register_blocks.cuh"
 
-#define REGISTER_BLOCKS(name)                                                                                        \
-  extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
-      name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols, ORDER_PARAMETERS) { \
-    transpose_register_blocks(x, y, rows, cols, ORDER);                                                              \
+#define REGISTER_BLOCKS(name)                                                                      \
+  extern "C" __global__ void __launch_bounds__(THREADS)                                            \
+      name(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols) { \
+    transpose_in_registers(x, y, rows, cols);                                                      \
   }
 #endif
 

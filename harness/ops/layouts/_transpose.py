@@ -62,15 +62,15 @@ def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | Non
         row = ctypes.c_uint32(narrow.threads), ctypes.c_uint32(narrow.packs), *cuda.fast_divisor(narrow.packs, 32)
         grid = blocks(narrow.threads, THREADS)
         return lambda t: kernel(grid, THREADS, t.x, t.y, *row)
-    plan = RegisterBlocks.of(shape, cuda.multiprocessors())
+    plan = RegisterBlocks.of(shape)
     # Tiles of packs are faster for the largest of these matrices, if their elements are floats.
     if plan is None or (packs and shape.itemsize == WORD):
         return None
     macros: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **plan.macros}
     kernel = ctx.kernel(f"{op}.cu", f"{op}_register_blocks", macros)
     sizes = ctypes.c_uint32(shape.rows), ctypes.c_uint32(shape.cols)
-    order, grid, threads = _order(plan), plan.grid, plan.threads
-    return lambda t: kernel(grid, threads, t.x, t.y, *sizes, *order)
+    tiles, threads = plan.grid, plan.threads
+    return lambda t: kernel(tiles, threads, t.x, t.y, *sizes)
 
 
 def _best_pack_tiles(shape: Matrices) -> PackTiles | None:
@@ -180,7 +180,7 @@ def _tiles(kernel: cuda.Kernel, shape: Matrices, side: int) -> Launch:
     return lambda t: kernel(grid, _TILE_THREADS, t.x, t.y, *sizes)
 
 
-def _order(plan: WordTiles | PackTiles | RegisterBlocks) -> tuple[Any, ...]:
+def _order(plan: WordTiles | PackTiles) -> tuple[Any, ...]:
     """Arguments that say which tile a block takes."""
     by_matrix, by_band = (cuda.fast_divisor(size, 32) for size in (plan.down * plan.across, plan.band * plan.down))
     return ctypes.c_uint32(plan.down), ctypes.c_uint32(plan.across), *by_matrix, *by_band

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -24,12 +25,7 @@ _UNIT = 16  # elements: in multiples of these, tiles of aligned rows begin at wh
 _LANES_ACROSS, _LANES_DOWN = 8, 4  # of a warp: see register_blocks.cuh
 # Elements of a batch, by their bytes, up to which register_blocks.cuh is faster than kernels with shared memory.
 _FEW = {2: 2**21, 4: 2**22}
-# Words of a thread's packs and threads of a block of register_blocks.cuh, by bytes of an element. The first ones that
-# make enough blocks are taken. A thread has twice as many bytes of halves as of floats, unless its packs are shorter.
-_REGISTER_BLOCKS = {
-    2: ((4, THREADS // 4), (2, THREADS // 2), (2, THREADS // 4)),
-    4: ((4, THREADS), (4, THREADS // 2), (4, THREADS // 4)),
-}
+_BLOCK_SIDE = 4  # elements: a thread of register_blocks.cuh has so many rows of so many
 SECTOR = 32  # bytes
 
 
@@ -219,70 +215,43 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
 class RegisterBlocks:
     """What the kernel of register_blocks.cuh is compiled for and launched with.
 
-    pack_words: words of a thread's packs. threads: of a block. warps_across: those of its warps that lie side by side.
-    The others lie below them.
+    warps_across: warps of a block that lie side by side. The others lie below them.
     """
 
     shape: Matrices
-    pack_words: int
-    threads: int
     warps_across: int
-    band: ClassVar[int] = _BAND
+    threads: ClassVar[int] = 128
 
     @classmethod
-    def of(cls, shape: Matrices, multiprocessors: int) -> Self | None:
+    def of(cls, shape: Matrices) -> Self | None:
         """The plan for a batch; None but for few elements, in rows of whole sectors that are long enough for a warp."""
-        if shape.cell > 1 or shape.elements > _FEW[shape.itemsize] or not shape.whole_sectors:
+        short = shape.rows < _LANES_DOWN * _BLOCK_SIDE or shape.cols < _LANES_ACROSS * _BLOCK_SIDE
+        if shape.cell > 1 or shape.elements > _FEW[shape.itemsize] or short or not shape.whole_sectors:
             return None
-        found = [cls._of(shape, *sizes) for sizes in _REGISTER_BLOCKS[shape.itemsize]]
-        plans = [plan for plan in found if plan]
-        return next((plan for plan in plans if plan.grid >= TILES * multiprocessors), plans[-1] if plans else None)
-
-    @classmethod
-    def _of(cls, shape: Matrices, pack_words: int, threads: int) -> Self | None:
-        """The best plan with such packs and blocks; None if a warp is larger than a matrix."""
-        warps = threads // (_LANES_ACROSS * _LANES_DOWN)
-        plan = min((cls(shape, pack_words, threads, 1 << power) for power in range(warps.bit_length())), key=cls._cost)
-        return None if shape.rows < _LANES_DOWN * plan.side or shape.cols < _LANES_ACROSS * plan.side else plan
+        # Two warps side by side are the fastest where they leave no more of the tiles empty than others do.
+        return min((cls(shape, warps) for warps in (2, 4, 1)), key=cls._cost)
 
     def _cost(self) -> int:
         """Roughly, the elements that all tiles have room for, and those that the ends of their rows are worth."""
-        return self.grid * (self.rows * self.cols + 8 * (self.rows + self.cols))
-
-    @property
-    def side(self) -> int:
-        """Rows, and columns, of a thread's block."""
-        return self.pack_words * WORD // self.shape.itemsize
+        return math.prod(self.grid) * (self.rows * self.cols + 8 * (self.rows + self.cols))
 
     @property
     def rows(self) -> int:
         """Rows of a tile."""
         warps = self.threads // (_LANES_ACROSS * _LANES_DOWN)
-        return self.side * _LANES_DOWN * (warps // self.warps_across)
+        return _BLOCK_SIDE * _LANES_DOWN * (warps // self.warps_across)
 
     @property
     def cols(self) -> int:
         """Columns of a tile."""
-        return self.side * _LANES_ACROSS * self.warps_across
+        return _BLOCK_SIDE * _LANES_ACROSS * self.warps_across
 
     @property
-    def down(self) -> int:
-        return blocks(self.shape.rows, self.rows)
-
-    @property
-    def across(self) -> int:
-        return blocks(self.shape.cols, self.cols)
-
-    @property
-    def grid(self) -> int:
-        return self.shape.batch * self.down * self.across
+    def grid(self) -> tuple[int, int, int]:
+        """Tiles across, tiles down, and matrices."""
+        return blocks(self.shape.cols, self.cols), blocks(self.shape.rows, self.rows), self.shape.batch
 
     @property
     def macros(self) -> dict[str, int]:
         """Macros that the kernel is compiled with."""
-        return {
-            "PACK_WORDS": self.pack_words,
-            "THREADS": self.threads,
-            "BAND": self.band,
-            "WARPS_ACROSS": self.warps_across,
-        }
+        return {"THREADS": self.threads, "WARPS_ACROSS": self.warps_across}

@@ -8,7 +8,7 @@ from harness import cuda
 from harness.model import Case
 from harness.ops.layouts import _transpose
 from harness.ops.layouts._pack_plan import _PACK_TILES
-from harness.ops.layouts._transpose_plan import _REGISTER_BLOCKS, Matrices, RegisterBlocks
+from harness.ops.layouts._transpose_plan import Matrices, RegisterBlocks
 from harness.ops.layouts.transpose import OP
 
 COMPILED = [
@@ -42,6 +42,7 @@ SHAPES = [
     (128, 256),  # whole tiles of packs
     (136, 264),  # whole packs, and no whole tiles
     (16, 32),  # register blocks: a warp
+    (16, 128),
     (48, 80),
     (640, 1280),
     (768, 752),
@@ -184,17 +185,14 @@ def test_naive_divides_once(ptx):
     assert text.count("rem.u32") == 0
 
 
-@pytest.mark.parametrize(
-    ("element", "pack_words", "packs", "joined"),
-    [("unsigned", 4, 4, 0), ("unsigned short", 4, 8, 32), ("unsigned short", 2, 4, 8)],
-)
-def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element, pack_words, packs, joined):
-    """packs: of a thread. joined: words of two halves that a thread makes."""
-    macros = {"ELEMENT": element, "PACK_WORDS": pack_words, "THREADS": 128, "BAND": 8, "WARPS_ACROSS": 2}
+@pytest.mark.parametrize(("element", "words", "joined"), [("unsigned", 4, 0), ("unsigned short", 2, 8)])
+def test_all_loads_of_a_register_block_are_under_way_before_a_store(ptx, element, words, joined):
+    """joined: words of two halves that a thread makes."""
+    macros = {"ELEMENT": element, "THREADS": 128, "WARPS_ACROSS": 2}
     text = ptx("transpose.cu", "transpose_register_blocks", macros)
-    load, store = f"ld.global.nc.v{pack_words}", f"st.global.v{pack_words}"
-    assert (text.count("ld.global"), text.count("st.global")) == (packs, packs)
-    assert (text.count(load), text.count(store), text.count("prmt.b32")) == (packs, packs, joined)
+    load, store = f"ld.global.nc.L1::no_allocate.v{words}", f"st.global.cs.v{words}"
+    assert (text.count("ld.global"), text.count("st.global")) == (4, 4)
+    assert (text.count(load), text.count(store), text.count("prmt.b32")) == (4, 4, joined)
     assert text.rindex(load) < text.index(store)
     assert "local" not in text
 
@@ -215,7 +213,7 @@ def test_shapes_take_every_kind_of_tiles_of_packs(monkeypatch):
 
 
 def test_shapes_take_every_kind_of_register_blocks():
-    plans = [RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) for rows, cols in SHAPES for itemsize in (2, 4)]
-    found = {(plan.shape.itemsize, plan.pack_words, plan.threads) for plan in plans if plan}
-    assert found == {(itemsize, *sizes) for itemsize in (2, 4) for sizes in _REGISTER_BLOCKS[itemsize]}
+    plans = [RegisterBlocks.of(Matrices(1, rows, cols, itemsize)) for rows, cols in SHAPES for itemsize in (2, 4)]
+    found = {(plan.shape.itemsize, plan.warps_across) for plan in plans if plan}
+    assert found == {(itemsize, warps) for itemsize in (2, 4) for warps in (1, 2, 4)}
     assert any(plan and (plan.shape.rows % plan.rows or plan.shape.cols % plan.cols) for plan in plans)

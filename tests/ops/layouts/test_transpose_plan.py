@@ -235,16 +235,14 @@ def test_few_threads_have_nothing_to_do(shape, share):
 
 def of_registers(plan, x):
     """y as register_blocks.cuh would write it, and how often each of its elements is written."""
-    s, side = plan.shape, plan.side
+    s, side = plan.shape, 4
     y, written = np.full(s.elements, -1), np.zeros(s.elements, int)
     warp, lane = np.divmod(np.arange(plan.threads), 32)
     warps_down = plan.threads // 32 // plan.warps_across
     at = np.arange(side)
-    for number in range(plan.grid):
-        matrix, tile_down, tile_across = place_of_tile(number, plan)
-        down = (tile_down * warps_down + warp // plan.warps_across) * 4 + lane // 8
-        across = (tile_across * plan.warps_across + warp % plan.warps_across) * 8 + lane % 8
-        row, col = down * side, across * side
+    for tile_across, tile_down, matrix in np.ndindex(plan.grid):
+        row = ((tile_down * warps_down + warp // plan.warps_across) * 4 + lane // 8) * side
+        col = ((tile_across * plan.warps_across + warp % plan.warps_across) * 8 + lane % 8) * side
         exists = (row < s.rows) & (col < s.cols)
         assert ((row + side <= s.rows) & (col + side <= s.cols))[exists].all(), "blocks must be whole"
         row, col = row[exists, None, None], col[exists, None, None]
@@ -256,47 +254,34 @@ def of_registers(plan, x):
 
 
 @pytest.mark.parametrize(
-    ("itemsize", "shape", "pack_words"),
+    ("itemsize", "shape", "warps_across"),
     [
-        (4, (1, 1024, 2048), 4),
-        (4, (1, 1000, 1000), 4),
-        (4, (4, 256, 784), 4),
-        (4, (3, 48, 64), 4),
-        (4, (1, 32, 4096), 4),
-        (2, (1, 1408, 1424), 4),
-        (2, (1, 2048, 1024), 4),
-        (2, (6, 640, 528), 4),
-        (2, (1, 768, 768), 2),
-        (2, (1, 640, 1280), 2),
-        (2, (1, 512, 512), 2),
-        (2, (3, 48, 80), 2),
-        (2, (1, 16, 32), 2),
+        (4, (1, 1024, 2048), 2),
+        (4, (1, 1000, 1000), 2),
+        (4, (4, 256, 784), 1),
+        (4, (3, 48, 32), 1),
+        (4, (1, 16, 4096), 4),
+        (2, (1, 1024, 1024), 2),
+        (2, (6, 640, 528), 1),
+        (2, (3, 48, 80), 1),
+        (2, (1, 16, 128), 4),
     ],
     ids=str,
 )
-def test_register_blocks_move_every_element_once_and_to_its_place(itemsize, shape, pack_words):
-    plan = RegisterBlocks.of(Matrices(*shape, itemsize), 132)
+def test_register_blocks_move_every_element_once_and_to_its_place(itemsize, shape, warps_across):
+    plan = RegisterBlocks.of(Matrices(*shape, itemsize))
     assert plan
-    assert plan.pack_words == pack_words
-    assert plan.side**2 == {(4, 4): 16, (2, 4): 64, (2, 2): 16}[itemsize, pack_words]
-    assert plan.rows * plan.cols == plan.threads * plan.side**2
+    assert plan.warps_across == warps_across
+    assert plan.rows * plan.cols == plan.threads * 16
     x = np.arange(plan.shape.elements)
     y, written = of_registers(plan, x)
     assert (written == 1).all()
     assert (y == x.reshape(shape).transpose(0, 2, 1).reshape(-1)).all()
 
 
-@pytest.mark.parametrize("itemsize", [2, 4])
-@pytest.mark.parametrize("pack_words", [2, 4])
-def test_a_warp_of_register_blocks_moves_whole_sectors(itemsize, pack_words):
-    plan = RegisterBlocks(Matrices(1, 1024, 1024, itemsize), pack_words, 32, 1)
-    assert plan.cols * itemsize % 32 == 0
-    assert plan.rows * itemsize % 32 == 0
-
-
 def test_register_blocks_are_for_few_elements_in_whole_sectors():
     for rows, cols, itemsize in [(2048, 1024, 4), (2048, 2048, 4), (2048, 1024, 2), (1024, 1008, 2), (1024, 1016, 4)]:
-        assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132)
+        assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize))
     for rows, cols, itemsize in [
         (1024, 1022, 4),
         (1023, 1024, 4),
@@ -308,15 +293,15 @@ def test_register_blocks_are_for_few_elements_in_whole_sectors():
         (1024, 16, 2),
         (2048, 1040, 2),
     ]:
-        assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize), 132) is None
-    assert RegisterBlocks.of(Matrices(1, 1024, 1024, 4, 2), 132) is None
+        assert RegisterBlocks.of(Matrices(1, rows, cols, itemsize)) is None
+    assert RegisterBlocks.of(Matrices(1, 1024, 1024, 4, 2)) is None
 
 
 def test_a_small_matrix_has_a_tile_for_each_multiprocessor():
     for itemsize in (2, 4):
-        plan = RegisterBlocks.of(Matrices(1, 1024, 1024, itemsize), 132)
+        plan = RegisterBlocks.of(Matrices(1, 1024, 1024, itemsize))
         assert plan
-        assert plan.grid >= 2 * 132
+        assert math.prod(plan.grid) >= 2 * 132
         plan = WordTiles.of(Matrices(1, 1023, 1021, itemsize), 132, aligned=itemsize == WORD)
         assert plan.grid >= 2 * 132
 

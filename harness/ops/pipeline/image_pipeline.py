@@ -60,7 +60,7 @@ OP = Op(
         "B": "images of a step",
         "N": "files on the disk",
         "T": "processes that decode and resize, or threads that resize decoded images; 0 for one on each processor but "
-        "two",
+        "three",
     },
     defaults={"N": "8 * B", "T": "0"},
     choices={

@@ -264,15 +264,15 @@ def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
     log.close()
 
 
-def test_all_processors_but_two_decode_unless_told(monkeypatch):
+def test_all_processors_but_three_decode_unless_told(monkeypatch):
     monkeypatch.setattr(_parts, "CPU_QUOTA", _parts.Path("nowhere"))
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert [_parts.workers_of(asked) for asked in (0, 1, 16)] == [14, 1, 16]
+    assert [_parts.workers_of(asked) for asked in (0, 1, 16)] == [13, 1, 16]
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: {0})
     assert _parts.workers_of(0) == 1
 
 
-@pytest.mark.parametrize(("text", "count"), [("400000 100000", 2), ("max 100000", 14), ("50000 100000", 1), ("", 14)])
+@pytest.mark.parametrize(("text", "count"), [("500000 100000", 2), ("max 100000", 13), ("50000 100000", 1), ("", 13)])
 def test_no_more_processes_decode_than_a_container_has_processors(text, count, tmp_path, monkeypatch):
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(_parts, "CPU_QUOTA", tmp_path / "cpu.max")

@@ -1,4 +1,4 @@
-"""Four and eight ranks with gloo: what rings, parts and means are where there are more ranks than two."""
+"""Two, four and eight ranks with gloo: collectives and training steps, whose rings, parts and means need many ranks."""
 
 from __future__ import annotations
 
@@ -15,38 +15,62 @@ from harness.processes.messages import Measure, Measured, decode_reply, encode
 SCRIPT = Path(__file__).parent / "many_ranks.py"
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-ODD = 4098
-"""Elements that neither four nor eight ranks can share equally."""
-SIZE = 4
-"""Images of a step on each rank."""
-TOYS = {
-    4: ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
-    8: ("resnet50_scaling", "ddp", (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))),
+SIZES = {"bert_scaling": 4, "resnet50_scaling": 4, "swin_scaling": 2}
+"""Images or sequences of a step on each rank: few, but enough that the losses fall."""
+BERT = (("model", "bert_toy"), ("step", "eager"))
+RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
+STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str], ...]]]] = {
+    2: [
+        *(("bert_scaling", way, BERT) for way in ("replicas", "no_sync", "after", "ddp")),
+        *(("resnet50_scaling", way, RESNET) for way in ("after", "ddp")),
+    ],
+    4: [("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager")))],
+    8: [("resnet50_scaling", "ddp", RESNET)],
 }
-"""Training steps for each number of ranks: one of a rung, and one of a way."""
+"""Training steps for each number of ranks: every way on two, a rung on four, and a way on eight."""
 
 By = dict[Case, list[Measurement]]
 
 
+def collective(op: str, world: int, n: int = 4096, dtype: str = "float32") -> Case:
+    return Case(op, "gloo", dtype, (("N", n),), world=world, device="cpu", cache="hot")
+
+
+def odd(world: int) -> int:
+    """Elements that the ranks can't share equally, though half as many ranks can."""
+    return 4096 + world // 2
+
+
+def steps(world: int) -> list[Case]:
+    return [Case(op, way, "float16", (("B", SIZES[op]),), choices, world, "cpu") for op, way, choices in STEPS[world]]
+
+
 def cases(world: int) -> list[Case]:
-    sizes = [*((op, 4096) for op in COLLECTIVES), ("all_to_all", ODD), ("all_reduce", 2), ("all_to_all", world)]
-    made = [Case(op, "gloo", "float32", (("N", n),), world=world, device="cpu", cache="hot") for op, n in sizes]
-    op, variant, choices = TOYS[world]
-    return [*made, Case(op, variant, "float16", (("B", SIZE),), choices, world, "cpu")]
+    sizes = [*((op, 4096) for op in COLLECTIVES), ("all_to_all", odd(world)), ("all_reduce", 2), ("all_to_all", world)]
+    halves = [collective(op, world, dtype="float16") for op in ("all_reduce", "all_gather") if world == 2]
+    return [*(collective(op, world, n) for op, n in sizes), *halves, *steps(world)]
+
+
+TIMED = (
+    *(collective("all_reduce", world) for world in STEPS),
+    collective("all_gather", 2, dtype="float16"),
+    *(step for step in steps(2) if (step.op, step.variant) == ("bert_scaling", "ddp")),
+)
+"""What is timed. The others are checked only, since all of a kind are timed alike."""
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> By:
-    """The measurements of all ranks by their case. The first case of each world is timed, the others are checked."""
+    """The measurements of all ranks by their case."""
     folder = tmp_path_factory.mktemp("ranks")
-    questions = [Measure(Job(case, TIMING), 0, case is made[0]) for made in map(cases, TOYS) for case in made]
+    questions = [Measure(Job(case, TIMING), 0, case in TIMED) for world in STEPS for case in cases(world)]
     command = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(
         command, input=b"".join(map(encode, questions)), capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     measurements: By = {}
-    for world in TOYS:
+    for world in STEPS:
         for rank in range(world):
             for reply in map(decode_reply, (folder / f"{world}-{rank}").read_bytes().splitlines()):
                 assert isinstance(reply, Measured)
@@ -54,26 +78,37 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> By:
     return measurements
 
 
-@pytest.mark.parametrize("world", TOYS)
+@pytest.mark.parametrize("world", STEPS)
 def test_every_rank_gets_what_it_should(found: By, world: int) -> None:
     """Each rank checks its own result, so all must be fine. What can't be cut into equal parts is refused on all."""
-    refused = ("unsupported", f"rank 0: {ODD} elements can't be cut into {world} equal parts")
+    refused = ("unsupported", f"rank 0: {odd(world)} elements can't be cut into {world} equal parts")
     for case in cases(world):
-        want = refused if case.values.get("N") == ODD else ("ok", None)
+        want = refused if case.values.get("N") == odd(world) else ("ok", None)
         assert [(m.status, m.error) for m in found[case]] == [want] * world, case.id
 
 
-@pytest.mark.parametrize("world", TOYS)
-def test_figures_are_those_of_all_ranks(found: By, world: int) -> None:
-    """Times are the slowest rank's, the bus bandwidth is that of nccl-tests, and items are those of all devices."""
-    every = cases(world)
-    assert len({measurement.samples for measurement in found[every[0]]}) == 1
-    subject = Subject.of(found[every[0]][0], None)
-    bus, algorithm = (METRICS[name].value(subject) for name in ("bus_bandwidth", "algorithm_bandwidth"))
-    assert bus
-    assert algorithm
-    assert bus == pytest.approx(2 * (world - 1) / world * algorithm)
+@pytest.mark.parametrize("case", TIMED, ids=lambda case: case.id)
+def test_times_are_those_of_the_slowest_rank(found: By, case: Case) -> None:
+    [(samples, timer)] = {(m.samples, m.timer) for m in found[case]}
+    assert samples
+    assert timer == ("host" if case.values.get("N") else "steady")
 
-    step = found[every[-1]][0]
+
+@pytest.mark.parametrize("case", TIMED[:-1], ids=lambda case: case.id)
+def test_bandwidths_are_those_of_nccl_tests(found: By, case: Case) -> None:
+    """The size of an all-gather is that of all parts together."""
+    measured = found[case][0]
+    subject = Subject.of(measured, None)
+    bus, algorithm = (METRICS[name].value(subject) for name in ("bus_bandwidth", "algorithm_bandwidth"))
+    size = 4096 * {"float16": 2, "float32": 4}[case.dtype]
+    factor = {"all_reduce": 2, "all_gather": 1}[case.op] * (case.world - 1) / case.world
+    assert algorithm == pytest.approx(size / measured.time)
+    assert bus == pytest.approx(factor * algorithm)
+
+
+@pytest.mark.parametrize("case", [step for world in STEPS for step in steps(world)], ids=lambda case: case.id)
+def test_items_are_those_of_all_devices(found: By, case: Case) -> None:
+    step = found[case][0]
     assert step.work
-    assert step.work.items == SIZE * world
+    assert (step.work.items, step.work.sent > 0) == (SIZES[case.op] * case.world, True)
+    assert step.timer == ("steady" if case in TIMED else "")

@@ -16,6 +16,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -267,14 +268,14 @@ def appetite(request: Request) -> int:
     return 4 * numbers * (1 + ("unsigned long long" in values)) + ("__nv_bfloat16" in values)
 
 
-def chosen(monkeypatch: pytest.MonkeyPatch, op: Op, arch: str) -> list[Request]:
+def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
     Of a lot, those are compiled that together have every kind, and the hungriest with other numbers.
-
     Where not all are compiled, other types are left out if there is bfloat16, which needs at least as many registers.
+
+    found: all that an op asks for.
     """
-    found = requests(monkeypatch, op, op.dtypes)
     if arch == MEASURED and len(found) <= MANY:
         return found
     hungriest = ("SCALAR", "__nv_bfloat16")
@@ -292,10 +293,22 @@ WITHOUT = ("collectives", "pipeline", "training")
 WITH_KERNELS = [op for op in Catalogue().values() if op.file.parent.name not in WITHOUT]
 
 
+@pytest.fixture(scope="module")
+def every() -> Callable[[Op], list[Request]]:
+    """every(op): all that an op asks for. It is the same for every architecture, so it is found once."""
+
+    @cache
+    def of(number: int) -> list[Request]:
+        with pytest.MonkeyPatch.context() as patch:
+            return requests(patch, WITH_KERNELS[number], WITH_KERNELS[number].dtypes)
+
+    return lambda op: of(WITH_KERNELS.index(op))
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("op", WITH_KERNELS, ids=lambda op: op.name)
-def test_all_kernels_compile_without_spills_or_local_memory(monkeypatch, kept, op, arch):
-    found = chosen(monkeypatch, op, arch)
+def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arch):
+    found = chosen(every(op), arch)
     assert found
     allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -79,11 +80,16 @@ def cut(picture: Path) -> Iterator[str]:
                 yield f"'{text.text}' is cut off"
 
 
+@cache
+def font() -> ImageFont.FreeTypeFont:
+    return ImageFont.truetype(FONT, 100)
+
+
 def extent(text: ElementTree.Element) -> tuple[float, float, float, float]:
     """The box of a text, from its place, its size and its direction."""
     style, transform = text.get("style", ""), text.get("transform", "")
     size = float(re.findall(r"font-size: ([0-9.]+)px", style)[0])
-    length = ImageFont.truetype(FONT, 100).getlength(text.text or "") * size / 100
+    length = font().getlength(text.text or "") * size / 100
     place = re.findall(r"translate\(([-0-9.]+) ([-0-9.]+)\)", transform) or [(text.get("x", ""), text.get("y", ""))]
     turned, (x, y) = "rotate(-90" in transform, map(float, place[0])
     before = length * {"middle": 0.5, "end": 1.0}.get(re.findall(r"text-anchor: (\w+)|$", style)[0], 0.0)

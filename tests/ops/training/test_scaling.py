@@ -1,8 +1,8 @@
-"""Steps of toys on two ranks with gloo: every way trains, ranks stay alike, and what was hidden is computed."""
+"""Steps on several ranks: what is refused and noticed, what was hidden. tests/test_many_ranks.py trains with gloo."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.model import Case, Job, Measurement, Timing
+from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.training import _scaling
 from harness.ops.training._hidden import report_trace, shares
@@ -25,38 +25,12 @@ TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
 RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
 """The rungs that swin_scaling has beside the ways."""
-Measure = Callable[..., Measurement]
 
 
 def case(op: str, variant: str, world: int = 2, **fields: Any) -> Case:
     layout = (("layout", "nhwc"),) if op == "resnet50_scaling" else ()
     chosen = (("model", MODELS[op]), ("step", "eager"), *layout)
     return replace(Case(op, variant, "float16", (("B", 8),), chosen, world, "cpu"), **fields)
-
-
-@pytest.fixture(scope="module")
-def measure() -> Iterator[Measure]:
-    """Each rank has one thread: with more, the ranks would wait for each other's processors."""
-    with pytest.MonkeyPatch.context() as patch, Workers("cpu") as workers:
-        patch.setenv("OMP_NUM_THREADS", "1")
-        yield lambda *asked, timed: workers.measure(Job(case(*asked), TIMING), timed=timed)
-
-
-@pytest.mark.parametrize(
-    ("op", "variant"),
-    [
-        *(("bert_scaling", name) for name in ("replicas", "no_sync", "after", "ddp")),
-        *(("resnet50_scaling", name) for name in ("after", "ddp")),
-    ],
-)
-def test_two_ranks_train_together(measure: Measure, op: str, variant: str) -> None:
-    """All are checked by ten steps. One is timed too, since all are timed alike."""
-    timed = (op, variant) == ("bert_scaling", "ddp")
-    found = measure(op, variant, timed=timed)
-    assert found.status == "ok", found.error
-    assert found.timer == ("steady" if timed else "")
-    assert found.work
-    assert (found.work.items, found.work.sent > 0) == (16, True)
 
 
 def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:

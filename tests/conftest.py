@@ -26,10 +26,10 @@ PLUGINS = tuple(
 
 
 LONGEST = (
-    "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py",
+    "test_kernels.py", "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py",
     "test_many_ranks.py",
 )  # fmt: skip
-"""Files that take longest, and mostly wait for processes. One that began last would run alone in the end."""
+"""Files that take longest. One that began last would run alone in the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import re
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,13 @@ def test_an_error_shows_the_compilers_log(tmp_path):
     source.write_text('extern "C" __global__ void k(int* p) { *p = missing; }')
     with pytest.raises(CompileError, match=r'bad.cu\(1\): error: identifier "missing" is undefined'):
         compile_verbose(source, {}, "sm_90")
+
+
+def test_a_kernel_with_local_memory_would_be_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "local.cu"
+    source.write_text(
+        'extern "C" __global__ void k(int* p, int n) {'
+        " int a[64]; for (int i = 0; i < n; ++i) a[p[i] % 64] = i; p[0] = a[n % 64]; }"
+    )
+    _, log = compile_verbose(source, {}, "sm_90")
+    assert not re.search(r"\b0 bytes stack frame", log)

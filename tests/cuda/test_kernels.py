@@ -33,8 +33,8 @@ from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tenso
 MULTIPROCESSORS = 132
 RESIDENT = MULTIPROCESSORS * 2048
 SHARED_MEMORY = 227 * 1024
-MEASURED = "sm_90"
-ARCHITECTURES = ("sm_80", MEASURED, "sm_100")
+MEASURED, NEWEST = "sm_90", "sm_100"
+ARCHITECTURES = ("sm_80", MEASURED, NEWEST)
 MANY = 10  # compilations of an op, in all of its types
 HUNGRIEST = 5  # of those with other numbers, which take most registers
 A_MONTH = 30 * 24 * 3600
@@ -271,20 +271,21 @@ def appetite(request: Request) -> int:
 def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
-    Of a lot, those are compiled that together have every kind, and the hungriest with other numbers.
-    Where not all are compiled, other types are left out if there is bfloat16, which needs at least as many registers.
-
-    found: all that an op asks for.
+    Of a lot: those that together have every kind, as for the oldest GPU, which may lack an instruction, and the
+    hungriest with other numbers. For the newest GPU: the hungriest of each kind. If there is bfloat16, which needs the most
+    registers, other types are left out.
     """
     if arch == MEASURED and len(found) <= MANY:
         return found
     hungriest = ("SCALAR", "__nv_bfloat16")
     if any(hungriest in request.macros for request in found):
         found = [r for r in found if hungriest in r.macros or "SCALAR" not in dict(r.macros)]
+    if arch == NEWEST:  # a dict keeps the last value of a key
+        return list({request.kind: request for request in sorted(found, key=appetite)}.values())
     few = representatives(found, numbers=False)
     if arch == MEASURED:
-        more = (request for request in representatives(found) if request not in few)
-        few += sorted(more, key=appetite, reverse=True)[:HUNGRIEST]
+        more = [request for request in representatives(found) if request not in few]
+        few += sorted(more, key=appetite)[-HUNGRIEST:]
     return few
 
 
@@ -380,6 +381,7 @@ def test_the_hungriest_represents_the_others():
         for threads in (128, 256)
     ]
     assert [value for _, value in representatives(found)[0].macros] == ["unsigned long long", "__nv_bfloat16", 256]
+    assert chosen(found, NEWEST) == representatives(found)[:1]
 
 
 def test_prelu_asks_for_all_its_ways(monkeypatch):
@@ -388,13 +390,3 @@ def test_prelu_asks_for_all_its_ways(monkeypatch):
     assert any(("INDEX", "unsigned long long") in request.macros for request in found)
     assert any(("SHIFTED", 1) in request.macros for request in found)
     assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}
-
-
-def test_a_kernel_with_local_memory_would_be_noticed(tmp_path):
-    source = tmp_path / "local.cu"
-    source.write_text(
-        'extern "C" __global__ void k(int* p, int n) {'
-        " int a[64]; for (int i = 0; i < n; ++i) a[p[i] % 64] = i; p[0] = a[n % 64]; }"
-    )
-    _, log = compiler.compile_verbose(source, {}, "sm_90")
-    assert not re.search(r"\b0 bytes stack frame", log)

@@ -272,17 +272,17 @@ def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
     Of a lot: those that together have every kind, as for the oldest GPU, which may lack an instruction, and the
-    hungriest with other numbers. For the newest GPU: the hungriest of each kind. If there is bfloat16, which needs the most
-    registers, other types are left out.
+    hungriest with other numbers. For the newest GPU: of the former, the hungriest of each kind. Other types are left out
+    if there is bfloat16, which needs the most registers.
     """
     if arch == MEASURED and len(found) <= MANY:
         return found
     hungriest = ("SCALAR", "__nv_bfloat16")
     if any(hungriest in request.macros for request in found):
         found = [r for r in found if hungriest in r.macros or "SCALAR" not in dict(r.macros)]
-    if arch == NEWEST:  # a dict keeps the last value of a key
-        return list({request.kind: request for request in sorted(found, key=appetite)}.values())
     few = representatives(found, numbers=False)
+    if arch == NEWEST:  # a dict keeps the last value of a key
+        few = list({request.kind: request for request in sorted(few, key=appetite)}.values())
     if arch == MEASURED:
         more = [request for request in representatives(found) if request not in few]
         few += sorted(more, key=appetite)[-HUNGRIEST:]

@@ -272,8 +272,8 @@ def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
 
     Of a lot: those that together have every kind, as for the oldest GPU, which may lack an instruction, and the
-    hungriest with other numbers. For the newest GPU: of the former, the hungriest of each kind. Other types are left out
-    if there is bfloat16, which needs the most registers.
+    hungriest with other numbers. For the newest GPU: of the former, the hungriest of each kind. Other types are left
+    out if there is bfloat16, which needs the most registers.
     """
     if arch == MEASURED and len(found) <= MANY:
         return found

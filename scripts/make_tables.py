@@ -7,7 +7,7 @@ A page has two kinds of marks, HTML comments that a reader doesn't see:
     <!-- figure CASES METRIC OVER -->     the same of a metric that compares with the variant OVER
     <!-- end -->
 
-committed.py says which run a case is taken from. With --check nothing is written: 1 is the exit code of a stale page.
+committed.py says which run a case is taken from. With --check nothing is written; the exit code is 1 if a page is old.
 """
 
 from __future__ import annotations
@@ -214,13 +214,13 @@ STEPS = {
     "ResNet-50, 256": ("resnet50_train", "B256/model=resnet50,layout=nhwc"),
     "ResNet-50, 32": ("resnet50_train", "B32/model=resnet50,layout=nhwc"),
 }
-BATCH_NORMS = ("fused_optimizer_graph", "fused_norm")
+RUNGS_OF_RESNET = ("fused_optimizer_graph", "fused_norm")
 
 
 def steps(runs: Runs) -> list[str]:
     """Milliseconds of a step of the other models, by rung."""
     groups = [runs.group(op, "float16", shape) for op, shape in STEPS.values()]
-    times = {name: [one.value(name, "time") for one in groups] for name in (*RUNGS, *BATCH_NORMS)}
+    times = {name: [one.value(name, "time") for one in groups] for name in (*RUNGS, *RUNGS_OF_RESNET)}
     rows = ([f"`{n}`", *(f"{t * 1e3:.1f}" if t else "" for t in cells)] for n, cells in times.items() if any(cells))
     return [*_table(("step (ms)", *STEPS), rows), "", _origin(groups)]
 

@@ -1,7 +1,8 @@
 // A transpose of a batch of matrices (rows, cols) in registers, without shared memory: a thread loads a block of four
 // rows of four, and stores its columns. It is for few elements: without a barrier, few blocks end earlier.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), THREADS, WARPS_ACROSS (warps of a block that lie side by side).
+// Macros: ELEMENT (unsigned, or unsigned short for halves), THREADS, WARPS_ACROSS (warps of a block that lie side by
+// side).
 #pragma once
 
 #include "warp.cuh"
@@ -18,8 +19,8 @@ struct Quad {
   unsigned at[WORDS];
 };
 
-// Every element is read once, so the L1 needn't keep its line. On an H200 this took 4% off a transpose of 1024 x 1024
-// floats, and 7% off one of halves. The order of volatile loads is kept: all of a thread's are ahead of its stores.
+// Every element is read once, so the L1 needn't keep its line. The compiler keeps volatile loads in order, so all of a
+// thread's loads are ahead of its stores.
 __device__ __forceinline__ Quad load_quad(const ELEMENT* from) {
   Quad quad;
   if constexpr (WORDS == 4) {
@@ -27,12 +28,15 @@ __device__ __forceinline__ Quad load_quad(const ELEMENT* from) {
                  : "=r"(quad.at[0]), "=r"(quad.at[1]), "=r"(quad.at[WORDS - 2]), "=r"(quad.at[WORDS - 1])
                  : "l"(from));
   } else {
-    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];" : "=r"(quad.at[0]), "=r"(quad.at[1]) : "l"(from));
+    asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(quad.at[0]), "=r"(quad.at[1])
+                 : "l"(from));
   }
   return quad;
 }
 
-// Lines of y leave the L2 before others do. This took another 6% off the floats.
+// Streaming stores, whose lines may leave the L2 before others: faster for floats on an H200. With both, a transpose of
+// 1024 x 1024 is within 3% of the ceiling there (reports/h200/transposes).
 __device__ __forceinline__ void store_quad(ELEMENT* to, const Quad& quad) {
   if constexpr (WORDS == 4) {
     __stcs(reinterpret_cast<uint4*>(to), make_uint4(quad.at[0], quad.at[1], quad.at[WORDS - 2], quad.at[WORDS - 1]));
@@ -55,8 +59,8 @@ __device__ __forceinline__ Quad column_of(const Quad (&block)[BLOCK_SIDE], unsig
   return column;
 }
 
-// rows and cols are multiples of four, and both tensors begin on 16 bytes: so blocks are whole. The grid's dimensions are
-// tiles across, tiles down and matrices, so that no block divides to find its place.
+// rows and cols are multiples of four, and both tensors begin on 16 bytes: so blocks are whole. The grid's dimensions
+// are tiles across, tiles down and matrices, so that no block divides to find its place.
 __device__ __forceinline__ void transpose_in_registers(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y,
                                                        unsigned rows, unsigned cols) {
   const unsigned warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;

@@ -284,8 +284,8 @@ def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     if arch == NEWEST:  # a dict keeps the last value of a key
         few = list({request.kind: request for request in sorted(few, key=appetite)}.values())
     if arch == MEASURED:
-        more = [request for request in representatives(found) if request not in few]
-        few += sorted(more, key=appetite)[-HUNGRIEST:]
+        more = (request for request in representatives(found) if request not in few)
+        few += sorted(more, key=appetite, reverse=True)[:HUNGRIEST]
     return few
 
 

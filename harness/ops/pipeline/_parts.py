@@ -25,8 +25,7 @@ READERS = 4
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processors' time in each period, and the period: how Linux limits containers (cgroup v2)."""
 OTHERS = 3
-"""Processors left to reading and to the training step where all others decode. With two of 16 left, decoding was 6%
-slower beside them than alone: they shared its processors."""
+"""Processors left where all others decode: for reading, for copying, and for issuing the training step."""
 
 
 def workers_of(asked: int) -> int:

@@ -8,8 +8,7 @@ at a time, so the times of all stages add up. (With one buffer between each two 
 for each other.) With queues of two batches between stages, the slowest stage sets the pace.
 
 Where the CPU decodes, processes do so. Threads would wait for Python's lock, and the thread that issues the training
-step would wait for them: with 14 threads on 16 processors of an H200's host, `two_buffers` reached 75% of the rate that
-its stages alone let expect.
+step would wait for them.
 
 A call is one training step with the next batch, for which the host waits. Labels are random. When a case was timed,
 each stage is measured alone, and then the whole once more with half of the slowest stage's work, which must make the

@@ -21,7 +21,7 @@ EXPECTED = "expected_rate"
 LIMITING, DOUBLED, GAIN = "limiting", "doubled", "doubled_gain"
 DECODER, ENGINES, ENGINE_USE, CACHED, FILE = "decoder", "jpeg_engines", "jpeg_engine_use", "in_page_cache", "file_bytes"
 THREADS, PROCESSES = "decoding_threads", "decoding_processes"
-SHORTEST = {"cuda": 1.5, "cpu": 0.02}
+SHORTEST = {"cuda": 1.0, "cpu": 0.02}
 """Seconds for which a stage works alone at least, by the kind of device. The processors of a host that others use too
 change their speed within a second. Toys on a CPU need less."""
 FEWEST = 3
@@ -57,7 +57,8 @@ def _add() -> None:
         "train": "scales images and trains",
     }
     for stage, what in does.items():
-        hint = f"images a second of the stage alone that {what}: with an endless source, and nobody behind it"
+        hint = f"images a second of the stage alone that {what}: with an endless source and nobody behind it, in the "
+        hint += "mean of before and after the timed steps"
         hint = hint.replace("the stage", "the part of a stage") if stage in PARTS else hint
         metrics.fact(rate_of(stage), f"{stage} alone", units.ITEMS, hint)
     for stage in STAGES[1:]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from harness.ops.pipeline import _facts, _files
 from harness.ops.pipeline._expected import expected, gain, slowest
 from harness.ops.pipeline._images import by_pillow, crops, resized, resized_together
-from harness.ops.pipeline._parts import Parts, Way, files_of, side_of
+from harness.ops.pipeline._parts import Parts, Rates, Way, files_of, side_of
 from harness.ops.pipeline._stages import Pipeline, Stage, halved
 from harness.ops.pipeline._step import LOGS, statistics_of
 from harness.ops.sheet import Context, Launch, Tensors
@@ -44,9 +44,10 @@ def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") 
         ctx.defer(folder.cleanup)
         logged = LOGS[log](Path(folder.name) / "steps.jsonl")
         ctx.defer(logged.close)
+    before = parts.rates()
     fed = FedStep(parts, overlapping, logged)
     ctx.defer(fed.pipeline.close)
-    ctx.afterwards(fed.report)
+    ctx.afterwards(lambda: fed.report(before))
     return fed
 
 
@@ -74,8 +75,11 @@ class FedStep:
             self.pipeline.reset()
         self._one(t)
 
-    def report(self) -> None:
+    def report(self, before: Rates) -> None:
         """Close the pipeline, and report the rates of all stages alone and what limits the whole.
+
+        before: the rates before the timed steps. What is reported is the mean of these and of those measured now, since
+        processors that others use too may become faster or slower meanwhile.
 
         Raises RuntimeError if the last batch has wrong images: under load a stage may overwrite what another one reads.
         """
@@ -86,8 +90,9 @@ class FedStep:
         for stage, following in itertools.pairwise([*(stage.name for stage in stages), "train"]):
             for state, share in zip(("empty", "full"), self.pipeline.queues[stage].shares, strict=True):
                 report(f"{following}_{state}", share)
-        rates, of_parts = self._parts.rates()
-        for name, rate in (rates | of_parts).items():
+        alone = before.mean(self._parts.rates())
+        rates = alone.stages
+        for name, rate in (rates | alone.parts).items():
             report(_facts.rate_of(name), rate)
         limit = slowest(rates)
         report(_facts.EXPECTED, expected(rates, overlapping=self._overlapping))

@@ -6,13 +6,14 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.ops.pipeline import _facts, _files
 from harness.ops.pipeline._images import Copier, GpuImages, Item, ThreadImages, decoder, order, torchvision_missing
 from harness.ops.pipeline._shared import SharedBatches, pinned
-from harness.ops.pipeline._stages import Crew, Stage
+from harness.ops.pipeline._stages import Crew, Stage, named
 from harness.ops.pipeline._step import TrainingStep
 from harness.ops.pipeline._workers import Decoders, ProcessImages
 from harness.ops.sheet import Context
@@ -24,16 +25,14 @@ READERS = 4
 """Threads that read files, since one that waits for a disk leaves it idle in between."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 """Microseconds of processors' time in each period, and the period: how Linux limits containers (cgroup v2)."""
-OTHERS = 3
-"""Processors left where all others decode: for reading, for copying, and for issuing the training step."""
 
 
 def workers_of(asked: int) -> int:
-    """How many processes decode, or threads resize: as asked; for 0, one for each usable processor but OTHERS."""
+    """How many processes decode, or threads resize: as asked; for 0, one for each usable processor."""
     if asked:
         return asked
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, _quota()) - OTHERS)
+    return max(1, min(usable, _quota()))
 
 
 def _quota() -> int:
@@ -48,6 +47,22 @@ def _quota() -> int:
 def files_of(ctx: Context, number: int) -> list[int]:
     """Which files the images of batch `number` come from."""
     return order(seed_of(ctx), number * ctx.s.B, ctx.s.B, ctx.s.N)
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Images a second of each stage alone, and of each part of a stage, by their names."""
+
+    stages: dict[str, float]
+    parts: dict[str, float]
+
+    def mean(self, other: Rates) -> Rates:
+        """The means of these rates and of the same ones at another time."""
+        return Rates(_means(self.stages, other.stages), _means(self.parts, other.parts))
+
+
+def _means(some: dict[str, float], others: dict[str, float]) -> dict[str, float]:
+    return {name: (rate + others[name]) / 2 for name, rate in some.items()}
 
 
 class Parts:
@@ -90,23 +105,29 @@ class Parts:
         self._readers.each(len(files), one)
         return Item(number, found)
 
-    def rates(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Images a second of each stage alone, and of each part of a stage."""
+    def rates(self) -> Rates:
+        """Images a second of each stage alone, and of each part of a stage. The use of JPEG engines is reported."""
         stages: dict[str, float] = {}
         parts: dict[str, float] = {}
         given: Iterator[Any] = itertools.count()
         item: Any = 0
         for stage in self.stages:
-            stages[stage.name] = self._alone(stage.work, given)
-            item = stage.work(item)
+            with named(stage.name):
+                stages[stage.name] = self._alone(stage.work, given)
+                item = stage.work(item)
             given = itertools.repeat(item)
             if stage.name == "read" and not isinstance(self.images, ThreadImages):
-                parts["decode"] = self._alone(self.images.decode, given)
-                if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
-                    self.ctx.report(_facts.ENGINE_USE, use)
-                parts["resize"] = self._alone(self.images.resize, itertools.repeat(self.images.decode(item)))
+                with named("prepare"):
+                    parts = self._parts_alone(self.images, item)
         stages["train"] = self._alone(self.step, given)
-        return stages, parts
+        return Rates(stages, parts)
+
+    def _parts_alone(self, images: ProcessImages | GpuImages, item: Item) -> dict[str, float]:
+        """Images a second of decoding alone, and of cutting and resizing alone. item: the bytes of a batch's files."""
+        decoding = self._alone(images.decode, itertools.repeat(item))
+        if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
+            self.ctx.report(_facts.ENGINE_USE, use)
+        return {"decode": decoding, "resize": self._alone(images.resize, itertools.repeat(images.decode(item)))}
 
     @property
     def shortest(self) -> float:

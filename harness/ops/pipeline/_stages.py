@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,17 @@ class QueueClosed(Exception):  # noqa: N818 - it ends a loop, and isn't an error
 
 class StageError(RuntimeError):
     """A stage failed. The message begins with the stage's name."""
+
+
+@contextmanager
+def named(stage: str) -> Iterator[None]:
+    """Raise StageError for what fails in a stage, but out of memory as it is, and Ctrl-C."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, MemoryError | KeyboardInterrupt) or type(error).__name__ == "OutOfMemoryError":
+            raise
+        raise StageError(f"stage '{stage}' failed: {described(error)}") from error
 
 
 class Stopwatch:
@@ -184,9 +195,8 @@ class Pipeline:
             if self._failure is None:
                 raise
         name, error = self._failure
-        if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        with named(name):
             raise error
-        raise StageError(f"stage '{name}' failed: {described(error)}") from error
 
     def done(self) -> None:
         """Say that the item taken last is used up."""

@@ -10,9 +10,9 @@ for each other.) With queues of two batches between stages, the slowest stage se
 Where the CPU decodes, processes do so. Threads would wait for Python's lock, and the thread that issues the training
 step would wait for them.
 
-A call is one training step with the next batch, for which the host waits. Labels are random. When a case was timed,
-each stage is measured alone, and then the whole once more with half of the slowest stage's work, which must make the
-whole faster by as much as the stages' rates say.
+A call is one training step with the next batch, for which the host waits. Labels are random. Each stage is measured
+alone before a case is timed and once more afterwards. Then comes the whole with half of the slowest stage's work, which
+must make the whole faster by as much as the stages' rates say.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ OP = Op(
     symbols={
         "B": "images of a step",
         "N": "files on the disk",
-        "T": "processes that decode and resize, or threads that resize decoded images; 0 for one on each processor but "
-        "three",
+        "T": "processes that decode and resize, or threads that resize decoded images; 0 for one on each processor",
     },
     defaults={"N": "8 * B", "T": "0"},
     choices={

@@ -50,6 +50,12 @@ def checked(variant):
         return session.check()
 
 
+def measured_once(monkeypatch):
+    """Have rates alone made up before the timed steps, and an error afterwards."""
+    given = iter([_parts.Rates({"read": 1.0, "prepare": 1.0, "copy": 1.0, "train": 1.0}, {})])
+    monkeypatch.setattr(_parts.Parts, "rates", lambda _: next(given))
+
+
 @pytest.mark.parametrize("variant", ON_A_CPU)
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
@@ -120,6 +126,7 @@ def test_images_of_another_batch_are_wrong(monkeypatch):
 
 
 def test_images_that_are_wrong_only_under_load_are_found(monkeypatch):
+    measured_once(monkeypatch)
     real, calls = ProcessImages.both, iter(range(999))
 
     def overwritten(self, item):
@@ -167,6 +174,7 @@ def test_a_stage_that_fails_ends_the_case_by_its_name(monkeypatch):
 
 
 def test_a_stage_that_fails_later_reports_no_rates(monkeypatch):
+    measured_once(monkeypatch)
     real, calls = ProcessImages.both, iter(range(9))
 
     def fails(self, item):
@@ -188,7 +196,7 @@ def test_a_step_that_fails_is_not_followed_by_measurements(monkeypatch):
         return real(self, item)
 
     monkeypatch.setattr(TrainingStep, "__call__", fails)
-    monkeypatch.setattr(_parts.Parts, "rates", lambda _: 1 / 0)
+    measured_once(monkeypatch)
     with pytest.raises(ValueError, match="no such number") as caught:
         measure(Job(case("two_buffers"), Timing(precision=0.5, max_time=0.01)), OP, Cpu())
     assert not hasattr(caught.value, "__notes__")  # of what failed later
@@ -264,15 +272,32 @@ def test_a_log_that_fails_ends_the_step_after_it(tmp_path, monkeypatch):
     log.close()
 
 
-def test_all_processors_but_three_decode_unless_told(monkeypatch):
+def test_the_rates_alone_are_the_mean_of_before_and_after_the_timed_steps(monkeypatch):
+    after, now = _parts.Rates({"prepare": 30.0, "copy": 80.0, "train": 60.0}, {}), []
+    rates = iter([_parts.Rates({"prepare": 10.0, "copy": 100.0, "train": 60.0}, {}), after])
+    monkeypatch.setattr(_parts.Parts, "rates", lambda _: now.append(len(steps)) or next(rates))
+    steps = []
+    monkeypatch.setattr(_fed.FedStep, "_seconds", lambda *_: 1.0)
+    with Session(case("cached"), OP, Cpu()) as session:
+        session.prepare()
+        [call] = session.calls()
+        steps.extend(call() for _ in range(3))
+        session.report()
+    assert now == [0, 3]
+    facts = dict(session.facts)
+    assert [facts[_facts.rate_of(name)] for name in after.stages] == [20, 90, 60]
+    assert facts[_facts.EXPECTED] == 20
+
+
+def test_all_processors_decode_unless_told(monkeypatch):
     monkeypatch.setattr(_parts, "CPU_QUOTA", _parts.Path("nowhere"))
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
-    assert [_parts.workers_of(asked) for asked in (0, 1, 16)] == [13, 1, 16]
+    assert [_parts.workers_of(asked) for asked in (0, 1, 16)] == [16, 1, 16]
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: {0})
     assert _parts.workers_of(0) == 1
 
 
-@pytest.mark.parametrize(("text", "count"), [("500000 100000", 2), ("max 100000", 13), ("50000 100000", 1), ("", 13)])
+@pytest.mark.parametrize(("text", "count"), [("500000 100000", 5), ("max 100000", 16), ("50000 100000", 1), ("", 16)])
 def test_no_more_processes_decode_than_a_container_has_processors(text, count, tmp_path, monkeypatch):
     monkeypatch.setattr(_parts.os, "sched_getaffinity", lambda _: set(range(16)), raising=False)
     monkeypatch.setattr(_parts, "CPU_QUOTA", tmp_path / "cpu.max")

@@ -29,6 +29,8 @@ _FEWEST_POWERS = 4
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _WIDE = ("variants", "roofline")
 """Layouts that are as wide as the page."""
+_BESIDE = 0.03
+"""Distance of points that stand side by side, as a part of the axis."""
 _ROW = 0.19
 """Height in inches of a row with two bars."""
 _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
@@ -146,6 +148,27 @@ def _variants(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         ends = timed[timed["size"].isin(_ends(own, timed))]
         axes.plot(ends["size"], ends[plot.metric.name] / unit, color=look["color"], **_WALL)
     _ceiling_line(axes, plot)
+    _axes_of_sizes(axes, plot)
+    _from_zero(axes)
+
+
+def _world(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    """Points over the number of devices, side by side since they differ little, each beside the ideal of its number."""
+    _, unit = _axis(plot)
+    rows = _by_size(plot)
+    sizes = sorted(set(plot.swept.values()))
+    apart = _BESIDE * (sizes[-1] - sizes[0] or 1)
+    for index, series in enumerate(plot.series):
+        own = rows[rows["series"] == series]
+        timed = own.dropna(subset=[plot.metric.name])
+        places = timed["size"] + apart * (index - (len(plot.series) - 1) / 2)
+        look = _look(plot, series).line | {"linestyle": "", "markersize": 5}
+        axes.plot(places, timed[plot.metric.name] / unit, label=series + _reach(own, timed), **look)
+    _ceiling_line(axes, plot)
+    reach = apart * len(plot.series) / 2
+    for name, ceiling in _ceilings(plot).items():
+        middle = plot.swept[str(name)]
+        axes.hlines(ceiling / unit, middle - reach, middle + reach, **_CEILING)
     _axes_of_sizes(axes, plot)
     _from_zero(axes)
 
@@ -314,6 +337,7 @@ _LAYOUTS: dict[Layout, Callable[[matplotlib.axes.Axes, Plot], None]] = {
     "lines": _lines,
     "curve": _curve,
     "variants": _variants,
+    "world": _world,
     "ranking": _ranking,
     "calls": _calls,
     "roofline": _roofs,

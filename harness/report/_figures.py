@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "curve", "variants", "ranking", "calls", "roofline", "stages"]
+Layout = Literal["bars", "lines", "curve", "variants", "world", "ranking", "calls", "roofline", "stages"]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
@@ -71,7 +71,8 @@ class Plot:
     @property
     def alt(self) -> str:
         """The text for readers who can't see the figure, without matplotlib's notation for formulas."""
-        by = f"over {self.axis}" if self.layout in ("curve", "variants", "roofline") else "by variant and shape"
+        over = self.layout in ("curve", "variants", "world", "roofline")
+        by = f"over {self.axis}" if over else "by variant and shape"
         title = re.sub(r"[${}]", "", self.title)  # 2^27 as one types it
         return f"{title}: {self.metric.title} {by}" if self.sort == "usual" else f"{title}, {by}"
 
@@ -238,7 +239,8 @@ def _pages(plot: Plot, settings: Settings, varying: Sequence[str]) -> Iterator[P
     if plot.curve is not None:
         over = places(plot.curve, settings)
         alone = plot.curve.of_variants and len(set(over.values())) == len(over)
-        yield from _swept(plot, "variants" if alone else "curve", plot.curve.label, over)
+        layout: Layout = "curve" if not alone else "world" if over_world(plot.curve) else "variants"
+        yield from _swept(plot, layout, plot.curve.label, over)
     elif len(settings) >= _LEAST_SWEPT and (over := _only_size(settings, varying)):
         yield from _swept(plot, "lines", varying[0], over)
     elif plot.rows["series"].nunique() > MOST_SERIES:

@@ -62,12 +62,12 @@ def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_al
     seen: dict[str, Any] = {}
 
     def look(axes: Any, shown: Any) -> None:
-        variants(axes, shown)
+        world(axes, shown)
         seen.update({line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()})
         seen["scale"] = axes.get_xscale()
 
-    variants = _draw._LAYOUTS["variants"]
-    monkeypatch.setitem(_draw._LAYOUTS, "variants", look)
+    world = _draw._LAYOUTS["world"]
+    monkeypatch.setitem(_draw._LAYOUTS, "world", look)
     report.write(scaled, tmp_path, ["plots"])
     assert seen["ideal"] == pytest.approx([1, 2])  # thousand images a second
     assert seen["scale"] == "linear"
@@ -110,15 +110,20 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
     seen: dict[str, Any] = {}
 
     def look(axes: Any, shown: Any) -> None:
-        variants(axes, shown)
+        world(axes, shown)
         seen.update({line.get_label(): line.get_xydata().tolist() for line in axes.get_lines()})
         seen["ticks"] = axes.get_xticks().tolist()
+        seen["marks"] = [segment.tolist() for marks in axes.collections for segment in marks.get_segments()]
 
-    variants = _draw._LAYOUTS["variants"]
-    monkeypatch.setitem(_draw._LAYOUTS, "variants", look)
+    world = _draw._LAYOUTS["world"]
+    monkeypatch.setitem(_draw._LAYOUTS, "world", look)
     report.write(eight, tmp_path, ["plots"])
     assert seen["ideal"] == [pytest.approx([world, 2 * world]) for world in (1, 2, 4, 8)]
-    assert seen["attention"][-1] == pytest.approx([8, 10])
+    beside = {name: dict(zip((1, 2, 4, 8), seen[name], strict=True)) for name in ("tf32", "attention")}
+    assert [beside[name][8][1] for name in beside] == pytest.approx([8, 10])
+    for devices, (start, end) in zip((1, 2, 4, 8), seen["marks"], strict=True):
+        assert start[1] == end[1] == 2 * devices
+        assert start[0] < beside["tf32"][devices][0] < devices < beside["attention"][devices][0] < end[0]
     assert seen["ticks"] == [1, 2, 4, 8]
     found = {(line.case.variant, line.case.world): line.values["efficiency"] for line in _frame.lines(eight)}
     assert found["attention", 8] == pytest.approx(0.625)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -96,21 +98,36 @@ _add()
 
 
 def rate_alone(
-    work: Callable[[Any], object], inputs: Iterable[Any], images: int, shortest: float, finish: Callable[[], object]
+    work: Callable[[Any], Any], inputs: Iterable[Any], shortest: float, finish: Callable[[], object], at_once: int = 1
 ) -> float:
-    """Images a second of a stage's work alone: `inputs` never end, and nobody waits for the results.
+    """Items a second of a stage's work alone: `inputs` never end, and nobody waits for the results.
 
-    finish: waits until all work has been done. images: those of an item. shortest: seconds for which it works at least.
+    finish: waits until all work has been done. shortest: seconds for which it works at least. at_once: how many items
+    it works on at a time.
     """
     source = iter(inputs)
-    work(next(source))
+    if at_once == 1:  # in this thread, since a training step issues work to its current stream
+        return _rate(lambda: work(next(source)), shortest, finish)
+    with ThreadPoolExecutor(at_once) as threads:
+        begun = deque(threads.submit(work, next(source)) for _ in range(at_once))
+
+        def one() -> None:
+            begun.popleft().result()
+            begun.append(threads.submit(work, next(source)))
+
+        return _rate(one, shortest, finish)
+
+
+def _rate(one: Callable[[], object], shortest: float, finish: Callable[[], object]) -> float:
+    """Calls a second."""
+    one()
     finish()
     start, count = time.perf_counter(), 0
     while count < FEWEST or time.perf_counter() - start < shortest:
-        work(next(source))
+        one()
         count += 1
     finish()
-    return images * count / (time.perf_counter() - start)
+    return count / (time.perf_counter() - start)
 
 
 def jpeg_engines() -> int | None:

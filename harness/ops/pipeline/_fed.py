@@ -8,6 +8,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ another crop, or another image, it is off by tens."""
 def prepare(ctx: Context, way: Way, *, overlapping: bool = True, log: str = "") -> Launch:
     """Make files, threads, processes and model, and start the pipeline. log: how the loss is logged, a name in LOGS."""
     gc.collect()  # an earlier case is in a cycle, and would keep its model and its decoded images
-    parts = Parts(ctx, way)
+    parts = Parts(ctx, way, overlapping=overlapping)
     logged = None
     if log:
         folder = tempfile.TemporaryDirectory(prefix="harness-log-")
@@ -117,7 +118,7 @@ class FedStep:
     def _seconds(self, name: str) -> float:
         """Seconds of a step of the whole, without a log, with half of the work of the stage of this name, if any."""
         step = halved(self._parts.step) if name == "train" else self._parts.step
-        stages = [Stage(s.name, halved(s.work)) if s.name == name else s for s in self._parts.stages]
+        stages = [replace(s, work=halved(s.work)) if s.name == name else s for s in self._parts.stages]
         pipeline = self._started(stages)
 
         def steps(count: int) -> None:

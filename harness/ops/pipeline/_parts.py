@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from harness.ops.pipeline import _facts, _files
 from harness.ops.pipeline._images import Copier, GpuImages, Item, ThreadImages, decoder, order, torchvision_missing
-from harness.ops.pipeline._shared import SharedBatches, pinned
+from harness.ops.pipeline._shared import AT_ONCE, SharedBatches, pinned
 from harness.ops.pipeline._stages import Crew, Stage, named
 from harness.ops.pipeline._step import TrainingStep
 from harness.ops.pipeline._workers import Decoders, ProcessImages
@@ -68,10 +68,10 @@ def _means(some: dict[str, float], others: dict[str, float]) -> dict[str, float]
 class Parts:
     """What a case's stages need until the case is over: files, threads or processes, the model.
 
-    The facts of files are reported.
+    overlapping: whether stages work at the same time. The facts of files are reported.
     """
 
-    def __init__(self, ctx: Context, way: Way) -> None:
+    def __init__(self, ctx: Context, way: Way, *, overlapping: bool) -> None:
         import torch
 
         self.ctx, self.way = ctx, way
@@ -89,6 +89,7 @@ class Parts:
         self.images = self._images(crew)
         self._decoded = self._all_decoded(crew) if way == "decoded" else []
         self.step = TrainingStep(ctx, graph=way != "gpu")
+        self._at_once = AT_ONCE if overlapping and way == "cpu" else 1
         self.stages = tuple(self._stages())
         self._report()
 
@@ -113,7 +114,7 @@ class Parts:
         item: Any = 0
         for stage in self.stages:
             with named(stage.name):
-                stages[stage.name] = self._alone(stage.work, given)
+                stages[stage.name] = self._alone(stage.work, given, stage.at_once)
                 item = stage.work(item)
             given = itertools.repeat(item)
             if stage.name == "read" and not isinstance(self.images, ThreadImages):
@@ -124,18 +125,20 @@ class Parts:
 
     def _parts_alone(self, images: ProcessImages | GpuImages, item: Item) -> dict[str, float]:
         """Images a second of decoding alone, and of cutting and resizing alone. item: the bytes of a batch's files."""
-        decoding = self._alone(images.decode, itertools.repeat(item))
+        decoding = self._alone(images.decode, itertools.repeat(item), self._at_once)
         if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
             self.ctx.report(_facts.ENGINE_USE, use)
-        return {"decode": decoding, "resize": self._alone(images.resize, itertools.repeat(images.decode(item)))}
+        resizing = self._alone(images.resize, itertools.repeat(images.decode(item)), self._at_once)
+        return {"decode": decoding, "resize": resizing}
 
     @property
     def shortest(self) -> float:
         """Seconds for which a stage works alone at least."""
         return _facts.SHORTEST[self.ctx.device.type]
 
-    def _alone(self, work: Callable[[Any], object], given: Iterator[Any]) -> float:
-        return _facts.rate_alone(work, given, self.ctx.s.B, self.shortest, self.step.finish)
+    def _alone(self, work: Callable[[Any], Any], given: Iterator[Any], at_once: int = 1) -> float:
+        images: int = self.ctx.s.B
+        return images * _facts.rate_alone(work, given, self.shortest, self.step.finish, at_once)
 
     def _images(self, crew: Crew) -> ProcessImages | GpuImages | ThreadImages:
         """What prepares images. Processes are started, and the memory that is shared with them is made and pinned."""
@@ -159,7 +162,7 @@ class Parts:
             yield Stage("prepare", lambda number: resize(self._from_memory(number)))
         else:
             yield Stage("read", self.read)
-            yield Stage("prepare", self.images.both)
+            yield Stage("prepare", self.images.both, self._at_once)
         if self.way != "gpu":
             yield Stage("copy", Copier(self.ctx.device))
 

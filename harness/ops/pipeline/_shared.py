@@ -18,12 +18,15 @@ from harness.ops.pipeline._stages import DEPTH
 if TYPE_CHECKING:
     import numpy as np
 
-# A stage writes the slots of a ring in turn, one for each batch, and only the next stage reads them. While the first
-# stage writes, at most DEPTH batches wait in the queue between the two, and the next stage has one more in hand: these
-# are the DEPTH + 1 that were written last. So with one slot more than these, the slot in turn is free. If the work of
-# a stage is halved, it gives each batch twice and writes one slot for the two, so that fewer slots are in use. Stages
-# behind the next one read no slot: images are there in a ring of their own, and then in the device's memory.
-SLOTS = DEPTH + 2
+AT_ONCE = 3
+"""Batches that processes work on at a time. When no image of the first is left, a process goes on with the next one."""
+# A stage writes the slots of a ring in turn, one for each batch, and only the next stage reads them. A slot is in use
+# while its batch is worked on by the stage that writes it or by the one that reads it, or waits in the queue between
+# the two. So AT_ONCE + DEPTH + 1 batches are in use at most. Threads that begin at the same time may take their slots
+# in another order than that of their batches, so there is one slot more. If the work of a stage is halved, it gives
+# each batch twice and writes one slot for the two, so that fewer slots are in use. Stages behind the next one read no
+# slot: images are there in a ring of their own, and then in the device's memory.
+SLOTS = AT_ONCE + DEPTH + 2
 """Slots of a ring, each of which has room for a batch."""
 
 

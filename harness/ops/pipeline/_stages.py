@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -153,10 +153,15 @@ class Loop(threading.Thread):
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step on an item's way. work: what it makes of an item; of a number, if it is the first stage."""
+    """A step on an item's way.
+
+    work: what it makes of an item; of a number, if it is the first stage. at_once: how many items it works on at a
+    time, in as many threads. Their results come out in order.
+    """
 
     name: str
     work: Work
+    at_once: int = 1
 
 
 class Pipeline:
@@ -177,6 +182,8 @@ class Pipeline:
         self._permits = StageQueue(on_the_way, self._watch) if on_the_way else None
         for _ in range(on_the_way):
             self.done()
+        self._begun: list[StageQueue] = []
+        self._threads: list[ThreadPoolExecutor] = []
         self._loops = list(self._made(stages))
         for loop in self._loops:
             loop.start()
@@ -184,7 +191,7 @@ class Pipeline:
     @property
     def ready(self) -> int:
         """How many items lie in queues or may be in a stage's hand."""
-        return sum(queue.held for queue in self.queues.values()) + len(self._loops)
+        return sum(queue.held for queue in [*self.queues.values(), *self._begun]) + len(self._loops)
 
     def take(self) -> Any:
         """The next item. Raises StageError if a stage has failed, but out of memory as it is."""
@@ -215,13 +222,30 @@ class Pipeline:
         self._close_queues()
         for loop in self._loops:
             loop.join()
+        for threads in self._threads:
+            threads.shutdown()
 
     def _made(self, stages: Sequence[Stage]) -> Iterator[Loop]:
         source = self._numbers()
         for stage in stages:
             queue = self.queues[stage.name]
-            yield Loop(stage.name, _step(source, stage.work, queue), self._fail)
+            if stage.at_once == 1:
+                yield Loop(stage.name, _step(source, stage.work, queue), self._fail)
+            else:
+                yield from self._begin_and_end(stage, source, queue)
             source = queue.get
+
+    def _begin_and_end(self, stage: Stage, source: Callable[[], Any], queue: StageQueue) -> Iterator[Loop]:
+        """Two loops of a stage: one begins work on items, the other one waits for the oldest.
+
+        Each has an item in hand, the others are in a queue between the two.
+        """
+        threads = ThreadPoolExecutor(stage.at_once, stage.name)
+        begun = StageQueue(max(1, stage.at_once - 2), self._watch)
+        self._threads.append(threads)
+        self._begun.append(begun)
+        yield Loop(stage.name, _step(source, lambda item: threads.submit(stage.work, item), begun), self._fail)
+        yield Loop(stage.name, _step(begun.get, Future.result, queue), self._fail)
 
     def _numbers(self) -> Callable[[], int]:
         """A source of numbers that waits for a permit for each of them, if there are permits."""
@@ -240,7 +264,7 @@ class Pipeline:
         self._close_queues()
 
     def _close_queues(self) -> None:
-        for queue in self.queues.values():
+        for queue in [*self.queues.values(), *self._begun]:
             queue.close()
         if self._permits is not None:
             self._permits.close()
@@ -251,15 +275,22 @@ def _step(source: Callable[[], Any], work: Work, queue: StageQueue) -> Callable[
 
 
 def halved(work: Work) -> Work:
-    """Every second item gets the result of the item before, so a stage has half of its work to do. For one thread."""
+    """Every second item gets the result of the item before, so a stage has half of its work to do."""
     turns = itertools.cycle((True, False))
-    last: Any = None
+    lock = threading.Lock()
+    last: Future[Any] = Future()
 
     def every_second(item: Any) -> Any:
         nonlocal last
-        if next(turns):
-            last = work(item)
-        return last
+        with lock:
+            own = next(turns)
+            last = result = Future() if own else last
+        if own:
+            try:
+                result.set_result(work(item))
+            except BaseException as error:
+                result.set_exception(error)
+        return result.result()
 
     return every_second
 

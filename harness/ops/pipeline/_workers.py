@@ -2,7 +2,8 @@
 
 Images never go through a pipe: the processes find files' bytes in memory that they share with the pipeline, and leave
 images there. As threads of a crew do, they take the images of a batch one by one, so that none has less to do than the
-others; and a batch needs only as many messages as there are processes.
+others; and a batch needs only as many messages as there are processes. No process waits for the last image of a batch:
+it goes on with the next batch.
 """
 
 from __future__ import annotations
@@ -43,38 +44,42 @@ _STARTED = 120.0
 class _Decoding:
     """What a process needs to decode."""
 
-    def __init__(self, batches: SharedBatches, turn: Any) -> None:
+    def __init__(self, batches: SharedBatches, taken: Any) -> None:
+        """taken: how many images processes have taken of each batch that is worked on."""
         import torch
 
         self._files, self._sizes, self._boxes = batches.files, batches.sizes, batches.boxes
         self._images = torch.from_numpy(batches.images)
-        self._turn = turn
+        self._taken = taken
         self._decode = decoder()
         self._last: torch.Tensor | None = None
 
-    def both(self, files: int, images: int) -> None:
-        """Decode and resize images of the batch in slot `files` into slot `images`."""
-        for place in self._places():
+    def both(self, turn: int, files: int, images: int) -> None:
+        """Decode and resize images of the batch in slot `files` into slot `images`.
+
+        turn: which of the batches that are worked on.
+        """
+        for place in self._places(turn):
             self._put(images, place, self._decoded(files, place))
 
-    def decode(self, files: int) -> None:
+    def decode(self, turn: int, files: int) -> None:
         """Decode images of the batch, and keep only the last one."""
-        for place in self._places():
+        for place in self._places(turn):
             self._last = self._decoded(files, place)
 
-    def resize(self, files: int, images: int) -> None:
+    def resize(self, turn: int, files: int, images: int) -> None:
         """For each image, resize the one that this process decoded last, or the first one of the batch, by its box."""
         if self._last is None:
             self._last = self._decoded(files, 0)
-        for place in self._places():
+        for place in self._places(turn):
             self._put(images, place, self._last)
 
-    def _places(self) -> Iterator[int]:
+    def _places(self, turn: int) -> Iterator[int]:
         """The places of images that no other process has taken."""
         while True:
-            with self._turn.get_lock():
-                place = self._turn.value
-                self._turn.value += 1
+            with self._taken.get_lock():
+                place = self._taken[turn]
+                self._taken[turn] += 1
             if place >= self._sizes.shape[1]:
                 return
             yield place
@@ -90,7 +95,7 @@ class _Decoding:
 _decoding: _Decoding
 
 
-def _begin(batches: SharedBatches, turn: Any, all_begun: Any) -> None:
+def _begin(batches: SharedBatches, taken: Any, all_begun: Any) -> None:
     """Make a process ready, and wait until all are: a pool starts no new process while one has nothing to do."""
     global _decoding  # noqa: PLW0603 - a pool keeps nothing for its tasks
     import torch
@@ -98,7 +103,7 @@ def _begin(batches: SharedBatches, turn: Any, all_begun: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all processes
     torch.set_num_threads(1)
-    _decoding = _Decoding(batches, turn)
+    _decoding = _Decoding(batches, taken)
     all_begun.wait(_STARTED)
 
 
@@ -110,9 +115,9 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _call(work: str, *slots: int) -> None:
+def _call(work: str, turn: int, *slots: int) -> None:
     """A task: one method of _Decoding, by its name."""
-    getattr(_decoding, work)(*slots)
+    getattr(_decoding, work)(turn, *slots)
 
 
 # ---- In the process that trains.
@@ -125,9 +130,11 @@ class Decoders:
         """Start `count` processes, and wait until they are ready. Raises RuntimeError if one of them dies."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_IMPORTS)
-        self._turn = context.Value("q")
+        self._taken = context.Array("q", SLOTS)
+        self._turns = itertools.cycle(range(SLOTS))
         self._count = count
-        self._pool = ProcessPoolExecutor(count, context, _begin, (batches, self._turn, context.Barrier(count)))
+        self._closing = threading.Lock()
+        self._pool = ProcessPoolExecutor(count, context, _begin, (batches, self._taken, context.Barrier(count)))
         self.processes: list[BaseProcess] = []
         before = multiprocessing.active_children()
         try:
@@ -142,16 +149,20 @@ class Decoders:
     def each(self, work: str, *slots: int) -> None:
         """Have all images of a batch worked on, and wait for the last one. work: the name of a method of _Decoding.
 
-        Raises what a process raised; RuntimeError if a process has died.
+        As many threads as AT_ONCE may call it at a time. A process that finds no image left of one batch goes on with
+        the next one. Raises what a process raised; RuntimeError if a process has died.
         """
-        # No process takes images now, so the lock isn't needed. One that was killed may have kept it forever.
-        self._turn.get_obj().value = 0
+        turn = next(self._turns)
+        # No process takes images by this turn now, so the lock isn't needed. One that was killed may have kept it
+        # forever.
+        self._taken.get_obj()[turn] = 0
         with self._explained():
-            _wait(self._shares(_call, work, *slots))
+            _wait(self._shares(_call, work, turn, *slots))
 
     def close(self) -> None:
         """End the processes, and wait until they have ended."""
-        self._pool.shutdown(cancel_futures=True)
+        with self._closing:  # two threads may find at the same time that a process has died
+            self._pool.shutdown(cancel_futures=True)
 
     def _shares(self, task: Callable[..., object], *arguments: Any) -> list[Future[Any]]:
         """The same task for each process. One that comes late may find that another process has done its part."""
@@ -196,7 +207,7 @@ class ProcessImages:
 
         self._decoders, self._batches, self._seed = decoders, batches, seed
         self._images = torch.from_numpy(batches.images)
-        # Each is used by the one stage that writes the ring.
+        # Each is used by the one stage that writes the ring. No thread can interrupt another one's next().
         self._next_files, self._next_images = itertools.cycle(range(SLOTS)), itertools.cycle(range(SLOTS))
 
     def read(self, number: int, files: Sequence[Path], readers: Crew, *, cold: bool) -> Item:

@@ -8,7 +8,8 @@ at a time, so the times of all stages add up. (With one buffer between each two 
 for each other.) With queues of two batches between stages, the slowest stage sets the pace.
 
 Where the CPU decodes, processes do so. Threads would wait for Python's lock, and the thread that issues the training
-step would wait for them.
+step would wait for them. Where stages overlap, no process waits until all images of a batch are done: it goes on with
+the next batch, of up to three.
 
 A call is one training step with the next batch, for which the host waits. Labels are random. Each stage is measured
 alone before a case is timed and once more afterwards. Then comes the whole with half of the slowest stage's work, which

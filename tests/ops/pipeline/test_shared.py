@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from harness.ops.pipeline import _shared
-from harness.ops.pipeline._shared import SLOTS, SharedBatches, pinned
-from harness.ops.pipeline._stages import Pipeline, Stage, halved
+from harness.ops.pipeline._shared import AT_ONCE, SLOTS, SharedBatches, pinned
+from harness.ops.pipeline._stages import DEPTH, Pipeline, Stage, halved
 
 
 def open_files():
@@ -55,8 +55,9 @@ def test_too_little_memory_is_told_before_anything_is_written(monkeypatch):
     assert open_files() == before
 
 
+@pytest.mark.parametrize("at_once", [1, AT_ONCE])
 @pytest.mark.parametrize("change", [lambda work: work, halved])
-def test_no_slot_is_written_while_the_next_stage_may_read_it(change):
+def test_no_slot_is_written_while_the_next_stage_may_read_it(change, at_once):
     slots, written = itertools.cycle(range(SLOTS)), {}
     reading, go_on, overwritten = threading.Event(), threading.Event(), []
 
@@ -73,14 +74,15 @@ def test_no_slot_is_written_while_the_next_stage_may_read_it(change):
             overwritten.append(number)
         return number
 
-    pipeline = Pipeline([Stage("write", change(write)), Stage("read", read)])
+    pipeline = Pipeline([Stage("write", change(write), at_once), Stage("read", read)])
     assert reading.wait(5)
     deadline = time.monotonic() + 5
     while pipeline.queues["write"].held < 2 and time.monotonic() < deadline:
         time.sleep(1e-3)
     time.sleep(0.02)  # enough to write what must not be written yet
     if change is not halved:
-        assert sorted(written.values()) == list(range(SLOTS))  # a slot fewer would have been written twice
+        assert sorted(written.values()) == list(range(at_once + DEPTH + 1))  # and there are more slots
+        assert len(written) < SLOTS
     go_on.set()
     for _ in range(20):
         pipeline.take()

@@ -48,7 +48,7 @@ def rate(overlapping, works):
 def rates_and_gain(overlapping):
     """Items a second of the whole and its gain by a faster stage, each over what the stages alone let expect."""
     works = {name: sleeping(name) for name in SECONDS}
-    rates = {name: rate_alone(work, itertools.count(), 1, 0.03, lambda: None) for name, work in works.items()}
+    rates = {name: rate_alone(work, itertools.count(), 0.03, lambda: None) for name, work in works.items()}
     found = rate(overlapping, works)
     faster = rate(overlapping, works | {"prepare": halved(works["prepare"])})
     wanted = expected(rates, overlapping=overlapping), gain(rates, "prepare", overlapping=overlapping)
@@ -106,17 +106,80 @@ def test_queues_are_bounded():
     pipeline.close()
 
 
+@pytest.mark.parametrize("at_once", [2, 3, 5])
+def test_a_stage_may_work_on_several_items_at_once_and_keeps_their_order(at_once):
+    together = threading.Barrier(at_once)
+
+    def work(item):
+        together.wait(10)
+        time.sleep(0.01 * (item % at_once == 0))  # the first of them ends last
+        return item
+
+    pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", work, at_once)])
+    assert [pipeline.take() for _ in range(4 * at_once)] == list(range(4 * at_once))
+    together.abort()
+    pipeline.close()
+
+
+def test_with_one_on_the_way_a_stage_for_several_gives_its_only_item():
+    pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", lambda n: n, 3)], 1, on_the_way=1)
+    for number in range(5):
+        assert pipeline.take() == number
+        pipeline.done()
+    pipeline.close()
+
+
+def test_a_stage_for_several_begins_no_more_than_that():
+    begun, go_on = [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        go_on.wait(10)
+        return item
+
+    pipeline = Pipeline([Stage("prepare", work, 3)], 1)
+    deadline = time.monotonic() + 5
+    while pipeline.ready < 3 and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    time.sleep(0.02)
+    assert sorted(begun) == [0, 1, 2]
+    go_on.set()
+    pipeline.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_the_rate_alone_of_work_on_several_items_at_once(at_once):
+    running, most = set(), []
+
+    def work(number):
+        running.add(number)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.remove(number)
+
+    rates = [rate_alone(work, itertools.count(), 0.05, lambda: None, at_once) for _ in range(3)]
+    assert max(most) == at_once
+    # Other work on this machine may make an attempt slower, but none faster.
+    assert max(rates) == pytest.approx(at_once / 0.01, rel=0.25)
+
+
+def test_the_rate_alone_tells_what_failed():
+    with pytest.raises(ValueError, match="no such file"):
+        rate_alone(fails, itertools.count(), 0.0, lambda: None, 3)
+
+
 def fails(_item):
     raise ValueError("no such file")
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("on_the_way", [0, 1])
 @pytest.mark.parametrize("place", [0, 1])
-def test_a_stage_that_fails_ends_the_pipeline_by_its_name(on_the_way, place):
+def test_a_stage_that_fails_ends_the_pipeline_by_its_name(on_the_way, place, at_once):
     before = threading.active_count()
     works = [lambda n: n, lambda n: n]
     works[place] = fails
-    pipeline = Pipeline([Stage(f"stage{i}", work) for i, work in enumerate(works)], 1, on_the_way)
+    pipeline = Pipeline([Stage(f"stage{i}", work, at_once) for i, work in enumerate(works)], 1, on_the_way)
     with pytest.raises(StageError, match=f"stage 'stage{place}' failed: ValueError: no such file"):
         pipeline.take()
     pipeline.done()  # a caller that ends its step
@@ -170,6 +233,30 @@ def test_halved_work_gives_every_result_twice():
     work = halved(lambda n: done.append(n) or n)
     assert [work(n) for n in range(5)] == [0, 0, 2, 2, 4]
     assert done == [0, 2, 4]
+
+
+def test_halved_work_of_several_threads_gives_every_result_twice():
+    done = []
+
+    def work(number):
+        time.sleep(1e-3)
+        done.append(number)
+        return number
+
+    pipeline = Pipeline([Stage("prepare", halved(work), 3)])
+    found = [pipeline.take() for _ in range(20)]
+    pipeline.close()
+    # Threads may begin in another order than that of their items, so the last one may have its like behind it.
+    assert {found.count(one) for one in set(found)} <= {1, 2}
+    assert 10 <= len(set(found)) <= 11
+    assert set(found) <= set(done)
+
+
+def test_halved_work_that_fails_tells_both():
+    work = halved(fails)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such file"):
+            work(0)
 
 
 def test_a_crew_shares_a_batch_and_tells_what_one_raised():

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness.ops.pipeline import _files, _images, _workers
-from harness.ops.pipeline._shared import SharedBatches
+from harness.ops.pipeline._shared import AT_ONCE, SLOTS, SharedBatches
 from harness.ops.pipeline._stages import Crew
 from harness.ops.pipeline._workers import Decoders, ProcessImages
 
@@ -73,12 +73,23 @@ def wait_until(true, seconds=5):
 def test_images_are_those_of_the_files_in_every_slot(decoders, batches, files, readers):
     images = ProcessImages(decoders, batches, SEED)
     assert len(decoders.processes) == len({one.pid for one in decoders.processes}) == decoders._count
-    for number in range(6):
+    for number in range(SLOTS + 2):
         order = [files[(number + place) % COUNT] for place in range(COUNT)]
         found = images.both(images.read(number, order, readers, cold=False))
         assert found.number == number
         wanted = [resized(file, number, place) for place, file in enumerate(order)]
         assert found.data.equal(torch.stack(wanted))
+
+
+@pytest.mark.parametrize("decoders", [1, 2], indirect=True)
+def test_batches_that_are_worked_on_at_once_do_not_mix(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for first in range(0, 3 * AT_ONCE, AT_ONCE):
+            items = [images.read(first + n, files[n:] + files[:n], readers, cold=False) for n in range(AT_ONCE)]
+            for n, found in enumerate(threads.map(images.both, items)):
+                wanted = [resized(file, first + n, place) for place, file in enumerate(files[n:] + files[:n])]
+                assert (found.number, found.data.equal(torch.stack(wanted))) == (first + n, True)
 
 
 @pytest.mark.parametrize("decoders", [1], indirect=True)
@@ -131,7 +142,7 @@ def test_a_process_that_is_killed_at_work_is_told(decoders, batches, files, read
         images.both(item)
     assert gone(first)
     assert gone(second)
-    decoders._turn.get_lock().acquire()  # as one of them may have done
+    decoders._taken.get_lock().acquire()  # as one of them may have done
     with pytest.raises(RuntimeError):
         ThreadPoolExecutor(1).submit(images.both, item).result(5)
 
@@ -160,7 +171,7 @@ def test_closing_leaves_no_process(batches):
 def test_no_process_outlives_a_parent_that_is_killed(files):
     code = f"""
 import time
-from harness.ops.pipeline._shared import SharedBatches
+from harness.ops.pipeline._shared import AT_ONCE, SLOTS, SharedBatches
 from harness.ops.pipeline._workers import Decoders
 decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
 print(*(one.pid for one in decoders.processes), flush=True)

@@ -20,6 +20,9 @@ LABELS = 16
 """How many classes, or words, labels have at most; half of all where there are few. Labels are random, so what ranks
 learn from each other in the first steps is how often each label comes. With labels of all classes this is little where
 there are many images: the losses of eight ranks would hardly fall, and no step could be judged by them."""
+REHEARSED = 12
+"""Steps before a step of ranks is captured. DistributedDataParallel reads times of the device in its first ten, which
+no capture allows."""
 Mean = Callable[[Sequence["torch.Tensor"]], None]
 """Puts the mean over ranks in the place of the gradients of these weights."""
 
@@ -76,6 +79,22 @@ class RankTrainer(Trainer):
         """A step. Its loss is that of this rank's data."""
         with nullcontext() if self._may_sync else self._wrapped.no_sync():
             return super().loss_of_step()
+
+    def rehearse(self) -> None:
+        """Make the steps that have to be made before one is captured, and undo what was learnt from them.
+
+        Weights, the optimizer's state and random numbers are as if there had been no step.
+        """
+        import torch
+
+        before = [weight.detach().clone() for weight in self.weights]
+        for _ in range(REHEARSED):
+            self.loss_of_step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, before)
+            for state in self.optimizer.state.values():
+                torch._foreach_zero_([value for value in state.values() if isinstance(value, torch.Tensor)])
+        torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
 
     def error_of_mean(self) -> float:
         """How far off the gradients of all ranks together are from the mean of each one's, as a share of its norm.

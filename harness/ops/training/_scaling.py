@@ -1,16 +1,17 @@
 """Training steps on several devices as variants of an op: who trains alone, and when gradients are averaged.
 
 Every rank has the same weights, and data of its own. The step is that of the highest rung of eager torch, or the same
-with torch.compile. On one device all ways are one step, so that only `replicas` is measured there. Variants that are
-rungs of a ladder have steps of their own, in DistributedDataParallel; on one device they are those of the ladder.
+with torch.compile, or as a CUDA graph, which holds its communication too. On one device all ways are one step, so that
+only `replicas` is measured there. Variants that are rungs of a ladder have steps of their own, in
+DistributedDataParallel; on one device they are those of the ladder.
 """
 
 from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from harness.ops.training import _facts
 from harness.ops.training._hidden import report_trace
 from harness.ops.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
 from harness.ops.training._rungs import DEFAULT, FLOAT32, Rung
-from harness.ops.training._settings import forget_compiled, math_modes, seed_of
+from harness.ops.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.ops.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
 from harness.ops.training._trainer import SCALE, Setup
 
@@ -51,20 +52,26 @@ def scaling_op(
     """
     choices = {
         "model": Choice("which configuration of harness.models", tuple(models)),
-        "step": Choice("how each rank's step is run", ("eager", "compile")),
+        "step": Choice("how each rank's step is run", ("eager", "compile", "graph")),
         **fields.pop("choices", {}),
     }
     op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
     for way in WAYS:
-        alone = way.wrapped or way.synced
         options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
-        options["unsupported"] = unsupported_alone if alone else None
+        options["unsupported"] = partial(cant_run, way)
         op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=rung))
     for one in rungs:
         options = {"role": one.role, "rows": one.rows, "devices": ("cuda",) if one.role == "ours" else BOTH}
         summary = f"{OF_RUNGS.name} with another step: {one.summary}"
         op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
     return op
+
+
+def cant_run(way: Way, case: Case) -> str | None:
+    """Why a case can't be measured in this way; None if it can."""
+    if dict(case.choices)["step"] == "graph" and case.device == "cpu":
+        return "a CPU has no CUDA graphs: give step: eager, or compile"
+    return unsupported_alone(case) if way.wrapped or way.synced else None
 
 
 def has_own_step(case: Case) -> str | None:
@@ -112,21 +119,16 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     modes = ExitStack()
     ctx.defer(modes.close)
     modes.enter_context(math_modes(rung.tf32))
-    if ctx.s.step == "compile":
-        rung = replace(rung, compiled=DEFAULT)
-    if rung.compiled:
-        ctx.defer(forget_compiled)
-    trainer = trainer_of(way, rung, setup_of(ctx), ctx.group.size)
+    made = make(ctx)
+    trainer = trainer_as_asked(ctx, way, rung, made["off"])
+    step = trainer.loss_of_step
     if tokens := getattr(MODELS[ctx.s.model], "tokens", 0):
         ctx.report(metrics.TOKENS, tokens * ctx.s.B * ctx.group.size)
-    made = make(ctx)
-    if way.synced and ctx.group.size > 1:
-        made["off"].fill_(trainer.error_of_mean())
     numbers = iter(range(STEPS))
 
     def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
         """A step, and while the first ones last, the losses until then, the sum of weights and the mean's error."""
-        loss = trainer.loss_of_step()
+        loss = step()
         if (number := next(numbers, None)) is not None:
             made["losses"][number].copy_(loss)
             losses.copy_(made["losses"])
@@ -134,21 +136,39 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
             off.copy_(made["off"])
 
     def first_steps() -> None:
+        nonlocal step
+        if ctx.s.step == "graph":
+            step = captured(trainer.loss_of_step, ranks=ctx.group.size)
         for _ in range(STEPS - 2):
             once(**made)
 
     _facts.with_memory(ctx, first_steps, before)
-    report_later(ctx, way, trainer)
+    report_later(ctx, way, trainer, step)
     return lambda t: once(t.losses, t.weights, t.off)
 
 
-def report_later(ctx: Context, way: Way, trainer: RankTrainer) -> None:
+def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> RankTrainer:
+    """The trainer of a rank, with its step run as the case asks. off: where the error of the mean is written."""
+    graph = ctx.s.step == "graph"
+    rung = replace(rung, graph=graph, compiled=DEFAULT if ctx.s.step == "compile" else rung.compiled)
+    if rung.compiled:
+        ctx.defer(forget_compiled)
+    with side_stream() if graph else nullcontext():
+        trainer = trainer_of(way, rung, setup_of(ctx), ctx.group.size)
+        if way.synced and ctx.group.size > 1:
+            off.fill_(trainer.error_of_mean())
+        if graph:
+            trainer.rehearse()
+    return trainer
+
+
+def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[], object]) -> None:
     """Have figures of the steps reported after they were timed."""
     if trainer.scaler.is_enabled():
         # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
         ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
     if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
-        ctx.afterwards(lambda: report_trace(ctx, trainer.loss_of_step))
+        ctx.afterwards(lambda: report_trace(ctx, step))
 
 
 def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:

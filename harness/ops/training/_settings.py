@@ -76,11 +76,15 @@ class _Replay:
         return self.result
 
 
-def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """A replay of the step as a CUDA graph. Its result is always the same tensor."""
+def captured(step: Callable[[], torch.Tensor], *, ranks: int = 1) -> Callable[[], torch.Tensor]:
+    """A replay of the step as a CUDA graph. Its result is always the same tensor.
+
+    ranks: how many processes communicate in the step.
+    """
     import torch
 
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # With several ranks, a thread of NCCL queries its own events during the capture, which 'global' forbids.
+    with torch.cuda.graph(graph, capture_error_mode="global" if ranks == 1 else "thread_local"):
         result = step()
     return _Replay(graph, result, step)

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from harness.measure import measure
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.ops.training import _scaling
 from harness.ops.training._hidden import report_trace, shares
 from harness.ops.training._ladders import rung_of
-from harness.ops.training._ranks import WAYS, FlatMean, Way
-from harness.ops.training._rungs import Rung
-from harness.ops.training._trainer import SCALE
+from harness.ops.training._ranks import WAYS, FlatMean, RankTrainer, Way
+from harness.ops.training._rungs import FLOAT32, Rung
+from harness.ops.training._trainer import SCALE, Setup
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
 
@@ -33,10 +34,38 @@ def case(op: str, variant: str, world: int = 2, **fields: Any) -> Case:
     return replace(Case(op, variant, "float16", (("B", 8),), chosen, world, "cpu"), **fields)
 
 
+def stepping(asked: Case, step: str) -> Case:
+    """The case with its step run in another way."""
+    return replace(asked, choices=tuple((name, step if name == "step" else value) for name, value in asked.choices))
+
+
 def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
     reasons = {name: v.unsupported for name, v in catalogue["resnet50_scaling"].variants.items()}
     able = {name for name, why in reasons.items() if not (why and why(case("resnet50_scaling", name, world=1)))}
     assert able == {"replicas"}
+
+
+def test_a_cpu_has_no_graph_of_a_step(catalogue: Catalogue) -> None:
+    asked = case("bert_scaling", "replicas", choices=(("model", "bert_toy"), ("step", "graph")))
+    for name in ("replicas", "no_sync", "after", "ddp"):
+        refused = catalogue["bert_scaling"].variants[name].unsupported
+        assert refused
+        assert str(refused(asked)).startswith("a CPU has no CUDA graphs: give step: eager")
+        assert refused(replace(asked, device="cuda")) is None
+
+
+@pytest.mark.parametrize("model", ["bert_toy", "resnet_toy"])
+def test_a_rehearsal_leaves_no_trace(model: str) -> None:
+    """Losses of the steps after it are those of a trainer that didn't rehearse, to the last bit."""
+    setup = Setup(model, 4, 5, torch.device("cpu"), torch.float64, shard=1)
+    found: list[list[float]] = []
+    for rehearses in (False, True):
+        trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=None)
+        if rehearses:
+            trainer.rehearse()
+        found.append([trainer.loss_of_step().item() for _ in range(4)])
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 4
 
 
 @pytest.mark.parametrize("world", [1, 8])
@@ -66,6 +95,7 @@ def test_a_rung_is_trained_as_its_ladder_says(monkeypatch: pytest.MonkeyPatch, c
     for name in RUNGS:
         ctx: Any = SimpleNamespace(
             s=SimpleNamespace(step="eager"),
+            device=torch.device("cpu"),
             group=SimpleNamespace(rank=0, size=8),
             case=case("swin_scaling", name),
             defer=deferred.append,
@@ -149,7 +179,7 @@ def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> No
     )
     scaler = SimpleNamespace(is_enabled=lambda: enabled, get_scale=lambda: SCALE / 4)
     trainer: Any = SimpleNamespace(scaler=scaler)
-    _scaling.report_later(ctx, WAYS[-1], trainer)
+    _scaling.report_later(ctx, WAYS[-1], trainer, lambda: None)
     for call in later:
         call()
     assert told == ({"skipped_steps": 2} if enabled else {})
@@ -177,16 +207,29 @@ def test_where_a_rank_may_not_trace_no_rank_does(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.gpu
-@pytest.mark.alone
 @pytest.mark.parametrize("op", MODELS)
-def test_gpus_train_together(op: str) -> None:
+def test_one_gpu_trains_by_a_graph(catalogue: Catalogue, op: str) -> None:
+    """The check holds all of its losses to the reference's, and each of these steps is a replay."""
+    from harness import devices
+
+    job = Job(stepping(case(op, "replicas", 1, device="cuda"), "graph"), TIMING)
+    found = measure(job, catalogue[op], devices.kinds()["cuda"])
+    assert (found.status, found.timer) == ("ok", "steady"), found.error
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+@pytest.mark.parametrize("step", ["eager", "graph"])
+@pytest.mark.parametrize("op", MODELS)
+def test_gpus_train_together(op: str, step: str) -> None:
     from harness import devices
 
     if (devices.kinds()["cuda"].count or 0) < 2:
         pytest.skip("needs 2 GPUs")
+    rungs = RUNGS if op == "swin_scaling" and step == "eager" else ()
     with Workers("cuda") as workers:
-        for variant in ("replicas", "no_sync", "after", "ddp", *(RUNGS if op == "swin_scaling" else ())):
-            found = workers.measure(Job(case(op, variant, device="cuda"), TIMING))
+        for variant in ("replicas", "no_sync", "after", "ddp", *rungs):
+            found = workers.measure(Job(stepping(case(op, variant, device="cuda"), step), TIMING))
             assert (found.status, found.timer) == ("ok", "steady"), found.error
             told = {name for name, _ in found.facts} & {"hidden_by_trace", "communication"}
             assert len(told) == (0 if variant in ("replicas", "no_sync") else 2)

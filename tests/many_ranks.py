@@ -6,6 +6,7 @@ folder. Torch is loaded once for all of them, so eight take little longer to sta
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -20,10 +21,14 @@ from harness.processes.messages import Measure, Question, decode_question, encod
 
 def main(folder: Path, questions: Sequence[Question]) -> int:
     """Fork the ranks of one world after the other, and wait for them. Returns 0 if all of them ended well."""
+    # Nearly all that the imports make stays, so searches for garbage would take a third of their time.
+    gc.disable()
     import torch
     import torch._dynamo  # which DistributedDataParallel loads, and which takes as long as torch itself
 
     Catalogue()
+    gc.freeze()
+    gc.enable()
     torch.set_num_threads(1)
     return max(together(world, folder, [*asked]) for world, asked in groupby(questions, world_of))
 

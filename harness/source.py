@@ -101,9 +101,11 @@ def _needed(file: Path) -> list[Path]:
 
 def _closure(first: Path, following: Callable[[Path], Sequence[Path]]) -> list[Path]:
     """`first` and everything that follows from it, each once."""
-    found = [first]
+    found, known = [first], {first}
     for path in found:
-        found += [other for other in following(path) if other not in found]
+        new = [other for other in following(path) if other not in known]
+        found += new
+        known.update(new)
     return found
 
 

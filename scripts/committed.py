@@ -115,13 +115,21 @@ class Runs:
             raise SystemExit(f"no committed run has the case {name}")
         return self.groups[name]
 
+    @cached_property
+    def _cases(self) -> list[tuple[str, Group, str]]:
+        """The id of every case, with its group and its variant."""
+        return [
+            (result.case.id, group, variant)
+            for group in self.groups.values()
+            for variant, result in group.results.items()
+        ]
+
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
         values = [
             value
-            for group in self.groups.values()
-            for result in group.results.values()
-            if fnmatchcase(result.case.id, cases) and (value := group.value(result.case.variant, metric, over))
+            for name, group, variant in self._cases
+            if fnmatchcase(name, cases) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

@@ -45,7 +45,7 @@ class _Decoding:
     """What a process needs to decode."""
 
     def __init__(self, batches: SharedBatches, taken: Any) -> None:
-        """taken: how many images processes have taken of each batch that is worked on."""
+        """Keep what all processes share. taken: how many images of each batch some process has taken."""
         import torch
 
         self._files, self._sizes, self._boxes = batches.files, batches.sizes, batches.boxes

@@ -17,7 +17,7 @@ def test_a_graph_keeps_the_weights_that_it_reads(monkeypatch):
     replays: list[None] = []
     graph = SimpleNamespace(replay=lambda: replays.append(None))
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "graph", lambda _, **__: nullcontext())
     model, x = torch.nn.Linear(2, 2), torch.ones(2)
     with torch.no_grad():
         weight, first = weakref.ref(model.weight), model(x)
@@ -31,3 +31,17 @@ def test_a_graph_keeps_the_weights_that_it_reads(monkeypatch):
     del replay
     gc.collect()
     assert weight() is None
+
+
+def test_a_graph_of_several_ranks_lets_the_thread_of_nccl_query_its_events(monkeypatch):
+    modes: list[str] = []
+
+    def graph(_made, *, capture_error_mode):
+        modes.append(capture_error_mode)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    for ranks in (1, 2, 8):
+        captured(lambda: torch.ones(1), ranks=ranks)
+    assert modes == ["global", "thread_local", "thread_local"]

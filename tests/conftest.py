@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 # Nearly all that collecting makes stays, torch and thousands of tests: a search for garbage would only take time.
 gc.disable()
+# Few users set it. Where it is set, a process whose output comes too late isn't noticed.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for others takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

@@ -100,7 +100,7 @@ def test_a_process_of_ours_executes_nothing_in_the_working_folder(
     (trap.parent / "more" / "harness" / "__init__.py").write_text("")
     (trap.parent / "more" / "harness" / "hello.py").write_text(
         "import copy, json, subprocess, sys, harness\n"
-        "print(harness.__file__, sys.argv[1:], json.dumps(sys.path))\n"
+        "print(harness.__file__, sys.argv[1:], json.dumps(sys.path), flush=True)\n"
         f"subprocess.run([sys.executable, '-c', {program!r}], check=True)\n"
     )
     command, made = python.command("harness.hello", ["-x"]), python.environment(trap.parent / "more")

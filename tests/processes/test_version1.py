@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import tarfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import pytest
 
@@ -98,13 +98,23 @@ def test_what_is_no_reply_is_a_value_error(line: bytes) -> None:
 
 
 def test_the_last_commit_of_version_1_measures_a_case(tmp_path: Path) -> None:
-    shown = ["git", "-C", str(CHECKOUT), "archive", LAST_OF_VERSION_1, "harness", "kernels", "scenarios"]
+    shown = [
+        "git",
+        "-C",
+        str(CHECKOUT),
+        "archive",
+        "--format=zip",
+        LAST_OF_VERSION_1,
+        "harness",
+        "kernels",
+        "scenarios",
+    ]
     try:
         archive = subprocess.run(shown, capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         pytest.skip("this checkout has no git history")
-    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        tar.extractall(tmp_path, filter="data")
+    with ZipFile(io.BytesIO(archive)) as packed:
+        packed.extractall(tmp_path)
     with Workers("cpu", root=tmp_path) as workers:
         known = workers.survey([tmp_path / "scenarios" / "dropout.yaml"], [DROPOUT, BATCH_NORM, GONE])
         assert known.known == (DROPOUT.case.id, BATCH_NORM.case.id)

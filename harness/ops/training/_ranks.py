@@ -21,8 +21,7 @@ LABELS = 16
 learn from each other in the first steps is how often each label comes. With labels of all classes this is little where
 there are many images: the losses of eight ranks would hardly fall, and no step could be judged by them."""
 REHEARSED = 12
-"""Steps before a step of ranks is captured. DistributedDataParallel reads times of the device in its first ten, which
-no capture allows."""
+"""Steps before a step of ranks is captured. Torch's notes on CUDA graphs ask for eleven of DistributedDataParallel."""
 Mean = Callable[[Sequence["torch.Tensor"]], None]
 """Puts the mean over ranks in the place of the gradients of these weights."""
 
@@ -83,7 +82,8 @@ class RankTrainer(Trainer):
     def rehearse(self) -> None:
         """Make the steps that have to be made before one is captured, and undo what was learnt from them.
 
-        Weights, the optimizer's state and random numbers are as if there had been no step.
+        Weights, the optimizer's state and random numbers are as if there had been no step. Running statistics of batch
+        norm, which no training step reads, stay changed.
         """
         import torch
 

@@ -171,7 +171,7 @@ def test_closing_leaves_no_process(batches):
 def test_no_process_outlives_a_parent_that_is_killed(files):
     code = f"""
 import time
-from harness.ops.pipeline._shared import AT_ONCE, SLOTS, SharedBatches
+from harness.ops.pipeline._shared import SharedBatches
 from harness.ops.pipeline._workers import Decoders
 decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
 print(*(one.pid for one in decoders.processes), flush=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.discover import discover
-from harness.errors import NO_EXIT, UsageError, nearest
+from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest
 from harness.ops.sheet import Op
 
 
@@ -67,12 +67,20 @@ def _load_file(file: Path) -> ModuleType:
 
 @contextmanager
 def _loading(what: str) -> Iterator[None]:
-    """Raises UsageError, which names the plug-in, in place of whatever it raises, sys.exit included. Ctrl-C passes."""
+    """Raises UsageError, which names the plug-in and the line, in place of what it raises, sys.exit included.
+
+    Ctrl-C passes. An error that the harness itself reports keeps its advice.
+    """
     try:
         yield
     except KeyboardInterrupt:
         raise
+    except HarnessError as error:
+        raise UsageError(f"{what}: {error.message}", error.advice) from error
+    except SyntaxError as error:
+        # It names the line itself, and the innermost frame is the import, not the mistake.
+        raise UsageError(f"{what}: {type(error).__name__}: {error}", "the plug-in isn't valid Python") from error
     except BaseException as error:
         # With the exit code of a plug-in, a command that has measured nothing would look passed.
         advice = "the plug-in raised while being loaded" if isinstance(error, Exception) else NO_EXIT
-        raise UsageError(f"{what}: {type(error).__name__}: {error}", advice) from error
+        raise UsageError(f"{what}: {brief(described(error))}", advice) from error

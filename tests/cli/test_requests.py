@@ -134,7 +134,7 @@ def test_a_plugin_that_raises_is_named(tmp_path: Path) -> None:
     plugin.write_text("1 / 0\n")
     result = invoke("run", "quick", "--ops", plugin)
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"error: {plugin}: ZeroDivisionError: division by zero\n")
+    assert result.stderr.startswith(f"error: {plugin}: ZeroDivisionError: division by zero ({plugin}:1 in <module>")
 
 
 @pytest.mark.parametrize("command", [["run", "quick"], ["gate", "quick", "--base=HEAD"]], ids="".join)

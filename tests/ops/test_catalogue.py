@@ -74,7 +74,7 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
     [
         (SHEET.format(name="prelu"), r"bad.py: there is an op named 'prelu' already \(.*ops/activation/prelu.py\)"),
         ("x = 1\n", "bad.py: defines no op"),
-        ("1 / 0\n", "bad.py: ZeroDivisionError: division by zero"),
+        ("\n1 / 0\n", r"bad.py: ZeroDivisionError: division by zero \(.*bad\.py:2 in <module>: 1 / 0\)"),
         ("def f(:\n", "bad.py: SyntaxError"),
         ("import sys\nsys.exit(0)\n", "bad.py: SystemExit: 0"),
         ("raise GeneratorExit\n", "bad.py: GeneratorExit"),
@@ -84,6 +84,13 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
 def test_a_bad_plugin_is_one_clear_error(tmp_path, text, message):
     with pytest.raises(UsageError, match=message):
         Catalogue([plugin(tmp_path, "bad", text)])
+
+
+def test_a_mistake_that_the_harness_finds_in_a_plugin_keeps_its_advice(tmp_path):
+    text = SHEET.format(name="a") + "OP.variant('v', '', role='baselin')(print)\n"
+    with pytest.raises(UsageError, match=r"bad\.py: variant 'v' has the role 'baselin'$") as caught:
+        Catalogue([plugin(tmp_path, "bad", text)])
+    assert caught.value.advice == "did you mean 'baseline'?"
 
 
 @pytest.mark.parametrize("text", ["import sys\nsys.exit(0)\n", "1 / 0\n"])

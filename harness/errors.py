@@ -146,7 +146,7 @@ def _shortened(place: str, rest: str) -> str:
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Advice that names the allowed spelling nearest to `word`, or all allowed ones if none is near."""
     choices = sorted(allowed)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word, choices, n=1)
     if close:
         return f"did you mean '{close[0]}'?"
     return f"allowed: {', '.join(choices)}" if choices else "none is known"

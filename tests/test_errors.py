@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from harness.errors import UsageError, brief, described
+from harness.errors import UsageError, brief, described, nearest
 
 OP = """
 import json
@@ -71,3 +71,8 @@ def test_the_frames_of_a_killed_process_name_the_place_too(tmp_path: Path) -> No
         f'  File "{json.__file__}", line 3 in loads\n  File "{tmp_path}/mine.py", line 9 in launch\n'
     )
     assert brief(text) == f"killed by signal SIGSEGV ({tmp_path}/mine.py:9 in launch)"
+
+
+def test_only_a_spelling_that_is_near_is_suggested():
+    assert nearest("tunned", ["tuned", "compile"]) == "did you mean 'tuned'?"
+    assert nearest("nope", ["tuned", "compile"]) == "allowed: compile, tuned"

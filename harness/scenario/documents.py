@@ -6,7 +6,7 @@ A file holds one scenario, or several as YAML documents, which `---` separates.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,6 +236,17 @@ def _named(name: str) -> list[Path]:
     raise InputError(
         [Problem(name, "no scenario file or folder, and none bundled, has this name", nearest(name, known))]
     )
+
+
+def shown(value: object) -> str:
+    """A value as it stands in the file."""
+    if isinstance(value, Mapping):
+        return f"a mapping with the keys {', '.join(value)}" if value else "an empty mapping"
+    if isinstance(value, list):
+        return "a list" if value else "an empty list"
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 def _bundled() -> list[Path]:

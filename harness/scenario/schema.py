@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -28,7 +28,7 @@ from harness.errors import Problem, nearest
 from harness.metrics import METRICS, claimed, floors
 from harness.model import Cache, Says, Timing
 from harness.ops import Op
-from harness.scenario.documents import Document, KeyPath
+from harness.scenario.documents import Document, KeyPath, shown
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -380,21 +380,12 @@ def _problem(document: Document, detail: ErrorDetails) -> Problem:
         case "extra_forbidden" if issubclass(model, FloorKeys) and path[-1] in METRICS:
             message, advice = f"a floor can't be of {path[-1]}", f"allowed: {', '.join(sorted(floors()))}"
         case "extra_forbidden":
-            message, advice = f"unknown key '{path[-1]}'", nearest(str(path[-1]), model.model_fields)
+            # A key of timing that stands one level too high isn't rare.
+            timing = [f"timing.{key}" for key in TimingKeys.model_fields if model is ScenarioKeys]
+            message, advice = f"unknown key '{path[-1]}'", nearest(str(path[-1]), [*model.model_fields, *timing])
         case "literal_error":
             message = f"{shown(found)} isn't known here"
             advice = nearest(str(found), re.findall("'([^']*)'", context["expected"]))
         case kind:
             message, advice = f"{_MUST.get(kind, 'is wrong').format(**context)}, found {shown(found)}", ""
     return document.problem(path, message, advice)
-
-
-def shown(value: object) -> str:
-    """A value as it stands in the file."""
-    if isinstance(value, Mapping):
-        return f"a mapping with the keys {', '.join(value)}" if value else "an empty mapping"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    if value is None or isinstance(value, bool):
-        return {None: "nothing", True: "true", False: "false"}[value]
-    return f"'{value}'" if isinstance(value, str) else str(value)

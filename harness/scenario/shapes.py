@@ -13,8 +13,8 @@ from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Value
 from harness.ops import Choice, Op, Tensor
 from harness.scenario.definition import Setting
-from harness.scenario.documents import Document, KeyPath
-from harness.scenario.schema import Product, ScenarioKeys, Zip, shown
+from harness.scenario.documents import Document, KeyPath, shown
+from harness.scenario.schema import Product, ScenarioKeys, Zip
 
 Written = list[dict[str, Any]] | Product | Zip
 

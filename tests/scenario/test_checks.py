@@ -181,6 +181,13 @@ def test_an_unknown_op_doesn_t_hide_the_rest(refused: Refused) -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["timeout", "max_time", "precision"])
+def test_a_key_of_timing_beside_it_is_told_where_it_belongs(refused: Refused, key: str) -> None:
+    assert refused(f"title: t\nop: add\n{ONE}{key}: 5\n") == [
+        (f"4: {key}", f"unknown key '{key}'; did you mean 'timing.{key}'?"),
+    ]
+
+
 def test_an_op_that_no_other_resembles_hides_no_more_than_its_own_names(refused: Refused) -> None:
     """Its variants and symbols may be right: perhaps only --ops was forgotten."""
     text = "title: t\nop: mine\nshapes: [{X: 8}]\ndtypes: [float32, flaot32]\nvariants: [own]\ncache: lukewarm\n"

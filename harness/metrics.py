@@ -35,6 +35,8 @@ PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "
 """Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
 DECODE_RATE = "decode_rate"
 """The fact that a pipeline has which decodes images."""
+ABOVE_CEILING = 1.02
+"""From this share of the ceiling on, the time or the ceiling is wrong: ceilings are no more exact than that."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 

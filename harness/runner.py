@@ -19,7 +19,6 @@ from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer
 
-ABOVE_CEILING = 1.02
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
 
@@ -151,7 +150,7 @@ def _limits(
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:
     """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache."""
     share = metrics.METRICS["of_ceiling"].value(metrics.Subject.of(measurement, limits))
-    if share is None or share <= ABOVE_CEILING or measurement.case.cache == "hot":
+    if share is None or share <= metrics.ABOVE_CEILING or measurement.case.cache == "hot":
         return measurement
     warning = Warning(
         "above-ceiling",

@@ -10,7 +10,8 @@ from harness import units
 from harness.discover import discover
 from harness.explain._records import AT, Known, Reason
 from harness.explain._words import share
-from harness.model import STALL
+from harness.metrics import ABOVE_CEILING
+from harness.model import STALL, Cache
 
 LEAST = 0.03
 """A reason that saves less than this share of the time isn't told: ceilings are no more exact than that."""
@@ -59,7 +60,7 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
         return "Not known: the run has no ceiling for this work, and no rule finds anything."
     rest = units.seconds(known.time - known.floor)
     if known.near_ceiling:
-        return _near(known.of_ceiling or 0.0, rest)
+        return _near(known.of_ceiling or 0.0, rest, known.case.cache)
     if known.resident is not None:
         return (
             f"Not known: {rest} above the ceiling. Its data lie in the L2 ({units.size(known.resident)} of "
@@ -75,8 +76,15 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
     )
 
 
-def _near(of_ceiling: float, rest: str) -> str:
+def _near(of_ceiling: float, rest: str, cache: Cache) -> str:
     told = f"{units.percent(of_ceiling)} of what this machine can do."
+    if of_ceiling > ABOVE_CEILING and cache == "hot":
+        return f"Above the ceiling: {told} The cache is hot, so data come from it that the ceiling takes from memory."
+    if of_ceiling > ABOVE_CEILING:
+        return (
+            f"Above the ceiling: {told} The time or the ceiling is wrong, so nothing is known of what is left to gain: "
+            "the warning above-ceiling in the report says what to check."
+        )
     if of_ceiling >= AT:
         return f"At the ceiling: {told} Nothing is left to gain."
     return f"Near the ceiling: {told} No more than {rest} are left to gain."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -111,6 +112,10 @@ def test_what_is_said_where_no_rule_finds_anything(uncounted, copying, healthy):
     assert verdict(known, ()).startswith("At the ceiling: 98.0% of what this machine can do.")
     near = verdict(copying(time=2**30 / 4e12 / 0.96), ())
     assert near == "Near the ceiling: 96.0% of what this machine can do. No more than 11.18 us are left to gain."
+    above = verdict(copying(time=2**30 / 4e12 / 1.07), ())
+    assert above.startswith("Above the ceiling: 107.0% of what this machine can do. The time or the ceiling is wrong")
+    known = copying(time=2**30 / 4e12 / 1.07)
+    assert "The cache is hot" in verdict(replace(known, case=replace(known.case, cache="hot")), ())
     # Twice the ceiling of 268.4 us.
     assert verdict(uncounted(), ()).startswith("Not known: 268.4 us above the ceiling. What is known without counters")
     assert verdict(copying(), ()).endswith(

@@ -170,12 +170,16 @@ def _lines(
 def _header(folder: Path) -> Header:
     path = folder / HEADER
     if not path.exists():
+        inner = min(folder.glob(f"*/{HEADER}"), default=None)
+        example = f", such as {inner.parent}" if inner else ""
         raise UsageError(
-            f"{folder}: holds no run (there is no {HEADER})", "name a folder that 'harness run' has written"
+            f"{folder}: holds no run (there is no {HEADER})", f"name a folder that 'harness run' has written{example}"
         )
     text = _read(path)
     try:
         content = json.loads(text)
+        if not isinstance(content, dict):
+            raise TypeError("found no JSON object")
         schema = content["schema"]
         if schema > SCHEMA:
             raise UsageError(f"{path}: has schema {schema}; this version reads up to {SCHEMA}", "update the harness")

@@ -235,6 +235,14 @@ def test_a_folder_without_a_run_says_what_is_missing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_of_runs_names_one_of_them(tmp_path: Path, header: Header) -> None:
+    for name in ("b", "a"):
+        store.create(tmp_path / name, header).close()
+    with pytest.raises(UsageError, match="holds no run") as caught:
+        store.load(tmp_path)
+    assert caught.value.advice == f"name a folder that 'harness run' has written, such as {tmp_path / 'a'}"
+
+
 def test_a_newer_schema_is_refused(folder: Path, header: Header) -> None:
     store.create(folder, replace(header, schema=SCHEMA + 1)).close()
     with pytest.raises(UsageError, match=f"has schema {SCHEMA + 1}; this version reads up to {SCHEMA}"):
@@ -245,7 +253,7 @@ def test_a_newer_schema_is_refused(folder: Path, header: Header) -> None:
     ("content", "reason"),
     [
         ("{", "Expecting property name"),
-        ("[]", "list indices"),
+        ("[]", "found no JSON object"),
         ("{}", "no 'schema'"),
         ('{"schema": 2}', "name: Field required"),
         ('{"schema": 1}', "isn't a record of version 1"),

@@ -24,11 +24,14 @@ EXAMPLES = (
     "  harness gate --base main ci\n"
     "  harness gate --base HEAD~1 prelu --only 'prelu/tuned/*' --margin 2%\n"
     "  harness gate --base main scenarios --ops mine.py --accept missing\n"
-    "  harness gate reports/before reports/after     stored runs, each with --repeat 10\n"
+    "  harness gate reports/before reports/after     stored, with --repeat 10 each\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
     "\n\b\nExit codes:\n"
-    "  0 nothing is slower; 1 something is slower, wrong, below its floor or missing; 2 wrong usage;\n"
-    "  3 not enough evidence to decide; 4 the machine can't give valid numbers, or the runs can't be compared"
+    "  0 nothing is slower\n"
+    "  1 something is slower, wrong, below its floor or missing\n"
+    "  2 wrong usage\n"
+    "  3 not enough evidence to decide\n"
+    "  4 the machine can't give valid numbers, or the runs can't be compared"
 )
 
 

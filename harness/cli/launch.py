@@ -11,8 +11,8 @@ from harness.errors import UsageError
 
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness launch slurm --nodes 2 -- run scaling --output reports/two-nodes > job.sh; sbatch job.sh\n"
-    "  harness launch kubernetes --nodes 2 --image registry/harness -- run collectives | kubectl create -f -"
+    "  harness launch slurm --nodes 2 -- run scaling > job.sh; sbatch job.sh\n"
+    "  harness launch kubernetes --image NAME -- run scaling | kubectl create -f -"
 )
 _PORT = 29500
 

@@ -27,13 +27,14 @@ EXAMPLES = (
     "\b\nExamples:\n"
     "  harness run quick\n"
     "  harness run scenarios/prelu.yaml --dry-run\n"
-    "  harness run prelu --only 'prelu/*/float16/*' --variants tuned,compile --repeat 5\n"
+    "  harness run prelu --only '*/float16/*' --variants tuned,compile\n"
     "  harness run mine.yaml --ops mine.py --output reports/mine\n"
     "  harness run --resume reports/mine\n"
     "\n\b\nWhat --json writes, as results.json of the report has it:\n"
-    '  {"schema": 2, "header": machine, limits, scenarios and command, as in run.json,\n'
+    '  {"schema": 2, "header": machine, limits, scenarios, command, as in run.json,\n'
     '   "results": [one object a case, with the columns of results.csv],\n'
-    '   "attachments": [what tools found about a case], "notes": [sentences to know]}'
+    '   "attachments": [what tools found about a case],\n'
+    '   "notes": [sentences to know]}'
 )
 _STREAMS = ("stdout", "stderr")
 

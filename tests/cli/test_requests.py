@@ -29,6 +29,7 @@ def test_help_shows_an_example(command: str, flag: str) -> None:
     result = invoke(command, flag)
     assert result.exit_code == 0
     assert f"\n    harness {command}" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 80
 
 
 def test_help_of_the_gate_names_what_may_be_accepted() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Annotated
 
 import typer
 
-from harness.errors import UsageError
+from harness.errors import UsageError, nearest
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -15,6 +16,9 @@ EXAMPLES = (
     "  harness launch kubernetes --image NAME -- run scaling | kubectl create -f -"
 )
 _PORT = 29500
+# Minutes, MM:SS, HH:MM:SS, and with days before a '-', as sbatch has them; and its words for no limit.
+_TIME = re.compile(r"(\d+-)?\d+(:\d\d){0,2}|UNLIMITED|INFINITE")
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
 app = typer.Typer(
     help="Print a batch script, or a job for Kubernetes, that starts one torchrun a node. Nothing is started.",
@@ -32,6 +36,7 @@ Gpus = Annotated[int, typer.Option("--gpus", min=1, metavar="N", help="GPUs of e
 
 @app.command(epilog="The scenario's `world` says how many of these GPUs work on a case together.")
 def slurm(
+    ctx: typer.Context,
     words: Words,
     nodes: Nodes = 1,
     gpus: Gpus = 8,
@@ -39,11 +44,14 @@ def slurm(
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="Partition of the cluster.")] = None,
 ) -> None:
     """Print a batch script for Slurm's sbatch. The checkout, and its Python, must lie where all hosts see them."""
-    typer.echo(slurm_script(_checked(words), nodes, gpus, time, partition), nl=False)
+    if not _TIME.fullmatch(time):
+        raise UsageError(f"--time: '{time}' is no limit that Slurm knows", "write HH:MM:SS, or D-HH:MM:SS")
+    typer.echo(slurm_script(_checked(ctx, words), nodes, gpus, time, partition), nl=False)
 
 
 @app.command(epilog="Kubeflow's Trainer must be installed on the cluster, with its runtime torch-distributed.")
 def kubernetes(
+    ctx: typer.Context,
     words: Words,
     image: Annotated[str, typer.Option(metavar="IMAGE", help="Image with the harness and torch.")],
     nodes: Nodes = 1,
@@ -51,12 +59,19 @@ def kubernetes(
     name: Annotated[str, typer.Option(metavar="NAME", help="Name of the job.")] = "harness",
 ) -> None:
     """Print a TrainJob of Kubeflow's Trainer. The report stays in the pod of rank 0 unless --output names a volume."""
-    typer.echo(train_job(_checked(words), nodes, gpus, image, name), nl=False)
+    if not _NAME.fullmatch(name):
+        advice = "write small letters, digits and '-', a letter first, no '-' last, 63 characters at most"
+        raise UsageError(f"--name: '{name}' is no name that Kubernetes takes", advice)
+    typer.echo(train_job(_checked(ctx, words), nodes, gpus, image, name), nl=False)
 
 
-def _checked(words: list[str]) -> list[str]:
+def _checked(ctx: typer.Context, words: list[str]) -> list[str]:
+    """The words. Raises UsageError unless they begin with a command: else the job would fail only on the cluster."""
     if words[0] == "launch":
         raise UsageError("launch can't be launched", "name the command to run, e.g. run scaling")
+    commands = getattr(ctx.find_root().command, "commands", {})
+    if words[0] not in commands:
+        raise UsageError(f"harness has no command '{words[0]}'", nearest(words[0], commands.keys() - {"launch"}))
     return words
 
 

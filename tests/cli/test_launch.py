@@ -75,3 +75,26 @@ def test_launching_a_launch_is_refused(kind: str) -> None:
     image = ["--image", "x"] if kind == "kubernetes" else []
     done = CliRunner().invoke(app, ["launch", kind, *image, "--", "launch", "slurm"])
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["slurm", "--", "rnu", "scaling"], "error: harness has no command 'rnu'\n  did you mean 'run'?\n"),
+        (["slurm", "--time", "2h", "--", *WORDS], "error: --time: '2h' is no limit that Slurm knows\n"),
+        (["kubernetes", "--image", "x", "--", "rnu"], "error: harness has no command 'rnu'\n"),
+        (
+            ["kubernetes", "--image", "x", "--name", "My Job", "--", *WORDS],
+            "error: --name: 'My Job' is no name that Kubernetes takes\n",
+        ),
+    ],
+)
+def test_what_would_fail_only_on_the_cluster_is_refused(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["launch", *arguments])
+    assert done.exit_code == 2
+    assert done.stderr.startswith(said)
+
+
+@pytest.mark.parametrize("time", ["90", "90:00", "01:00:00", "2-12", "2-12:00:00", "UNLIMITED"])
+def test_every_limit_of_slurm_is_taken(time: str) -> None:
+    assert f"#SBATCH --time={time}\n" in printed("slurm", "--time", time)

@@ -75,7 +75,7 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, t
     _checked(x, p)
     _alike(x, residual)
     if not x.ndim or bias.shape != x.shape[-1:]:
-        raise ValueError(f"bias is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be ({x.shape[-1:]},)")
+        raise ValueError(f"bias is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be {tuple(x.shape[-1:])}")
     if not training or p == 0:
         return x + bias.to(x.dtype) + residual
     call, seed = _numbers(x)

@@ -30,7 +30,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Ten
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
-    """X / sqrt(mean(x * x) + eps) * weight over the last dimension. x: (..., N); weight: (N,).
+    """RMSNorm over the last dimension, x / sqrt(mean(x * x) + eps) * weight. x: (..., N); weight: (N,).
 
     Types, eps and errors are as in layer_norm().
     """
@@ -53,7 +53,8 @@ def _fitting(x: Tensor, **vectors: Tensor) -> None:
         raise ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
     for name, vector in vectors.items():
         if not x.ndim or vector.shape != x.shape[-1:]:
-            raise ValueError(f"{name} is {tuple(vector.shape)}; for x of {tuple(x.shape)} it must be ({x.shape[-1:]},)")
+            must = tuple(x.shape[-1:])
+            raise ValueError(f"{name} is {tuple(vector.shape)}; for x of {tuple(x.shape)} it must be {must}")
 
 
 def _matrix(x: Tensor) -> dict[str, int]:

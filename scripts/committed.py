@@ -54,7 +54,7 @@ class Group:
 
     @cached_property
     def _against_limits(self) -> dict[str, Subject]:
-        """With the ceiling, which is the same for all variants, and takes a search through all streams."""
+        """The subjects with the ceiling. All variants have the same one; to find it takes a search."""
         found = subjects(self.results.values(), self.run.limits)
         return {name: found[result.case.id] for name, result in self.results.items()}
 
@@ -71,7 +71,7 @@ class Group:
 
     @cached_property
     def _reported(self) -> dict[str, Mapping[str, float | None]]:
-        """As reports have them, which find the case on one device that one on several is compared with."""
+        """Values as reports have them. A report finds the case on one device that one on several is compared with."""
         values = {line.case.id: line.values for line in lines(self.run)}
         return {name: values[result.case.id] for name, result in self.results.items()}
 

@@ -33,7 +33,7 @@ class Estimate:
 
     @classmethod
     def make(cls, plan: Plan, kind: str, repeat: int, fresh: bool = False) -> Estimate:
-        """That of a plan on this machine, measured by `repeat` processes one after the other."""
+        """The estimate of a plan on this machine, measured by `repeat` processes one after the other."""
         known = not fresh and limits.recall(devices.kinds()[kind].machine()) is not None
         cases = sum(job.timing.max_time + _BESIDE for job in plan.jobs)
         once = _START + _COMPILE * len(plan.ops)

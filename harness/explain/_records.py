@@ -182,7 +182,7 @@ class Known:
         return (traffic.read, traffic.written, "by count") if traffic else None
 
     def gain(self, seconds: float) -> float:
-        """So many seconds, but no more than lie between the time and the ceiling, which no remedy beats."""
+        """The smaller of `seconds` and what lies between the time and the ceiling, which no remedy beats."""
         most = seconds if self.floor is None else min(seconds, self.time - self.floor)
         return max(0.0, most)
 

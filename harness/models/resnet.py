@@ -84,7 +84,10 @@ class ResNet(nn.Module):
         self._initialise(config.zero_last_gamma)
 
     def forward(self, images: Tensor) -> Tensor:
-        """With images of 224 x 224: 56 x 56 pixels in layer1, half of it along both sides in each stage after it."""
+        """Logits (B, classes) of images (B, 3, H, W).
+
+        Images of 224 x 224 have 56 x 56 pixels in layer1, and half as many along both sides in each stage after it.
+        """
         x = self.operators.bn_add_relu(self.bn1, self.conv1(images), None)
         x = functional.max_pool2d(x, 3, stride=2, padding=1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))

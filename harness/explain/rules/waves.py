@@ -74,7 +74,7 @@ def _uneven(known: Known, kernel: Seen, rounds: float, verdict: str, text: str) 
 
 
 def _spared(known: Known, kernel: Seen, idle: float, text: str) -> tuple[float, str]:
-    """That share of the kernel's time, as far as a plain stream of its bytes doesn't take it."""
+    """The share `idle` of the kernel's time, as far as a plain stream of its bytes doesn't take it, and the sum."""
     streaming = known.streaming(kernel) or 0.0
     rest = kernel.seconds - streaming
     if kernel.seconds * idle > rest:

@@ -130,5 +130,5 @@ def packed(ctx: Context) -> Launch:
     unsupported=_too_long,
 )
 def tuned(ctx: Context) -> Launch:
-    """Which of them it is depends on sizes and addresses: transpose.cu says more."""
+    """Sizes and addresses decide which of these ways is taken: transpose.cu says how."""
     return _transpose.tuned(ctx, "nchw_to_nhwc", _matrices(ctx.case))

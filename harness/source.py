@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from harness import paths
+from harness._comments import without_comments
 from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -28,11 +29,12 @@ def code(op: str, file: Path) -> Code:
     It covers the code that measures every op; the op's file, with the modules of ops, models and `harness.nn` that it
     imports; and the kernels that these files name, with the headers that the kernels include. It covers neither tables,
     reports and the command line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's
-    file.
+    file. Comments and docstrings don't count: they make no number.
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
     beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
-    return Code(op, _hash((path.name, path) for path in [*measuring, *_needed(file), *beside]))
+    files = {path for path in [*measuring, *_needed(file), *beside] if path.is_file()}
+    return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in files))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
@@ -41,7 +43,7 @@ def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
     root: a checkout of another revision, in place of this installation.
     """
     package, kernels = (root / "harness", root / "kernels") if root else (_PACKAGE, paths.data("kernels"))
-    return _hash(_everything(package, kernels, plugins))
+    return _hash((name, path.read_bytes()) for name, path in _everything(package, kernels, plugins))
 
 
 def revision() -> tuple[str, bool]:
@@ -57,10 +59,9 @@ def revision() -> tuple[str, bool]:
     return (_git("rev-parse", "HEAD") or "").strip(), bool(changes)
 
 
-def _hash(files: Iterable[tuple[str, Path]]) -> str:
+def _hash(files: Iterable[tuple[str, bytes]]) -> str:
     total = hashlib.sha256()
-    for name, path in sorted(set(files)):
-        content = path.read_bytes()
+    for name, content in sorted(set(files)):
         # Without names and lengths, two files and one file with the contents of both could give the same hash.
         total.update(f"{name}\0{len(content)}\0".encode())
         total.update(content)

@@ -119,7 +119,7 @@ def ops_that_change(file: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Bundled ops whose code is another one after a change of the file, which lies in the checkout."""
     before = unchanged()
     changed, read = ROOT / file, Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
     after = codes()
     return {op for op in before if before[op] != after[op]}
 
@@ -218,7 +218,7 @@ def test_the_code_of_a_plugin_has_what_it_takes_of_the_harness(
     before = source.code("mine", plugin)
     changed, read = ROOT / file, Path.read_bytes
     assert changed.is_file()
-    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\n" if path == changed else b""))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
     assert (source.code("mine", plugin) != before) == counts
 
 
@@ -232,3 +232,15 @@ def test_the_code_of_a_plugin_is_its_file_and_the_kernels_beside_it(tmp_path: Pa
     assert alone != with_kernel == source.code("mine", plugin)
     plugin.write_text("OP = 2\n")
     assert source.code("mine", plugin) != with_kernel
+
+
+def test_a_comment_does_not_change_the_code_of_an_op(tmp_path: Path) -> None:
+    plugin, kernel = tmp_path / "mine.py", tmp_path / "mine.cu"
+    plugin.write_text('"""Mine."""\nOP = 1\n')
+    kernel.write_text("int x = 1;  // one\n")
+    before = source.code("mine", plugin)
+    plugin.write_text('"""Mine,\n\nsaid better."""\n\nOP = 1  # one\n')
+    kernel.write_text("/* one */\nint x = 1;\n")
+    assert source.code("mine", plugin) == before
+    kernel.write_text("int x = 2;  // one\n")
+    assert source.code("mine", plugin) != before

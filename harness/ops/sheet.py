@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from harness import metrics
 from harness.errors import UsageError, nearest
-from harness.expressions import evaluate
+from harness.expressions import evaluate, symbols_in
 from harness.model import LIBRARY_ROLES, Case, KernelFacts, Timer, Traffic, Value, Work
 from harness.ranks import Group
 
@@ -244,7 +244,7 @@ class Op:
     by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
     call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say.
 
-    Raises UsageError where a symbol and a choice share a name.
+    Raises UsageError where a symbol and a choice share a name, and where a dtype or a name in an expression is unknown.
     """
 
     name: str
@@ -273,6 +273,9 @@ class Op:
         if "world" in {*self.symbols, *self.choices}:
             advice = "rename it: 'world' is the number of devices of a case"
             raise UsageError(f"op '{self.name}' has a symbol or a choice named world", advice)
+        _known_dtypes(f"op '{self.name}'", {*self.dtypes, *self.tolerance})
+        self._check_names([*self.defaults.values(), *self.flops.values(), self.items])
+        self._check(*self.inputs, *self.outputs)
 
     def variant(self, name: str, summary: str, **options: Any) -> Callable[[Callable[[Context], Launch]], Any]:
         """Decorator that adds a variant; `options` are Variant's fields. Raises UsageError if the name is taken."""
@@ -280,10 +283,25 @@ class Op:
         def add(prepare: Callable[[Context], Launch]) -> Callable[[Context], Launch]:
             if name in self.variants:
                 raise UsageError(f"op '{self.name}' has two variants named '{name}'", "rename one of them")
-            self.variants[name] = Variant(name, summary, prepare, **options)
+            made = Variant(name, summary, prepare, **options)
+            self._check(*(made.inputs or ()), *(made.outputs or ()))
+            self.variants[name] = made
             return prepare
 
         return add
+
+    def _check(self, *tensors: Tensor) -> None:
+        for tensor in tensors:
+            _known_dtypes(f"tensor '{tensor.name}' of op '{self.name}'", {tensor.dtype} - {"case"})
+            if not callable(tensor.shape):
+                self._check_names(tensor.shape)
+
+    def _check_names(self, expressions: Iterable[str | int]) -> None:
+        allowed = ("world", *self.symbols, *self.choices)
+        for expression in expressions:
+            if unknown := min(symbols_in(expression) - {*allowed}, default=None):
+                message = f"op '{self.name}' has no symbol '{unknown}', which its '{expression}' uses"
+                raise UsageError(message, nearest(unknown, allowed))
 
     def tensors(self, variant: Variant) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs as this variant declares them."""
@@ -332,6 +350,12 @@ class Op:
             return own
         bundled = data("kernels")
         return next(bundled.glob(f"*/{file}"), bundled / file)
+
+
+def _known_dtypes(whose: str, dtypes: Iterable[str]) -> None:
+    for dtype in dtypes:
+        if dtype not in ITEMSIZE:
+            raise UsageError(f"{whose} has the dtype '{dtype}', which isn't known", nearest(dtype, ITEMSIZE))
 
 
 def moved_by(inputs: Sequence[Tensor], outputs: Sequence[Tensor], symbols: Symbols, dtype: str) -> Traffic:

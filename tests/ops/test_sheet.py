@@ -59,6 +59,36 @@ def test_a_choice_must_not_have_the_name_of_a_size():
         Op("o", "", N, choices={"N": Choice("", ("a",))})
 
 
+@pytest.mark.parametrize(
+    ("options", "wrong", "advice"),
+    [
+        ({"dtypes": ("float32", "float33")}, "op 'o' has the dtype 'float33'", "did you mean 'float32'"),
+        ({"tolerance": {"half": (0, 0)}}, "op 'o' has the dtype 'half'", "allowed: bfloat16, bool"),
+        ({"inputs": (Tensor("x", ("N",), "flaot16"),)}, "tensor 'x' of op 'o' has the dtype 'flaot16'", "'float16'"),
+        ({"outputs": (Tensor("y", ("2 * M",)),)}, "no symbol 'M', which its '2 \\* M' uses", "allowed: N, kind, world"),
+        ({"defaults": {"N": "cdiv(R, 2)"}}, "no symbol 'R'", "allowed: N, kind, world"),
+        ({"flops": {"case": "2 * n"}}, "no symbol 'n', which its '2 \\* n' uses", "allowed: N, kind, world"),
+        ({"items": "worlds"}, "no symbol 'worlds'", "did you mean 'world'"),
+    ],
+)
+def test_a_dtype_and_a_symbol_must_be_known_where_an_op_is_defined(options, wrong, advice):
+    with pytest.raises(UsageError, match=wrong) as error:
+        Op("o", "", N, choices={"kind": Choice("", ("a",))}, **options)
+    assert advice in error.value.advice
+    variant = {key: tensors for key, tensors in options.items() if key in ("inputs", "outputs")}
+    op = Op("o", "", N, choices={"kind": Choice("", ("a",))})
+    if variant:
+        with pytest.raises(UsageError, match=wrong):
+            op.variant("v", "", **variant)(prepare)
+    assert not op.variants
+
+
+def test_an_expression_of_an_op_may_use_choices_and_the_number_of_devices():
+    shape = ("cdiv(N, world)", "min(ways, 2)", 3)
+    op = Op("o", "", N, (Tensor("x", shape),), choices={"ways": Choice("", (2, 4))}, items="N * world")
+    assert op.inputs[0].shapes({"N": 7, "world": 2, "ways": 4}) == [(4, 2, 3)]
+
+
 # Tensors.
 
 

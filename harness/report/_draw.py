@@ -26,6 +26,9 @@ _BAND = 0.82
 """Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _MOST_TICKS = 8
 _FEWEST_POWERS = 4
+_DECADES = 1e4
+"""Largest over smallest value of lines above which their axis is logarithmic. Below it, what matters is how near lines
+come to the ceiling, which a linear axis shows best."""
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _WIDE = ("variants", "roofline")
 """Layouts that are as wide as the page."""
@@ -101,7 +104,7 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 def _lines(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     """A line for each variant, and one for the ceiling, over the symbol that varies."""
     _over_sizes(axes, plot)
-    _from_zero(axes)
+    _metric_axis(axes, plot)
 
 
 def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
@@ -110,6 +113,17 @@ def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     timed = _by_size(plot).dropna(subset=["bandwidth"])
     if plot.curve and plot.curve.littles_law and plot.metric.name == "bandwidth" and plot.multiprocessors:
         _littles_law(axes, timed, plot.multiprocessors)
+    else:
+        _metric_axis(axes, plot)
+
+
+def _metric_axis(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    """Logarithmic where the values span many decades: on a linear axis the smaller ones would all lie on its foot."""
+    values = plot.rows[plot.metric.name].dropna()
+    if values.min() > 0 and values.max() > _DECADES * values.min():
+        axes.set_yscale("log")
+        _roofline.plain_ticks(axes.yaxis)
+        axes.set_ylabel(f"{axes.get_ylabel()}, logarithmic")
     else:
         _from_zero(axes)
 
@@ -149,7 +163,7 @@ def _variants(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         axes.plot(ends["size"], ends[plot.metric.name] / unit, color=look["color"], **_WALL)
     _ceiling_line(axes, plot)
     _axes_of_sizes(axes, plot)
-    _from_zero(axes)
+    _metric_axis(axes, plot)
 
 
 def _world(axes: matplotlib.axes.Axes, plot: Plot) -> None:

@@ -35,14 +35,15 @@ _WIDE = ("variants", "roofline")
 _BESIDE = 0.03
 """Distance of points that stand side by side, as a part of the axis."""
 _ROW = 0.19
-"""Height in inches of a row with two bars."""
+"""Height in inches of a row with two dots."""
 _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "time": ("device time (graph)", -0.2, {"color": "#444444"}),
-    "call_time": ("call time (no graph)", 0.2, {"color": "white", "hatch": "//////"}),
+    "time": ("device time (graph)", -0.2, {"marker": "o", "color": "#444444"}),
+    "call_time": ("call time (no graph)", 0.2, {"marker": "D", "color": "white"}),
 }
-"""The label of each time, the place of its bar in a row, and its look."""
+"""The label of each time, the place of its dot in a row, and its look."""
+_DOT: dict[str, Any] = {"linestyle": "none", "markersize": 4, "markeredgecolor": "black", "markeredgewidth": 0.6}
 _ROOM = 0.2
-"""Room for the numbers beside bars, as a part of the axis."""
+"""Room for the numbers beside dots, as a part of the axis."""
 _WALL: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 15, "markeredgewidth": 1.8, "zorder": 3.5}
 
 
@@ -275,7 +276,10 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """A row for each case, the rows of a setting below its name: the device time above the time of a call."""
+    """A row for each case, the rows of a setting below its name: the device time above the time of a call.
+
+    The axis is logarithmic: it has no zero, so a bar's length would mean nothing.
+    """
     known = [float(value) for metric in _TIMES for value in plot.rows[metric].dropna()]
     scale, unit = units.time_scale(known)
     least, most = min(known) / scale / 2, max(known) / scale
@@ -287,8 +291,11 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
             names.append("")
         for metric, (label, shift, look) in _TIMES.items():
             places = [len(names) + shift + place for place in range(len(rows))]
-            bars = axes.barh(places, rows[metric] / scale, 0.38, label=label, edgecolor="black", linewidth=0.5, **look)
-            axes.bar_label(bars, [_number(value / scale) for value in rows[metric]], padding=2, fontsize=5.5)
+            axes.plot(rows[metric] / scale, places, label=label, **look, **_DOT)
+            for place, value in zip(places, rows[metric] / scale, strict=True):
+                if not math.isnan(value):
+                    said = units.significant(value, 3)
+                    axes.annotate(said, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=5.5)
         for place, status in enumerate(rows["status"], len(names)):
             if status != "ok":
                 axes.text(least, place, f" {_words(status)}", va="center", fontsize=5.5)
@@ -301,10 +308,6 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time of a call ({unit}), logarithmic")
     axes.grid(axis="x")
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else units.significant(value, 3)
 
 
 def _roofs(axes: matplotlib.axes.Axes, plot: Plot) -> None:

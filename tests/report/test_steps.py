@@ -229,10 +229,10 @@ def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest
 
 def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", OFF)))
-    drawings: list[Any] = []
-    monkeypatch.setattr(_draw_steps, "save", lambda drawing, _path: drawings.append(drawing) or [])
-    _draw_steps.losses(group, Path("unused.svg"))
-    upper, lower = drawings[0].axes
+    monkeypatch.setattr(_draw_steps, "save", lambda drawing, _path: [drawing])
+    drawing: Any
+    (drawing,) = _draw_steps.losses(group, Path("unused.svg"))
+    upper, lower = drawing.axes
     rung = group.others[0]
     assert rung.name not in {line.get_label() for line in upper.get_lines()}
     (line,) = [line for line in lower.get_lines() if line.get_label() == rung.name]

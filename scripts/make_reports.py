@@ -2,7 +2,7 @@
 
 A run stores the claims of its scenarios, so that its report needs no other file. What a text says is no measurement:
 where a claim was written down wrongly, this script mends the stored one. It takes the claims, rows and source of the
-scenario with the same name and op. Measurements stay as they are; `tests/report/test_reference.py` checks that no
+scenario with the same name and op, and the metric that it plots. Measurements stay as they are; `tests/report/test_reference.py` checks that no
 figure moves.
 """
 
@@ -25,7 +25,7 @@ FORMATS = ("csv", "markdown", "plots")
 
 
 def mended(header: dict[str, Any], today: dict[str, Definition]) -> dict[str, Any]:
-    """The content of a run.json, with the claims, rows and source of today's scenarios."""
+    """The content of a run.json, with the claims, rows, source and plotted metric of today's scenarios."""
     return {**header, "scenarios": [_mended(stored, today.get(stored["name"])) for stored in header["scenarios"]]}
 
 
@@ -33,7 +33,7 @@ def _mended(stored: dict[str, Any], now: Definition | None) -> dict[str, Any]:
     if now is None or now.op != stored["op"]:
         return stored
     claims = [asdict(claim) for claim in now.claims]
-    return {**stored, "claims": claims, "rows": list(now.rows), "source": now.source}
+    return {**stored, "claims": claims, "rows": list(now.rows), "source": now.source, "plot": now.plot}
 
 
 def bundled() -> dict[str, Definition]:

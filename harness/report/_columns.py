@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.metrics import METRICS, Metric, named
-from harness.model import COUNTERS, FAILED
+from harness.metrics import ALWAYS, METRICS, Metric, named
+from harness.model import COUNTERS, FAILED, Case, Scenario
+from harness.model.case import written
 from harness.ops.training._ladders import LADDERS
 from harness.report import _calls
 from harness.report._frame import Line
+from harness.report._sweep import asked
 from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Kind, Table, text_column
 from harness.units import BYTES, MICROSECONDS, PLAIN, SECONDS, SHARE
@@ -36,7 +38,26 @@ def table(lines: Sequence[Line], *, errors: bool = True) -> Table:
 
     A case without a time shows its status in the place of the time.
     """
-    columns = [*_names(lines), *_metrics(lines), *_attached(lines), *_findings(lines, errors)]
+    return _made([*_names(lines), *_metrics(lines), *_attached(lines), *_findings(lines, errors)], lines)
+
+
+def brief(lines: Sequence[Line]) -> tuple[list[str], Table]:
+    """What all rows have in common besides the variant, and the table without it and without errors."""
+    chosen = [dict(line.case.choices) for line in lines]
+    same = {key: value for key, value in chosen[0].items() if all(own.get(key) == value for own in chosen)}
+    common: list[str] = []
+    kept: list[Column] = []
+    for column in _names(lines, frozenset(same)):
+        if column.head == "variant" or column.is_empty or len(set(column.cells)) > 1:
+            kept.append(column)
+        else:
+            common.append(f"world={column.cells[0]}" if column.head == "world" else str(column.cells[0]))
+        if column.head == "choices":
+            common += [f"{key}={written(value)}" for key, value in same.items()]
+    return common, _made([*kept, *_metrics(lines), *_attached(lines), *_findings(lines, errors=False)], lines)
+
+
+def _made(columns: Sequence[Column], lines: Sequence[Line]) -> Table:
     return Table(tuple(column for column in columns if not column.is_empty), kinds=tuple(map(_kind, lines)))
 
 
@@ -45,10 +66,11 @@ def _kind(line: Line) -> Kind:
     return "" if status == "ok" else "failure" if status in FAILED else "warning"
 
 
-def _names(lines: Sequence[Line]) -> Iterator[Column]:
+def _names(lines: Sequence[Line], told: frozenset[str] = frozenset()) -> Iterator[Column]:
+    """The columns that name a case. told: choices that are told elsewhere."""
     cases = [line.case for line in lines]
     yield text_column("shape", (case.shape_text for case in cases))
-    yield text_column("choices", (case.choices_text.replace(",", ", ") for case in cases))
+    yield text_column("choices", (_choices(case, told) for case in cases))
     several = any(case.world > 1 for case in cases)
     hint = "number of devices that work on the case together"
     yield Column("world", tuple(str(case.world) if several else "" for case in cases), hint=hint)
@@ -57,16 +79,28 @@ def _names(lines: Sequence[Line]) -> Iterator[Column]:
     yield text_column("variant", (case.variant for case in cases))
 
 
+def _choices(case: Case, told: frozenset[str]) -> str:
+    return ", ".join(f"{key}={written(value)}" for key, value in case.choices if key not in told)
+
+
 def _metrics(lines: Sequence[Line]) -> Iterator[Column]:
     noun = next((line.result.work.item for line in lines if line.result.work and line.result.work.item), "")
     over = lines[0].scenario.baseline
     reported = {name: named(name) for line in lines for name in line.subject.facts}
     calls = _calls.matter(lines[0].scenario, lines)
+    ranks = _ranks(lines[0].scenario)
     for metric in (METRICS | reported).values():
         if metric.head and (calls or metric is not METRICS["call_time"]):
             cells = tuple(_cell(metric, line) for line in lines)
             head = metric.head.replace("{over}", over)
-            yield Column(head, cells, metric.unit, noun, keep=metric.keep, hint=metric.hint)
+            keep = max(metric.keep, ranks.get(metric.name, 0))
+            yield Column(head, cells, metric.unit, noun, keep=keep, hint=metric.hint)
+
+
+def _ranks(scenario: Scenario) -> dict[str, int]:
+    """The least ranks of metrics that the scenario is about: what it plots, and what it claims or expects."""
+    own = [claim.metric for claim in scenario.claims] + [floor.metric for floor in scenario.expect]
+    return dict.fromkeys(own, ALWAYS - 1) | {asked(scenario): ALWAYS}
 
 
 def _cell(metric: Metric, line: Line) -> Cell:

@@ -26,20 +26,24 @@ _BAND = 0.82
 """Width of a group of bars, where groups are 1 apart: the rest is the gap to the next group."""
 _MOST_TICKS = 8
 _FEWEST_POWERS = 4
+_DECADES = 1e4
+"""Largest over smallest value of lines above which their axis is logarithmic. Below it, what matters is how near lines
+come to the ceiling, which a linear axis shows best."""
 _CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _WIDE = ("variants", "roofline")
 """Layouts that are as wide as the page."""
 _BESIDE = 0.03
 """Distance of points that stand side by side, as a part of the axis."""
 _ROW = 0.19
-"""Height in inches of a row with two bars."""
+"""Height in inches of a row with two dots."""
 _TIMES: dict[str, tuple[str, float, dict[str, Any]]] = {
-    "time": ("device time (graph)", -0.2, {"color": "#444444"}),
-    "call_time": ("call time (no graph)", 0.2, {"color": "white", "hatch": "//////"}),
+    "time": ("device time (graph)", -0.2, {"marker": "o", "color": "#444444"}),
+    "call_time": ("call time (no graph)", 0.2, {"marker": "D", "color": "white"}),
 }
-"""The label of each time, the place of its bar in a row, and its look."""
+"""The label of each time, the place of its dot in a row, and its look."""
+_DOT: dict[str, Any] = {"linestyle": "none", "markersize": 4, "markeredgecolor": "black", "markeredgewidth": 0.6}
 _ROOM = 0.2
-"""Room for the numbers beside bars, as a part of the axis."""
+"""Room for the numbers beside dots, as a part of the axis."""
 _WALL: dict[str, Any] = {"linestyle": "", "marker": "|", "markersize": 15, "markeredgewidth": 1.8, "zorder": 3.5}
 
 
@@ -101,7 +105,7 @@ def _bars(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 def _lines(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     """A line for each variant, and one for the ceiling, over the symbol that varies."""
     _over_sizes(axes, plot)
-    _from_zero(axes)
+    _metric_axis(axes, plot)
 
 
 def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
@@ -110,6 +114,17 @@ def _curve(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     timed = _by_size(plot).dropna(subset=["bandwidth"])
     if plot.curve and plot.curve.littles_law and plot.metric.name == "bandwidth" and plot.multiprocessors:
         _littles_law(axes, timed, plot.multiprocessors)
+    else:
+        _metric_axis(axes, plot)
+
+
+def _metric_axis(axes: matplotlib.axes.Axes, plot: Plot) -> None:
+    """Logarithmic where the values span many decades: on a linear axis the smaller ones would all lie on its foot."""
+    values = plot.rows[plot.metric.name].dropna()
+    if values.min() > 0 and values.max() > _DECADES * values.min():
+        axes.set_yscale("log")
+        _roofline.plain_ticks(axes.yaxis)
+        axes.set_ylabel(f"{axes.get_ylabel()}, logarithmic")
     else:
         _from_zero(axes)
 
@@ -149,7 +164,7 @@ def _variants(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         axes.plot(ends["size"], ends[plot.metric.name] / unit, color=look["color"], **_WALL)
     _ceiling_line(axes, plot)
     _axes_of_sizes(axes, plot)
-    _from_zero(axes)
+    _metric_axis(axes, plot)
 
 
 def _world(axes: matplotlib.axes.Axes, plot: Plot) -> None:
@@ -261,7 +276,10 @@ def _ranking(axes: matplotlib.axes.Axes, plot: Plot) -> None:
 
 
 def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    """A row for each case, the rows of a setting below its name: the device time above the time of a call."""
+    """A row for each case, the rows of a setting below its name: the device time above the time of a call.
+
+    The axis is logarithmic: it has no zero, so a bar's length would mean nothing.
+    """
     known = [float(value) for metric in _TIMES for value in plot.rows[metric].dropna()]
     scale, unit = units.time_scale(known)
     least, most = min(known) / scale / 2, max(known) / scale
@@ -273,8 +291,11 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
             names.append("")
         for metric, (label, shift, look) in _TIMES.items():
             places = [len(names) + shift + place for place in range(len(rows))]
-            bars = axes.barh(places, rows[metric] / scale, 0.38, label=label, edgecolor="black", linewidth=0.5, **look)
-            axes.bar_label(bars, [_number(value / scale) for value in rows[metric]], padding=2, fontsize=5.5)
+            axes.plot(rows[metric] / scale, places, label=label, **look, **_DOT)
+            for place, value in zip(places, rows[metric] / scale, strict=True):
+                if not math.isnan(value):
+                    said = units.significant(value, 3)
+                    axes.annotate(said, (value, place), (4, 0), textcoords="offset points", va="center", fontsize=5.5)
         for place, status in enumerate(rows["status"], len(names)):
             if status != "ok":
                 axes.text(least, place, f" {_words(status)}", va="center", fontsize=5.5)
@@ -287,10 +308,6 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time of a call ({unit}), logarithmic")
     axes.grid(axis="x")
-
-
-def _number(value: float) -> str:
-    return "" if math.isnan(value) else units.significant(value, 3)
 
 
 def _roofs(axes: matplotlib.axes.Axes, plot: Plot) -> None:

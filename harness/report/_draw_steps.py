@@ -29,33 +29,39 @@ _HATCHES = ("", "////")
 _BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
 _LOSSES = 5.2
 """Inches of the height of a figure of losses, with its legend."""
+_LINEAR = 1e-3
+"""Differences of losses up to this one are on a linear scale, larger ones on a logarithmic one."""
 
 
 def losses(group: LossGroup, path: Path) -> list[Path]:
-    """Draw the mean of each rung's seeds as a line over the steps, and below how far it is from the baseline's.
+    """Draw the losses of the baseline over the steps, and below how far those of each rung are from them.
 
-    The range of the baseline's seeds is a band in both.
+    Lines are means of seeds. Those of the rungs differ too little to be told apart above. The range of the baseline's
+    seeds is a band in both.
     """
     base = group.baseline
     name = f"Losses of training, {group.setting}: means of {base.plan[2]} seeds"
     with canvas(_LOSSES, name, WIDE) as (drawing, only):
         only.remove()
-        upper, lower = drawing.subplots(2, sharex=True)
+        upper, lower = drawing.subplots(2, sharex=True, height_ratios=(1, 3))
         zeros = (0.0,) * len(base.curve)
         for axes, less in ((upper, zeros), (lower, base.curve)):
             low, high = (_less(map(end, zip(*base.curves, strict=True)), less) for end in (min, max))
             axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
             axes.plot(base.steps, _less(base.curve, less), "k", linewidth=1.6, label=base.name)
-            for place, rung in enumerate(group.others):
-                row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
-                look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
-                axes.plot(rung.steps, _less(rung.curve, less), label=rung.name, **look)
             axes.margins(x=0)
             axes.grid()
+        for place, rung in enumerate(group.others):
+            row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
+            look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
+            lower.plot(rung.steps, _less(rung.curve, base.curve), label=rung.name, **look)
+        # Some rungs are a hundred times as near to the baseline as others, and both have to be seen.
+        lower.set_yscale("symlog", linthresh=_LINEAR)
+        lower.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
         lower.set_xlabel("step")
-        upper.set_ylabel("loss, lower is better")
-        lower.set_ylabel(f"loss less that of {base.name}")
-        legend(drawing, upper)
+        upper.set_ylabel(f"loss of {base.name}")
+        lower.set_ylabel(f"loss minus that of {base.name}, logarithmic beyond ±{_LINEAR:g}")
+        legend(drawing, lower)
         return save(drawing, path)
 
 

@@ -15,7 +15,7 @@ from harness.model.case import written
 from harness.report import _calls, _roofline, _stages
 from harness.report._frame import Line, Settings, by_scenario, frame, setting, settings_of
 from harness.report._roles import roles
-from harness.report._sweep import over_world, places
+from harness.report._sweep import asked, over_world, places
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,8 +122,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
     apart = [key for key in keys if table[key].nunique() > 1]
     for kind, rows in table.groupby(["dtype", "cache", *apart], sort=False):
         cases = set(rows["case"])
-        asked = scenario.plot or ("items" if scenario.curve and over_world(scenario.curve) else "")
-        metric = _metric([line for line in lines if line.case.id in cases], asked)
+        metric = _metric([line for line in lines if line.case.id in cases], asked(scenario))
         if metric is None:
             continue
         plot = replace(_plot(scenario, kind, rows, settings), metric=metric, series=series, curve=scenario.curve)
@@ -203,10 +202,10 @@ def file_name(*words: str) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(words))
 
 
-def _metric(lines: Sequence[Line], asked: str) -> Metric | None:
-    """The metric asked for, else the one with the highest rank for figures that some line has and that may be drawn."""
-    if asked and any(line.values.get(asked) is not None for line in lines):
-        return named(asked)
+def _metric(lines: Sequence[Line], wanted: str) -> Metric | None:
+    """The metric wanted, else the one with the highest rank for figures that some line has and that may be drawn."""
+    if wanted and any(line.values.get(wanted) is not None for line in lines):
+        return named(wanted)
     ranked = sorted((m for m in METRICS.values() if m.figure), key=lambda metric: -metric.figure)
     known = (
         metric

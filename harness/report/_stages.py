@@ -1,4 +1,4 @@
-"""The stages of pipelines as bars: what each can do alone, which one limits, and what the whole does."""
+"""The stages of pipelines as dots: what each can do alone, which one limits, and what the whole does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TITLE = "stages alone, and the whole"
-_ALONE: dict[str, Any] = {"color": "#9CC3E0", "label": "a stage alone"}
-_SLOWEST: dict[str, Any] = {"color": "#D55E00", "hatch": "//////", "label": "the slowest stage, which limits"}
-_WHOLE: dict[str, Any] = {"color": "#444444", "label": "the whole"}
-_EDGE: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.5}
+_ALONE: dict[str, Any] = {"color": "#9CC3E0", "marker": "o", "label": "a stage alone"}
+_SLOWEST: dict[str, Any] = {"color": "#D55E00", "marker": "D", "label": "the slowest stage, which limits"}
+_WHOLE: dict[str, Any] = {"color": "#444444", "marker": "s", "label": "the whole"}
+_DOT: dict[str, Any] = {"linestyle": "none", "markersize": 4.5, "markeredgecolor": "black", "markeredgewidth": 0.5}
 _EXPECTED: dict[str, Any] = {
     "color": "black",
     "linestyle": "none",
@@ -28,7 +28,7 @@ _EXPECTED: dict[str, Any] = {
 _ROW, _FRAME = 0.15, 1.15
 """Inches of a row, and of what stands around all rows."""
 _ROOM = 0.22
-"""Room for the numbers beside bars, as a part of the axis."""
+"""Room for the numbers beside dots, as a part of the axis."""
 
 
 def of(rows: pd.DataFrame) -> pd.DataFrame:
@@ -38,22 +38,25 @@ def of(rows: pd.DataFrame) -> pd.DataFrame:
 
 def height(rows: pd.DataFrame) -> float:
     """Inches that a figure of these cases takes."""
-    return _FRAME + _ROW * sum(len(_bars(case)) + 1 for _, case in rows.iterrows())
+    return _FRAME + _ROW * sum(len(_rates(case)) + 1 for _, case in rows.iterrows())
 
 
 def draw(axes: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
-    """A group of bars for each case, below its variant's name; the axis is logarithmic."""
+    """A group of dots for each case, below its variant's name.
+
+    The axis is logarithmic, since stages differ much; it has no zero, so a bar's length would mean nothing.
+    """
     names: list[str] = []
     every: list[float] = []
     for _, case in rows.iterrows():
         axes.text(0.01, len(names), case["variant"], va="center", weight="bold", transform=axes.get_yaxis_transform())
         names.append("")
         limiting = STAGES[int(case[LIMITING])]
-        for name, rate in _bars(case).items():
+        for name, rate in _rates(case).items():
             look = _WHOLE if name == "whole" else _SLOWEST if name == limiting else _ALONE
-            axes.barh(len(names), rate, 0.75, **look, **_EDGE)
+            axes.plot(rate, len(names), **look, **_DOT)
             end = max(rate, case[EXPECTED]) if name == "whole" else rate
-            axes.annotate(_written(rate), (end, len(names)), (4, 0), textcoords="offset points", va="center", size=6)
+            axes.annotate(_written(rate), (end, len(names)), (5, 0), textcoords="offset points", va="center", size=6)
             names.append(name)
             every.append(rate)
         axes.plot(case[EXPECTED], len(names) - 1, **_EXPECTED)
@@ -67,7 +70,7 @@ def draw(axes: matplotlib.axes.Axes, rows: pd.DataFrame) -> None:
     axes.grid(axis="x")
 
 
-def _bars(case: pd.Series[Any]) -> dict[str, float]:
+def _rates(case: pd.Series[Any]) -> dict[str, float]:
     """The rate of each stage that the case has, and that of the whole."""
     rates = {name: float(case.get(rate_of(name), math.nan)) for name in STAGES}
     return {name: rate for name, rate in rates.items() if not math.isnan(rate)} | {"whole": float(case["items"])}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from harness.expressions import evaluate, symbols_in
 from harness.metrics import ALWAYS, METRICS, Metric
-from harness.model import FAILED, Curve
+from harness.model import FAILED, Curve, Scenario
 from harness.report._frame import Line, Settings, setting, settings_of
 from harness.report._text import first_line
 from harness.report.tree import Cell, Column, Note, Table, text_column
@@ -60,6 +60,11 @@ def places(curve: Curve, settings: Settings) -> dict[str, int]:
     every = {name: {"world": 1} | values for name, values in settings.items()}
     sizes = {name: {key: n for key, n in values.items() if isinstance(n, int)} for name, values in every.items()}
     return {name: evaluate(curve.over, own) for name, own in sizes.items()}
+
+
+def asked(scenario: Scenario) -> str:
+    """The metric that the scenario's plots show: the one that it names, or items over devices; '' for the usual one."""
+    return scenario.plot or ("items" if scenario.curve and over_world(scenario.curve) else "")
 
 
 def over_world(curve: Curve) -> bool:

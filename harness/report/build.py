@@ -155,6 +155,7 @@ def _terms(blocks: Sequence[Block], more: Mapping[str, str] = MappingProxyType({
 def screen(run: Run) -> Page:
     """The tables of a run, what failed, what the warnings mean, and how many cases ended in which way.
 
+    A title has what is the same in every row of its table, which would take the room of columns that differ.
     If a scenario's curve has a line for each variant, it has a table for each dtype, which also shows failed cases.
     """
     told: set[str] = set()
@@ -167,8 +168,9 @@ def screen(run: Run) -> Page:
             stops = (Section("", tuple(_sweep.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
             blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
         else:
-            own = (_columns.table(lines, errors=False), *claims, *_steps.verdicts(lines))
-            blocks.append(Section(scenario.title or scenario.name, own))
+            common, table = _columns.brief(lines)
+            title = ": ".join(filter(None, [scenario.title or scenario.name, ", ".join(common)]))
+            blocks.append(Section(title, (table, *claims, *_steps.verdicts(lines))))
     blocks += _audit.section(_counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
     blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))

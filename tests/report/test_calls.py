@@ -109,31 +109,31 @@ def test_figures_of_calls_take_no_place_of_others(measured: Build, make_run: Mak
     assert (layouts.count("bars"), layouts.count("calls"), left_out) == (10, 10, 4)
 
 
-def bars(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, list[tuple[float, float]]]]:
-    """The axes of the run's only figure of calls, and for each time the row and the length of every bar."""
+def dots(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, list[tuple[float, float]]]]:
+    """The axes of the run's only figure of calls, and for each time the row and the value of every dot."""
     monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
     (plot,) = figures(run)
     drawing: Any
     (drawing,) = _draw.draw(plot, None, folder / "x.svg")
     axes = drawing.axes[0]
     found: dict[str, list[tuple[float, float]]] = {DEVICE: [], CALL: []}
-    for container in axes.containers:
-        places = [(bar.get_y() + bar.get_height() / 2, bar.get_width()) for bar in container]
-        found[container.get_label()] += places
+    for line in axes.get_lines():
+        found[line.get_label()] += zip(line.get_ydata(), line.get_xdata(), strict=True)
+    assert not axes.patches  # bars have no length on a logarithmic axis
     return axes, found
 
 
-def test_both_times_of_a_case_are_bars_of_one_row(
+def test_both_times_of_a_case_are_dots_of_one_row(
     timed: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {("loop", "a"): (400, 2000), ("tuned", "a"): (5, 13), ("loop", "b"): (300, 1500), ("tuned", "b"): (8, 9)}
     run = make_run([timed(v, *pair, tensors=name) for (v, name), pair in times.items()])
-    axes, found = bars(run, tmp_path, monkeypatch)
+    axes, found = dots(run, tmp_path, monkeypatch)
     # Each list has a row for its name, then one a variant.
     assert [text.get_text() for text in axes.get_yticklabels()] == ["", "loop", "tuned", "", "loop", "tuned"]
     assert found == {
-        DEVICE: [pytest.approx(bar) for bar in ((0.8, 400), (1.8, 5), (3.8, 300), (4.8, 8))],
-        CALL: [pytest.approx(bar) for bar in ((1.2, 2000), (2.2, 13), (4.2, 1500), (5.2, 9))],
+        DEVICE: [pytest.approx(dot) for dot in ((0.8, 400), (1.8, 5), (3.8, 300), (4.8, 8))],
+        CALL: [pytest.approx(dot) for dot in ((1.2, 2000), (2.2, 13), (4.2, 1500), (5.2, 9))],
     }
     assert {text.get_text() for text in axes.texts} == {
         "a", "b", "400", "2000", "5.00", "13.0", "300", "1500", "8.00", "9.00"
@@ -148,7 +148,7 @@ def test_a_case_without_a_time_says_why_in_its_row(
     timed: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = timed("compile", 1, 1, status="out_of_memory", samples=(), call_samples=())
-    axes, _ = bars(make_run([timed("loop", 10, 50), failed]), tmp_path, monkeypatch)
+    axes, _ = dots(make_run([timed("loop", 10, 50), failed]), tmp_path, monkeypatch)
     (said,) = [text for text in axes.texts if text.get_text() == " out of memory"]
     assert said.get_position()[1] == 1
 

@@ -197,6 +197,16 @@ def test_the_axis_of_lines(
     assert [label.get_text() for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high] == shown
 
 
+@pytest.mark.parametrize(("slowest", "scale"), [(1e-3, "linear"), (1e-5, "log")])
+def test_values_that_span_many_decades_have_a_logarithmic_axis(
+    slowest: float, scale: str, measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = [measured("a", "float32", shape, share=slowest if shape == SWEEP[0] else 0.5) for shape in SWEEP]
+    axes = drawn(make_run(cases), tmp_path, monkeypatch)
+    assert (axes.get_yscale(), axes.get_ylabel().endswith(", logarithmic")) == (scale, scale == "log")
+    assert (axes.get_ylim()[0] == 0) == (scale == "linear")
+
+
 def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The axes of the run's only figure."""
     monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])

@@ -227,6 +227,21 @@ def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest
             picture.draw(Path("unused.svg"))
 
 
+def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    group = grouped(ladder(trained("tf32", WIDE), trained("amp", OFF)))
+    monkeypatch.setattr(_draw_steps, "save", lambda drawing, _path: [drawing])
+    drawing: Any
+    (drawing,) = _draw_steps.losses(group, Path("unused.svg"))
+    upper, lower = drawing.axes
+    rung = group.others[0]
+    assert rung.name not in {line.get_label() for line in upper.get_lines()}
+    (line,) = [line for line in lower.get_lines() if line.get_label() == rung.name]
+    apart = [own - base for own, base in zip(rung.curve, group.baseline.curve, strict=True)]
+    assert list(line.get_ydata()) == pytest.approx(apart)
+    assert lower.get_yscale() == "symlog"
+    assert lower.get_ylabel().startswith(f"loss minus that of {group.baseline.name}")
+
+
 def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[list[str]] = []
 

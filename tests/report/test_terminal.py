@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.compare import compare
-from harness.model import KernelFacts, Limits, Machine, Measurement, Run
+from harness.model import Claim, Expectation, KernelFacts, Limits, Machine, Measurement, Run, Work
 from harness.report import terminal
 
 SHAPE = (("N", 64), ("C", 128))
@@ -56,15 +56,53 @@ def test_eighty_columns_keep_what_matters_most(
         assert word in text
 
 
-def test_eighty_columns_tell_of_local_memory_before_registers(
+def test_a_narrow_console_tells_of_local_memory_before_registers(
     measured: Callable[..., Measurement], make_run: Callable[..., Run]
 ) -> None:
     kernels = (KernelFacts("local_array_runtime_index", 26, 64, 0),)
     case = measured("runtime_index", "float32", (("G", 2**24), ("K", 3)), kernels=kernels)
-    text = drawn(terminal.render, make_run([measured("eager", "float32", case.case.shape), case], baseline="eager"))
+    run = make_run([measured("eager", "float32", case.case.shape), case], baseline="eager")
+    text = drawn(terminal.render, run, width=62)
     (row,) = [line for line in text.splitlines() if "runtime_index" in line]
     assert row.split()[-1] == "64"
     assert "too wide to show: noise, registers" in text
+
+
+def test_what_every_row_has_stands_in_the_title(
+    measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    cases = [
+        measured("eager", "float16", SHAPE, choices=(("layout", layout), ("p", 0.1)), world=2)
+        for layout in ("nchw", "nhwc")
+    ]
+    hot = [replace(case, case=replace(case.case, cache="hot")) for case in cases]
+    lines = drawn(terminal.render, make_run(hot, title="Layouts")).splitlines()
+    assert lines[1] == "Layouts: N64-C128, p=0.1, world=2, hot, float16"
+    assert [line.split()[:2] for line in lines if "layout=" in line] == [
+        ["layout=nchw", "eager"],
+        ["layout=nhwc", "eager"],
+    ]
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"plot": "of_expected"},
+        {"claims": (Claim("R1", "eager", "of_expected", 1.0, "A100"),)},
+        {"expect": (Expectation("eager", "of_expected", 1.0),)},
+    ],
+)
+def test_what_a_scenario_is_about_is_shown_before_details(
+    about: dict[str, Any], measured: Callable[..., Measurement], make_run: Callable[..., Run]
+) -> None:
+    work = Work(2**20, 2**20, items=64, item="images")
+    facts = (("expected_rate", 1e9), ("first of the details", 0.25), ("second of the details", 0.5))
+    case = measured("eager", "float16", SHAPE, work=work, facts=facts)
+    hidden = drawn(terminal.render, make_run([case]), width=52).partition("too wide to show: ")[2]
+    assert "of expected" in hidden.partition("peak:")[0]
+    text = drawn(terminal.render, make_run([case], **about), width=52)
+    assert "of expected" not in " ".join(text.partition("too wide to show: ")[2].partition("peak:")[0].split())
+    assert "details" in text
 
 
 def test_a_long_head_takes_a_few_lines(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> None:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from harness import paths
-from harness._comments import without_comments
+from harness.comments import without_comments
 from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent

@@ -2,8 +2,8 @@
 
 A run stores the claims of its scenarios, so that its report needs no other file. What a text says is no measurement:
 where a claim was written down wrongly, this script mends the stored one. It takes the claims, rows and source of the
-scenario with the same name and op, and the metric that it plots. Measurements stay as they are; `tests/report/test_reference.py` checks that no
-figure moves.
+scenario with the same name and op, and the metric that it plots. Measurements stay as they are;
+`tests/report/test_reference.py` checks that no figure moves.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import harness
-from harness._comments import without_comments
+from harness.comments import without_comments
 
 ROOT = Path(harness.__file__).parents[1]
 

@@ -17,7 +17,7 @@ import harness
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
-    {"errors", "units", "expressions", "intervals", "paths", "ranges", "ranks", "stats"},
+    {"comments", "errors", "units", "expressions", "intervals", "paths", "ranges", "ranks", "stats"},
     {"discover", "model"},
     {"subject"},
     {"metrics", "store", "source"},

@@ -373,5 +373,5 @@ def test_the_command_compares_with_the_code_that_is_there(measured: Build, make_
     assert [unknown in text for text in (without, with_plugin)] == [True, False]
     # What the op says of its fact is known where the op is.
     assert ["**depth**: how deep the queue was" in text for text in (without, with_plugin)] == [False, True]
-    plugin.write_text(f"{PLUGIN}# changed\n")
+    plugin.write_text(f"{PLUGIN}CHANGED = 1\n")
     assert "mine (code " in page(f"--ops={plugin}")

@@ -33,7 +33,7 @@ def code(op: str, file: Path) -> Code:
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
     beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
-    files = {path for path in [*measuring, *_needed(file), *beside] if path.is_file()}
+    files = {*measuring, *_needed(file), *beside}
     return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in files))
 
 

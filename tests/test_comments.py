@@ -43,8 +43,8 @@ def test_python_without_comments_is_the_same_program() -> None:
     """By Python's own parser and tokens, for every module that makes numbers."""
     for path in (ROOT / "harness" / "ops").rglob("*.py"):
         left = without_comments(path.name, path.read_bytes()).decode()
-        if re.search(r":\s*\Z|:\n\S", left):  # a class of which a docstring was all
-            continue
+        # Of some classes a docstring was all.
+        left = re.sub(r":(?=\n\S|\Z)", ": pass", left)
         assert program(left) == program(path.read_text("utf-8")), path
         tokens = tokenize.generate_tokens(io.StringIO(left).readline)
         assert not [token for token in tokens if token.type == tokenize.COMMENT], path
@@ -59,7 +59,10 @@ def test_kernels_without_comments_have_no_comment() -> None:
 
 
 class WithoutStrings(ast.NodeTransformer):
-    """Takes statements out that are nothing but a string."""
+    """Takes statements out that are nothing but a string, or `pass`."""
+
+    def visit_Pass(self, _node: ast.Pass) -> None:
+        """A `pass` is gone: it stands where a docstring was all."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         """A docstring is gone; another expression stays."""

@@ -1,17 +1,25 @@
-"""Plug-in folders: each of their files offers one thing, such as an op or a format, and is found by its name.
+"""Plug-in folders and entry points: how files and installed packages that offer something are found.
 
-A file whose name starts with `_` is a helper. Every other file must define certain names. A file that lacks one is an
-error that names the file, so that nothing is left out silently.
+Each file of a plug-in folder offers one thing, such as an op or a format, and is found by its name. A file whose name
+starts with `_` is a helper. Every other file must define certain names. A file that lacks one is an error that names
+the file, so that nothing is left out silently.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import tomllib
 from collections.abc import Iterator, Sequence
+from importlib.metadata import EntryPoint
+from importlib.metadata import entry_points as installed_entry_points
 from pathlib import Path
 from types import ModuleType
 
 from harness.errors import UsageError, without_exit
+
+_DISTRIBUTION = "gpu-bench-harness"
+_PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 
 
 def discover(package: str, offers: Sequence[str], nested: bool = False) -> dict[str, ModuleType]:
@@ -41,3 +49,35 @@ def _modules(package: str, nested: bool) -> Iterator[str]:
     for file in home.glob("[!_]*/[!_]*.py" if nested else "[!_]*.py"):
         inside = file.relative_to(home).with_suffix("").parts
         yield ".".join((package, *inside))
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Entry points of a group: the harness's own, as far as what they name is there, then those of other packages.
+
+    A checkout's own entry points stand in its pyproject.toml, since an installation may be older, or of another
+    checkout. What they name may have been left out, as the collection can be.
+    """
+    found = list(installed_entry_points(group=group))
+    others = [entry for entry in found if entry.dist is None or entry.dist.name != _DISTRIBUTION]
+    own = _of_checkout(group)
+    if own is None:
+        own = [entry for entry in found if entry not in others]
+    return [*filter(_is_there, own), *others]
+
+
+def _of_checkout(group: str) -> list[EntryPoint] | None:
+    """The entry points that the checkout around this package declares; None if there is no checkout."""
+    if not _PROJECT.is_file():
+        return None
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("project", {})
+    if project.get("name") != _DISTRIBUTION:
+        return None
+    named = project.get("entry-points", {}).get(group, {})
+    return [EntryPoint(name, value, group) for name, value in named.items()]
+
+
+def _is_there(entry: EntryPoint) -> bool:
+    try:
+        return importlib.util.find_spec(entry.module) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False

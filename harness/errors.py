@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
+from harness.paths import COLLECTION
+
 NO_EXIT = "remove the call of sys.exit: code that the harness calls returns, or raises an Exception"
 
 
@@ -132,7 +134,7 @@ def _is_of_an_op(file: str) -> bool:
     path = Path(file)
     package = Path(__file__).parent
     if path.is_relative_to(package):
-        return path.is_relative_to(package / "ops") and path.parent != package / "ops"
+        return path.relative_to(package).parts[0] in COLLECTION
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     return path.suffix == ".py" and not any(path.is_relative_to(library) for library in libraries)
 

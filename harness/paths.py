@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
+COLLECTION = ("collection", "nn")
+"""Folders of this package that hold what is measured. The rest is the instrument, which works without them."""
 
 
 def data(name: str) -> Path:

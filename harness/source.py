@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
 _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
 """The files that every number depends on besides its op's: how inputs are made, how calls are timed."""
-_FOLLOWED = frozenset({"intervals", "ops", "models", "nn"})
+_FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
 """The rooms whose modules count for an op that imports them."""
 _GIT_TIMEOUT = 10
 

@@ -15,7 +15,7 @@ from harness import store
 from harness.metrics import METRICS, Subject, subjects
 from harness.model import Result, Run, by_group
 from harness.ops import Catalogue
-from harness.report._frame import lines
+from harness.report.frame import lines
 from harness.units import gigabytes, significant
 
 ROOT = Path(__file__).parent.parent

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.gate import _decision as gate
-from harness.gate import _noise, _pairs
+from harness.gate import deciding as gate
+from harness.gate import noise_store, pairing
 from harness.gate.records import Decision, Margin, change
 from harness.units import percent
 
@@ -150,7 +150,7 @@ def _later(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float6
     *shape, count = size
     draw = random.Random(int(rng.integers(2**32)))
     signs = [
-        [1.0 if first == "base" else -1.0 for first in itertools.islice(_pairs.order(draw), count)]
+        [1.0 if first == "base" else -1.0 for first in itertools.islice(pairing.order(draw), count)]
         for _ in range(int(np.prod(shape)))
     ]
     return np.array(signs).reshape(size)
@@ -169,7 +169,7 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
         means = pairs(setting.model, rng, (*size, blocks, gate.SCREEN_PAIRS)).mean(axis=3).tolist()
         for values in zip(screens, confirms, means, strict=True):
             screen, confirm, calibrated = (dict(zip(keys, of_cases, strict=True)) for of_cases in values)
-            margins = {key: Margin(MARGIN, _noise.floor(of_case)) for key, of_case in calibrated.items()}
+            margins = {key: Margin(MARGIN, noise_store.floor(of_case)) for key, of_case in calibrated.items()}
             yield margins, gate.decided(screen, confirm, margins)
 
 

@@ -31,8 +31,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness import paths, scenario, store, units
-from harness.gate._worktree import Checkout, Repository
 from harness.gate.records import CaseEvidence, GateRun, share
+from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.ops import Catalogue
 from harness.processes.supervisor import Workers
@@ -43,7 +43,11 @@ OUTPUT = Path("reports/h200/gate")
 PAIRS, PRECISION, MAX_TIME = 4, 0.0015, 0.5
 AHEAD = 6  # processes that load torch while another one measures
 CAUGHT_FROM = 0.02
-SHARED = ("kernels/include/", "harness/ops/_")  # what many ops are made of
+SHARED = (
+    "kernels/include/",
+    "harness/collection/ops/bits.py",
+    "harness/collection/ops/elementwise.py",
+)  # what many ops are made of
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from gate_models import (
     settings,
 )
 
-from harness.gate import _decision as gate
+from harness.gate import deciding as gate
 from harness.gate.records import NOISE_MOST
 from harness.units import percent
 
@@ -94,7 +94,7 @@ def results_table(columns: dict[str, Callable[[Result], str]], results: list[Res
 
 PAGE = """# How often does the gate err?
 
-A simulation of the gate's own decisions (`harness/gate/_decision.py`). A block is everything that decides about one
+A simulation of the gate's own decisions (`harness/gate/deciding.py`). A block is everything that decides about one
 case: a screen of {screen} pairs, and for suspects two looks at fresh pairs, after {looks}. A suspect is REGRESSED at
 {alphas}, after Holm's method over the suspects; a case is OK at {passing}. The margin is {margin}. Seed {seed}.
 

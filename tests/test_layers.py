@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -17,14 +17,13 @@ import harness
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
-    {"comments", "errors", "units", "expressions", "intervals", "paths", "ranges", "ranks", "stats"},
+    {"paths"},
+    {"comments", "errors", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
     {"discover", "model"},
     {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},
-    {"models"},
     {"ops"},
-    {"nn"},
     {"scenario"},
     {"devices"},
     {"check", "limits"},
@@ -41,20 +40,29 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-# Whole steps of a model are ops, and run other ops by `nn`. They import it when a variant is prepared.
-LATER = {"ops/training": {"nn"}}
-ROW_OF = {room: row for row, rooms in enumerate(ROWS) for room in rooms}
+COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"nn"}, {"collection/steps"}]
+"""The collection may import all that stands above it, and of the instrument what plug-ins use, too."""
+ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumerate(rows) for room in rooms}
+IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions. Classes of `models` and `nn` need it earlier.
-WORKER = {"models", "ops", "nn", "devices", "limits", "check", "session", "measure"}
-WORKER |= {"processes", "ranks", "cuda", "profile"}
+WORKER = {"ops", "devices", "limits", "check", "session", "measure"}
+WORKER |= {"processes", "ranks", "cuda", "profile", *IN_COLLECTION}
 
 
 def room(file: Path) -> str:
-    first = file.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+    return room_of(file.relative_to(PACKAGE).with_suffix("").parts)
 
 
-FILES = [file for file in sorted(PACKAGE.rglob("*.py")) if room(file) != "__init__" and "_data" not in file.parts]
+def room_of(parts: Sequence[str]) -> str:
+    """The room of a module: its first name, of a collection's module its first two."""
+    return "/".join(parts[:2]) if parts[0] == "collection" else parts[0]
+
+
+FILES = [
+    file
+    for file in sorted(PACKAGE.rglob("*.py"))
+    if room(file) not in ("__init__", "collection/__init__") and "_data" not in file.parts
+]
 
 
 @cache
@@ -113,15 +121,26 @@ def test_a_docstring_begins_with_its_subject() -> None:
     assert found == []
 
 
+def rooms(file: Path) -> set[str]:
+    """The other rooms that a file imports."""
+    named = [name.split(".")[1:] for name in modules(file) if name.startswith("harness.")]
+    # `harness.__version__` belongs to the package, not to a room.
+    return {room_of(parts) for parts in named if parts != ["__version__"]} - {room(file), "collection"}
+
+
 def test_a_room_imports_only_rooms_above_it() -> None:
     found = {}
     for file in FILES:
-        # `harness.__version__` belongs to the package, not to a room.
-        rooms = {name.split(".")[1] for name in modules(file) if name.startswith("harness.")} - {"__version__"}
-        own, later = room(file), LATER.get(file.parent.relative_to(PACKAGE).as_posix(), set())
-        if below := {other for other in rooms - later if other != own and ROW_OF[other] >= ROW_OF[own]}:
+        own = room(file)
+        same_wing = {other for other in rooms(file) if (other in IN_COLLECTION) == (own in IN_COLLECTION)}
+        if below := {other for other in same_wing if ROW_OF[other] >= ROW_OF[own]}:
             found[file] = below
     assert found == {}
+
+
+def test_the_instrument_imports_nothing_of_the_collection() -> None:
+    instrument = [file for file in FILES if room(file) not in IN_COLLECTION]
+    assert {file: rooms(file) & IN_COLLECTION for file in instrument if rooms(file) & IN_COLLECTION} == {}
 
 
 def test_the_parent_process_has_no_way_to_torch() -> None:
@@ -130,13 +149,21 @@ def test_the_parent_process_has_no_way_to_torch() -> None:
 
 
 def test_models_that_load_torch_are_imported_inside_functions() -> None:
-    loads_torch = {"harness.nn", *(f"harness.models.{name}" for name in ("bert", "images", "resnet", "swin"))}
+    loads_torch = {
+        "harness.nn",
+        *(f"harness.collection.models.{name}" for name in ("bert", "images", "resnet", "swin")),
+    }
 
     def at_its_top(file: Path) -> set[str]:
         top = ast.Module([node for node in tree_of(file).body if isinstance(node, ast.Import | ast.ImportFrom)], [])
         return {".".join(name.split(".")[:length]) for name in names_of(top, file) for length in (2, 3)}
 
-    assert named(file for file in FILES if room(file) not in ("models", "nn") and at_its_top(file) & loads_torch) == []
+    assert (
+        named(
+            file for file in FILES if room(file) not in ("collection/models", "nn") and at_its_top(file) & loads_torch
+        )
+        == []
+    )
 
 
 def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:

@@ -310,7 +310,7 @@ def test_a_metric_from_outside_may_be_a_claim_and_a_floor_of_a_scenario(joules: 
 
 
 def test_a_metric_from_outside_is_a_floor_of_the_gate(joules: Metric) -> None:
-    from harness.gate._evidence import Evidence
+    from harness.gate.evidence import Evidence
     from harness.gate.records import CaseEvidence, Margin
     from harness.gate.rules import floor
 

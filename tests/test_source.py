@@ -146,18 +146,18 @@ STEPS |= {"resnet50_scaling", "bert_scaling", "swin_scaling", "image_pipeline"}
     ("file", "ops"),
     [
         ("kernels/activation/prelu.cu", {"prelu"}),
-        ("harness/ops/activation/prelu.py", {"prelu"}),
-        ("harness/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
+        ("harness/collection/ops/activation/prelu.py", {"prelu"}),
+        ("harness/collection/ops/activation/relu_mask.py", {"relu_mask", "relu_grad", "relu_training"}),
         ("kernels/activation/relu_grad.cu", {"relu_grad", "relu_training"}),  # which calls the kernels of both
         ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *STEPS}),
         (
             "kernels/include/bias.cuh",
             {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias", *STEPS},
         ),
-        ("harness/models/swin.py", STEPS),
+        ("harness/collection/models/swin.py", STEPS),
         ("harness/nn/_scaler.py", STEPS),
         ("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
-        ("harness/models/sizes.py", STEPS),
+        ("harness/collection/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
         ("harness/ops/sheet.py", EVERY),
         ("harness/devices/cuda.py", EVERY),
@@ -172,7 +172,7 @@ def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], m
     assert ops_that_change(file, monkeypatch) == ops
 
 
-@pytest.mark.parametrize("room", ["ops", "models", "nn"])
+@pytest.mark.parametrize("room", ["ops", "collection", "nn"])
 def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: Path) -> None:
     folder = package / "harness" / room
     folder.mkdir(exist_ok=True)
@@ -188,13 +188,18 @@ def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: 
 
 def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: Path) -> None:
     """An op needs the kernels of another op only where it names them; nn calls the other op itself."""
-    for name in ("harness/nn/__init__.py", "harness/ops/rows/norm.py", "kernels/rows/norm.cu", "harness/ops/other.py"):
+    for name in (
+        "harness/nn/__init__.py",
+        "harness/collection/ops/rows/norm.py",
+        "kernels/rows/norm.cu",
+        "harness/ops/other.py",
+    ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
-    (package / "harness" / "nn" / "__init__.py").write_text("from harness.ops.rows import norm\n")
+    (package / "harness" / "nn" / "__init__.py").write_text("from harness.collection.ops.rows import norm\n")
     op, other = package / "harness" / "ops" / "mine.py", package / "harness" / "ops" / "other.py"
     op.write_text("def prepare(ctx):\n    from harness import nn\n")
-    other.write_text("from harness.ops.rows import norm\n")
+    other.write_text("from harness.collection.ops.rows import norm\n")
     kernel = package / "kernels" / "rows" / "norm.cu"
     assert kernel in source._needed(op)
     assert kernel not in source._needed(other)
@@ -204,9 +209,9 @@ def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: P
     ("file", "counts"),
     [
         ("harness/ops/sheet.py", True),
-        ("harness/ops/_baselines.py", True),
+        ("harness/ops/baselines.py", True),
         ("kernels/access/copy.cu", True),
-        ("harness/ops/activation/prelu.py", False),
+        ("harness/collection/ops/activation/prelu.py", False),
         ("kernels/activation/prelu.cu", False),
     ],
 )
@@ -214,7 +219,7 @@ def test_the_code_of_a_plugin_has_what_it_takes_of_the_harness(
     file: str, counts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plugin = tmp_path / "mine.py"
-    plugin.write_text('from harness.ops import Op\nfrom harness.ops._baselines import compiled\nFILE = "copy.cu"\n')
+    plugin.write_text('from harness.ops import Op\nfrom harness.ops.baselines import compiled\nFILE = "copy.cu"\n')
     before = source.code("mine", plugin)
     changed, read = ROOT / file, Path.read_bytes
     assert changed.is_file()

@@ -6,9 +6,9 @@ It reads what is known of a case (`Known`), and gives reasons (`Reason`), each w
 
 from __future__ import annotations
 
-from harness.explain._known import Newest, command, known, newest
-from harness.explain._records import Known, Reason, Seen, Sibling
-from harness.explain._rules import all_rules, explain, verdict
+from harness.explain.knowledge import Newest, command, known, newest
+from harness.explain.records import Known, Reason, Seen, Sibling
+from harness.explain.rulebook import all_rules, explain, verdict
 
 __all__ = [
     "Known",

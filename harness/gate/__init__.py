@@ -6,13 +6,13 @@ other rules found has `review(evidence, findings) -> Iterator[Finding]` too.
 
 from __future__ import annotations
 
-from harness.gate._calibrate import CaseNoise, calibrate, summary
-from harness.gate._evidence import Evidence
-from harness.gate._noise import LEAST_BLOCKS
-from harness.gate._observer import GateObserver
-from harness.gate._paired import Request, paired
-from harness.gate._rules import acceptable, all_rules, check_accept, findings
-from harness.gate._stored import stored
+from harness.gate.calibration import CaseNoise, calibrate, summary
+from harness.gate.evidence import Evidence
+from harness.gate.noise_store import LEAST_BLOCKS
+from harness.gate.observer import GateObserver
+from harness.gate.rulebook import acceptable, all_rules, check_accept, findings
+from harness.gate.two_codes import Request, paired
+from harness.gate.two_runs import stored
 
 __all__ = [
     "LEAST_BLOCKS",

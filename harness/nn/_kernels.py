@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from harness import cuda
+from harness.collection.ops.attention import window_attention, window_attention_grad, window_attention_packed
+from harness.collection.ops.batch_norm import bn_add_relu, bn_add_relu_grad
+from harness.collection.ops.dropout import bias_dropout_residual, dropout, dropout_add, dropout_grad
+from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
+from harness.collection.ops.lists import adamw, unscale
+from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 from harness.model import Case, Value
 from harness.ops import Context, Launch, Op, Tensors
-from harness.ops.attention import window_attention, window_attention_grad, window_attention_packed
-from harness.ops.batch_norm import bn_add_relu, bn_add_relu_grad
-from harness.ops.dropout import bias_dropout_residual, dropout, dropout_add, dropout_grad
-from harness.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
-from harness.ops.lists import adamw, unscale
-from harness.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 
 _MODULES = (
     *(window_attention, window_attention_grad, window_attention_packed, bn_add_relu, bn_add_relu_grad),

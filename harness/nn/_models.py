@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from harness.models.bert import BertOperators
-from harness.models.resnet import ResNetOperators
-from harness.models.swin import SwinOperators
+from harness.collection.models.bert import BertOperators
+from harness.collection.models.resnet import ResNetOperators
+from harness.collection.models.swin import SwinOperators
 from harness.nn._attention import window_attention
 from harness.nn._batch_norm import batch_norm_add_relu
 from harness.nn._dropout import bias_dropout_residual, dropout

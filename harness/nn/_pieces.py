@@ -1,8 +1,8 @@
 """Tables of pieces of tensors for kernels that work on whole lists, made so that a captured graph can write them.
 
-The table's rows are those of harness/ops/lists/_tables.py. How tensors are cut depends on their sizes alone, and is
-copied to the device once. Addresses change, and differ in a graph: they are arguments of kernels that write them into
-the table, so that no copy from the host is needed.
+harness/collection/ops/lists/_tables.py says what a row of the table holds. How tensors are cut depends on their sizes
+alone, and is copied to the device once. Addresses change, and differ in a graph: they are arguments of kernels that
+write them into the table, so that no copy from the host is needed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from harness.collection.ops.lists._tables import Pieces
 from harness.nn._kernels import capturing
-from harness.ops.lists._tables import Pieces
 
 _CAPTURED: list[PieceLayout] = []
 """Layouts that graphs read. They stay, since nobody tells when a graph ends."""

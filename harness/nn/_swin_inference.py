@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from harness.collection.models.swin import PatchEmbedding, PatchMerging, Swin, SwinBlock
+from harness.collection.ops.quantise import quantize
 from harness.model import Case
-from harness.models.swin import PatchEmbedding, PatchMerging, Swin, SwinBlock
 from harness.nn._attention import window_attention
 from harness.nn._inference import (
     LARGEST,
@@ -36,7 +37,6 @@ from harness.nn._inference import (
 from harness.nn._kernels import on
 from harness.nn._rows import layer_norm
 from harness.ops import Context, Launch, Tensors
-from harness.ops.quantise import quantize
 
 Gelu = Literal["tanh", "exact"]
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.models import swin
+from harness.collection.models import swin
+from harness.collection.ops.rows._norm import EPS
 from harness.nn._kernels import kernel
 from harness.nn._operators import operator
 from harness.nn._rows import layer_norm, norm_kernel
-from harness.ops.rows._norm import EPS
 
 
 def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:

@@ -1,8 +1,8 @@
 """Ops. An op is a data sheet of symbols, choices, tensors, a reference and variants, and is found by its file's name.
 
-`harness/ops/activation/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`. A folder is
-a family of ops; the code that they share lies beside them, in files that start with `_`. The twin of an op's file is
-the file with its kernels, here `kernels/activation/prelu.cu`.
+`harness/collection/ops/activation/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`.
+A folder is a family of ops; the code that they share lies beside them, in files that start with `_`. The twin of an
+op's file is the file with its kernels, here `kernels/activation/prelu.cu`.
 
 A variant is a function `prepare(ctx: Context) -> launch`. It does what isn't timed (compile a kernel, compute its grid)
 and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list where the

@@ -1,8 +1,7 @@
-"""All ops by name: the bundled ones, those of installed entry points, and plug-in files."""
+"""All ops by name: those of the entry points `harness.ops`, by which the collection comes in too, and plug-in files."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,27 +9,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-from harness.discover import discover
+from harness.discover import discover, entry_points
 from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest
 from harness.ops.sheet import Op
 
 
 class Catalogue(Mapping[str, Op]):
-    """Ops by name. Bundled ops are found as `harness/ops/<family>/<op>.py`, each of which defines OP."""
+    """Ops by name.
+
+    An entry point names a module that defines ops, or a package: then each `<family>/<op>.py` in it defines OP.
+    """
 
     def __init__(self, plugins: Sequence[Path] = ()) -> None:
         self._ops: dict[str, Op] = {}
-        for module in discover("harness.ops", ["OP"], nested=True).values():
-            self._add(module, Path(module.__file__ or ""))
-        for entry in importlib.metadata.entry_points(group="harness.ops"):
+        for entry in entry_points("harness.ops"):
             with _loading(f"entry point '{entry.name}' ({entry.value})"):
                 module = entry.load()
-            self._add(module, Path(module.__file__ or entry.value))
+                is_package = hasattr(module, "__path__") and not _ops_in(module)
+                modules = discover(module.__name__, ["OP"], nested=True).values() if is_package else [module]
+            for each in modules:
+                self._add(each, Path(each.__file__ or entry.value))
         for file in plugins:
             self._add(_load_file(file), file)
 
     def _add(self, module: ModuleType, file: Path) -> None:
-        found = [value for value in vars(module).values() if isinstance(value, Op)]
+        found = _ops_in(module)
         if not found:
             raise UsageError(f"{file}: defines no op", "assign an Op to a name at the top level, e.g. OP = Op(...)")
         for op in found:
@@ -50,6 +53,10 @@ class Catalogue(Mapping[str, Op]):
 
     def __len__(self) -> int:
         return len(self._ops)
+
+
+def _ops_in(module: ModuleType) -> list[Op]:
+    return [value for value in vars(module).values() if isinstance(value, Op)]
 
 
 def _load_file(file: Path) -> ModuleType:

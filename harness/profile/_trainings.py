@@ -14,12 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness import devices
+from harness.collection.steps.training import _curves, _ladders
+from harness.collection.steps.training._curves import TrainingCurve
 from harness.devices import Device, is_out_of_memory
 from harness.errors import described
 from harness.model import Case
 from harness.ops import Catalogue
-from harness.ops.training import _curves, _ladders
-from harness.ops.training._curves import TrainingCurve
 from harness.profile import losses
 from harness.profile._request import LossPlan, ProfileRequest
 from harness.session import EndedError

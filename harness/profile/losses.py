@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.collection.steps.training._curves import TrainingCurve
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment
-from harness.ops.training._curves import TrainingCurve
 from harness.store import parse
 
 SUMMARY = "losses of a few hundred steps from several seeds, for steps of training: whether a rung learns as others do"

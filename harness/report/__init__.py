@@ -15,7 +15,7 @@ from typing import Protocol, cast
 from harness.discover import discover
 from harness.errors import MachineError, UsageError, nearest
 from harness.model import Limits, Machine, Run
-from harness.report._pictures import drawn, write_all
+from harness.report.pictures import drawn, write_all
 
 
 class Format(Protocol):
@@ -44,9 +44,9 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: S
     unknown = [name for name in formats or () if name not in found]
     if unknown:
         raise UsageError(f"no report format named '{unknown[0]}'", nearest(unknown[0], found))
-    from harness.report import _older
+    from harness.report import older
 
-    shown = _older.without_false_warnings(run)
+    shown = older.without_false_warnings(run)
     with into(folder):
         return write_all(
             {name: found[name] for name in formats or found}, lambda each: each.write(shown, folder, notes)
@@ -59,14 +59,14 @@ def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
     peak_compute.csv and peak_links.csv are written where such peaks were measured. Makes the folder. Raises
     MachineError where it can't be written.
     """
-    from harness.report import _limits, build
+    from harness.report import build, limit_tables
     from harness.report.formats.markdown import render
 
     page, figure = folder / "peak.md", "peak.svg"
     with into(folder):
         page.write_text(render(build.page_of_limits(machine, limits, figure)), encoding="utf-8")
-        tables = _limits.write_points(limits, folder)
-        pictures = drawn(figure, _limits.draw, machine, limits, folder / figure) if limits.points else []
+        tables = limit_tables.write_points(limits, folder)
+        pictures = drawn(figure, limit_tables.draw, machine, limits, folder / figure) if limits.points else []
         return [page, *tables, *pictures]
 
 
@@ -75,9 +75,9 @@ def stale(run: Run, current: Mapping[str, str]) -> list[str]:
 
     current: the hash over the present code of each op, by the op's name.
     """
-    from harness.report import _facts
+    from harness.report import preface
 
-    return _facts.stale(run, current)
+    return preface.stale(run, current)
 
 
 @contextmanager

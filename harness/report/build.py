@@ -13,20 +13,20 @@ from harness.errors import brief
 from harness.metrics import METRICS
 from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
 from harness.report import (
-    _audit,
-    _claims,
-    _columns,
-    _counted,
-    _facts,
-    _figures,
-    _limits,
-    _roofline,
-    _steps,
-    _sweep,
+    audit,
+    claim_tables,
+    columns,
+    counted,
     kernels,
+    limit_tables,
+    plotting,
+    preface,
+    roofline_plot,
+    steps,
+    sweeps,
 )
-from harness.report._frame import Line, by_scenario
-from harness.report._text import as_text, plural
+from harness.report.frame import Line, by_scenario
+from harness.report.text import as_text, plural
 from harness.report.tree import (
     Block,
     Cell,
@@ -59,7 +59,7 @@ _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": ""
 
 def page(run: Run, notes: Sequence[str] = ()) -> Page:
     """The page of a run. notes: sentences that it begins with, such as that results were measured with older code."""
-    plots, left_out = _figures.plan(run)
+    plots, left_out = plotting.plan(run)
     sections = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
     blocks: list[Block] = [*_ahead(run, notes), *sections]
     if left_out:
@@ -69,8 +69,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
                 "short. Their numbers are in the tables and in results.csv; a run of fewer scenarios draws them."
             )
         )
-    blocks += _audit.section(_counted.of_run(run))
-    if warnings := _facts.warnings(run):
+    blocks += audit.section(counted.of_run(run))
+    if warnings := preface.warnings(run):
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if seen := tuple(kernels.tables(run.attachments)):
         blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
@@ -78,12 +78,12 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:
         blocks.append(
-            Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{_figures.FOLDER}/{CEILINGS}")))
+            Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{plotting.FOLDER}/{CEILINGS}")))
         )
-    roofline = {_roofline.TITLE: _roofline.HINT} if any(plot.roofs for plot in plots) else {}
+    roofline = {roofline_plot.TITLE: roofline_plot.HINT} if any(plot.roofs for plot in plots) else {}
     if terms := _terms(blocks, roofline):
         blocks.append(Section("How to read the tables", (terms,)))
-    origin = (_facts.machine(run.header.machine), CommandLine(_facts.command(run)), Note(_facts.provenance(run)))
+    origin = (preface.machine(run.header.machine), CommandLine(preface.command(run)), Note(preface.provenance(run)))
     blocks.append(Section("Machine and command", origin))
     title = ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name
     return Page(title, tuple(blocks))
@@ -91,10 +91,10 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
 
 def _ahead(run: Run, notes: Sequence[str]) -> Iterator[Note]:
     """What a reader must know before any number."""
-    yield Note(f"{run.header.machine.name}, {run.header.started}: {_facts.outcome(run)}.")
-    if processes := _facts.processes(run):
+    yield Note(f"{run.header.machine.name}, {run.header.started}: {preface.outcome(run)}.")
+    if processes := preface.processes(run):
         yield Note(processes)
-    if missing := _facts.unmeasured(run):
+    if missing := preface.unmeasured(run):
         yield Note(
             f"{plural(missing, 'planned case')} {'has' if missing == 1 else 'have'} no result. The run's command with "
             "--resume and the same --output measures them.",
@@ -118,20 +118,20 @@ def _files(attached: Sequence[Attachment]) -> Table:
     )
 
 
-def _section(scenario: Scenario, lines: list[Line], plots: Sequence[_figures.Plot], run: Run) -> Section:
-    sweep = _sweep.of(scenario.curve, lines, scenario.plot)
+def _section(scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plot], run: Run) -> Section:
+    sweep = sweeps.of(scenario.curve, lines, scenario.plot)
     # The reasons are told with the stops.
-    every = _columns.table(lines, errors=not sweep)
+    every = columns.table(lines, errors=not sweep)
     own = tuple(Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
     blocks: list[Block] = [Prose(scenario.shows.strip())] if scenario.shows.strip() else []
-    blocks.append(Note(_facts.origin(scenario)))
+    blocks.append(Note(preface.origin(scenario)))
     blocks += [*own, *sweep.tables] if sweep else [every, *own]
     if sweep and sweep.stops:
-        blocks.append(Section("Where variants stop", (_sweep.stop_table(sweep.over, sweep.stops),)))
-    blocks += _steps.sections(lines)
-    if claims := _claims.comparisons(scenario, lines):
-        notes = [Note(text) for text in _claims.explained(claims, run.header.machine.name)]
-        blocks.append(Section("Claims", (*notes, _claims.table(claims))))
+        blocks.append(Section("Where variants stop", (sweeps.stop_table(sweep.over, sweep.stops),)))
+    blocks += steps.sections(lines)
+    if claims := claim_tables.comparisons(scenario, lines):
+        notes = [Note(text) for text in claim_tables.explained(claims, run.header.machine.name)]
+        blocks.append(Section("Claims", (*notes, claim_tables.table(claims))))
     if sweep:
         blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
     return Section(scenario.title or scenario.name, tuple(blocks))
@@ -161,17 +161,17 @@ def screen(run: Run) -> Page:
     told: set[str] = set()
     blocks: list[Block] = []
     for scenario, lines in by_scenario(run):
-        sweep = _sweep.of(scenario.curve, lines, scenario.plot)
-        claims = _claims.notes(_claims.comparisons(scenario, lines))
+        sweep = sweeps.of(scenario.curve, lines, scenario.plot)
+        claims = claim_tables.notes(claim_tables.comparisons(scenario, lines))
         if sweep:
             told.update(line.case.id for line in lines if line.result.status not in FAILED)
-            stops = (Section("", tuple(_sweep.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
+            stops = (Section("", tuple(sweeps.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
             blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
         else:
-            common, table = _columns.brief(lines)
+            common, table = columns.brief(lines)
             title = ": ".join(filter(None, [scenario.title or scenario.name, ", ".join(common)]))
-            blocks.append(Section(title, (table, *claims, *_steps.verdicts(lines))))
-    blocks += _audit.section(_counted.of_run(run))
+            blocks.append(Section(title, (table, *claims, *steps.verdicts(lines))))
+    blocks += audit.section(counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
     blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
     return Page("", tuple(blocks))
@@ -187,22 +187,22 @@ def _failures(results: Sequence[Result]) -> Iterator[Note]:
 
 
 def _warnings(run: Run) -> Iterator[Note]:
-    for note in _facts.warnings(run):
+    for note in preface.warnings(run):
         yield replace(note, label=f"warning {note.label}")
 
 
 def _closing(run: Run) -> Iterator[Note]:
-    if processes := _facts.processes(run):
+    if processes := preface.processes(run):
         yield Note(processes)
     if run.limits and run.limits.peak:
-        drift = _limits.drift(run.limits)
+        drift = limit_tables.drift(run.limits)
         yield Note(f"peak: a copy at {units.rate(run.limits.peak)}" + (f", {drift} at the end" if drift else ""))
-    yield Note(f"{run.header.machine.name}: {_facts.outcome(run)}", "strong")
+    yield Note(f"{run.header.machine.name}: {preface.outcome(run)}", "strong")
 
 
 def screen_of_losses(run: Run) -> Page:
     """Whether the rungs of a run learn alike, as far as they were trained, for a console."""
-    every = [Section(own.title or own.name, tuple(_steps.verdicts(lines))) for own, lines in by_scenario(run)]
+    every = [Section(own.title or own.name, tuple(steps.verdicts(lines))) for own, lines in by_scenario(run)]
     return Page("", tuple(section for section in every if section.blocks))
 
 
@@ -214,23 +214,23 @@ def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
 
     runs: of one machine, by the name of their folders. Of a case that several have, the run that started last counts.
     """
-    newest: dict[str, tuple[str, _counted.Counted]] = {}
+    newest: dict[str, tuple[str, counted.Counted]] = {}
     for name, run in sorted(runs.items(), key=lambda item: item[1].header.started):
-        newest |= {found.line.case.id: (name, found) for found in _counted.of_run(run)}
+        newest |= {found.line.case.id: (name, found) for found in counted.of_run(run)}
     if not newest:
         return None
-    by_op: dict[str, list[_counted.Counted]] = defaultdict(list)
+    by_op: dict[str, list[counted.Counted]] = defaultdict(list)
     for _, found in newest.values():
         by_op[found.line.case.op].append(found)
     names = dict.fromkeys(name for name, _ in newest.values())
     origin = ", ".join(f"[{name}]({name}/report.md) of {runs[name].header.started[:10]}" for name in names)
-    sections = [Section(op, _audit.blocks(found)) for op, found in sorted(by_op.items())]
+    sections = [Section(op, audit.blocks(found)) for op, found in sorted(by_op.items())]
     every = [found for _, found in newest.values()]
     machine = next(iter(runs.values())).header.machine.name
-    blocks: list[Block] = [*_audit.summary(every), *sections]
+    blocks: list[Block] = [*audit.summary(every), *sections]
     if terms := _terms(blocks):
         blocks.append(Section("How to read the tables", (terms,)))
-    return Page(f"{_audit.TITLE}: {machine}", (*blocks, Prose(f"Runs: {origin}.")))
+    return Page(f"{audit.TITLE}: {machine}", (*blocks, Prose(f"Runs: {origin}.")))
 
 
 # ---- Limits alone.
@@ -239,21 +239,21 @@ def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
 def page_of_limits(machine: Machine, limits: Limits, figure: str) -> Page:
     """What a machine can do, as a page. figure: path of the plot of the streams."""
     blocks = _limits_blocks(limits, figure)
-    return Page("What the machine can do", (*blocks, Section("Machine", (_facts.machine(machine),))))
+    return Page("What the machine can do", (*blocks, Section("Machine", (preface.machine(machine),))))
 
 
 def screen_of_limits(machine: Machine, limits: Limits) -> Page:
     """What a machine can do, for a console."""
-    summary = _limits.summary(limits)
-    found: tuple[Block, ...] = (*_limits.tables(limits), Section("", (summary,)))
+    summary = limit_tables.summary(limits)
+    found: tuple[Block, ...] = (*limit_tables.tables(limits), Section("", (summary,)))
     return Page("", (Section(f"What {machine.name} can do", found),))
 
 
 def _limits_blocks(limits: Limits, figure: str) -> Iterator[Block]:
-    summary = _limits.summary(limits)
+    summary = limit_tables.summary(limits)
     if summary.pairs:
         yield summary
-    yield from _limits.tables(limits)
+    yield from limit_tables.tables(limits)
     if limits.points:
         yield Figure(figure, "Bandwidth of plain streams by mix and size")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness import units
 from harness.model import COUNTERS, PIPE, STALL, Attachment, KernelProfile
-from harness.report._names import kernel_name
+from harness.report.kernel_names import kernel_name
 from harness.report.tree import Column, Table, text_column
 from harness.units import Unit
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.metrics import ALWAYS
 from harness.model import Difference, Limits, Machine, Run
-from harness.report._text import TextColumn, as_text
+from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
     CommandLine,
@@ -45,9 +45,9 @@ _STYLES: dict[Kind, str] = {
 
 def render(run: Run, console: Console) -> None:
     """A table a scenario, then what failed, what the warnings mean, and how many cases ended in which way."""
-    from harness.report import _older, build
+    from harness.report import build, older
 
-    show(build.screen(_older.without_false_warnings(run)), console)
+    show(build.screen(older.without_false_warnings(run)), console)
 
 
 def render_limits(machine: Machine, limits: Limits, console: Console) -> None:

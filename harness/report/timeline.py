@@ -20,13 +20,13 @@ _VIEWER = "https://ui.perfetto.dev"
 
 def write(found: Timeline, trace: Path, folder: Path) -> list[Path]:
     """Write the page and its plot into `folder`, and give their paths. trace: the file that the page names."""
-    from harness.report import _timeline
+    from harness.report import timeline_plot
     from harness.report.formats import markdown
 
     (folder / FIGURE).parent.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     path.write_text(markdown.render(page(found, trace)), encoding="utf-8")
-    return [path, *_timeline.draw(found, folder / FIGURE)]
+    return [path, *timeline_plot.draw(found, folder / FIGURE)]
 
 
 def page(found: Timeline, trace: Path) -> Page:

@@ -1,5 +1,5 @@
 // The statistics of bn_add_relu in packs of 16 bytes: section 4 of bn_add_relu.cu, which includes this file after its
-// types T, Sums and Partial. Twin of harness/ops/batch_norm/_bn_add_relu_cut.py, which cuts the tensor.
+// types T, Sums and Partial. Twin of harness/collection/ops/batch_norm/_bn_add_relu_cut.py, which cuts the tensor.
 //
 // There are three kernels, by the length of the rows. In each of them a thread finds its channels once and keeps a sum
 // for each element of its pack, so that a pack costs its load and three or four instructions an element. The three

@@ -21,7 +21,7 @@ __device__ __forceinline__ long long thread() { return static_cast<long long>(bl
 //    words in a loop. The elements of a turn are neighbours, as the threads are, so accesses are narrow but coalesced. A
 //    block has the next four elements for each of its threads; so word w of thread t goes to element w * threads + t of
 //    the block.
-constexpr unsigned NAIVE_BLOCK = 256;  // threads; as in harness/ops/dropout/dropout.py
+constexpr unsigned NAIVE_BLOCK = 256;  // threads; as in harness/collection/ops/dropout/dropout.py
 
 extern "C" __global__ void __launch_bounds__(NAIVE_BLOCK)
     dropout_naive(const T* __restrict__ x, const unsigned long long* __restrict__ call, T* __restrict__ y,

@@ -1,7 +1,7 @@
 // Philox4x32-10, a counter-based generator: ten rounds turn a 128-bit counter into four random 32-bit words, so any
 // thread can draw any element's number, in any order, and a backward pass can draw it again.
 // Source: Salmon, Moraes, Dror and Shaw, Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
-// The host's twin, and the same stream in torch, is harness/ops/dropout/_philox.py.
+// The host's twin, and the same stream in torch, is harness/collection/ops/dropout/_philox.py.
 #pragma once
 
 // The product's lower and upper word, by one multiplication.

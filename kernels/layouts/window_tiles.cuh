@@ -8,7 +8,7 @@
 // elements on), TO_WINDOWS (0 or 1), RUN (elements of a window's row), SIDE (rows of a window), ACROSS (windows beside
 // each other), HEIGHT (rows of an image), ROWS_SHIFTED, ELEMENTS_SHIFTED (the roll, below HEIGHT and below a row's
 // length), COLUMNS, BANDS (1 where COLUMNS are fewer than ACROSS), THREADS (of a block), SEVERAL (1 where a pack may have
-// parts of more than two pieces that are contiguous on both sides). Twin of WindowTiles in harness/ops/layouts/_windows.py.
+// parts of more than two pieces that are contiguous on both sides). Twin of WindowTiles in harness/collection/ops/layouts/_windows.py.
 #pragma once
 
 #include "pack.cuh"

@@ -17,7 +17,7 @@ struct Place {
   Index at, left;
 };
 
-// The way from one layout to the other. Twin of WindowMap in harness/ops/layouts/_windows.py. Indexes and sizes are in units;
+// The way from one layout to the other. Twin of WindowMap in harness/collection/ops/layouts/_windows.py. Indexes and sizes are in units;
 // a unit is some neighbouring elements, and no border of a window and no end of the roll cuts one.
 //
 // A run is a row of a window. Rows of all images are counted through, and so are those of all rolled images: as H is a

@@ -1,6 +1,6 @@
 // Pieces of tensors: a table on the device has a row for each, of this type or another. The first `whole` blocks take a
 // row each, and all of their threads work on it. In the other blocks each warp takes a row of its own, an eighth as
-// long: the ends of tensors, and small tensors. The table is made by harness/ops/lists/_tables.py.
+// long: the ends of tensors, and small tensors. The table is made by harness/collection/ops/lists/_tables.py.
 #pragma once
 
 #include "warp.cuh"

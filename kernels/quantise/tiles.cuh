@@ -10,7 +10,7 @@
 //
 // So a thread fetches the numbers of its columns once for UNITS units, all loads of these are under way at once, and
 // lanes are neighbours in each access, in rows of any length. The host makes the period a multiple of a warp, so
-// that each access of a warp begins on a line of memory (harness/ops/quantise/_tiles.py).
+// that each access of a warp begins on a line of memory (harness/collection/ops/quantise/_tiles.py).
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), WHOLE
 // (0 or 1: rows are whole units).

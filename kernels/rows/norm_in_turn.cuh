@@ -1,5 +1,5 @@
 // LayerNorm of long rows, of whole packs. A team is a cluster of blocks. It stays on the chip and takes rows in turn.
-// InTurn of harness/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight), THREADS
+// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight), THREADS
 // (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
 // memory) and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once

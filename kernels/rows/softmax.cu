@@ -28,7 +28,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 // Steps 4 to 6 have macros for the size of a row. Each compilation is of one step, so steps 1 to 3 are left out of
 // those.
 #if !(defined COUNT || defined ELEMENTS)
-constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/ops/rows/softmax.py
+constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 #if !defined SHARED
 constexpr unsigned GROUP = 8;  // loads that a thread has under way
 
@@ -181,7 +181,7 @@ extern "C" __global__ void softmax_of_one(const T* __restrict__ x, T* __restrict
 //    waste its threads. Rows that don't fit into shared memory can't be done.
 //
 // Macro: SHARED (the headers of CUB take seconds to compile).
-constexpr unsigned STATIC_SHARED = 1024;  // bytes beside the row, at most; as in harness/ops/rows/softmax.py
+constexpr unsigned STATIC_SHARED = 1024;  // bytes beside the row, at most; as in harness/collection/ops/rows/softmax.py
 
 // x_packs, y_packs: rows are whole packs, and the tensor is aligned to 16 bytes.
 extern "C" __global__ void __launch_bounds__(ANY_BLOCK)

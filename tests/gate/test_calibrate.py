@@ -11,11 +11,11 @@ import pytest
 
 from harness import gate
 from harness.errors import MachineError, UsageError
-from harness.gate import _calibrate, _noise
-from harness.gate._cases import Cases
-from harness.gate._paired import Request, Sides
-from harness.gate._worktree import Checkout, Repository
+from harness.gate import calibration, noise_store
+from harness.gate.case_lists import Cases
 from harness.gate.records import CaseEvidence, GateRun, Pair, Revision
+from harness.gate.two_codes import Request, Sides
+from harness.gate.worktree import Checkout, Repository
 from harness.model import Case, Job, Machine, Measurement
 from harness.scenario import Selection
 
@@ -41,7 +41,7 @@ def calibrate(
         def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
             yield CODE
 
-    def run(request: Request, sides: Sides, noise: _noise.Noise, start: Any) -> GateRun:
+    def run(request: Request, sides: Sides, noise: noise_store.Noise, start: Any) -> GateRun:
         floors.append(noise.margin(case().id, "graph", 0.0).noise)
         gain = 1 + 0.01 * len(floors)
         pairs = tuple(Pair(gain * seconds, seconds, "base", "screen") for seconds in (1e-3, 2e-3, 3e-3)[without:])
@@ -56,8 +56,8 @@ def calibrate(
         return Sides(codes, machine, Cases((), jobs), "", observer)
 
     monkeypatch.setattr(Repository, "find", lambda *_: FakeRepository())
-    monkeypatch.setattr(_calibrate, "prepare", prepare)
-    monkeypatch.setattr(_calibrate, "run", run)
+    monkeypatch.setattr(calibration, "prepare", prepare)
+    monkeypatch.setattr(calibration, "run", run)
 
     def start(blocks: int, files: tuple[Path, ...] = (Path("ci.yaml"),), fewer: int = 0) -> list[GateRun]:
         nonlocal without

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.errors import InputError
-from harness.gate import _cases
+from harness.gate import case_lists
 from harness.model import Case, Job, Scenario, Timing
 from harness.ops import Catalogue, Op, Tensor
 from harness.processes.messages import Surveyed
@@ -37,12 +37,12 @@ def write(tmp_path: Path) -> Write:
     return make
 
 
-def variants(asked: _cases.Wanted) -> set[str]:
+def variants(asked: case_lists.Wanted) -> set[str]:
     return {job.case.variant for job in asked.jobs}
 
 
 def test_the_librarys_variants_are_left_out_where_nobody_listed_them(catalogue: Catalogue, write: Write) -> None:
-    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
+    asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
     assert variants(asked) == {*OURS}
     assert "prelu/eager/float32/N8-C64-H56-W56" in asked.known
 
@@ -61,7 +61,7 @@ def test_the_librarys_variants_are_left_out_where_nobody_listed_them(catalogue: 
 def test_they_are_measured_where_somebody_needs_them(
     catalogue: Catalogue, write: Write, more: str, selection: Selection, kept: set[str]
 ) -> None:
-    assert variants(_cases.wanted([write(PRELU + more)], catalogue, selection)) == kept
+    assert variants(case_lists.wanted([write(PRELU + more)], catalogue, selection)) == kept
 
 
 def roles_of(*roles: str) -> dict[str, Op]:
@@ -83,19 +83,21 @@ def roles_of(*roles: str) -> dict[str, Op]:
 def test_the_role_of_a_variant_decides_and_not_its_name(write: Write, expect: str, kept: set[str]) -> None:
     ops = roles_of("baseline", "peer", "control", "ours", "published")
     text = f"title: t\nop: mine\nshapes: [{{N: 8}}]\ndtypes: [float32]\nbaseline: v0\nexpect: {expect}\n"
-    asked = _cases.wanted([write(text)], ops, CUDA)
+    asked = case_lists.wanted([write(text)], ops, CUDA)
     assert variants(asked) == kept
-    controls = {job.case.variant for job in asked.jobs if _cases.is_control(job.case, asked.scenarios)}
+    controls = {job.case.variant for job in asked.jobs if case_lists.is_control(job.case, asked.scenarios)}
     assert controls == {"v2"}
 
 
 def test_what_only_the_base_has_is_judged_by_the_role_that_it_has_or_had(write: Write) -> None:
     """A variant that is still there keeps its role at other sizes; one that is gone is known by its name."""
     ops = roles_of("ours", "peer")
-    asked = _cases.wanted([write("title: t\nop: mine\nshapes: [{N: 8}]\ndtypes: [float32]\nbaseline: v0\n")], ops, CUDA)
+    asked = case_lists.wanted(
+        [write("title: t\nop: mine\nshapes: [{N: 8}]\ndtypes: [float32]\nbaseline: v0\n")], ops, CUDA
+    )
     names = ("v0", "v1", "tuned", "peer:gone", "eager")
     only = tuple(Job(Case("mine", name, "float32", (("N", 9),))) for name in names)
-    cases = _cases.common(asked, Surveyed((only,), ()), ops, CUDA)
+    cases = case_lists.common(asked, Surveyed((only,), ()), ops, CUDA)
     assert [job.case.variant for job in cases.jobs["base"]] == ["v0", "tuned"]
 
 
@@ -118,7 +120,7 @@ def test_roles_that_a_run_of_schema_1_did_not_store() -> None:
 def test_a_case_is_timed_less_narrowly_than_in_a_run(
     catalogue: Catalogue, write: Write, timing: str, selection: Selection, expected: Timing
 ) -> None:
-    asked = _cases.wanted([write(f"{PRELU}timing: {timing}\n")], catalogue, selection)
+    asked = case_lists.wanted([write(f"{PRELU}timing: {timing}\n")], catalogue, selection)
     assert {job.timing for job in asked.jobs} == {expected}
 
 
@@ -127,10 +129,10 @@ def job(variant: str) -> Job:
 
 
 def test_common_cases_come_first_and_in_the_same_order(catalogue: Catalogue, write: Write) -> None:
-    asked = _cases.wanted([write(f"{PRELU}variants: [naive, packed, tuned]\n")], catalogue, CUDA)
+    asked = case_lists.wanted([write(f"{PRELU}variants: [naive, packed, tuned]\n")], catalogue, CUDA)
     known = ("prelu/packed/float32/N8-C64-H56-W56", "prelu/tuned/float32/N8-C64-H56-W56")
     base = Surveyed(((job("eager"), job("peer:gone"), job("older"), job("tuned")),), known)
-    cases = _cases.common(asked, base, catalogue, CUDA)
+    cases = case_lists.common(asked, base, catalogue, CUDA)
     assert [j.case.variant for j in cases.jobs["base"]] == ["packed", "tuned", "older"]
     assert [j.case.variant for j in cases.jobs["now"]] == ["packed", "tuned", "naive"]
     assert [j.case.variant for j in cases.all] == ["packed", "tuned", "naive", "older"]
@@ -139,16 +141,16 @@ def test_common_cases_come_first_and_in_the_same_order(catalogue: Catalogue, wri
 
 def test_what_is_gone_is_filtered_like_the_rest(catalogue: Catalogue, write: Write) -> None:
     selection = Selection("cuda", only=("prelu/tuned/*",))
-    asked = _cases.wanted([write(PRELU)], catalogue, selection)
-    cases = _cases.common(asked, Surveyed(((job("older"),),), ()), catalogue, selection)
+    asked = case_lists.wanted([write(PRELU)], catalogue, selection)
+    cases = case_lists.common(asked, Surveyed(((job("older"),),), ()), catalogue, selection)
     assert cases.jobs["base"] == ()
 
 
 def test_a_file_that_only_the_base_can_load_is_broken(catalogue: Catalogue, write: Write) -> None:
     good, bad = write(PRELU), write(PRELU.replace("prelu", "gone"), "bad")
-    asked = _cases.wanted([bad, good], catalogue, CUDA)
+    asked = case_lists.wanted([bad, good], catalogue, CUDA)
     assert (asked.files, list(asked.broken)) == ((good,), [bad])
-    cases = _cases.common(asked, Surveyed(((), (job("tuned"),)), ()), catalogue, CUDA)
+    cases = case_lists.common(asked, Surveyed(((), (job("tuned"),)), ()), catalogue, CUDA)
     [broken] = cases.broken
     assert broken.file == str(bad)
     assert "no op is named 'gone'" in broken.problems[0].message
@@ -161,18 +163,18 @@ def test_the_base_s_own_scenario_is_asked_too(catalogue: Catalogue, write: Write
     roles = Scenario("mine", "t", "dropped", (gone.case.id,), roles=(("eager", "ours"),))
     larger = Job(replace(job("tuned").case, shape=(("N", 64), ("C", 64), ("H", 56), ("W", 56))))
     base = Surveyed(((job("tuned"),), (job("tuned"), larger, gone)), (job("tuned").case.id,), ((), (roles,)))
-    asked = _cases.wanted([file], catalogue, CUDA)
-    cases = _cases.common(asked, base, catalogue, CUDA, [old])
+    asked = case_lists.wanted([file], catalogue, CUDA)
+    cases = case_lists.common(asked, base, catalogue, CUDA, [old])
     assert [j.case.id for j in cases.jobs["base"]] == [job("tuned").case.id, larger.case.id, gone.case.id]
     assert (cases.before, cases.untold) == ((roles,), ())
     assert cases.asked == asked.every
 
 
 def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write) -> None:
-    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
-    [unread] = _cases.common(asked, Surveyed(((), None), (), ((), ())), catalogue, CUDA, [Path("old.yaml")]).untold
+    asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
+    [unread] = case_lists.common(asked, Surveyed(((), None), (), ((), ())), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "can't load its own old.yaml" in unread
-    [silent] = _cases.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
+    [silent] = case_lists.common(asked, Surveyed(((), ()), ()), catalogue, CUDA, [Path("old.yaml")]).untold
     assert "too old to tell the floors" in silent
 
 
@@ -188,12 +190,12 @@ def test_a_base_that_tells_too_little_is_said(catalogue: Catalogue, write: Write
 def test_a_base_that_does_not_tell_its_checks_is_not_taken_for_lax(
     catalogue: Catalogue, write: Write, loaded: Any, checks: Any, words: list[str]
 ) -> None:
-    asked = _cases.wanted([write(PRELU)], catalogue, CUDA)
-    found = _cases.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
+    asked = case_lists.wanted([write(PRELU)], catalogue, CUDA)
+    found = case_lists.common(asked, Surveyed((loaded,), (), checks=checks), catalogue, CUDA).laxer
     assert [text[: len(start)] for text, start in zip(found, words, strict=True)] == words
 
 
 def test_a_file_that_neither_can_load_is_bad_input(catalogue: Catalogue, write: Write) -> None:
-    asked = _cases.wanted([write("title: [\n")], catalogue, CUDA)
+    asked = case_lists.wanted([write("title: [\n")], catalogue, CUDA)
     with pytest.raises(InputError, match=r"mine\.yaml"):
-        _cases.common(asked, Surveyed((None,), ()), catalogue, CUDA)
+        case_lists.common(asked, Surveyed((None,), ()), catalogue, CUDA)

@@ -11,8 +11,8 @@ from types import ModuleType
 
 import pytest
 
-from harness.gate import _decision as gate
-from harness.gate import _noise, records
+from harness.gate import deciding as gate
+from harness.gate import noise_store, records
 from harness.gate.records import TELL_MOST, Decision, Margin, change
 
 MARGIN = Margin(0.01)
@@ -250,7 +250,7 @@ def largest(means: Sequence[float]) -> float | None:
         (gate, "LOOK_ALPHAS", (0.02, 0.02), {"steady 0.01", "slow 0.01"}),
         (gate, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03"}),
         (Margin, "limit", 0.0, {"steady 0.0", "steady 0.01"}),
-        (_noise, "floor", largest, {"outliers 0.03 passed"}),
+        (noise_store, "floor", largest, {"outliers 0.03 passed"}),
     ],
     ids=["too severe", "too lenient", "tests zero, not the margin", "no cap, not robust"],
 )
@@ -258,7 +258,7 @@ def test_the_simulation_notices(
     simulation: ModuleType, monkeypatch: pytest.MonkeyPatch, target: object, name: str, value: object, bars: set[str]
 ) -> None:
     monkeypatch.setattr(target, name, value)
-    if target is _noise:
+    if target is noise_store:
         monkeypatch.setattr(records, "NOISE_MOST", math.inf)
     assert missed(simulation, 500, {bar.partition(" ")[0] for bar in bars}) >= bars
 

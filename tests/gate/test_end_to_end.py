@@ -73,9 +73,9 @@ SCENARIO = "title: Twice\nop: {name}\nshapes: [{{N: 2**14}}]\ndtypes: [float32]\
 FEW_PAIRS = """
 import sys
 from harness.cli import app
-from harness.gate import _decision
-_decision.SCREEN_PAIRS = _decision.LEAST_PAIRS = 2
-_decision.CONFIRM_PAIRS, _decision.LOOKS, _decision.LOOK_ALPHAS = 2, 1, (0.2,)
+from harness.gate import deciding
+deciding.SCREEN_PAIRS = deciding.LEAST_PAIRS = 2
+deciding.CONFIRM_PAIRS, deciding.LOOKS, deciding.LOOK_ALPHAS = 2, 1, (0.2,)
 app(sys.argv[1:], prog_name="harness")
 """
 # A scenario file of two documents. The working tree drops the second one together with its op, makes the shape of the
@@ -101,7 +101,9 @@ def git(folder: Path, *arguments: str) -> str:
 
 
 def write_op(root: Path, name: str, passes: int = 1, more: str = "") -> None:
-    (root / "harness" / "ops" / "access" / f"{name}.py").write_text(OP.format(name=name, passes=passes) + more)
+    (root / "harness" / "collection" / "ops" / "access" / f"{name}.py").write_text(
+        OP.format(name=name, passes=passes) + more
+    )
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository with the harness and three ops of its own, committed."""
     root = tmp_path_factory.mktemp("repository")
     shutil.copytree(ROOT / "harness", root / "harness", ignore=shutil.ignore_patterns("_data"))
-    for op in (root / "harness" / "ops").glob("*/[!_]*.py"):
+    for op in (root / "harness" / "collection" / "ops").glob("*/[!_]*.py"):
         if op.stem not in ("copy", "__init__"):
             op.unlink()
     (root / "kernels" / "access").mkdir(parents=True)
@@ -178,7 +180,7 @@ def compared(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Compar
     write_op(repository, "steady", more=LEANER)
     (repository / "scenarios" / "steady.yaml").write_text(LESS)
     for name in ("removed", "dropped"):
-        (repository / "harness" / "ops" / "access" / f"{name}.py").unlink()
+        (repository / "harness" / "collection" / "ops" / "access" / f"{name}.py").unlink()
     scenarios = ("steady", "changed", "removed")
     done = run_gate(repository, "--base=main", *scenarios, *ON_CPU, MARGIN, "--accept=scenario", "--output=out")
     assert (repository / "out" / "gate.json").is_file(), done.stderr

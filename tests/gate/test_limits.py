@@ -9,11 +9,11 @@ from typing import Any, Self
 
 import pytest
 
-from harness.gate import Evidence, _paired
-from harness.gate._cases import Cases
-from harness.gate._paired import Sides
-from harness.gate._worktree import Checkout
+from harness.gate import Evidence, two_codes
+from harness.gate.case_lists import Cases
 from harness.gate.records import CaseEvidence, Revision
+from harness.gate.two_codes import Sides
+from harness.gate.worktree import Checkout
 from harness.limits import Needs
 from harness.model import Case, Expectation, Limits, Machine, Measurement, Scenario, Work
 
@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
             report("streams", 0.5)
             return LIMITS
 
-    monkeypatch.setattr(_paired, "Workers", Fake)
+    monkeypatch.setattr(two_codes, "Workers", Fake)
     return told
 
 
@@ -68,7 +68,7 @@ def test_memory_is_measured_where_a_floor_is_over_it_and_peaks_and_links_where_t
 
     def limits(*floors: Expectation) -> Limits | None:
         scenario = Scenario("s", "t", "prelu", (plain.id, four.id), expect=floors)
-        return _paired._limits(Evidence("main", (scenario,), cases), sides)
+        return two_codes._limits(Evidence("main", (scenario,), cases), sides)
 
     assert limits() is None
     assert limits(Expectation("tuned", "bandwidth", 1.0)) is None

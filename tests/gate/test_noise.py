@@ -13,7 +13,7 @@ import pytest
 import scipy  # which imports scipy.stats, a second's work, where it is used
 
 from harness.errors import MachineError, UsageError
-from harness.gate import _noise
+from harness.gate import noise_store
 from harness.gate.records import Margin
 from harness.model import Machine
 
@@ -21,7 +21,7 @@ QUIET = [0.0004, -0.0005, 0.0003, -0.0006, 0.0005]
 
 
 def margin(means: list[float], asked: float = 0.01) -> Margin:
-    return _noise.Noise(Path("none"), "f00d", {("a", "graph"): means}).margin("a", "graph", asked)
+    return noise_store.Noise(Path("none"), "f00d", {("a", "graph"): means}).margin("a", "graph", asked)
 
 
 def test_the_floor_is_the_largest_mean_of_either_sign_among_blocks_of_one_kind() -> None:
@@ -35,7 +35,7 @@ def test_bad_blocks_raise_the_floor_no_further_than_three_robust_deviations(bad:
     means = [*QUIET[bad:], *[-0.7] * bad]
     robust = 3 * sorted(map(abs, means))[2] / scipy.stats.norm.ppf(0.75)
     assert robust < 0.003
-    assert _noise.floor(means) == pytest.approx(-math.expm1(-robust), rel=1e-9)
+    assert noise_store.floor(means) == pytest.approx(-math.expm1(-robust), rel=1e-9)
     assert margin(means).value == 0.01
 
 
@@ -52,7 +52,7 @@ def test_a_floor_raises_the_margin_to_twice_what_was_asked_for_at_most(asked: fl
 
 
 def test_a_quiet_case_keeps_what_was_asked_and_an_unknown_one_has_no_floor(machine: Machine, tmp_path: Path) -> None:
-    noise = _noise.load(machine, tmp_path / "noise.json")
+    noise = noise_store.load(machine, tmp_path / "noise.json")
     noise.add({("a", "graph"): QUIET})
     assert noise.margin("a", "graph", 0.01).value == 0.01
     assert noise.margin("a", "graph", 0.01).noise == pytest.approx(0.0006, rel=1e-3)
@@ -60,20 +60,20 @@ def test_a_quiet_case_keeps_what_was_asked_and_an_unknown_one_has_no_floor(machi
 
 
 def test_a_few_blocks_give_no_floor() -> None:
-    assert _noise.floor([0.001] * (_noise.LEAST_BLOCKS - 1)) is None
-    assert _noise.floor([0.001] * _noise.LEAST_BLOCKS) == pytest.approx(0.001, rel=1e-3)
-    assert not margin([0.9] * (_noise.LEAST_BLOCKS - 1)).too_noisy
+    assert noise_store.floor([0.001] * (noise_store.LEAST_BLOCKS - 1)) is None
+    assert noise_store.floor([0.001] * noise_store.LEAST_BLOCKS) == pytest.approx(0.001, rel=1e-3)
+    assert not margin([0.9] * (noise_store.LEAST_BLOCKS - 1)).too_noisy
 
 
 def test_blocks_without_any_difference_and_absurd_ones_have_a_limit() -> None:
-    assert _noise.floor([0.0] * 5) == 0.0
+    assert noise_store.floor([0.0] * 5) == 0.0
     assert math.isfinite(margin([1e300] * 5).limit)
 
 
 @pytest.mark.parametrize(("count", "stated"), [(5, 0.09), (10, 0.05), (20, 0.024)])
 def test_a_block_of_normal_noise_exceeds_the_floor_as_rarely_as_is_stated(count: int, stated: float) -> None:
     blocks = scipy.stats.norm.rvs(scale=0.001, size=(4000, count), random_state=np.random.default_rng(7))
-    limits = [math.log1p(-_noise.floor(list(means))) for means in blocks]
+    limits = [math.log1p(-noise_store.floor(list(means))) for means in blocks]
     # Exact for these blocks: how likely the next one lies below each limit.
     rate = statistics.fmean(scipy.stats.norm.cdf(limits, scale=0.001))
     assert rate == pytest.approx(stated, rel=0.12)
@@ -88,32 +88,32 @@ def test_rare_outliers_do_not_raise_the_floor() -> None:
     )
     means = (off[..., 0] - off[..., 1]).mean(axis=-1)
     assert (abs(means).max(axis=1) > 0.03).mean() > 0.9
-    floors = np.array([_noise.floor(list(blocks)) for blocks in means])
+    floors = np.array([noise_store.floor(list(blocks)) for blocks in means])
     assert (floors > 0.01).mean() <= 0.01
 
 
 def test_blocks_add_up_over_calibrations(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "sub" / "noise.json"
-    _noise.load(machine, file).add({("a", "graph"): [0.001, 0.002]})
-    _noise.load(machine, file).add({("a", "graph"): [-0.003], ("b", "graph"): [0.004]})
-    assert _noise.load(machine, file).blocks == {("a", "graph"): [0.001, 0.002, -0.003], ("b", "graph"): [0.004]}
+    noise_store.load(machine, file).add({("a", "graph"): [0.001, 0.002]})
+    noise_store.load(machine, file).add({("a", "graph"): [-0.003], ("b", "graph"): [0.004]})
+    assert noise_store.load(machine, file).blocks == {("a", "graph"): [0.001, 0.002, -0.003], ("b", "graph"): [0.004]}
     assert [path.name for path in file.parent.iterdir()] == ["noise.json"]
 
 
 def test_the_newest_blocks_count(machine: Machine, tmp_path: Path) -> None:
-    noise = _noise.load(machine, tmp_path / "noise.json")
+    noise = noise_store.load(machine, tmp_path / "noise.json")
     noise.add({("a", "graph"): [0.5]})
-    noise.add({("a", "graph"): [0.001] * _noise.KEPT})
-    assert _noise.load(machine, noise.file).blocks == {("a", "graph"): [0.001] * _noise.KEPT}
+    noise.add({("a", "graph"): [0.001] * noise_store.KEPT})
+    assert noise_store.load(machine, noise.file).blocks == {("a", "graph"): [0.001] * noise_store.KEPT}
 
 
 def test_a_file_of_several_machines_keeps_them_apart(machine: Machine, tmp_path: Path) -> None:
     other, file = replace(machine, fingerprint="beef"), tmp_path / "noise.json"
-    _noise.load(machine, file).add({("a", "graph"): [0.1]})
-    assert _noise.load(other, file).margin("a", "graph", 0.01) == Margin(0.01, None)
-    _noise.load(other, file).add({("a", "graph"): [0.2]})
-    assert _noise.load(machine, file).blocks == {("a", "graph"): [0.1]}
-    assert _noise.load(other, file).blocks == {("a", "graph"): [0.2]}
+    noise_store.load(machine, file).add({("a", "graph"): [0.1]})
+    assert noise_store.load(other, file).margin("a", "graph", 0.01) == Margin(0.01, None)
+    noise_store.load(other, file).add({("a", "graph"): [0.2]})
+    assert noise_store.load(machine, file).blocks == {("a", "graph"): [0.1]}
+    assert noise_store.load(other, file).blocks == {("a", "graph"): [0.2]}
 
 
 def test_a_file_of_harness_0_1_0_is_read_and_its_floors_are_robust(machine: Machine, tmp_path: Path) -> None:
@@ -121,13 +121,13 @@ def test_a_file_of_harness_0_1_0_is_read_and_its_floors_are_robust(machine: Mach
     means = [0.0002, -0.0004, 0.0003, 0.69, -0.0001, 0.0005]
     row = {"machine": machine.fingerprint, "case": "dropout/tuned/float16/N8-P10", "timer": "graph", "means": means}
     file.write_text(json.dumps({"schema": 2, "blocks": [row]}, indent=1) + "\n")
-    noise = _noise.load(machine, file)
+    noise = noise_store.load(machine, file)
     assert noise.blocks == {("dropout/tuned/float16/N8/p=0.1", "graph"): means}
     assert noise.margin("dropout/tuned/float16/N8/p=0.1", "graph", 0.01).value == 0.01
 
 
 def test_each_machine_has_a_file_of_its_own(machine: Machine, cache_folder: Path) -> None:
-    assert _noise.load(machine).file == cache_folder / "noise-cpu-f00d.json"
+    assert noise_store.load(machine).file == cache_folder / "noise-cpu-f00d.json"
 
 
 @pytest.mark.parametrize(
@@ -146,11 +146,11 @@ def test_another_file_is_refused(machine: Machine, tmp_path: Path, content: str)
     file = tmp_path / "noise.json"
     file.write_text(content)
     with pytest.raises(UsageError, match=r"noise\.json: isn't a file of noise floors") as caught:
-        _noise.load(machine, file)
+        noise_store.load(machine, file)
     assert "calibrate" in caught.value.advice
 
 
 def test_a_folder_that_cannot_be_written_is_reported(machine: Machine) -> None:
     with pytest.raises(MachineError, match="can't be written") as caught:
-        _noise.load(machine, Path("/dev/null/noise.json")).add({("a", "graph"): [math.log(1.01)]})
+        noise_store.load(machine, Path("/dev/null/noise.json")).add({("a", "graph"): [math.log(1.01)]})
     assert "--noise" in caught.value.advice

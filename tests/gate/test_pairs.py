@@ -13,10 +13,10 @@ from typing import Any, Self
 
 import pytest
 
-from harness.gate import _pairs
-from harness.gate._pairs import PairMeasurer
-from harness.gate._worktree import Checkout
+from harness.gate import pairing
+from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Revision, Side
+from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Measurement, Work
 
 CODE = Revision("main", "0" * 40, False, "0" * 64)
@@ -68,7 +68,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             work = Work(22 if self.side == "now" and job.case.op == "heavier" else 11, 0)
             return Measurement(job.case, "ok", samples=(seconds,), work=work, process=process)
 
-    monkeypatch.setattr(_pairs, "Workers", Fake)
+    monkeypatch.setattr(pairing, "Workers", Fake)
     return told
 
 
@@ -97,14 +97,14 @@ def test_every_pair_has_a_process_of_each_side_in_an_order_drawn_by_the_seed(log
 
 @pytest.mark.parametrize("seed", range(20))
 def test_of_any_ten_pairs_in_sequence_each_side_goes_first_in_five(seed: int) -> None:
-    firsts = list(islice(_pairs.order(random.Random(seed)), 53))
+    firsts = list(islice(pairing.order(random.Random(seed)), 53))
     assert {firsts[i : i + 10].count("base") for i in range(len(firsts) - 9)} == {5}
     # The pairs of a screen never have one order.
     assert {firsts[i : i + 3].count("base") for i in range(len(firsts) - 2)} <= {1, 2}
 
 
 def test_the_order_is_random() -> None:
-    orders = Counter(tuple(islice(_pairs.order(random.Random(seed)), 10)) for seed in range(640))
+    orders = Counter(tuple(islice(pairing.order(random.Random(seed)), 10)) for seed in range(640))
     assert len(orders) == 32
     assert max(orders.values()) < 40
     assert 260 < sum(count for first, count in orders.items() if first[0] == "base") < 380
@@ -120,7 +120,7 @@ def test_a_steady_drift_of_the_machine_cancels_in_every_look(
     def measure(self: Any, job: Job, process: int) -> Measurement:
         return Measurement(job.case, "ok", samples=(1.01 ** next(started),), process=process)
 
-    monkeypatch.setattr("harness.gate._pairs.Workers.measure", measure)
+    monkeypatch.setattr("harness.gate.pairing.Workers.measure", measure)
     made, _ = pairs(seed=seed)
     both = jobs("a")
     for stage, count in (("screen", 3), ("confirm", 10), ("confirm", 10)):
@@ -135,8 +135,8 @@ def test_a_steady_drift_of_the_machine_cancels_in_every_look(
 def test_a_time_without_a_ratio_gives_no_pair(seconds: float) -> None:
     case = jobs("a")[0].case
     good, bad = (Measurement(case, "ok", samples=(time,)) for time in (1.0, seconds))
-    assert _pairs.pair_of(good, bad, "base", "screen") is None
-    assert _pairs.pair_of(bad, good, "base", "screen") is None
+    assert pairing.pair_of(good, bad, "base", "screen") is None
+    assert pairing.pair_of(bad, good, "base", "screen") is None
 
 
 def test_a_pair_is_base_over_now_whoever_went_first(log: list[tuple[str, str]]) -> None:

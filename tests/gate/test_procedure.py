@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from harness.gate._cases import Cases
-from harness.gate._decision import CONFIRM_PAIRS, SCREEN_PAIRS
-from harness.gate._noise import Noise
-from harness.gate._pairs import Jobs
-from harness.gate._procedure import Procedure
+from harness.gate.case_lists import Cases
+from harness.gate.deciding import CONFIRM_PAIRS, SCREEN_PAIRS
+from harness.gate.noise_store import Noise
+from harness.gate.pairing import Jobs
+from harness.gate.procedure import Procedure
 from harness.gate.records import CaseEvidence, Pair, Side, Stage
 from harness.model import Case, Job, Measurement
 

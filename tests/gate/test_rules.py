@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from harness.errors import UsageError
-from harness.gate import Evidence, _rules, acceptable, all_rules, check_accept, findings, rules
+from harness.gate import Evidence, acceptable, all_rules, check_accept, findings, rulebook, rules
 from harness.gate.records import CaseEvidence, Finding
 from harness.model import Case
 
@@ -68,7 +68,7 @@ def test_a_rule_that_ends_the_program_is_an_error_that_names_it(
         raise raised
 
     rule = SimpleNamespace(**{"judge": lambda _: iter(()), asked: leave})
-    monkeypatch.setattr(_rules, "all_rules", lambda: {"leaving": rule})
+    monkeypatch.setattr(rulebook, "all_rules", lambda: {"leaving": rule})
     with pytest.raises(UsageError, match=f"rule 'leaving': .*{type(raised).__name__}"):
         findings(Evidence("main", (), ()))
 
@@ -94,7 +94,7 @@ def test_each_rule_judges_once_and_a_review_sees_what_all_of_them_found(
         monkeypatch.setattr(rule, "judge", counted(name, rule.judge))
     first = SimpleNamespace(judge=lambda _: iter(()), review=review)
     every = {"a first one": first, **all_rules()}
-    monkeypatch.setattr(_rules, "all_rules", lambda: every)
+    monkeypatch.setattr(rulebook, "all_rules", lambda: every)
     found = findings(Evidence("main", (), (evidence("regressed"),)))
     assert judged == dict.fromkeys(every.keys() - {"a first one"}, 1)
     assert seen == ["calibration", "slower"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.gate._cases import Cases
-from harness.gate._same_code import same_code
-from harness.gate._worktree import Checkout, Repository
+from harness.gate.case_lists import Cases
 from harness.gate.records import Revision
+from harness.gate.same_code import same_code
+from harness.gate.worktree import Checkout, Repository
 from harness.model import Case, Job, Measurement
 from harness.ops import Op
 from harness.processes.messages import Surveyed
@@ -85,7 +85,7 @@ def test_a_plugin_of_another_place_is_not_compared(ask: Any) -> None:
 def test_a_repository_without_a_plugin_compares_nothing(ask: Any) -> None:
     import harness
 
-    bundled = str(Path(harness.__file__).parent / "ops" / "access" / "copy.py")
+    bundled = str(Path(harness.__file__).parent / "collection" / "ops" / "access" / "copy.py")
     found, measured = ask({}, (), file=bundled)
     assert found == ("every op, since no file of --ops lies in /theirs",)
     assert measured == []

@@ -11,7 +11,7 @@ import pytest
 
 from harness import gate
 from harness.errors import Exit, UsageError
-from harness.gate import _noise
+from harness.gate import noise_store
 from harness.gate.records import GateRun
 from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
 
@@ -90,7 +90,7 @@ def test_one_bad_block_of_a_calibration_hides_no_loss_and_a_noisy_machine_never_
     before, after = make_run(), make_run(slower=slower)
     file = tmp_path / "noise.json"
     blocks = [*[0.7] * bad, *[0.001] * (5 - bad)]
-    _noise.load(after.header.machine, file).add({(TUNED.id, "graph"): blocks})
+    noise_store.load(after.header.machine, file).add({(TUNED.id, "graph"): blocks})
     made = judge(before, after, noise=file)
     assert made.exit == code
     assert judge(before, after, noise=file, margin=0.4).exit == accepted

@@ -10,7 +10,7 @@ import pytest
 
 from harness import source
 from harness.errors import MachineError, UsageError
-from harness.gate._worktree import Repository
+from harness.gate.worktree import Repository
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from harness import cuda, nn
+from harness.collection.ops import bits
+from harness.collection.ops.dropout import _dropout, _philox
+from harness.collection.ops.rows import _norm
 from harness.nn import _adamw, _kernels, _unscale
-from harness.ops import _bits
-from harness.ops.dropout import _dropout, _philox
-from harness.ops.rows import _norm
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far off a result may be, as a share of the largest one."""
@@ -49,7 +49,7 @@ def _variants_of_dropout(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[
     y = torch.where(kept.view(x.shape), x * keep.scale, 0)
     for name in ("addend", "residual"):
         y = y + getattr(t, name).float() if hasattr(t, name) else y
-    return {"y": y, ("bits" if call.op == "dropout" else "mask"): _bits.pack(kept)}
+    return {"y": y, ("bits" if call.op == "dropout" else "mask"): bits.pack(kept)}
 
 
 def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, An
         return _variants_of_dropout(call, t)
     given = SimpleNamespace(**vars(t))
     if call.op == "dropout_grad":
-        given.mask = _bits.unpack(t.bits, t.dy.numel()).view(t.dy.shape)
+        given.mask = bits.unpack(t.bits, t.dy.numel()).view(t.dy.shape)
     if call.op == "bn_add_relu_grad":
-        given.y = _bits.unpack(t.mask, t.dy.numel()).view(t.dy.shape).to(t.dy.dtype)
+        given.y = bits.unpack(t.mask, t.dy.numel()).view(t.dy.shape).to(t.dy.dtype)
     if call.op == "window_attention_packed":
         # The table of the op has no rows for biases in general.
         split = t.qkv.permute(2, 0, 3, 1, 4)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from harness import nn
-from harness.models import MODELS, bert, resnet, swin
+from harness.collection.models import MODELS, bert, resnet, swin
 
 
 def both(kind, config, operators):

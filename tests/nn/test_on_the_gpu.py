@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from harness import nn
-from harness.models import swin
+from harness.collection.models import swin
 from harness.nn import _attention
 
 pytestmark = pytest.mark.gpu

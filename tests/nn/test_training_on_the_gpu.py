@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness import nn
-from harness.models import MODELS, swin
+from harness.collection.models import MODELS, swin
 
 pytestmark = pytest.mark.gpu
 ALL = [torch.float32, torch.float16, torch.bfloat16]

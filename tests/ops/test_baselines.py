@@ -6,7 +6,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.ops import Catalogue, Op
-from harness.ops._baselines import MODES, compiled, compiled_variants
+from harness.ops.baselines import MODES, compiled, compiled_variants
 
 
 def test_inductor_compiles_for_a_cpu():

@@ -98,7 +98,7 @@ def test_a_bad_entry_point_is_named(tmp_path, monkeypatch, text):
     plugin(tmp_path, "leaving", text)
     monkeypatch.syspath_prepend(tmp_path)
     entry = EntryPoint("theirs", "leaving", "harness.ops")
-    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [entry])
+    monkeypatch.setattr("harness.discover.installed_entry_points", lambda group: [entry])
     with pytest.raises(UsageError, match=r"entry point 'theirs' \(leaving\): (SystemExit|ZeroDivisionError)"):
         Catalogue()
 

@@ -12,9 +12,9 @@ import typer
 from typer.testing import CliRunner
 
 from harness.cli import profile
+from harness.collection.steps.training import _curves
 from harness.errors import UsageError
 from harness.model import Attachment, Case, Job
-from harness.ops.training import _curves
 from harness.profile import _procedure, _request, _target, losses, tools
 from harness.profile._request import CaseRan, LossPlan, ProfileRequest
 

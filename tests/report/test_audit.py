@@ -12,10 +12,10 @@ from rich.console import Console
 
 from harness import report
 from harness.model import Attachment, KernelProfile, Measurement, Run, Traffic, Work
-from harness.report import _audit, build, terminal
-from harness.report._counted import Counted, of_run
-from harness.report._reasons import reasons
+from harness.report import audit, build, terminal
+from harness.report.counted import Counted, of_run
 from harness.report.formats import markdown
+from harness.report.reasons import reasons
 
 Ask = Callable[..., Counted]
 SHAPE = (("N", 64),)
@@ -62,7 +62,7 @@ def told(counted: Counted) -> dict[str, dict[str, str]]:
 def test_counters_that_agree_are_not_flagged(ask: Ask) -> None:
     for read, written in ((1000, 500), (1029, 500), (1000, 486)):
         counted = ask(read, written)
-        assert (told(counted), _audit.cause(counted)) == ({}, "")
+        assert (told(counted), audit.cause(counted)) == ({}, "")
     assert ask(1000, 500).share == 0
 
 
@@ -102,7 +102,7 @@ def test_what_batch_norm_reads_again_is_still_in_the_cache(ask: Ask) -> None:
 def test_what_is_missing_beyond_what_is_read_again_is_not_explained(ask: Ask) -> None:
     work = Work(1500 * MB, 500 * MB, again=40 * MB)
     assert told(ask(1452, 500, {"l2_hit": 0.28}, work=work)) == {"read": {}}
-    assert _audit.cause(ask(1452, 500, work=work)) == "not explained"
+    assert audit.cause(ask(1452, 500, work=work)) == "not explained"
 
 
 def test_between_kernels_only_the_l2_can_keep_bytes(ask: Ask) -> None:
@@ -268,7 +268,7 @@ def run(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> R
 
 
 def heads(found: list[Counted]) -> dict[str, tuple[Any, ...]]:
-    return {column.head: column.cells for column in _audit.table(found).columns}
+    return {column.head: column.cells for column in audit.table(found).columns}
 
 
 def test_the_table_has_a_row_for_each_case_with_counters(run: Run) -> None:
@@ -280,11 +280,11 @@ def test_the_table_has_a_row_for_each_case_with_counters(run: Run) -> None:
     assert table["gap of written"] == pytest.approx((0, 0, 0.036))
     assert table["tool's time"] == pytest.approx((0.011, -0.03, 0))
     assert table["cause"] == ("", "not explained", "partial sums")
-    assert _audit.table(of_run(run)).kinds == ("", "warning", "")
+    assert audit.table(of_run(run)).kinds == ("", "warning", "")
 
 
 def test_the_summary_counts_what_agrees_and_what_is_explained(run: Run) -> None:
-    agreeing, timed = (note.text for note in _audit.summary(of_run(run)))
+    agreeing, timed = (note.text for note in audit.summary(of_run(run)))
     assert agreeing == (
         "1 of 3 cases within 3% of the bytes that they declare; of the other 2, 1 explained, 1 not explained."
     )
@@ -297,14 +297,14 @@ def test_the_summary_counts_what_agrees_and_what_is_explained(run: Run) -> None:
 def test_small_cases_have_no_part_in_the_comparison_of_times(ask: Ask) -> None:
     for moved, notes in ((99 * MB, 1), (100 * MB, 2)):
         counted = ask(0, 0, work=Work(moved, 0), traffic=Traffic(moved, 0), time=1.0)
-        assert len(_audit.summary([counted])) == notes
+        assert len(audit.summary([counted])) == notes
 
 
 def test_times_that_are_too_far_apart_are_told_with_what_differs(ask: Ask) -> None:
     own = ask(1000, 500).line.result.time
 
     def notes(factor: float, **values: float) -> list[str]:
-        return [note.text for note in _audit._times_apart([ask(1000, 500, time=own * factor, **values)])]
+        return [note.text for note in audit._times_apart([ask(1000, 500, time=own * factor, **values)])]
 
     assert notes(1.019) == []
     assert notes(1.05) == ["the tool's time is +5.00% from ours: why isn't known"]

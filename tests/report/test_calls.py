@@ -11,8 +11,8 @@ import pytest
 from harness import report
 from harness.metrics import METRICS
 from harness.model import Measurement, Run
-from harness.report import _columns, _draw, _figures, _frame
-from harness.report._text import as_text
+from harness.report import charts, columns, frame, plotting
+from harness.report.text import as_text
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
@@ -35,12 +35,12 @@ def timed(measured: Build) -> Callable[..., Measurement]:
 
 def cells(run: Run) -> dict[str, tuple[str, ...]]:
     """The main table of the run's only scenario."""
-    ((_, lines),) = _frame.by_scenario(run)
-    return {column.head: column.cells for column in as_text(_columns.table(lines)).columns}
+    ((_, lines),) = frame.by_scenario(run)
+    return {column.head: column.cells for column in as_text(columns.table(lines)).columns}
 
 
-def figures(run: Run) -> list[_figures.Plot]:
-    return [plot for plot in _figures.plan(run)[0] if plot.layout == "calls"]
+def figures(run: Run) -> list[plotting.Plot]:
+    return [plot for plot in plotting.plan(run)[0] if plot.layout == "calls"]
 
 
 @pytest.mark.parametrize(
@@ -104,17 +104,17 @@ def test_each_dtype_has_a_figure_and_many_cases_several_pages(timed: Build, make
 
 def test_figures_of_calls_take_no_place_of_others(measured: Build, make_run: MakeRun) -> None:
     scenarios = [[measured(v, "float32", (), op=f"op{i}", call_samples=(1.0,)) for v in VARIANTS] for i in range(12)]
-    found, left_out = _figures.plan(make_run(*scenarios))
+    found, left_out = plotting.plan(make_run(*scenarios))
     layouts = [plot.layout for plot in found]
     assert (layouts.count("bars"), layouts.count("calls"), left_out) == (10, 10, 4)
 
 
 def dots(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, dict[str, list[tuple[float, float]]]]:
     """The axes of the run's only figure of calls, and for each time the row and the value of every dot."""
-    monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
+    monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
     (plot,) = figures(run)
     drawing: Any
-    (drawing,) = _draw.draw(plot, None, folder / "x.svg")
+    (drawing,) = charts.draw(plot, None, folder / "x.svg")
     axes = drawing.axes[0]
     found: dict[str, list[tuple[float, float]]] = {DEVICE: [], CALL: []}
     for line in axes.get_lines():
@@ -157,7 +157,7 @@ def test_a_case_without_a_time_says_why_in_its_row(
 def test_no_label_of_calls_lies_on_another(
     spread: int, timed: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
-    monkeypatch.setattr(_draw, "save", apart)
+    monkeypatch.setattr(charts, "save", apart)
     lists = ("bert_base", "resnet50", "swin_t", "ernie_like")
     variants = ("eager", "eager_foreach", "eager_loop", "compile", "fused", "tuned")
     cases = [
@@ -166,4 +166,4 @@ def test_no_label_of_calls_lies_on_another(
         for i, v in enumerate(variants)
     ]
     (plot,) = figures(make_run(cases, tags=("list",)))
-    assert _draw.draw(plot, None, tmp_path / "x.svg") == []
+    assert charts.draw(plot, None, tmp_path / "x.svg") == []

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from harness.model import Claim, Measurement, Run, Traffic
-from harness.report._claims import Comparison, comparisons, explained, notes, table
-from harness.report._frame import by_scenario
-from harness.report._text import cell
+from harness.report.claim_tables import Comparison, comparisons, explained, notes, table
+from harness.report.frame import by_scenario
+from harness.report.text import cell
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
 

@@ -27,8 +27,8 @@ from harness.model import (
     Scenario,
     Work,
 )
-from harness.report import _facts, _figures
-from harness.report._roles import foremost, roles
+from harness.report import plotting, preface
+from harness.report.roles import foremost, roles
 
 Build = Callable[..., Measurement]
 MakeRun = Callable[..., Run]
@@ -98,7 +98,7 @@ def test_bars_tell_choices_apart_as_they_do_sizes(measured: Build, make_run: Mak
         for n in (64, 128)
         for name in LAYOUTS
     ]
-    (plot,), _ = _figures.plan(make_run(cases))
+    (plot,), _ = plotting.plan(make_run(cases))
     assert (plot.layout, plot.axis) == ("bars", "p=0.1")
     assert list(plot.labels.values()) == ["N=64\nnchw", "N=64\nnhwc", "N=128\nnchw", "N=128\nnhwc"]
     assert len(plot.rows["setting"].unique()) == 4
@@ -106,13 +106,13 @@ def test_bars_tell_choices_apart_as_they_do_sizes(measured: Build, make_run: Mak
 
 def test_a_choice_that_is_a_number_is_named(measured: Build, make_run: MakeRun) -> None:
     cases = [measured("eager", "float32", SHAPE, choices=(("p", p),)) for p in (0.1, 0.25, 0.5, 0.75)]
-    (plot,), _ = _figures.plan(make_run(cases))
+    (plot,), _ = plotting.plan(make_run(cases))
     assert (plot.layout, list(plot.labels.values())) == ("bars", ["p=0.1", "p=0.25", "p=0.5", "p=0.75"])
 
 
 def test_lines_may_go_over_the_number_of_devices(measured: Build, make_run: MakeRun) -> None:
     cases = [measured("eager", "float32", SHAPE, world=world) for world in (1, 2, 4, 8)]
-    (plot,), _ = _figures.plan(make_run(cases))
+    (plot,), _ = plotting.plan(make_run(cases))
     assert (plot.layout, plot.axis, sorted(plot.swept.values())) == ("lines", "world", [1, 2, 4, 8])
 
 
@@ -126,7 +126,7 @@ def test_a_curve_has_a_table_and_a_figure_for_each_choice(measured: Build, make_
         for v in ("eager", "tuned")
     ]
     run = make_run(cases, curve=Curve("N", "elements"))
-    plots, _ = _figures.plan(run)
+    plots, _ = plotting.plan(run)
     assert [(plot.name, plot.title, len(plot.rows)) for plot in plots] == [
         ("prelu-float32-layout_nchw", "prelu float32, layout=nchw", 4),
         ("prelu-float32-layout_nhwc", "prelu float32, layout=nhwc", 4),
@@ -280,7 +280,7 @@ def test_what_computing_binds_is_drawn_in_operations_a_second(
 ) -> None:
     def drawn(operations: int) -> str:
         work = Work(10**6, 10**6, (("float16", operations),))
-        (plot, _), _ = _figures.plan(held_to(make_run([measured("a", "float16", SHAPE, work=work)]), computing))
+        (plot, _), _ = plotting.plan(held_to(make_run([measured("a", "float16", SHAPE, work=work)]), computing))
         return plot.metric.name
 
     assert (drawn(10**12), drawn(10**3)) == ("flops", "bandwidth")
@@ -299,9 +299,9 @@ def test_limits_of_compute_and_links_are_written(gpu: Machine, computing: Limits
 
 def test_the_devices_of_a_machine_are_told() -> None:
     big, small = DeviceFacts("A GPU", 2 * 10**9, 10**6), DeviceFacts("A GPU", 10**9, 10**6)
-    alike = dict(_facts.machine(Machine("cuda", "f00d", (big, big))).pairs)
+    alike = dict(preface.machine(Machine("cuda", "f00d", (big, big))).pairs)
     assert (alike["device"], alike["each device: memory"]) == ("2 x A GPU", "2.000 GB")
-    odd = dict(_facts.machine(Machine("cuda", "f00d", (big, small))).pairs)
+    odd = dict(preface.machine(Machine("cuda", "f00d", (big, small))).pairs)
     assert (odd["device 0: memory"], odd["device 1: memory"]) == ("2.000 GB", "1.000 GB")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from harness.model import KernelFacts, Measurement, Run, Work
-from harness.report._frame import by_scenario, frame
+from harness.report.frame import by_scenario, frame
 
 SHAPE = (("N", 64), ("C", 128), ("H", 56))
 

@@ -8,15 +8,15 @@ import pytest
 
 from harness import report
 from harness.model import Limits, Machine, StreamPoint
-from harness.report import _limits
-from harness.report._text import as_text
+from harness.report import limit_tables
+from harness.report.text import as_text
 
 
 @pytest.mark.parametrize(
     ("share", "name"), [(1.0, "1:0"), (0.75, "3:1"), (0.67, "2:1"), (0.5, "1:1"), (0.33, "1:2"), (0.0, "0:1")]
 )
 def test_mixes_are_named_by_small_numbers(share: float, name: str) -> None:
-    assert _limits.mix(share) == name
+    assert limit_tables.mix(share) == name
 
 
 def test_page(gpu: Machine, limits: Limits, tmp_path: Path, golden: Callable[[str, str], None]) -> None:
@@ -41,6 +41,6 @@ def test_table_keeps_every_stream_that_was_tried(gpu: Machine, limits: Limits, t
 
 def test_mixes_that_move_nearly_the_same_bytes_share_a_row() -> None:
     points = (StreamPoint(999_936, 0, 1e-6, "a"), StreamPoint(500_000, 500_000, 1e-6, "a"), StreamPoint(9, 0, 1, "a"))
-    (table,) = _limits.tables(Limits(points))
+    (table,) = limit_tables.tables(Limits(points))
     size, reads, copy = as_text(table).columns
     assert (size.cells, reads.cells, copy.cells) == (("9 B", "1.00 MB"), ("0.00000000900", "999.9"), ("", "1000"))

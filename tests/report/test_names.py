@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.report._names import kernel_name
+from harness.report.kernel_names import kernel_name
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from harness import cli, report, store
 from harness.model import Limits, Machine, Run
-from harness.report import _draw, _limits
+from harness.report import charts, limit_tables
 
 TEXTS = ["results.csv", "results.json", "report.md"]
 
@@ -28,8 +28,8 @@ def test_texts_are_on_the_disk_before_the_first_picture(
         seen.append({path.name for path in tmp_path.iterdir() if path.is_file()})
         return []
 
-    monkeypatch.setattr(_draw, "draw", draw)
-    monkeypatch.setattr(_limits, "draw", draw)
+    monkeypatch.setattr(charts, "draw", draw)
+    monkeypatch.setattr(limit_tables, "draw", draw)
     report.write(run, tmp_path, ["plots", "markdown", "json", "csv"])
     assert seen == [set(TEXTS)] * 4
 
@@ -37,7 +37,7 @@ def test_texts_are_on_the_disk_before_the_first_picture(
 def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_draw, "draw", fail)
+    monkeypatch.setattr(charts, "draw", fail)
     paths = report.write(run, tmp_path)
     # One failing picture doesn't cost the next.
     assert [path.name for path in paths] == [*TEXTS, "ceilings.svg"]
@@ -51,7 +51,7 @@ def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
 def test_the_limits_of_a_machine_are_written_without_their_picture(
     gpu: Machine, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_limits, "draw", fail)
+    monkeypatch.setattr(limit_tables, "draw", fail)
     assert [path.name for path in report.write_limits(gpu, limits, tmp_path)] == ["peak.md", "peak.csv"]
     assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
@@ -60,7 +60,7 @@ def test_harness_report_ends_with_0_where_a_picture_fails(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "load", lambda folder: run)
-    monkeypatch.setattr(_draw, "draw", fail)
+    monkeypatch.setattr(charts, "draw", fail)
     ended = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert ended.exit_code == 0
     assert {*TEXTS, "plots"} == {path.name for path in tmp_path.iterdir()}

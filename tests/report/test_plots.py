@@ -12,7 +12,7 @@ from PIL import Image
 
 from harness import report
 from harness.model import Curve, Limits, Machine, Measurement, Run, Work
-from harness.report import _canvas, _draw, _figures, _frame
+from harness.report import canvas, charts, frame, plotting
 
 Build = Callable[..., Measurement]
 Apart = Callable[[Any, Path], list[Path]]
@@ -49,8 +49,8 @@ def texts(path: Path) -> list[str]:
 
 def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
     first = report.write(run, tmp_path / "a", ["plots"])
-    _frame.frame.cache_clear()
-    _figures.plan.cache_clear()
+    frame.frame.cache_clear()
+    plotting.plan.cache_clear()
     second = report.write(run, tmp_path / "b", ["plots"])
     assert [path.name for path in first] == [path.name for path in second]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
@@ -73,8 +73,8 @@ def test_a_figure_is_small_and_its_text_is_text_of_fonts_that_viewers_have(run: 
 
 def test_what_a_picture_is_written_as_follows_its_name(tmp_path: Path) -> None:
     for name in ("a.svg", "a.png"):
-        with _canvas.canvas(1, "title") as (drawing, _):
-            assert _canvas.save(drawing, tmp_path / name) == [tmp_path / name]
+        with canvas.canvas(1, "title") as (drawing, _):
+            assert canvas.save(drawing, tmp_path / name) == [tmp_path / name]
     assert texts(tmp_path / "a.svg")[-1] == "title"
     assert Image.open(tmp_path / "a.png").width == 3.5 * 200
 
@@ -94,7 +94,7 @@ def test_bars_name_shapes_variants_ceiling_peak_and_failures(
 
 def test_one_swept_symbol_gives_lines_over_it(measured: Build, make_run: MakeRun) -> None:
     run = make_run([measured(variant, "float32", shape) for shape in SWEEP for variant in ("eager", "tuned")])
-    (figure,), left_out = _figures.plan(run)
+    (figure,), left_out = plotting.plan(run)
     assert (figure.layout, figure.axis, left_out) == ("lines", "N", 0)
     assert sorted(figure.swept.values()) == [2**k for k in range(18, 23)]
 
@@ -107,18 +107,18 @@ def test_variants_stand_in_the_op_s_order_whatever_a_run_measured_first(measured
         roles=(("naive", "published"), ("eager", "baseline"), ("compile", "baseline"), ("tuned", "ours")),
         baseline="eager",
     )
-    (figure,), _ = _figures.plan(run)
+    (figure,), _ = plotting.plan(run)
     assert figure.series == ("eager", "naive", "compile", "tuned")
 
 
 def test_three_sizes_or_two_symbols_stay_bars(measured: Build, make_run: MakeRun) -> None:
     for shapes in (SWEEP[:3], SHAPES):
-        (figure,), _ = _figures.plan(make_run([measured("eager", "float32", shape) for shape in shapes]))
+        (figure,), _ = plotting.plan(make_run([measured("eager", "float32", shape) for shape in shapes]))
         assert figure.layout == "bars"
 
 
 def test_a_curve_stands_over_its_expression_and_tells_a_symbol_apart(in_flight: Callable[..., Run]) -> None:
-    (figure,), _ = _figures.plan(in_flight())
+    (figure,), _ = plotting.plan(in_flight())
     assert (figure.layout, figure.axis, figure.series) == ("curve", "bytes in flight", ("V=4", "V=16"))
     assert sorted(figure.swept.values()) == [128, 256, 512, 640, 1024, 1024, 2560, 4096, 8192, 32768]
     assert figure.title == "prelu float32, N=$2^{22}$"
@@ -126,9 +126,9 @@ def test_a_curve_stands_over_its_expression_and_tells_a_symbol_apart(in_flight: 
 
 
 def test_a_curve_of_several_variants_tells_them_apart_too(in_flight: Callable[..., Run]) -> None:
-    (both,), _ = _figures.plan(in_flight(variants=("a", "b")))
+    (both,), _ = plotting.plan(in_flight(variants=("a", "b")))
     assert set(both.series) == {"a, V=4", "a, V=16", "b, V=4", "b, V=16"}
-    (plain,), _ = _figures.plan(in_flight(Curve("T * V", "bytes"), ("a", "b")))
+    (plain,), _ = plotting.plan(in_flight(Curve("T * V", "bytes"), ("a", "b")))
     assert plain.series == ("a", "b")
 
 
@@ -138,7 +138,7 @@ def test_a_curve_s_symbol_need_not_be_one_of_other_scenarios(measured: Build, in
     ids = tuple(m.case.id for m in copies)
     copy = replace(run.header.scenarios[0], name="copy", op="copy", cases=ids, curve=None)
     header = replace(run.header, scenarios=(*run.header.scenarios, copy))
-    figures, _ = _figures.plan(Run(header, (*run.measurements, *copies)))
+    figures, _ = plotting.plan(Run(header, (*run.measurements, *copies)))
     assert [figure.layout for figure in figures] == ["curve", "lines"]
 
 
@@ -147,7 +147,7 @@ def test_a_scenario_may_name_the_metric_of_its_plots(measured: Build, make_run: 
     exact = [measured(name, "float16", SHAPES[0], facts=(("snr", 69.0),)) for name in ("eager", "tuned")]
     usual = [measured(name, "float16", SHAPES[0]) for name in ("eager", "tuned")]
     for cases, plot, shown in [(exact, "snr", "snr"), (exact, "", "bandwidth"), (usual, "snr", "bandwidth")]:
-        figures, _ = _figures.plan(make_run(cases, plot=plot))
+        figures, _ = plotting.plan(make_run(cases, plot=plot))
         assert [figure.metric.name for figure in figures] == [shown]
 
 
@@ -155,7 +155,7 @@ def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..
     report.write(in_flight(), tmp_path, ["plots"])
     shown = texts(tmp_path / "plots" / "prelu-float32")
     assert {"V=4", "V=16", "bytes in flight", "Little's law, 500 ns", "ceiling"} <= set(shown)
-    _figures.plan.cache_clear()
+    plotting.plan.cache_clear()
     report.write(in_flight(replace(IN_FLIGHT, littles_law=False)), tmp_path, ["plots"])
     assert not any("Little" in text for text in texts(tmp_path / "plots" / "prelu-float32"))
 
@@ -209,10 +209,10 @@ def test_values_that_span_many_decades_have_a_logarithmic_axis(
 
 def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The axes of the run's only figure."""
-    monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
-    (figure,), _ = _figures.plan(run)
+    monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
+    (figure,), _ = plotting.plan(run)
     drawing: Any
-    (drawing,) = _draw.draw(figure, 4e12, folder / "x.svg")
+    (drawing,) = charts.draw(figure, 4e12, folder / "x.svg")
     drawing.draw_without_rendering()
     return drawing.axes[0]
 
@@ -220,7 +220,7 @@ def drawn(run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: MakeRun, tmp_path: Path) -> None:
     names = [f"v{i}" for i in range(60)]
     run = make_run([measured(name, "float32", SHAPES[0], 0.3 + i / 100) for i, name in enumerate(names)])
-    figures, _ = _figures.plan(run)
+    figures, _ = plotting.plan(run)
     assert [(figure.layout, len(figure.rows)) for figure in figures] == [("ranking", 30), ("ranking", 30)]
     report.write(run, tmp_path, ["plots"])
     assert {"effective bandwidth (GB/s)", *names[30:]} <= set(texts(tmp_path / "plots" / "prelu-float32-1"))
@@ -230,7 +230,7 @@ def test_more_variants_than_looks_are_ranked_by_name(measured: Build, make_run: 
 def test_every_case_is_in_one_page_of_many(measured: Build, make_run: MakeRun) -> None:
     shapes = [(("N", n), ("C", 100 - n)) for n in range(1, 21)]
     run = make_run([measured(f"v{i}", "float32", shape) for shape in shapes for i in range(7)])
-    figures, _ = _figures.plan(run)
+    figures, _ = plotting.plan(run)
     assert [figure.title[-8:] for figure in figures] == [f"({i} of 4)" for i in range(1, 5)]
     assert sorted(case for figure in figures for case in figure.rows["case"]) == sorted(
         m.case.id for m in run.measurements
@@ -244,7 +244,7 @@ def test_the_number_of_figures_is_bounded_and_each_scenario_keeps_its_first(
         [measured("eager", dtype, SHAPES[0], op=f"op{i}") for dtype in ("float32", "float16")] for i in range(8)
     ]
     run = make_run(*scenarios)
-    figures, left_out = _figures.plan(run)
+    figures, left_out = plotting.plan(run)
     assert (len(figures), left_out) == (10, 6)
     assert {figure.scenario for figure in figures} == {f"op{i}" for i in range(8)}
     report.write(run, tmp_path, ["markdown"])
@@ -253,13 +253,13 @@ def test_the_number_of_figures_is_bounded_and_each_scenario_keeps_its_first(
 
 def test_what_has_no_bytes_is_drawn_by_what_users_count_or_by_its_time(measured: Build, make_run: MakeRun) -> None:
     step = Work(0, 0, items=256, item="images")
-    (rates,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=step, samples=(0.5,))]))
-    (times,), _ = _figures.plan(make_run([measured("eager", "float32", SHAPES[0], work=Work(0, 0), samples=(0.5,))]))
+    (rates,), _ = plotting.plan(make_run([measured("eager", "float32", SHAPES[0], work=step, samples=(0.5,))]))
+    (times,), _ = plotting.plan(make_run([measured("eager", "float32", SHAPES[0], work=Work(0, 0), samples=(0.5,))]))
     assert (rates.metric.name, times.metric.name) == ("items", "time")
 
 
 def test_where_nothing_was_timed_there_is_no_figure(measured: Build, make_run: MakeRun) -> None:
-    assert _figures.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
+    assert plotting.plan(make_run([measured("eager", "float32", SHAPES[0], status="crashed")])) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -281,27 +281,27 @@ def test_no_label_lies_on_another(
         "one": SHAPES[:1],
     }
     shapes = choices[layout]
-    monkeypatch.setattr(_draw, "save", apart)
+    monkeypatch.setattr(charts, "save", apart)
     work = Work(2**22, 2**22)
     run = make_run(
         [measured(variant, "float32", shape, work=work) for shape in shapes for variant in variants],
         curve={"curve": IN_FLIGHT, "variants": Curve("N", "elements a row, N")}.get(layout),
     )
-    figures, _ = _figures.plan(run)
+    figures, _ = plotting.plan(run)
     assert figures
     for figure in figures:
-        assert _draw.draw(figure, 4e12, tmp_path / "x.svg") == []
+        assert charts.draw(figure, 4e12, tmp_path / "x.svg") == []
 
 
 def test_no_label_of_the_ceilings_lies_on_another(
     gpu: Machine, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
-    from harness.report import _limits
+    from harness.report import limit_tables
 
-    monkeypatch.setattr(_limits, "save", apart)
-    assert _limits.draw(gpu, limits, tmp_path / "peak.svg") == []
+    monkeypatch.setattr(limit_tables, "save", apart)
+    assert limit_tables.draw(gpu, limits, tmp_path / "peak.svg") == []
 
 
 def test_looks_differ_without_colour() -> None:
-    assert len({look.hatch + look.color for look in _canvas.LOOKS}) == 8
-    assert len({look.marker for look in _canvas.LOOKS}) == len({str(look.dashes) for look in _canvas.LOOKS}) == 8
+    assert len({look.hatch + look.color for look in canvas.LOOKS}) == 8
+    assert len({look.marker for look in canvas.LOOKS}) == len({str(look.dashes) for look in canvas.LOOKS}) == 8

@@ -12,8 +12,8 @@ import pytest
 from harness import report
 from harness.model import ComputePoint, Limits, Measurement, Run, StreamPoint, Work
 from harness.model.limits import State
-from harness.report import _draw, _figures, _roofline
-from harness.report._roofline import Roof, Roofs
+from harness.report import charts, plotting, roofline_plot
+from harness.report.roofline_plot import Roof, Roofs
 
 Build = Callable[..., Measurement]
 Apart = Callable[[Any, Path], list[Path]]
@@ -67,8 +67,8 @@ def four(made: Callable[..., Run], gemm: Build) -> Run:
     return made(*light, *heavy, roles=roles)
 
 
-def rooflines(run: Run) -> list[_figures.Plot]:
-    return [plot for plot in _figures.plan(run)[0] if plot.layout == "roofline"]
+def rooflines(run: Run) -> list[plotting.Plot]:
+    return [plot for plot in plotting.plan(run)[0] if plot.layout == "roofline"]
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Run], tu
     """The axes of the run's only roofline, and the places on each of its lines by label."""
 
     def draw(run: Run) -> tuple[Any, dict[str, list[Any]]]:
-        monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
+        monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
         (plot,) = rooflines(run)
         drawing: Any
-        (drawing,) = _draw.draw(plot, 4e12, tmp_path / "x.svg")
+        (drawing,) = charts.draw(plot, 4e12, tmp_path / "x.svg")
         axes = drawing.axes[0]
         found = {str(line.get_label()): list(zip(*line.get_data(), strict=True)) for line in axes.get_lines()}
         return axes, found
@@ -126,7 +126,7 @@ def test_what_the_cache_keeps_counts_for_no_roof() -> None:
     limits = Limits(streams, compute=(product("float16", 8e14),), cache_bytes=400)
     work = Work(900, 500, (("float16", 10),), again=400)
     # 1000 bytes in a nanosecond. The 1400 that the op counts would be faster, as larger streams are here.
-    assert _roofline.roofs([work], limits) == Roofs(pytest.approx(1e12), (Roof("float16", "burst", 8e14),))
+    assert roofline_plot.roofs([work], limits) == Roofs(pytest.approx(1e12), (Roof("float16", "burst", 8e14),))
 
 
 def test_each_type_of_operations_has_its_roof(made: Callable[..., Run], gemm: Build, lines: Lines) -> None:
@@ -180,7 +180,7 @@ def test_the_page_shows_and_explains_the_roofline(four: Run, run: Run, tmp_path:
     page = paths["report.md"].read_text()
     assert "gemm-float16-roofline.svg" in paths
     assert "![gemm float16: roofline, N=64, over operations a byte](plots/gemm-float16-roofline.svg)" in page
-    assert f"- **roofline**: {_roofline.HINT}." in page
+    assert f"- **roofline**: {roofline_plot.HINT}." in page
     (other,) = report.write(run, tmp_path / "other", ["markdown"])
     assert "roofline" not in other.read_text()
 
@@ -198,14 +198,14 @@ def test_settings_too_near_to_each_other_share_what_they_have_in_common() -> Non
     labels = {"a": "tokens=49\nnone", "b": "tokens=49\nshift", "c": "tokens=64\nnone", "d": "tokens=64\nshift"}
     places = (40, 40.2, 80, 80.4)
     rows = pd.DataFrame({"intensity": places, "setting": list(labels)})
-    (first, shared), (second, other) = _roofline.names(rows, labels, 1, 1000)
+    (first, shared), (second, other) = roofline_plot.names(rows, labels, 1, 1000)
     assert (shared, other) == ("tokens=49", "tokens=64")
     assert (first, second) == pytest.approx(((40 * 40.2) ** 0.5, (80 * 80.4) ** 0.5))
     # On a wide axis all of them lie at one place, and have nothing in common.
-    assert _roofline.names(rows, labels, 1e-9, 1e9) == []
+    assert roofline_plot.names(rows, labels, 1e-9, 1e9) == []
     # On a narrow one each has its own.
     spread = rows.assign(intensity=[1, 10, 100, 1000])
-    assert [text for _, text in _roofline.names(spread, labels, 1, 1000)] == list(labels.values())
+    assert [text for _, text in roofline_plot.names(spread, labels, 1, 1000)] == list(labels.values())
 
 
 @pytest.mark.parametrize("variants", [2, 14])
@@ -219,7 +219,7 @@ def test_no_label_of_a_roofline_lies_on_another(
     monkeypatch: pytest.MonkeyPatch,
     apart: Apart,
 ) -> None:
-    monkeypatch.setattr(_draw, "save", apart)
+    monkeypatch.setattr(charts, "save", apart)
     shapes = [(("rows", 401_408 + i), ("inner", 128 * (i + 1)), ("columns", 384 * (i + 1))) for i in range(5)]
     cases = [
         gemm(f"variant{v}", Work(10**8, 10**8, (("float16", int(10**10 * nearest**i)),)), 1 + v, shape)
@@ -227,7 +227,7 @@ def test_no_label_of_a_roofline_lies_on_another(
         for v in range(variants)
     ]
     (plot,) = rooflines(made(*cases))
-    assert _draw.draw(plot, 4e12, tmp_path / "x.svg") == []
+    assert charts.draw(plot, 4e12, tmp_path / "x.svg") == []
 
 
 def test_operations_on_integers_aren_t_called_floating_point(

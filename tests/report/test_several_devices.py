@@ -12,8 +12,8 @@ import pytest
 from harness import report
 from harness.metrics import COLLECTIVE
 from harness.model import ComputePoint, Curve, Limits, LinkPoint, Measurement, Run, Work
-from harness.report import _draw, _figures, _frame, build
-from harness.report._canvas import legend
+from harness.report import build, charts, frame, plotting
+from harness.report.canvas import legend
 from harness.report.tree import tables
 
 SHAPE = (("B", 256),)
@@ -36,7 +36,7 @@ def scaled(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -
 
 
 def test_a_variant_that_needs_several_devices_is_compared_with_the_baseline_on_one(scaled: Run) -> None:
-    found = {(line.case.variant, line.case.world): line.values for line in _frame.lines(scaled)}
+    found = {(line.case.variant, line.case.world): line.values for line in frame.lines(scaled)}
     assert found["ddp", 2]["efficiency"] == pytest.approx(0.8)
     assert found["replicas", 2]["efficiency"] == pytest.approx(1.0)
     assert found["replicas", 1]["efficiency"] is None
@@ -49,7 +49,7 @@ def test_a_variant_that_failed_on_one_device_is_compared_with_nothing(scaled: Ru
         replace(m, status="out_of_memory") if (m.case.variant, m.case.world) == ("ddp", 1) else m
         for m in scaled.measurements
     )
-    found = {(line.case.variant, line.case.world): line for line in _frame.lines(replace(scaled, measurements=failed))}
+    found = {(line.case.variant, line.case.world): line for line in frame.lines(replace(scaled, measurements=failed))}
     assert found["ddp", 2].values["efficiency"] is None
     assert found["replicas", 2].values["efficiency"] == pytest.approx(1.0)
 
@@ -57,7 +57,7 @@ def test_a_variant_that_failed_on_one_device_is_compared_with_nothing(scaled: Ru
 def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_all_figures(
     scaled: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (plot,) = [plot for plot in _figures.plan(scaled)[0] if plot.sort == "usual"]
+    (plot,) = [plot for plot in plotting.plan(scaled)[0] if plot.sort == "usual"]
     assert (plot.metric.name, plot.axis, sorted(plot.swept.values())) == ("items", "GPUs", [1, 2])
     seen: dict[str, Any] = {}
 
@@ -66,8 +66,8 @@ def test_a_curve_over_devices_has_one_plot_with_the_ideal_line_and_a_table_of_al
         seen.update({line.get_label(): line.get_ydata().tolist() for line in axes.get_lines()})
         seen["scale"] = axes.get_xscale()
 
-    world = _draw._LAYOUTS["world"]
-    monkeypatch.setitem(_draw._LAYOUTS, "world", look)
+    world = charts._LAYOUTS["world"]
+    monkeypatch.setitem(charts._LAYOUTS, "world", look)
     report.write(scaled, tmp_path, ["plots"])
     assert seen["ideal"] == pytest.approx([1, 2])  # thousand images a second
     assert seen["scale"] == "linear"
@@ -99,8 +99,8 @@ def eight(measured: Callable[..., Measurement], make_run: Callable[..., Run], li
 
 def test_a_curve_over_devices_shows_items_also_where_compute_is_the_limit(eight: Run) -> None:
     """Operations are those of one device, so they would stay the same, without an ideal line."""
-    assert all(line.subject.bound_by_compute for line in _frame.lines(eight))
-    (plot,) = [plot for plot in _figures.plan(eight)[0] if plot.sort == "usual"]
+    assert all(line.subject.bound_by_compute for line in frame.lines(eight))
+    (plot,) = [plot for plot in plotting.plan(eight)[0] if plot.sort == "usual"]
     assert (plot.metric.name, sorted(set(plot.swept.values()))) == ("items", [1, 2, 4, 8])
 
 
@@ -115,8 +115,8 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
         seen["ticks"] = axes.get_xticks().tolist()
         seen["marks"] = [segment.tolist() for marks in axes.collections for segment in marks.get_segments()]
 
-    world = _draw._LAYOUTS["world"]
-    monkeypatch.setitem(_draw._LAYOUTS, "world", look)
+    world = charts._LAYOUTS["world"]
+    monkeypatch.setitem(charts._LAYOUTS, "world", look)
     report.write(eight, tmp_path, ["plots"])
     assert seen["ideal"] == [pytest.approx([world, 2 * world]) for world in (1, 2, 4, 8)]
     beside = {name: dict(zip((1, 2, 4, 8), seen[name], strict=True)) for name in ("tf32", "attention")}
@@ -125,7 +125,7 @@ def test_the_ideal_line_is_that_of_the_fastest_variant_on_one_device(
         assert start[1] == end[1] == 2 * devices
         assert start[0] < beside["tf32"][devices][0] < devices < beside["attention"][devices][0] < end[0]
     assert seen["ticks"] == [1, 2, 4, 8]
-    found = {(line.case.variant, line.case.world): line.values["efficiency"] for line in _frame.lines(eight)}
+    found = {(line.case.variant, line.case.world): line.values["efficiency"] for line in frame.lines(eight)}
     assert found["attention", 8] == pytest.approx(0.625)
     assert found["tf32", 8] == pytest.approx(1.0)
 
@@ -155,7 +155,7 @@ def test_bus_bandwidth_is_held_against_the_link_of_its_world_and_not_against_mem
     made = make_run(cases, curve=Curve("4 * N", "bytes"), baseline="nccl")
     links = tuple(LinkPoint(world, 2**30, 2**30 / rate, "a ring") for world, rate in ((4, 4e11), (8, 3e11)))
     made = replace(made, header=replace(made.header, limits=replace(limits, links=links)))
-    plots = [plot for plot in _figures.plan(made)[0] if plot.sort == "usual"]
+    plots = [plot for plot in plotting.plan(made)[0] if plot.sort == "usual"]
     assert [plot.metric.name for plot in plots] == ["bus_bandwidth"] * 2
     seen: list[dict[str, Any]] = []
 
@@ -163,7 +163,7 @@ def test_bus_bandwidth_is_held_against_the_link_of_its_world_and_not_against_mem
         seen.append({line.get_label(): line.get_ydata() for line in axes.get_lines()})
         legend(drawing, axes)
 
-    monkeypatch.setattr(_draw, "legend", look)
+    monkeypatch.setattr(charts, "legend", look)
     report.write(made, tmp_path, ["plots"])
     of_links = [lines for lines in seen if "link" in lines]
     assert [lines["link"].tolist() for lines in of_links] == [pytest.approx([400] * 2), pytest.approx([300] * 2)]

@@ -9,7 +9,7 @@ import pytest
 
 from harness.model import Curve, Work
 from harness.ops import Catalogue
-from harness.report import _draw, _figures, _stages
+from harness.report import charts, plotting, stages
 
 Catalogue()  # whose pipelines add the metrics of their stages
 WORK = Work(items=256, item="images")
@@ -33,14 +33,14 @@ def run_of(measured, make_run):
 
 
 def stages_of(run):
-    return [plot for plot in _figures.plan(run)[0] if plot.layout == "stages"]
+    return [plot for plot in plotting.plan(run)[0] if plot.layout == "stages"]
 
 
 def test_a_pipeline_has_a_figure_of_its_stages(run_of):
     [plot] = stages_of(run_of())
     assert plot.name.endswith("-stages")
     assert list(plot.rows["variant"]) == ["two_buffers", "cached"]
-    first, second = (_stages._rates(case) for _, case in plot.rows.iterrows())
+    first, second = (stages._rates(case) for _, case in plot.rows.iterrows())
     assert first == pytest.approx({"read": 20e3, "prepare": 4e3, "copy": 3e5, "train": 6e3, "whole": 256 / 0.066})
     assert list(second) == ["prepare", "train", "whole"]
 
@@ -52,9 +52,9 @@ def test_other_ops_and_curves_have_none(run_of, run):
 
 def test_what_limits_is_marked_and_texts_stay_apart(run_of, apart, monkeypatch):
     drawn = []
-    monkeypatch.setattr(_draw, "save", lambda drawing, path: drawn.append(drawing) or apart(drawing, path))
+    monkeypatch.setattr(charts, "save", lambda drawing, path: drawn.append(drawing) or apart(drawing, path))
     [plot] = stages_of(run_of())
-    _draw.draw(plot, None, Path("plot.svg"))
+    charts.draw(plot, None, Path("plot.svg"))
     axes = drawn[0].axes[0]
     dots = [line for line in axes.get_lines() if not str(line.get_label()).startswith("expected")]
     slowest = [line.get_xdata()[0] for line in dots if line.get_label() == "the slowest stage, which limits"]

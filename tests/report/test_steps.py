@@ -12,10 +12,10 @@ import pytest
 from harness import report
 from harness.metrics import LOSS, UNSCALE
 from harness.model import Attachment, Case, Claim, Measurement, Run, Work
-from harness.report import _claims, _draw_steps, _losses, _rungs, _steps, build
-from harness.report._frame import Line, by_scenario
-from harness.report._losses import LossGroup
+from harness.report import build, claim_tables, draw_steps, losses, rungs, steps
 from harness.report.formats import markdown
+from harness.report.frame import Line, by_scenario
+from harness.report.losses import LossGroup
 
 MODEL = (("model", "swin_large"),)
 STEPS = {"tf32": 0.150, "amp": 0.120, "unscale": 0.118, "fused_norm_adam": 0.090, "attention": 0.060, "graph": 0.058}
@@ -81,7 +81,7 @@ def test_a_rung_has_the_speedup_that_was_measured_beside_the_claimed_one(ladder:
         Claim("S5", "windows", "speedup", 2.19, "any", over="tf32"),
         Claim("S4", "fused_norm_adam", "speedup", 2.11, "any", over="tf32", where="*swin_tiny*"),
     ]
-    (group,) = _rungs.groups(lines_of(ladder(claims=claims)))
+    (group,) = rungs.groups(lines_of(ladder(claims=claims)))
     assert {name: found.over for name, found in group.claimed.items()} == {"amp": "tf32", "attention": "tf32"}
     amp, attention = group.claimed.values()
     assert (amp.measured, amp.rate) == pytest.approx((1.25, 1.63 * 64 / 0.150))
@@ -91,7 +91,7 @@ def test_a_rung_has_the_speedup_that_was_measured_beside_the_claimed_one(ladder:
 def test_parts_of_a_step_add_up_to_the_time_without_the_profiler(ladder: Make) -> None:
     """The trace's window is twice the step, since the profiler slows the host down: kernels take 84.4% of it."""
     run = ladder(trace("tf32", 0.170), trace("amp", 0.240))
-    (group,) = _rungs.groups(lines_of(run))
+    (group,) = rungs.groups(lines_of(run))
     seconds = group.seconds("tf32")
     assert sum(seconds.values()) == pytest.approx(0.150)
     assert seconds["gemm"] == pytest.approx(0.5 * 0.170)
@@ -103,8 +103,8 @@ def test_parts_of_a_step_add_up_to_the_time_without_the_profiler(ladder: Make) -
 def test_what_a_rung_takes_off_is_told_of_the_rung_that_it_goes_on_from(ladder: Make) -> None:
     lean = {**SECONDS, "normalisation": 0.05}
     run = ladder(trace("tf32", 0.150), trace("amp", 0.120), trace("unscale", 0.118), trace("graph", 0.058, lean))
-    (group,) = _rungs.groups(lines_of(run))
-    by_family, taken_off, _ = _rungs.tables(group)
+    (group,) = rungs.groups(lines_of(run))
+    by_family, taken_off, _ = rungs.tables(group)
     assert columns(by_family)["step"] == ("150.00", "120.00", "118.00", "58.00")
     assert columns(by_family)["normalisation"] == ("30.00", "24.00", "23.60", "2.90")
     found = columns(taken_off)
@@ -115,8 +115,8 @@ def test_what_a_rung_takes_off_is_told_of_the_rung_that_it_goes_on_from(ladder: 
 
 
 def test_other_ops_have_no_rungs(run: Run) -> None:
-    assert not list(_steps.pictures(run))
-    assert all(not list(_steps.sections(lines)) for _, lines in by_scenario(run))
+    assert not list(steps.pictures(run))
+    assert all(not list(steps.sections(lines)) for _, lines in by_scenario(run))
 
 
 # ---- The share of unscaling.
@@ -125,18 +125,18 @@ def test_other_ops_have_no_rungs(run: Run) -> None:
 def test_a_claim_on_unscaling_is_answered_by_the_trace(ladder: Make) -> None:
     claims = [Claim("P1", "amp", UNSCALE, 0.057, "V100"), Claim("P1", "unscale", UNSCALE, 0.015, "V100")]
     run = ladder(trace("amp", 0.120), claims=claims)
-    found = _claims.comparisons(run.header.scenarios[0], lines_of(run))
-    amp, unscale = (note.text for note in _claims.notes(found))
+    found = claim_tables.comparisons(run.header.scenarios[0], lines_of(run))
+    amp, unscale = (note.text for note in claim_tables.notes(found))
     assert amp.endswith("here 4.00% by a trace")
     assert unscale.endswith("not measured: 'unscale' has no share of unscaling")
-    assert any(text.startswith("By a trace: ") for text in _claims.explained(found, "a GPU"))
+    assert any(text.startswith("By a trace: ") for text in claim_tables.explained(found, "a GPU"))
 
 
 def test_a_claim_that_curves_match_is_answered_by_the_losses(ladder: Make) -> None:
     claim = Claim("S7", "amp", LOSS, None, "any", says="nothing", text="curves match")
     run = ladder(trained("amp", (2.0, 2.5)), claims=[claim])
-    (found,) = _claims.comparisons(run.header.scenarios[0], lines_of(run))
-    (note,) = _claims.notes([found])
+    (found,) = claim_tables.comparisons(run.header.scenarios[0], lines_of(run))
+    (note,) = claim_tables.notes([found])
     assert note.text == "S7 has no figure in the text (amp: loss of trainings): here 2.250"
 
 
@@ -146,14 +146,14 @@ WIDE, INSIDE, OFF = (2.0, 2.1, 2.2), (2.05, 2.1, 2.12), (2.15, 2.25, 2.3)
 
 
 def grouped(run: Run) -> LossGroup:
-    (group,) = _losses.groups(lines_of(run))
+    (group,) = losses.groups(lines_of(run))
     return group
 
 
 def test_a_rung_off_the_spread_of_the_baselines_seeds_is_told(ladder: Make) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", INSIDE), trained("attention", OFF)))
     assert [rung.name for rung in group.off] == ["attention"]
-    note, table = next(_losses.verdicts(group)), [*_losses.blocks(group)][-1]
+    note, table = next(losses.verdicts(group)), [*losses.blocks(group)][-1]
     assert note.kind == "failure"
     assert "of 1 of 2 rungs lie within" in note.text
     assert note.text.endswith("; not those: attention.")
@@ -165,7 +165,7 @@ def test_a_rung_off_the_spread_of_the_baselines_seeds_is_told(ladder: Make) -> N
 def test_a_rung_whose_mean_lies_within_is_fine(ladder: Make, means: Sequence[float]) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", means)))
     assert not group.off
-    assert {note.kind for note in _losses.verdicts(group)} == {"strong"}
+    assert {note.kind for note in losses.verdicts(group)} == {"strong"}
 
 
 def test_a_rung_whose_losses_are_no_numbers_is_off(ladder: Make) -> None:
@@ -179,14 +179,14 @@ def test_a_rung_whose_losses_are_no_numbers_is_off(ladder: Make) -> None:
 def test_a_rung_that_skips_other_steps_is_told(ladder: Make, skipped: Sequence[Sequence[float]], told: str) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", INSIDE, skipped)))
     assert [rung.name for rung in group.odd] == ["amp"]
-    assert columns([*_losses.blocks(group)][-1])["skipped"] == ("4, 8", told)
-    assert [note.kind for note in _losses.verdicts(group)] == ["strong", "failure"]
+    assert columns([*losses.blocks(group)][-1])["skipped"] == ("4, 8", told)
+    assert [note.kind for note in losses.verdicts(group)] == ["strong", "failure"]
 
 
 def test_rungs_that_were_trained_otherwise_are_not_compared(ladder: Make) -> None:
     longer = trained("amp", OFF)
     longer = replace(longer, values=(("steps", 300.0), *longer.values[1:]))
-    groups = _losses.groups(lines_of(ladder(trained("tf32", WIDE), longer)))
+    groups = losses.groups(lines_of(ladder(trained("tf32", WIDE), longer)))
     assert [(group.baseline.name, group.off) for group in groups] == [("tf32", []), ("amp", [])]
 
 
@@ -208,7 +208,7 @@ def whole(ladder: Make) -> Run:
 def test_a_page_shows_all_pictures_and_a_console_the_verdicts(whole: Run, tmp_path: Path) -> None:
     paths = {path.relative_to(tmp_path).as_posix() for path in report.write(whole, tmp_path, ["plots"])}
     page = markdown.render(build.page(whole))
-    own = [picture.path for picture in _steps.pictures(whole)]
+    own = [picture.path for picture in steps.pictures(whole)]
     assert [path.rpartition("-")[2] for path in own] == ["ladder.svg", "families.svg", "losses.svg"]
     assert paths >= set(own)
     assert all(f"]({path})" in page for path in own)
@@ -221,17 +221,17 @@ def test_a_page_shows_all_pictures_and_a_console_the_verdicts(whole: Run, tmp_pa
 
 
 def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_draw_steps, "save", apart)
-    for picture in _steps.pictures(whole):
+    monkeypatch.setattr(draw_steps, "save", apart)
+    for picture in steps.pictures(whole):
         if not picture.path.endswith("losses.svg"):  # which has two axes
             picture.draw(Path("unused.svg"))
 
 
 def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", OFF)))
-    monkeypatch.setattr(_draw_steps, "save", lambda drawing, _path: [drawing])
+    monkeypatch.setattr(draw_steps, "save", lambda drawing, _path: [drawing])
     drawing: Any
-    (drawing,) = _draw_steps.losses(group, Path("unused.svg"))
+    (drawing,) = draw_steps.losses(group, Path("unused.svg"))
     upper, lower = drawing.axes
     rung = group.others[0]
     assert rung.name not in {line.get_label() for line in upper.get_lines()}
@@ -249,8 +249,8 @@ def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPa
         named.extend([text.get_text() for text in legend.get_texts()] for legend in drawing.legends)
         return []
 
-    monkeypatch.setattr(_draw_steps, "save", keep)
-    for steps in (STEPS, {"tf32": 0.150, "amp": 0.120}):
-        (picture,) = _steps.pictures(ladder(steps=steps))
+    monkeypatch.setattr(draw_steps, "save", keep)
+    for shown in (STEPS, {"tf32": 0.150, "amp": 0.120}):
+        (picture,) = steps.pictures(ladder(steps=shown))
         picture.draw(Path("unused.svg"))
     assert named == [["with kernels of ours", "torch"], ["torch"]]

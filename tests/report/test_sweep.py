@@ -14,8 +14,8 @@ from rich.console import Console
 
 from harness import report
 from harness.model import Curve, Measurement, Run, Work
-from harness.report import _canvas, _draw, _figures, _frame, _sweep, terminal
-from harness.report._text import as_text
+from harness.report import canvas, charts, frame, plotting, sweeps, terminal
+from harness.report.text import as_text
 from harness.report.tree import Table
 
 Build = Callable[..., Measurement]
@@ -55,9 +55,9 @@ def swept(measured: Build, make_run: MakeRun) -> Callable[..., Run]:
     return make
 
 
-def sweep(run: Run) -> _sweep.Sweep:
-    ((scenario, lines),) = _frame.by_scenario(run)
-    found = _sweep.of(scenario.curve, lines)
+def sweep(run: Run) -> sweeps.Sweep:
+    ((scenario, lines),) = frame.by_scenario(run)
+    found = sweeps.of(scenario.curve, lines)
     assert found is not None
     return found
 
@@ -98,7 +98,7 @@ def test_shapes_that_share_a_place_are_told_apart(swept: Callable[..., Run]) -> 
     run = swept(["eager"], [(("M", m), ("N", n)) for m in (1, 8) for n in (64, 128)], ["float32"])
     (table,) = sweep(run).tables
     assert (table.columns[0].head, table.columns[0].cells) == ("shape", ("M1-N64", "M8-N64", "M1-N128", "M8-N128"))
-    (figure,), _ = _figures.plan(run)
+    (figure,), _ = plotting.plan(run)
     assert figure.layout == "curve"
 
 
@@ -164,22 +164,22 @@ def test_a_variant_that_never_ran_stops_nowhere_else(swept: Callable[..., Run]) 
     ],
 )
 def test_spans(chosen: list[int], text: str) -> None:
-    assert _sweep.spans(chosen, range(1, 9)) == text
+    assert sweeps.spans(chosen, range(1, 9)) == text
 
 
 def test_other_curves_have_no_tables_over_them(swept: Callable[..., Run]) -> None:
     for curve in (None, Curve("N", "elements", by="M"), Curve("N", "bytes", littles_law=True)):
         run = swept(curve=curve)
-        ((scenario, lines),) = _frame.by_scenario(run)
-        assert _sweep.of(scenario.curve, lines) is None
+        ((scenario, lines),) = frame.by_scenario(run)
+        assert sweeps.of(scenario.curve, lines) is None
 
 
 def lines(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     """The drawing and the axes of the run's only figure."""
-    monkeypatch.setattr(_draw, "save", lambda drawing, _path: [drawing])
-    (figure,), _ = _figures.plan(run)
+    monkeypatch.setattr(charts, "save", lambda drawing, _path: [drawing])
+    (figure,), _ = plotting.plan(run)
     drawing: Any
-    (drawing,) = _draw.draw(figure, 4e12, Path("x.png"))
+    (drawing,) = charts.draw(figure, 4e12, Path("x.png"))
     drawing.draw_without_rendering()
     return drawing, drawing.axes[0]
 
@@ -217,7 +217,7 @@ def test_the_figure_is_as_wide_as_the_page_and_its_name_tells_what_it_is_over(
     paths = report.write(swept(dtypes=["float32"]), tmp_path, ["plots"])
     (drawn,) = [path for path in paths if path.name == "softmax-float32.svg"]
     assert ElementTree.parse(drawn).getroot().get("width") == f"{7 * 72}pt"
-    (figure,), _ = _figures.plan(swept(dtypes=["float32"]))
+    (figure,), _ = plotting.plan(swept(dtypes=["float32"]))
     assert figure.alt == "softmax float32: effective bandwidth over elements a row"
 
 
@@ -233,8 +233,8 @@ def test_nine_variants_share_a_figure_and_look_different(
     swept: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ["eager", "compile", "tuned", *(f"v{i}" for i in range(6))]
-    (figure,), _ = _figures.plan(swept(names, dtypes=["float32"]))
-    looks = _canvas.variant_lines(figure.series, figure.roles)
+    (figure,), _ = plotting.plan(swept(names, dtypes=["float32"]))
+    looks = canvas.variant_lines(figure.series, figure.roles)
     assert list(looks) == names
     assert len({look["color"] for look in looks.values()}) == len({look["marker"] for look in looks.values()}) == 9
     assert all(looks["tuned"]["linewidth"] > look["linewidth"] for name, look in looks.items() if name != "tuned")
@@ -263,8 +263,8 @@ def test_on_a_terminal(swept: Callable[..., Run], width: int, golden: Callable[[
 
 def test_a_table_shows_the_metric_that_the_scenario_asks_for(swept: Callable[..., Run]) -> None:
     run = swept(["eager"], dtypes=["float32"])
-    [(scenario, lines)] = _frame.by_scenario(run)
+    [(scenario, lines)] = frame.by_scenario(run)
     assert scenario.curve is not None
-    found = {asked: _sweep.of(scenario.curve, lines, asked) for asked in ("", "time", "snr")}
+    found = {asked: sweeps.of(scenario.curve, lines, asked) for asked in ("", "time", "snr")}
     captions = {asked: sweep and as_text(sweep.tables[0]).caption for asked, sweep in found.items()}
     assert captions == {"": "float32: share of the ceiling", "time": "float32: time in us", "snr": captions[""]}

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from harness.profile._timeline import FamilyTime, Gaps, KernelTime, Timeline
-from harness.report import _timeline, terminal, timeline
+from harness.report import terminal, timeline, timeline_plot
 from harness.report.formats import markdown
 
 ADD = (
@@ -121,5 +121,5 @@ def test_the_plot_has_a_bar_and_a_text_for_each_family(tmp_path: Path) -> None:
     for wanted in ("GEMM", "50.0%", "element-wise vectorised", "25.0%", "other", "below 0.1%", "idle"):
         assert wanted in texts
     assert "Where 2.000 ms on 1 GPU went" in texts
-    again = _timeline.draw(FOUND, tmp_path / "again.svg")
+    again = timeline_plot.draw(FOUND, tmp_path / "again.svg")
     assert again[0].read_bytes() == plot.read_bytes()

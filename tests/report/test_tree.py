@@ -10,8 +10,8 @@ from rich.console import Console
 
 from harness import units
 from harness.report import terminal
-from harness.report._text import as_text, cell
 from harness.report.formats.markdown import render
+from harness.report.text import as_text, cell
 from harness.report.tree import (
     Block,
     Column,

@@ -99,7 +99,7 @@ def test_a_change_that_the_compiler_drops_is_none(launched, tree: Path) -> None:
     kernel.write_text("// So that no line has its old number.\n" + text.replace(place, dropped + place))
     (before,), (after,) = (launched(place, "prelu/tuned/float32/*").values() for place in (TOP, tree))
     assert no_effect(before, after, {"kernels/activation/prelu.cu"}) == "its kernels' machine code is the same"
-    assert no_effect(before, after, {"harness/ops/activation/prelu.py"}) == "it launches the same"
+    assert no_effect(before, after, {"harness/collection/ops/activation/prelu.py"}) == "it launches the same"
 
 
 def row(mutant: str, true: float, outcome: str) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import COUNTED, MEMORY_BUSY, Known, Reason
-from harness.explain._words import spared
+from harness.explain.records import COUNTED, MEMORY_BUSY, Known, Reason
+from harness.explain.words import spared
 
 SUMMARY = "bytes moved beyond need"
 EFFECT_OF = ("coalescing", "second_kernel", "local_memory", "partial_sectors")

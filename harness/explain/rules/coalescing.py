@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness import units
-from harness.explain._records import SECTOR, Known, Reason, Seen
-from harness.explain._words import amount, share, spared
+from harness.explain.records import SECTOR, Known, Reason, Seen
+from harness.explain.words import amount, share, spared
 
 SUMMARY = "uncoalesced access: sectors for each request of a warp"
 EFFECT_OF = ("local_memory",)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason
+from harness.explain.records import Known, Reason
 
 SUMMARY = "a host that issues calls too slowly"
 EFFECT_OF = ()

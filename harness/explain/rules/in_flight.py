@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from harness import units
-from harness.explain._records import SECTOR, Known, Reason, Seen
-from harness.explain._words import share, spared
+from harness.explain.records import SECTOR, Known, Reason, Seen
+from harness.explain.words import share, spared
 from harness.model import STALL
 
 SUMMARY = "too few bytes in flight, by Little's law"

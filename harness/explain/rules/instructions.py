@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason, Seen
-from harness.explain._words import amount, share, spared
+from harness.explain.records import Known, Reason, Seen
 from harness.explain.rules.in_flight import FULL_PIPE, ISSUE_IDLE, WAIT, WAITING
+from harness.explain.words import amount, share, spared
 from harness.model import STALL
 
 SUMMARY = "divisions and other instruction pressure"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason
-from harness.explain._words import spared
+from harness.explain.records import Known, Reason
+from harness.explain.words import spared
 
 SUMMARY = "launch latency: short kernels, or many of them"
 EFFECT_OF = ()

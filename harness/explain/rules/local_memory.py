@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason, Seen
-from harness.explain._words import amount, share, spared
+from harness.explain.records import Known, Reason, Seen
+from harness.explain.words import amount, share, spared
 
 SUMMARY = "local memory: arrays of threads, spilled registers"
 EFFECT_OF = ()

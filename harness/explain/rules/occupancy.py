@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason, Seen
-from harness.explain._words import share, spared
+from harness.explain.records import Known, Reason, Seen
 from harness.explain.rules.in_flight import bytes_needed, flight, idle, warps
+from harness.explain.words import share, spared
 
 SUMMARY = "occupancy and its limiter"
 EFFECT_OF = ("waves",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.explain._records import SECTOR, Known, Reason
-from harness.explain._words import amount, share, spared
+from harness.explain.records import SECTOR, Known, Reason
+from harness.explain.words import amount, share, spared
 
 SUMMARY = "partial sectors: accesses that start inside of a sector"
 EFFECT_OF = ()

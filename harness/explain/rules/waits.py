@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import Known, Reason
-from harness.explain._words import share, spared
+from harness.explain.records import Known, Reason
 from harness.explain.rules.in_flight import idle
+from harness.explain.words import share, spared
 from harness.model import STALL
 
 SUMMARY = "what else warps wait for: barriers, queues, instructions"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from harness import units
-from harness.explain._records import MEMORY_BUSY, Known, Reason, Seen
-from harness.explain._words import share, spared
+from harness.explain.records import MEMORY_BUSY, Known, Reason, Seen
+from harness.explain.words import share, spared
 
 SUMMARY = "waves and tails: grids that leave multiprocessors idle"
 EFFECT_OF = ()

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from harness import units
-from harness.gate._evidence import Evidence
-from harness.gate._noise import LEAST_BLOCKS
+from harness.gate.evidence import Evidence
+from harness.gate.noise_store import LEAST_BLOCKS
 from harness.gate.records import NOISE_MOST, CaseEvidence, Finding
 
 _FILE = "that of --noise, or noise-*.json in the cache folder"

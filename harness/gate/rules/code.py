@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.gate._evidence import Evidence
+from harness.gate.evidence import Evidence
 from harness.gate.records import Finding
 
 ACCEPT = "code that both sides used alike, such as an installed package, isn't compared"

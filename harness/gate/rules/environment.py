@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.gate._evidence import Evidence
+from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding, Outcome, Severity
 from harness.model import Case, Measurement
 

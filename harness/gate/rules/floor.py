@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from harness.gate._evidence import Evidence
+from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 from harness.metrics import METRICS, Metric, Subject
 from harness.model import Expectation, Scenario

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.gate._ended import complaint, needs_other
-from harness.gate._evidence import Evidence
+from harness.gate.ended import complaint, needs_other
+from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 
 ACCEPT = "cases and scenarios that the base has are gone"

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from harness.gate._cases import role_of
-from harness.gate._evidence import Evidence
+from harness.gate.case_lists import role_of
+from harness.gate.evidence import Evidence
 from harness.gate.records import Finding
 from harness.gate.rules.floor import floors_of
 from harness.metrics import METRICS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness import units
-from harness.gate._evidence import Evidence
+from harness.gate.evidence import Evidence
 from harness.gate.records import TELL_MOST, CaseEvidence, Decision, Finding, Side, share
 
 _TIMES: tuple[Side, ...] = ("base", "now")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.gate._evidence import Evidence
-from harness.gate._noise import timer
+from harness.gate.evidence import Evidence
+from harness.gate.noise_store import timer
 from harness.gate.records import Finding
 
 ACCEPT = "cases were timed in another way than in the base"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness import compare
-from harness.gate._evidence import Evidence
+from harness.gate.evidence import Evidence
 from harness.gate.records import Finding
 from harness.model import Measurement, Work
 

@@ -28,7 +28,7 @@ def text(run: Run, notes: Sequence[str] = ()) -> str:
     """
     # A listing of formats must stay instant, and the store loads pydantic.
     from harness import store
-    from harness.report._frame import records
+    from harness.report.frame import records
 
     results: dict[str, dict[str, Any]] = {}
     for record in records(run):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.model import Run
-from harness.report._text import TextColumn, as_text
+from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
     CommandLine,

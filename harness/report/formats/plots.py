@@ -13,16 +13,16 @@ SUMMARY = "plots/*.svg: bandwidth or another metric by variant and shape, and th
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
     """Draw the run's figures into `folder`/plots."""
-    from harness.report import _draw, _figures, _limits, _steps, build
-    from harness.report._pictures import drawn
+    from harness.report import build, charts, limit_tables, plotting, steps
+    from harness.report.pictures import drawn
 
-    plots, _ = _figures.plan(run)
-    (folder / _figures.FOLDER).mkdir(exist_ok=True)
+    plots, _ = plotting.plan(run)
+    (folder / plotting.FOLDER).mkdir(exist_ok=True)
     peak = run.limits.peak if run.limits else None
-    paths = [path for plot in plots for path in drawn(plot.path, _draw.draw, plot, peak, folder / plot.path)]
-    for picture in _steps.pictures(run):
+    paths = [path for plot in plots for path in drawn(plot.path, charts.draw, plot, peak, folder / plot.path)]
+    for picture in steps.pictures(run):
         paths += drawn(picture.path, picture.draw, folder / picture.path)
     if run.limits and run.limits.points:
-        ceilings = folder / _figures.FOLDER / build.CEILINGS
-        paths += drawn(build.CEILINGS, _limits.draw, run.header.machine, run.limits, ceilings)
+        ceilings = folder / plotting.FOLDER / build.CEILINGS
+        paths += drawn(build.CEILINGS, limit_tables.draw, run.header.machine, run.limits, ceilings)
     return paths

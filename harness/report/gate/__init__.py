@@ -14,7 +14,7 @@ from typing import Protocol, cast
 from harness.discover import discover
 from harness.gate.records import GateRun
 from harness.report import into
-from harness.report._pictures import write_all
+from harness.report.pictures import write_all
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 

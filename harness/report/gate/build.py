@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from harness import units
 from harness.gate.records import Finding, GateRun
 from harness.model import Machine
-from harness.report._text import plural
-from harness.report.gate._content import KINDS, ending, findings, limited, method, outcome, revision, rows, table, told
+from harness.report.gate.content import KINDS, ending, findings, limited, method, outcome, revision, rows, table, told
+from harness.report.text import plural
 from harness.report.tree import Block, CommandLine, Facts, Figure, Items, Note, Page, Section, Terms
 
 _DIGEST = 12

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from harness.gate.records import GateRun
-from harness.report.gate._content import findings, limited, told
+from harness.report.gate.content import findings, limited, told
 
 Level = Literal["error", "warning"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import Problem
 from harness.gate import Evidence
-from harness.gate._cases import Broken
+from harness.gate.case_lists import Broken
 from harness.gate.records import CaseEvidence, Finding, Pair
 from harness.gate.rules import missing, uncompared, wrong
 from harness.model import Case, Measurement, Scenario

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.gate import Evidence, _decision, findings
-from harness.gate._pairs import pair_of
+from harness.gate import Evidence, deciding, findings
+from harness.gate.pairing import pair_of
 from harness.gate.records import CaseEvidence, Margin
 from harness.gate.rules import work
 from harness.model import Case, Measurement, Traffic, Work
@@ -28,8 +28,8 @@ def test_an_untouched_case_is_ok_whatever_its_work_is_said_to_be(
     assert pair is not None
     assert pair.change == 0
     key, margin = case().id, Margin(0.01)
-    screen, confirm = [pair.change] * _decision.SCREEN_PAIRS, [pair.change] * 20
-    decision = _decision.decided({key: screen}, {key: confirm}, {key: margin})[key]
+    screen, confirm = [pair.change] * deciding.SCREEN_PAIRS, [pair.change] * 20
+    decision = deciding.decided({key: screen}, {key: confirm}, {key: margin})[key]
     assert decision.outcome == "ok"
     found = evidence(decision=decision, base=(base,) * 3, now=(now,) * 3, pairs=(pair,) * 3, margin=margin)
     [finding] = [f for f in findings(Evidence("main", (), (found,))) if f.rule == "work"]

@@ -10,7 +10,7 @@ import pytest
 
 from harness.gate.records import CaseEvidence, Decision, Finding, GateRun, Margin, Pair
 from harness.model import Case
-from harness.report import _canvas
+from harness.report import canvas
 from harness.report.gate.formats import plot
 
 Evidence = Callable[..., CaseEvidence]
@@ -20,7 +20,7 @@ Apart = Callable[[Any, Path], list[Path]]
 
 
 def axes_of(run: GateRun, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(_canvas, "save", lambda figure, _path: [figure])
+    monkeypatch.setattr(canvas, "save", lambda figure, _path: [figure])
     figure: Any
     [figure] = plot.write(run, folder)
     figure.draw_without_rendering()
@@ -75,7 +75,7 @@ def test_no_label_lies_on_another(
         for i, loss in enumerate(losses)
     ]
     findings = [Finding("slower", "failure", "slower", case=cases[-1].case)]
-    monkeypatch.setattr(_canvas, "save", apart)
+    monkeypatch.setattr(canvas, "save", apart)
     assert plot.write(make_gate(cases, findings), tmp_path) == []
 
 
@@ -103,7 +103,7 @@ def test_any_margin_and_any_difference_can_be_drawn(
     """Identical times make bounds without a width, which is where --margin 45% and 0.05% found no tick."""
     pairs = [(1e-4, 1e-4 / ratio)] * 3
     cases = [compared(case("op", shape=(("N", i),)), pairs, Margin(margin)) for i in range(count)]
-    monkeypatch.setattr(_canvas, "save", apart)
+    monkeypatch.setattr(canvas, "save", apart)
     assert plot.write(make_gate(cases), tmp_path) == []
 
 
@@ -143,7 +143,7 @@ def test_one_very_noisy_case_leaves_small_losses_visible(
 
 
 def test_as_many_cases_are_drawn_as_fit_into_a_picture() -> None:
-    assert (plot._AROUND + plot._ROW * plot._MOST_ROWS) * _canvas._DPI < 2**16
+    assert (plot._AROUND + plot._ROW * plot._MOST_ROWS) * canvas._DPI < 2**16
 
 
 @pytest.mark.parametrize(("count", "most", "drawn"), [(200, plot._MOST_ROWS, 200), (30, 20, 20)])
@@ -157,7 +157,7 @@ def test_many_cases_make_a_tall_picture_of_the_worst(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cases = [compared(case("op", shape=(("N", i),)), [(1.0, 1.0 + i / 1e4)] * 3, Margin(0.01)) for i in range(count)]
-    monkeypatch.setattr(_canvas, "save", lambda figure, _path: [figure])
+    monkeypatch.setattr(canvas, "save", lambda figure, _path: [figure])
     monkeypatch.setattr(plot, "_MOST_ROWS", most)
     figure: Any
     [figure] = plot.write(make_gate(cases), tmp_path)

@@ -8,8 +8,8 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from harness.gate.records import Finding, GateRun, Severity
-from harness.report._text import as_text
-from harness.report.gate._content import CaseRow, findings, revision, rows, table, told
+from harness.report.gate.content import CaseRow, findings, revision, rows, table, told
+from harness.report.text import as_text
 
 _ELEMENTS: dict[Severity, str] = {
     "failure": "failure",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.gate.records import GateRun, Pair, Stage, share
-from harness.report import _canvas
-from harness.report._text import plural
-from harness.report.gate._content import CaseRow, rows
+from harness.report import canvas
+from harness.report.gate.content import CaseRow, rows
+from harness.report.text import plural
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -47,11 +47,11 @@ def write(run: GateRun, folder: Path) -> list[Path]:
     title = f"Speed of {_short(run.now.label, 24)} over {_short(run.base.label, 24)}, pair by pair"
     if len(every) > len(table):
         title += f": the worst {len(table)} of {len(every)} cases"
-    with _canvas.canvas(_AROUND + _ROW * len(table), title, _canvas.WIDE) as (figure, axes):
+    with canvas.canvas(_AROUND + _ROW * len(table), title, canvas.WIDE) as (figure, axes):
         _rows(axes, table)
         _scale(axes, table)
-        _canvas.legend(figure, axes)
-        return _canvas.save(figure, folder / "pairs.png")
+        canvas.legend(figure, axes)
+        return canvas.save(figure, folder / "pairs.png")
 
 
 def _rows(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:

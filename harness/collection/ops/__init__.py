@@ -1,0 +1,1 @@
+"""Ops of the collection, a folder for each family. What several families share lies in the modules of this folder."""

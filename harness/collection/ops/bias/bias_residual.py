@@ -1,0 +1,229 @@
+"""Bias and residual, y = x + bias + residual over (R, C): rows S3 and S12. Twin of bias_residual.cu.
+
+S3 is about kinds of element-wise kernels, which add in float and round the sum once, and about what separate launches
+cost. S12 is about halves that are added in pairs: `half1` and `half2` both add in halves, so that x + bias is rounded,
+too, as eager and `unfused` do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from harness import cuda, metrics, units
+from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.model import Case, Traffic
+from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops.baselines import Compile, compiled_variants
+
+if TYPE_CHECKING:
+    import torch
+
+PAIR = {"float16": "__half2", "bfloat16": "__nv_bfloat162"}
+UNROLL = 4  # elements a thread of bias_residual_unrolled
+PARTS = 8
+LAUNCHES = metrics.fact("launches", "launches", units.COUNT, "kernels of ours that a call launches")
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """The reference computes in higher precision."""
+    return {"y": add(*widened(t.x, t.bias, t.residual))}
+
+
+def add(x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+    """The sum as a user writes it: x and residual (R, C), bias (C)."""
+    return x + bias + residual
+
+
+OP = Op(
+    "bias_residual",
+    "y = x + bias + residual",
+    symbols={"R": "rows", "C": "columns, one bias each"},
+    inputs=(Tensor("x", ("R", "C")), Tensor("bias", ("C",)), Tensor("residual", ("R", "C"))),
+    outputs=(Tensor("y", ("R", "C")),),
+    reference=reference,
+    # Relative as everywhere. Absolute: x + bias may be far larger than the sum, and rounding it alone is off by half a
+    # unit in its last place, which of normal random numbers is that of a number below 16.
+    tolerance={"float32": (1e-6, 2**-21), "float16": (1e-3, 2**-8), "bfloat16": (8e-3, 2**-5)},
+)
+
+
+def two_passes(symbols: Symbols, itemsize: int) -> Traffic:
+    """There are two kernels: the first writes x + bias and the second reads it."""
+    tensor = symbols["R"] * symbols["C"] * itemsize
+    return Traffic(read=3 * tensor + symbols["C"] * itemsize, written=2 * tensor)
+
+
+def _needs_halves(together: int) -> Callable[[Case], str | None]:
+    def reason(case: Case) -> str | None:
+        if case.dtype == "float32":
+            return "for halves only"
+        if case.symbols["C"] % together:
+            return f"for rows of a multiple of {together} elements only"
+        return None
+
+    return reason
+
+
+@OP.variant("eager", "two additions, two kernels", role="baseline", devices=BOTH, returns=True, traffic=two_passes)
+def eager(_: Context) -> Launch:
+    """The code that users write today."""
+    return lambda t: (add(t.x, t.bias, t.residual),)
+
+
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
+    """Inductor makes one kernel for exactly this shape."""
+    function = compiled(add)
+    return lambda t: (function(t.x, t.bias, t.residual),)
+
+
+@OP.variant("scalar", "one kernel, one element a thread", role="published", rows=("S3",))
+def scalar(ctx: Context) -> Launch:
+    """The text starts here."""
+    return _together(ctx, "bias_residual_scalar", 1)
+
+
+@OP.variant("unrolled", "four elements a thread, each an access of its own", role="published", rows=("S3",))
+def unrolled(ctx: Context) -> Launch:
+    """The text's scalar unrolled kind: more is in flight, in as many accesses."""
+    count = ctx.s.R * ctx.s.C
+    kernel, word = _kernel(ctx, "bias_residual_unrolled", count)
+    grid, scalars = blocks(count, BLOCK * UNROLL), (word(count), *_columns(ctx.s.C, word))
+    return lambda t: kernel(grid, BLOCK, t.x, t.bias, t.residual, t.y, *scalars)
+
+
+@OP.variant(
+    "half1",
+    "one half a thread, added in halves",
+    role="published",
+    rows=("S12",),
+    unsupported=_needs_halves(1),
+)
+def half1(ctx: Context) -> Launch:
+    """The text before its packed halves: the same arithmetic, one element at a time."""
+    return _together(ctx, "bias_residual_half1", 1)
+
+
+@OP.variant(
+    "half2", "two halves a thread, added as a pair", role="published", rows=("S12",), unsupported=_needs_halves(2)
+)
+def half2(ctx: Context) -> Launch:
+    """The text's optimisation. It is `half1` where a pair doesn't begin on 4 bytes."""
+    return _together(ctx, "bias_residual_half2", 2, half1(ctx))
+
+
+@OP.variant(
+    "packed8",
+    "eight halves a thread, 16 bytes an access",
+    role="published",
+    rows=("S3", "S12"),
+    unsupported=_needs_halves(8),
+)
+def packed8(ctx: Context) -> Launch:
+    """The text's vectorised kind. It adds as `scalar` does, and is `scalar` where a pack doesn't begin on 16 bytes."""
+    return _together(ctx, "bias_residual_packed", 8, scalar(ctx))
+
+
+@OP.variant("tuned", "16-byte packs for floats too, in rows of any length, at any address", rows=("S3", "S12"))
+def tuned(ctx: Context) -> Launch:
+    """It loads packs of biases where rows and addresses allow it; otherwise a pack may go on in the next row."""
+    add_all = _in_packs(ctx)
+    ctx.report(LAUNCHES.name, 1)
+    return lambda t: add_all(t.x, t.bias, t.residual, t.y)
+
+
+@OP.variant(
+    "unfused", "tuned as two kernels: x + bias, then + residual", role="published", rows=("S3",), traffic=two_passes
+)
+def unfused(ctx: Context) -> Launch:
+    """What a chain of element-wise kernels costs: a launch more, and a tensor that is written and read again."""
+    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
+    (first, word), (second, _) = (_kernel(ctx, f"bias_residual_{step}", n) for step in ("first", "second"))
+    whole = _kernel(ctx, "bias_residual_first_whole", n)[0] if ctx.s.C % pack == 0 else None
+    grid, columns = blocks(-(-n // pack)), _columns(ctx.s.C, word)
+    ctx.report(LAUNCHES.name, 2)
+
+    def launch(t: Tensors) -> None:
+        add_bias = whole if whole and aligned(t.x, t.bias, t.y) else first
+        add_bias(grid, BLOCK, t.x, t.bias, t.y, word(n), ctypes.c_int(aligned(t.x, t.y)), *columns)
+        second(grid, BLOCK, t.residual, t.y, word(n), ctypes.c_int(aligned(t.residual, t.y)))
+
+    return launch
+
+
+@OP.variant("eight_launches", "tuned, launched for an eighth of the rows at a time", rows=("S3",))
+def eight_launches(ctx: Context) -> Launch:
+    """What seven kernels more cost.
+
+    A seventh of the difference to `tuned` is what one kernel more costs: the gap, and the time in which its first loads
+    and its last stores leave the memory idle. Bytes and arithmetic are those of `tuned` where an eighth of the rows is
+    whole packs.
+    """
+    add_all = _in_packs(ctx)
+    ends = [ctx.s.R * part // PARTS for part in range(PARTS + 1)]
+    parts = [slice(begin, end) for begin, end in pairwise(ends) if begin < end]
+    ctx.report(LAUNCHES.name, len(parts))
+
+    def launch(t: Tensors) -> None:
+        for part in parts:
+            add_all(t.x[part], t.bias, t.residual[part], t.y[part])
+
+    return launch
+
+
+def _in_packs(ctx: Context) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
+    """`tuned` for x, bias, residual and y with any number of the case's rows, at any address."""
+    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.R * ctx.s.C
+    anywhere, word = _kernel(ctx, "bias_residual_any", n)
+    columns = _columns(ctx.s.C, word)
+    whole, of_packs = _kernel(ctx, "bias_residual_packed", n // pack) if ctx.s.C % pack == 0 else (None, word)
+    packs = _columns(ctx.s.C // pack, of_packs)
+
+    def add_all(*tensors: torch.Tensor) -> None:
+        x, _, residual, y = tensors
+        count = x.numel()
+        if whole and aligned(*tensors):
+            whole(blocks(count // pack), BLOCK, *tensors, of_packs(count // pack), *packs)
+        else:
+            vector = ctypes.c_int(aligned(x, residual, y))
+            anywhere(blocks(-(-count // pack)), BLOCK, *tensors, word(count), vector, *columns)
+
+    return add_all
+
+
+def _together(ctx: Context, entry: str, together: int, fallback: Launch | None = None) -> Launch:
+    """A kernel whose threads take `together` neighbours each; `fallback` where tensors aren't aligned to that."""
+    count = ctx.s.R * ctx.s.C // together
+    kernel, word = _kernel(ctx, entry, count)
+    columns = _columns(ctx.s.C // together, word)
+    alignment = together * ITEMSIZE[ctx.case.dtype]
+
+    def launch(t: Tensors) -> None:
+        tensors = t.x, t.bias, t.residual, t.y
+        if fallback and any(tensor.data_ptr() % alignment for tensor in tensors):
+            fallback(t)
+            return
+        kernel(blocks(count), BLOCK, *tensors, word(count), *columns)
+
+    return launch
+
+
+def _kernel(ctx: Context, entry: str, count: int) -> tuple[cuda.Kernel, type[ctypes.c_uint32 | ctypes.c_uint64]]:
+    """A kernel that counts up to `count`, and the type of its indexes."""
+    small = count < 2**31
+    macros: dict[str, str | int] = {
+        "SCALAR": CUDA_TYPE[ctx.case.dtype],
+        "INDEX": INDEX_TYPE[32 if small else 64],
+    }
+    if ctx.case.dtype in PAIR:
+        macros["PAIR"] = PAIR[ctx.case.dtype]
+    return ctx.kernel("bias_residual.cu", entry, macros), ctypes.c_uint32 if small else ctypes.c_uint64
+
+
+def _columns(count: int, word: type[ctypes.c_uint32 | ctypes.c_uint64]) -> tuple[Any, ...]:
+    """The length of a row as the kernels take it: with the multiplier and the shift that stand for a division."""
+    # An empty tensor may have rows of length 0; nothing is launched for it.
+    return word(count), *cuda.fast_divisor(max(1, count), 8 * ctypes.sizeof(word))

@@ -1,0 +1,56 @@
+"""What the ops of matrix products share: the check of a product, and variants that cuBLASLt makes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from harness.collection.ops.elementwise import widened
+from harness.cuda import cublaslt
+from harness.cuda.cublaslt import Gemm, Matmul
+from harness.model import Case
+from harness.ops import Context, Expected
+
+if TYPE_CHECKING:
+    import torch
+
+_CHUNK = 2**26
+"""Elements of a result that are computed at a time, so that a check needs little memory."""
+
+
+def expected(
+    name: str, got: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None
+) -> Iterator[Expected]:
+    """What x (..., m, k) times weights (n, k), or a batch of both, plus bias (n) must be; parts follow each other.
+
+    Two errors are allowed. The product and the sum with the bias may each be rounded to the type of `got`: by a unit in
+    the last place of both terms together. And the k terms of a sum are added in float32 in any order. Rounding moves
+    such a sum like a random walk: by sqrt(k) units of the length of the row of x times that of the weights.
+    """
+    import torch
+
+    unit = float(torch.finfo(got.dtype).eps)
+    of_sums = math.sqrt(x.shape[-1]) * float(torch.finfo(torch.float32).eps)
+    each = max(1, got[0].numel())
+    rows = max(1, _CHUNK // each)
+    offset = 0.0 if bias is None else widened(bias)[0]
+    for first in range(0, got.shape[0], rows):
+        here = slice(first, first + rows)
+        part, factor = widened(x[here], weights[here] if weights.dim() > 2 else weights)
+        product = part @ factor.mT
+        lengths = part.norm(dim=-1, keepdim=True) * factor.norm(dim=-1).unsqueeze(-2)
+        rounding = product.abs().add_(abs(offset)).mul_(unit)
+        yield Expected(name, got[here], product.add_(offset), rounding.add_(lengths.mul_(of_sums)), first * each)
+
+
+def needs(product: Callable[[Case], Gemm]) -> Callable[[Case], str | None]:
+    """Why a variant that makes this product of a case can't run it; None if it can."""
+    return lambda case: cublaslt.obstacle(product(case))
+
+
+def prepared(ctx: Context, product: Gemm, algorithms: int = 1) -> Matmul:
+    """The product, ready to be called until the case is over. algorithms: as `Matmul` takes them."""
+    matmul = cublaslt.Matmul(product, algorithms)
+    ctx.defer(matmul.close)
+    return matmul

@@ -1,0 +1,164 @@
+"""The permutation (0, 2, 1, 3) of the heads of attention, made contiguous: row O13. Twin of permute.cu."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from harness import cuda
+from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, blocks
+from harness.collection.ops.layouts import _transpose
+from harness.collection.ops.layouts._transpose_plan import WORD, Matrices
+from harness.model import Case
+from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
+from harness.ops.baselines import Compile, compiled_variants
+
+if TYPE_CHECKING:
+    import torch
+
+_TEXTS_PACK = 8  # bytes: four halves
+_PACK_TYPE = {16: "uint4", 8: "uint2", 4: "unsigned", 2: "unsigned short"}
+_SHORTEST_ROW = 32  # bytes: shorter rows are parts of sectors, so neighbours in y read a sector twice
+_LONGEST_CELL = 2048  # elements of a row of halves that goes through shared memory
+_TILE_SIDE = 32
+
+
+def reference(_: Context, t: Tensors) -> dict[str, Any]:
+    """Nothing is computed, so the case's precision is exact."""
+    return {"y": t.x.permute(0, 2, 1, 3)}
+
+
+OP = Op(
+    "permute",
+    "y[b, h, s, d] = x[b, s, h, d]",
+    symbols={"B": "batch", "S": "sequence", "H": "heads", "D": "elements of a head, which stay together"},
+    inputs=(Tensor("x", ("B", "S", "H", "D")),),
+    outputs=(Tensor("y", ("B", "H", "S", "D")),),
+    reference=reference,
+    tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
+)
+
+
+def _user(x: torch.Tensor) -> torch.Tensor:
+    """What a user writes as `x.permute(0, 2, 1, 3).contiguous()`, which makes a new tensor if S and H are above 1."""
+    import torch
+
+    return x.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format)
+
+
+@OP.variant("eager", "torch's copy of x.permute(0, 2, 1, 3)", role="baseline", devices=BOTH, returns=True)
+def eager(_: Context) -> Launch:
+    """The code that users write today."""
+    return lambda t: (_user(t.x),)
+
+
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(_: Context, compiled: Compile) -> Launch:
+    """Inductor makes a kernel for exactly this shape."""
+    function = compiled(_user)
+    return lambda t: (function(t.x),)
+
+
+@OP.variant("naive", "one element a thread, three divisions for its coordinates", role="published", rows=("O13",))
+def naive(ctx: Context) -> Launch:
+    """The text before, in the order of y."""
+    return _by_coordinates(ctx, ITEMSIZE[ctx.case.dtype])
+
+
+def _no_pack(case: Case) -> str | None:
+    size = ITEMSIZE[case.dtype]
+    return None if _text_pack(case) > size else f"packs of more than {size} bytes don't divide rows of D elements"
+
+
+@OP.variant("packed", "four halves or two floats as one element", role="published", rows=("O13",), unsupported=_no_pack)
+def packed(ctx: Context) -> Launch:
+    """The text after: packs of 8 bytes, or 4 where D allows no more, in the same kernel. `naive` at odd addresses."""
+    pack = _text_pack(ctx.case)
+    wide, single = _by_coordinates(ctx, pack), naive(ctx)
+    return lambda t: wide(t) if _transpose.begin_on(pack, t) else single(t)
+
+
+@OP.variant("tiled", "32 x 32 elements through shared memory", role="published", rows=("O13",))
+def tiled(ctx: Context) -> Launch:
+    """A tile of rows (b, s) of x. It is there for comparison: a permutation in which D stays needs no tile."""
+    b, s, h, d = _sizes(ctx.case)
+    macro, word = _transpose.index(b * s * h * d)
+    kernel = ctx.kernel("permute.cu", "permute_tiled", _transpose.moved_as(ctx.case) | macro)
+    grid, sizes = b * blocks(s, _TILE_SIDE) * blocks(h * d, _TILE_SIDE), (word(s), word(h), word(d))
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
+
+
+@OP.variant("tuned", "the widest pack that divides rows, or packs or words through shared memory", rows=("O13",))
+def tuned(ctx: Context) -> Launch:
+    """Rows of halves that aren't whole words go through shared memory, and so do rows of less than a sector."""
+    b, s, h, d = _sizes(ctx.case)
+    shape = Matrices(b, s, h, ITEMSIZE[ctx.case.dtype], d)
+    if not shape.elements:
+        return lambda _: None
+    if shape.is_copy:
+        return lambda t: cuda.memcpy(t.y, t.x)
+    size, row = shape.itemsize, d * shape.itemsize
+    widest = math.gcd(PACK_BYTES, row)
+    if row < _SHORTEST_ROW:
+        anywhere = _transpose.word_tiles(ctx, "permute", shape)
+        at_words = _transpose.word_tiles(ctx, "permute", shape.in_words()) if widest >= WORD > size else anywhere
+        return lambda t: at_words(t) if _transpose.begin_on(WORD, t) else anywhere(t)
+    through_shared = size < WORD and d <= _LONGEST_CELL
+    anywhere = _transpose.cell_tiles(ctx, "permute", shape) if through_shared else _by_packs(ctx, size)
+    at_packs = _by_packs(ctx, widest) if widest > size else anywhere
+    return lambda t: at_packs(t) if _transpose.begin_on(widest, t) else anywhere(t)
+
+
+def _sizes(case: Case) -> tuple[int, int, int, int]:
+    s = case.symbols
+    return s["B"], s["S"], s["H"], s["D"]
+
+
+def _text_pack(case: Case) -> int:
+    """Bytes of the widest pack, up to the text's, that divides rows."""
+    return math.gcd(_TEXTS_PACK, case.symbols["D"] * ITEMSIZE[case.dtype])
+
+
+def _by_coordinates(ctx: Context, pack: int) -> Launch:
+    """A launch of the text's kernel, with packs of so many bytes as elements."""
+    b, s, h, d = _sizes(ctx.case)
+    d = d * ITEMSIZE[ctx.case.dtype] // pack
+    n = b * s * h * d
+    macro, word = _transpose.index(n)
+    kernel = ctx.kernel("permute.cu", "permute_naive", {"ELEMENT": _PACK_TYPE[pack]} | macro)
+    grid, sizes = blocks(n), (word(n), word(s), word(h), word(d))
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, *sizes)
+
+
+def _by_packs(ctx: Context, pack: int) -> Launch:
+    """A launch of permute_packs, with packs of so many bytes."""
+    b, s, h, d = _sizes(ctx.case)
+    d = d * ITEMSIZE[ctx.case.dtype] // pack
+    n = b * s * h * d
+    plan = PackPlan.of(n, pack, cuda.multiprocessors())
+    macro, word = _transpose.index(n)
+    macros: dict[str, str | int] = {"ELEMENT": _PACK_TYPE[pack], "UNROLL": plan.unroll, **macro}
+    kernel = ctx.kernel("permute.cu", "permute_packs", macros)
+    divisors = [part for size in (s, h, d) for part in (word(size), *cuda.fast_divisor(size, 8 * ctypes.sizeof(word)))]
+    grid = blocks(n, BLOCK * plan.unroll)
+    return lambda t: kernel(grid, BLOCK, t.x, t.y, word(n), *divisors)
+
+
+@dataclass(frozen=True, slots=True)
+class PackPlan:
+    """How many packs a thread of permute_packs moves."""
+
+    unroll: int
+
+    @classmethod
+    def of(cls, packs: int, size: int, multiprocessors: int) -> Self:
+        """A pack of 16 bytes a thread, or 8 narrower ones; fewer where multiprocessors would have no block.
+
+        size: of a pack. A multiprocessor's 2048 threads with a pack of 16 bytes each keep the memory busy.
+        """
+        unroll = 1 if size == PACK_BYTES else min(8, 64 // size)
+        while unroll > 1 and blocks(packs, BLOCK * unroll) < 2 * multiprocessors:
+            unroll //= 2
+        return cls(unroll)

@@ -1,0 +1,92 @@
+"""An int8 matrix product in int32, its bias and a residual, y = acc * sx * sw + bias + residual: row S14.
+
+Twin of dequantize_bias_residual.cu. _dequantise.py says what the tensors are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.quantise import _dequantise as dequantise
+from harness.collection.ops.quantise import _tiles
+from harness.collection.ops.quantise._steps import CONVERSION, Steps, traffic
+from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.ops.baselines import Compile, compiled_variants
+
+if TYPE_CHECKING:
+    import torch
+
+OP = Op(
+    "dequantize_bias_residual",
+    "y = acc * sx * sw + bias + residual, acc in int32",
+    symbols=dequantise.SYMBOLS,
+    choices=dequantise.CHOICES,
+    inputs=(*dequantise.PRODUCT, dequantise.RESIDUAL),
+    outputs=(Tensor("y", ("M", "C")),),
+    make=dequantise.make,
+    check=dequantise.check,
+)
+
+
+def _by_torch(dtype: torch.dtype, *tensors: torch.Tensor) -> torch.Tensor:
+    return dequantise.add(*tensors).to(dtype)
+
+
+@OP.variant(
+    "eager",
+    "multiply, add twice, and convert",
+    role="baseline",
+    rows=("S14",),
+    devices=BOTH,
+    returns=True,
+    traffic=traffic("int32 -> float32", "float32 -> float32", "float32 case -> float32", CONVERSION),
+)
+def eager(ctx: Context) -> Launch:
+    """Four kernels; in float32 nothing is converted."""
+    return lambda t: (_by_torch(ctx.dtype, t.acc, t.sx, t.sw, t.bias, t.residual),)
+
+
+@compiled_variants(OP, "torch.compile of the same")
+def compile_(ctx: Context, compiled: Compile) -> Launch:
+    """Inductor makes one kernel for exactly this shape."""
+    function, dtype = compiled(_by_torch), ctx.dtype
+    return lambda t: (function(dtype, t.acc, t.sx, t.sw, t.bias, t.residual),)
+
+
+@OP.variant(
+    "separate",
+    "three kernels, one element a thread: dequantise, add the bias, add the residual",
+    role="published",
+    rows=("S14",),
+    traffic=traffic("int32 -> case", "case -> case", "case case -> case"),
+)
+def separate(ctx: Context) -> Launch:
+    """The text before."""
+    steps = Steps(ctx)
+    one, other = steps.between()
+    dequantised, biased = steps.step("dequantise"), steps.step("bias")
+    added = steps.step("residual", columns=False)
+
+    def launch(t: Tensors) -> None:
+        dequantised(t.acc, t.sx, t.sw, one)
+        biased(one, t.bias, other)
+        added(other, t.residual, t.y)
+
+    return launch
+
+
+@OP.variant("fused", "one kernel, one element a thread", role="published", rows=("S14",))
+def fused(ctx: Context) -> Launch:
+    """The text after, at any address."""
+    return _tiles.one_element(ctx, "dequantize_bias_residual_fused", _tensors)
+
+
+@OP.variant("tuned", "16 bytes of acc an access, four of them and of the residual a thread", rows=("S14",))
+def tuned(ctx: Context) -> Launch:
+    """`fused` runs where a tensor doesn't begin on 16 bytes."""
+    return _tiles.in_tiles(ctx, 4, _tensors, fused(ctx))
+
+
+def _tensors(t: Tensors) -> tuple[torch.Tensor, ...]:
+    return t.acc, t.sx, t.sw, t.bias, t.residual, t.y

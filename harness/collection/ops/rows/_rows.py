@@ -1,0 +1,266 @@
+"""Row reductions on the host: which threads share a row, and how much of it each keeps. Twin of rows.cuh.
+
+A matrix is (M, N), contiguous. `tuned` variants keep a row in the registers of a team, so that it is read from memory
+once. A team is the threads that share a row: lanes of a warp, a block, or a cluster of blocks. A pack is 16 bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from harness.collection.ops.chip import H200, MOST_BLOCKS, WARP, Chip
+from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.ops import ITEMSIZE, Context, Launch, Symbols, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.cuda import Kernel
+
+_BLOCK = 128  # threads, where a block has several rows
+# Columns of a row up to which rows that aren't whole packs come through a tile in shared memory; by bytes an element.
+_TILE_COLUMNS = {4: 256, 2: 127}
+_FEWEST_LANES = 16  # of a row that begins inside of packs: each of its single elements has a lane
+_TILE_ELEMENTS = 8  # of a row in a tile that a thread has at most
+_TILE_ELEMENTS_WITH_VECTORS = 16  # the same where rows share vectors: their statistics take longer
+_TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memory busy
+
+# Packs a thread, as measured on an H200. Two loads in flight in each of many threads are best as long as several rows
+# fit on a multiprocessor. Longer rows are cut among the blocks of a cluster, so that several fit again. There a thread
+# takes more packs, and of halves as many as its registers hold.
+_WARP_PACKS = 2
+# (packs a thread, most packs of a row, or of a block's part of it), by the number of matrices that a thread keeps.
+_FEW_PACKS = {1: ((2, 1024), (3, 2112)), 2: ((2, 256), (1, 1024), (3, 2112))}
+_MORE_PACKS = {4: ((3, 1056), (4, 2112)), 2: ()}  # the same in clusters, by bytes an element
+_MOST_PACKS = 8  # of a thread, of all matrices together
+_MOST_ELEMENTS = 2**15  # of a block: 1024 threads with 32 each, or 512 with 64, leave registers to work with
+_UNSHARED = 2112  # packs of a row up to which one block takes it, rather than a cluster
+_FEWEST_SPLIT = 8 * WARP  # packs of a row from which on blocks share it where rows are few
+_FOUR_BLOCKS = 8192  # packs of a row of one matrix up to which four blocks are enough; longer rows take MOST_BLOCKS
+# Blocks where rows share vectors: (most packs of a row, packs a thread, rows together, most threads), by bytes an
+# element.
+_WITH_VECTORS = {
+    4: ((512, 2, 1, 1024), (1024, 2, 2, 512), (2112, 4, 1, 1024), (4096, 4, 2, 512), (math.inf, 8, 1, 512)),
+    2: ((512, 2, 2, 512), (2112, 4, 1, 1024), (math.inf, 8, 1, 256)),
+}
+_FEW_WITH_VECTORS = 2 * WARP  # packs of a row up to which lanes of a warp take it
+_LANE_PACKS = 4  # of a thread, of all rows that lanes of a warp work on at once
+_LANE_BLOCK = 2 * WARP  # threads
+_SHORT_FLOATS = 8  # packs of a row of float32 up to which two rows at once are enough
+_RAGGED_FOUR_BLOCKS = 4 * 1056  # packs of a row of floats that begins inside of packs: four blocks have 3 a thread
+_RAGGED_WITH_VECTORS = 4 * WARP  # packs of halves up to which a warp takes a row that begins inside of packs
+
+
+@dataclass(frozen=True, slots=True)
+class RowPlan:
+    """Which teams work on the rows: what the kernel is compiled for, and how many blocks it takes.
+
+    count: packs a thread (of a tile: elements). lanes: threads of a warp that share a row; 0 where `cluster` blocks of
+    `threads` share it. ragged: rows begin inside of packs. tile_rows: rows of a tile in shared memory, 0 without one.
+    together: rows that a team works on at once.
+    """
+
+    count: int
+    lanes: int
+    threads: int
+    cluster: int = 1
+    ragged: bool = False
+    tile_rows: int = 0
+    together: int = 1
+
+    @classmethod
+    def of(cls, rows: int, columns: int, itemsize: int, chip: Chip, matrices: int = 1) -> RowPlan | None:
+        """The plan for (rows, columns) of elements of `itemsize` bytes; None where a row is too long for registers.
+
+        matrices: how many there are of which a thread keeps its part of a row.
+        """
+        size = PACK_BYTES // itemsize
+        ragged, packs = columns % size != 0, columns // size
+        if ragged and columns <= _TILE_COLUMNS[itemsize]:
+            return cls._tile(columns, itemsize)
+        if packs <= WARP * _WARP_PACKS:
+            lanes = min(WARP, power_of_2_from(packs))
+            if ragged:
+                lanes = max(_FEWEST_LANES, power_of_2_from(blocks(packs, _WARP_PACKS)))
+            return cls(max(1, blocks(packs, lanes)), lanes, _BLOCK, ragged=ragged)
+        return cls._blocks(rows, packs, itemsize, chip, matrices=matrices, ragged=ragged)
+
+    @classmethod
+    def with_vectors(cls, rows: int, columns: int, itemsize: int, chip: Chip, vectors: int = 2) -> RowPlan | None:
+        """The plan where rows share vectors (N), such as gamma: a vector is loaded once for some rows where that pays.
+
+        Vectors come from the L1 or the L2 again and again, so a block takes as much of a row as it can.
+        """
+        size = PACK_BYTES // itemsize
+        packs = columns // size
+        if columns % size and columns <= _TILE_COLUMNS[4]:
+            # Floats with one vector need so little arithmetic that memory waits for more threads (197 columns).
+            more_threads = vectors == 1 and itemsize == 4 and columns > _TILE_COLUMNS[2]
+            return cls._tile(columns, itemsize, _TILE_ELEMENTS if more_threads else _TILE_ELEMENTS_WITH_VECTORS)
+        plain = cls.of(rows, columns, itemsize, chip)
+        if plain is None or rows * plain.cluster <= chip.multiprocessors:
+            return plain
+        if columns % size:
+            return plain._ragged_with_vectors(packs, itemsize)
+        if packs <= _FEW_WITH_VECTORS:
+            return cls._lanes_with_vectors(packs, itemsize)
+        count, together, most_threads = next(choice for up_to, *choice in _WITH_VECTORS[itemsize] if packs <= up_to)
+        cluster = power_of_2_from(blocks(packs, count * most_threads))
+        if cluster > (MOST_BLOCKS if chip.clusters else 1):
+            return plain
+        threads = blocks(blocks(packs, cluster * count), WARP) * WARP
+        return cls(count, 0, threads, cluster, together=together)
+
+    @classmethod
+    def _lanes_with_vectors(cls, packs: int, itemsize: int) -> RowPlan:
+        """The plan for rows of up to _FEW_WITH_VECTORS packs that share vectors."""
+        count = blocks(packs, WARP)
+        together = 2 if itemsize == 4 and packs <= _SHORT_FLOATS else _LANE_PACKS // count
+        return cls(count, min(WARP, power_of_2_from(packs)), _LANE_BLOCK, together=together)
+
+    @classmethod
+    def _tile(cls, columns: int, itemsize: int, elements: int = _TILE_ELEMENTS) -> RowPlan:
+        """The plan for rows that come through a tile. elements: those of a row that a thread has at most."""
+        lanes = power_of_2_from(blocks(columns, elements))
+        size = PACK_BYTES // itemsize
+        # The more elements of a row a thread has, the more rows a tile has, so that all threads have a row.
+        tile_bytes = _TILE_BYTES * (elements // _TILE_ELEMENTS if lanes > 1 else 1)
+        rows = max(1, tile_bytes // (columns * itemsize * size)) * size
+        return cls(blocks(columns, lanes), lanes, _BLOCK, tile_rows=rows)
+
+    @classmethod
+    def _blocks(  # noqa: PLR0913 - what `of` has
+        cls, rows: int, packs: int, itemsize: int, chip: Chip, *, matrices: int, ragged: bool
+    ) -> RowPlan | None:
+        most = _MOST_PACKS // matrices
+        cluster = cls._cluster(packs, itemsize, matrices) if chip.clusters and packs > _UNSHARED else 1
+        # Few rows are spread over more of the chip. Blocks that share a shorter row take longer to exchange their sums
+        # than they save.
+        most_blocks = MOST_BLOCKS if chip.clusters and packs >= _FEWEST_SPLIT else cluster
+        while cluster < most_blocks and rows * cluster < chip.multiprocessors and packs >= 4 * WARP * cluster:
+            cluster = min(most_blocks, 2 * cluster)
+        share, most_threads = blocks(packs, cluster), min(1024, _MOST_ELEMENTS * itemsize // (PACK_BYTES * most))
+        if share > most * most_threads:
+            return None
+        if rows * cluster <= chip.multiprocessors:
+            count = blocks(share, most_threads)
+        elif ragged and cluster == MOST_BLOCKS:
+            # Rows that begin inside of packs take more registers, which leaves room for fewer blocks in any case.
+            count = most
+        else:
+            counts = _FEW_PACKS[matrices] if cluster == 1 else _MORE_PACKS[itemsize]
+            count = next((count for count, up_to in counts if share <= up_to), most)
+        threads = blocks(blocks(share, count), WARP) * WARP
+        return cls(count, 0, threads, cluster, ragged=ragged)
+
+    @classmethod
+    def _cluster(cls, packs: int, itemsize: int, matrices: int) -> int:
+        """Blocks of a cluster that share a row which is too long for one block."""
+        if itemsize == 2 and matrices == 1:
+            # Each thread has all that it can; blocks have _BLOCK threads, or more where eight of those are too few.
+            block = _MOST_PACKS * _BLOCK
+            return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
+        return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
+
+    def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:
+        """The same where rows share vectors, but no packs of them, since rows begin at different places of a pack.
+
+        Then vectors take registers. Smaller blocks leave room for more blocks, so twice as many share a long row.
+        """
+        if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
+            return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
+        if itemsize == 2 or packs <= _RAGGED_FOUR_BLOCKS or not 1 < self.cluster < MOST_BLOCKS:
+            return self
+        cluster = 2 * self.cluster
+        share = blocks(packs, cluster)
+        count = next((count for count, up_to in _MORE_PACKS[4] if share <= up_to), self.count)
+        return replace(self, count=count, threads=blocks(blocks(share, count), WARP) * WARP, cluster=cluster)
+
+    @property
+    def macros(self) -> dict[str, str | int]:
+        """Macros that rows.cuh is compiled with."""
+        return {
+            "COUNT": self.count,
+            "LANES": self.lanes,
+            "THREADS": self.threads,
+            "CLUSTER": int(self.cluster > 1),
+            "RAGGED": int(self.ragged),
+            "TILE": int(self.tile_rows > 0),
+            "TOGETHER": self.together,
+        }
+
+    def holds(self, columns: int, itemsize: int) -> bool:
+        """Whether a row of `columns` elements fills all packs that the threads of a team have room for."""
+        team = self.lanes or self.threads * self.cluster
+        return self.count * team * PACK_BYTES == columns * itemsize
+
+    def grid(self, rows: int) -> int:
+        """Blocks for so many rows."""
+        if self.tile_rows:
+            return blocks(rows, self.tile_rows)
+        teams = blocks(rows, self.together)
+        return blocks(teams, self.threads // self.lanes) if self.lanes else teams * self.cluster
+
+
+class RowKernel:
+    """The kernel `<op>_tuned` of an op with the sizes M and N, compiled and launched as its plan says.
+
+    The kernel's parameters are tensors, then `long long rows, unsigned columns, unsigned tile_rows, unsigned aligned`.
+    The last one tells whether all of the tensors are aligned to packs.
+    """
+
+    def __init__(self, ctx: Context, plan: RowPlan, matrices: int, **macros: int) -> None:
+        """Compile it. matrices: how many have a tile in shared memory. macros: those besides the plan's."""
+        itemsize = ITEMSIZE[ctx.case.dtype]
+        self._plan = plan
+        op, scalar = ctx.case.op, CUDA_TYPE[ctx.case.dtype]
+        self._kernel: Kernel = ctx.kernel(f"{op}.cu", f"{op}_tuned", {"SCALAR": scalar, **plan.macros, **macros})
+        self._grid = plan.grid(ctx.s.M)
+        self._sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N), ctypes.c_uint32(plan.tile_rows)
+        self._shared = matrices * plan.tile_rows * ctx.s.N * itemsize
+        self._cluster = plan.cluster if plan.cluster > 1 else None
+
+    def __call__(self, *arguments: torch.Tensor) -> bool:
+        """Launch the kernel if it can work at these addresses. Tells whether it was launched."""
+        whole = aligned(*arguments)
+        if not (whole or self._plan.tile_rows):
+            return False
+        sizes = *self._sizes, ctypes.c_uint32(whole)
+        self._kernel(self._grid, self._plan.threads, *arguments, *sizes, shared=self._shared, cluster=self._cluster)
+        return True
+
+
+Arguments = Callable[[Tensors], tuple[Any, ...]]
+"""Gives a case's tensors in the order of a kernel's parameters."""
+
+
+def planned(ctx: Context, fallback: Launch, arguments: Arguments, kept: int = 1, vectors: int = 0) -> Launch:
+    """The kernel `<op>_tuned` as planned for the case on this device.
+
+    `fallback` runs instead where a row doesn't fit into registers, or where tensors aren't aligned as the plan needs.
+    kept: how many matrices a thread keeps its part of a row of. vectors: how many (N) rows share.
+    """
+    sizes = ctx.s.M, ctx.s.N, ITEMSIZE[ctx.case.dtype], Chip.current()
+    plan = RowPlan.with_vectors(*sizes, vectors) if vectors else RowPlan.of(*sizes, kept)
+    if plan is None:
+        return fallback
+    whole = {"WHOLE": int(plan.holds(ctx.s.N, ITEMSIZE[ctx.case.dtype]))} if vectors else {}
+    kernel = RowKernel(ctx, plan, kept, **whole)
+
+    def launch(t: Tensors) -> None:
+        if not kernel(*arguments(t)):
+            fallback(t)
+
+    return launch
+
+
+def has_plan(symbols: Symbols, itemsize: int, kept: int = 1) -> bool:
+    """Whether rows fit into registers, for the traffic of a case. kept: as in `planned`.
+
+    The answer is that for an H200, whatever the device. Devices without clusters use the fallback for shorter rows too.
+    """
+    return RowPlan.of(symbols["M"], symbols["N"], itemsize, H200, kept) is not None

@@ -1,0 +1,38 @@
+"""The rungs of each training op by name, and which of them another one is based on. This file needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import fields
+
+from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung
+
+LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET}
+_NAMES = frozenset({"name", "summary", "base", "rows", "role"})
+"""The fields of a rung that change nothing in a step."""
+
+
+def rung_of(op: str, variant: str) -> Rung | None:
+    """The rung that a variant of an op is; None for an op without rungs, and for a variant that is none of them."""
+    return next((rung for rung in LADDERS.get(op, ()) if rung.name == variant), None)
+
+
+def base(op: str, variant: str, among: Collection[str]) -> str:
+    """The rung that a rung is to be compared with: of those above it, the one whose steps differ least from its own.
+
+    among: names of the rungs that may be compared with. Of several that differ equally, the highest counts. '' if there
+    is none.
+    """
+    rung = rung_of(op, variant)
+    if rung is None:
+        return ""
+    rungs = LADDERS[op]
+    above = [one for one in rungs[: rungs.index(rung)] if one.name in among]
+    # The first of equals is the smallest, so that the order is from the nearest one up.
+    return min(reversed(above), key=lambda one: _differences(one, rung)).name if above else ""
+
+
+def _differences(one: Rung, other: Rung) -> int:
+    """How many settings of two rungs differ."""
+    settings = [field.name for field in fields(Rung) if field.name not in _NAMES]
+    return sum(getattr(one, name) != getattr(other, name) for name in settings)

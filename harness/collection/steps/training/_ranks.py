@@ -1,0 +1,210 @@
+"""A trainer on each of several ranks, and the ways in which their gradients become one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness import metrics
+from harness.collection.models import BertConfig, ResNetConfig, SwinConfig
+from harness.collection.ops.process_groups import backend_of, process_group
+from harness.collection.steps.training._rungs import Rung
+from harness.collection.steps.training._trainer import Setup, Trainer
+
+if TYPE_CHECKING:
+    import torch
+
+LABELS = 16
+"""How many classes, or words, labels have at most; half of all where there are few. Labels are random, so what ranks
+learn from each other in the first steps is how often each label comes. With labels of all classes this is little where
+there are many images: the losses of eight ranks would hardly fall, and no step could be judged by them."""
+REHEARSED = 12
+"""Steps before a step of ranks is captured. Torch's notes on CUDA graphs ask for eleven of DistributedDataParallel."""
+Mean = Callable[[Sequence["torch.Tensor"]], None]
+"""Puts the mean over ranks in the place of the gradients of these weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """How ranks train together.
+
+    wrapped: whether the model is in DistributedDataParallel. synced: whether gradients are averaged over ranks, so that
+    all of them have the same weights after each step.
+    """
+
+    name: str
+    summary: str
+    wrapped: bool
+    synced: bool
+    rows: tuple[str, ...] = ()
+
+
+WAYS = (
+    Way("replicas", "each device trains for itself: what sharing the host and the power costs", False, False, ("O2",)),
+    Way(metrics.WITHOUT, "DistributedDataParallel that never communicates: what its hooks cost", True, False),
+    Way(metrics.AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
+    Way(metrics.OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
+)
+OF_RUNGS = WAYS[-1]
+"""How ranks train together whose step is a rung of a ladder."""
+
+
+class RankTrainer(Trainer):
+    """A trainer that is one of several. A single one trains for itself, in whichever way."""
+
+    def __init__(self, rung: Rung, setup: Setup, *, wrapped: bool, mean: Mean | None) -> None:
+        """Make it as `Trainer` does. mean: called between backward and optimizer; None for nothing."""
+        super().__init__(rung, setup)
+        self.batch = with_few_labels(self.batch, setup.config)
+        self._mean = mean
+        self._wrapped: Any = None
+        self._may_sync = True
+        if wrapped:
+            import torch
+
+            self._wrapped = self.called = data_parallel(self.model, setup.device)
+            if rung.compiled:
+                # Around the wrapper, torch.compile cuts the graph where a bucket of gradients is complete. It can't be
+                # one whole graph then.
+                self.called = torch.compile(self._wrapped, dynamic=False, mode=rung.compiled)
+
+    def never_sync(self) -> None:
+        """Leave out the communication of DistributedDataParallel from now on."""
+        self._may_sync = False
+
+    def loss_of_step(self) -> torch.Tensor:
+        """A step. Its loss is that of this rank's data."""
+        with nullcontext() if self._may_sync else self._wrapped.no_sync():
+            return super().loss_of_step()
+
+    def rehearse(self) -> None:
+        """Make the steps that have to be made before one is captured, and undo what was learnt from them.
+
+        Weights, the optimizer's state and random numbers are as if there had been no step. Running statistics of batch
+        norm, which no training step reads, stay changed.
+        """
+        import torch
+
+        before = [weight.detach().clone() for weight in self.weights]
+        for _ in range(REHEARSED):
+            self.loss_of_step()
+        with torch.no_grad():
+            torch._foreach_copy_(self.weights, before)
+            for state in self.optimizer.state.values():
+                torch._foreach_zero_([value for value in state.values() if isinstance(value, torch.Tensor)])
+        torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
+
+    def error_of_mean(self) -> float:
+        """How far off the gradients of all ranks together are from the mean of each one's, as a share of its norm.
+
+        The mean is computed on the host. No step is made, and random numbers begin anew afterwards.
+        """
+        import torch
+
+        self._backward(synced=False)
+        host_mean(self.weights)
+        want = [weight.grad.clone() for weight in self.weights if weight.grad is not None]
+        self._backward(synced=True)
+        if self._mean is not None:
+            self._mean(self.weights)
+        off = torch._foreach_sub([weight.grad for weight in self.weights], want)
+        distance, size = (torch.stack(torch._foreach_norm(found)).norm() for found in (off, want))
+        torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
+        return float(distance / size)
+
+    def _backward(self, synced: bool) -> None:
+        """New gradients of the loss, with the same random numbers each time; not compiled, which would take long."""
+        import torch
+
+        torch.manual_seed(self.setup.seed + self.setup.shard)
+        for weight in self.weights:
+            weight.grad = None
+        with nullcontext() if synced or self._wrapped is None else self._wrapped.no_sync():
+            with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
+                loss = self.loss(self._wrapped or self.model, self.batch)
+            self.scaler.scale(loss).backward()
+
+    def _step(self) -> None:
+        if self._mean is not None:
+            self._mean(self.weights)
+        super()._step()
+
+
+def with_few_labels(batch: Any, config: ResNetConfig | BertConfig | SwinConfig) -> Any:
+    """The batch with labels of few classes. Those below 0, of what isn't predicted, stay."""
+    classes = config.vocabulary if isinstance(config, BertConfig) else config.classes
+    labels = batch.labels
+    return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, classes // 2)))
+
+
+def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:
+    """The trainer of a rank for this way."""
+    several = world > 1
+    flat = FlatMean(setup.device) if several and way.synced and not way.wrapped else None
+    made = RankTrainer(rung, setup, wrapped=several and way.wrapped, mean=flat)
+    if several and way.wrapped and not way.synced:
+        made.never_sync()
+    return made
+
+
+def data_parallel(model: torch.nn.Module, device: torch.device) -> Any:
+    """The model in DistributedDataParallel, as a good user sets it up.
+
+    Gradients are copied into the buckets that are communicated, divided by the number of ranks on the way, and are
+    views of the buckets afterwards, so none is copied back. Running statistics of batch norm, which no
+    training step reads, aren't sent.
+    """
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel(
+        model,
+        device_ids=[device.index] if device.type == "cuda" else None,
+        process_group=process_group(backend_of(device.type)),
+        broadcast_buffers=False,
+        gradient_as_bucket_view=True,
+    )
+
+
+class FlatMean:
+    """Averages over ranks by one all-reduce of a buffer that holds all gradients, which are views of it afterwards."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._group = process_group(backend_of(device.type))
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+
+    def __call__(self, weights: Sequence[torch.Tensor]) -> None:
+        """Replace the gradients of these weights, which must be the same ones each time."""
+        import torch
+        from torch import distributed
+
+        if self._flat is None:
+            self._make(weights)
+        torch._foreach_copy_(self._views, [weight.grad for weight in weights])
+        distributed.all_reduce(self._flat, distributed.ReduceOp.AVG, group=self._group)
+        for weight, view in zip(weights, self._views, strict=True):
+            weight.grad = view
+
+    def _make(self, weights: Sequence[torch.Tensor]) -> None:
+        import torch
+
+        self._flat = flat = weights[0].new_empty(sum(weight.numel() for weight in weights))
+        start = 0
+        for weight in weights:
+            self._views.append(torch.as_strided(flat, weight.shape, weight.stride(), start))
+            start += weight.numel()
+
+
+def host_mean(weights: Sequence[torch.Tensor]) -> None:
+    """Average the gradients over ranks on the host, in another way than any variant does: for the reference."""
+    import torch
+    from torch import distributed
+
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    flat = torch.cat([gradient.reshape(-1).cpu() for gradient in gradients])
+    distributed.all_reduce(flat)
+    flat /= distributed.get_world_size()
+    for gradient, mean in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        gradient.copy_(mean.view(gradient.shape))

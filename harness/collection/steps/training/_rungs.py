@@ -1,0 +1,185 @@
+"""The rungs of a ladder: what each of them does differently in a training step. This file needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from harness.ops.baselines import MODES
+from harness.ops.sheet import Role
+
+Half = Literal["none", "mixed", "pure"]
+
+DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One way of doing a training step.
+
+    base: the name of the rung below, all of which this one keeps; '' for the lowest. A scenario lists its variants in
+    the order of the ladder, the base of each before it.
+
+    tf32: whether products and convolutions of float32 may be rounded to TF32. half: 'mixed' for autocast with a scaled
+    loss, 'pure' for a model in halves, whose optimizer has master weights in float32. loop: whether gradients are
+    unscaled by one call each. fused: whether the optimizer is torch's fused one. half_norm: whether torch's LayerNorm
+    and softmax leave their input's type, as ours do, where autocast makes float32 of it. sdpa: whether attention is
+    torch's scaled_dot_product_attention. graph: whether a CUDA graph of the whole step is replayed. compiled: the mode
+    in which torch.compile compiles the model, if it does; the optimizer isn't compiled, since it is one kernel already.
+    streams: whether gradients of weights are computed on a second stream.
+
+    What is ours, from harness.nn: unscale (of gradients), adam, norm (LayerNorm and softmax; batch norm, residual and
+    ReLU in a ResNet), dropout (in BERT; and with bias and residual), windows (their partition and reverse), attention
+    (over windows).
+    """
+
+    name: str
+    summary: str
+    base: str = ""
+    rows: tuple[str, ...] = ()
+    role: Role = "baseline"
+    tf32: bool = False
+    half: Half = "none"
+    loop: bool = False
+    fused: bool = False
+    half_norm: bool = False
+    sdpa: bool = False
+    graph: bool = False
+    compiled: str = ""
+    streams: bool = False
+    unscale: bool = False
+    adam: bool = False
+    norm: bool = False
+    dropout: bool = False
+    windows: bool = False
+    attention: bool = False
+
+
+def on(base: Rung, name: str, summary: str, *rows: str, **changes: Any) -> Rung:
+    """A rung that keeps what its base has, but for the changes. rows: techniques of public texts that it shows."""
+    return replace(base, name=name, summary=summary, base=base.name, rows=rows, **changes)
+
+
+# ---- What torch has.
+
+FLOAT32 = Rung("float32", "all in float32, without TF32; the optimizer's foreach calls")
+TF32 = on(FLOAT32, "tf32", "products and convolutions of float32 in TF32", tf32=True)
+AMP = on(
+    TF32, "amp", "mixed precision: autocast, and a scaled loss with torch's foreach unscaling", "O2", "S2", half="mixed"
+)
+UNSCALE_LOOP = on(AMP, "unscale_loop", "beside amp: one call of unscaling a gradient", "P1", loop=True)
+FUSED = on(AMP, "fused_optimizer", "torch's fused optimizer, which unscales too", fused=True)
+HALF_NORM = on(
+    FUSED,
+    "half_norm",
+    "beside: torch's LayerNorm and softmax keep their input's type, as ours do, where autocast makes float32 of it",
+    half_norm=True,
+)
+SDPA = on(FUSED, "sdpa", "and attention by scaled_dot_product_attention", sdpa=True)
+
+
+def above(rung: Rung) -> Iterator[Rung]:
+    """What goes on from the highest rung of eager torch: a graph of the step; and beside it halves and torch.compile.
+
+    In pure halves nothing is cast in each step: the model has halves, and the optimizer the float32 weights.
+    """
+    name = rung.name
+    yield on(rung, f"{name}_graph", f"{name} as a CUDA graph of the step", "S8", graph=True)
+    yield on(rung, f"{name}_half", f"{name} in pure halves", "S8", half="pure")
+    compiled = on(rung, "compile", f"{name} with torch.compile of the model", compiled=DEFAULT)
+    yield compiled
+    yield on(compiled, "compile_graph", "compile as a CUDA graph of the step", "S8", graph=True)
+    yield on(compiled, "compile_autotune", f"compile in mode {AUTOTUNE}", compiled=AUTOTUNE)
+
+
+_SDPA_UP = tuple(above(SDPA))
+_COMPILE = next(rung for rung in _SDPA_UP if rung.compiled)
+_COMPILE_HALF_NORM = on(
+    _COMPILE, "compile_half_norm", "compile, and LayerNorm and softmax keep their input's type", half_norm=True
+)
+_COMPILE_HALF_NORM_GRAPH = on(
+    _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
+)
+_TORCH = (HALF_NORM, SDPA, *_SDPA_UP, _COMPILE_HALF_NORM, _COMPILE_HALF_NORM_GRAPH)
+
+# ---- What is ours.
+
+UNSCALE = on(AMP, "unscale", "beside amp: gradients unscaled by one kernel", "P1", role="ours", unscale=True)
+
+
+def above_ours(rung: Rung) -> Iterator[Rung]:
+    """What goes on from the highest rung with our kernels: as `above` does from the highest of torch."""
+    name = rung.name
+    yield on(rung, "graph", f"{name} as a CUDA graph of the step", "S8", graph=True)
+    yield on(rung, "half", f"{name} in pure halves", "S8", half="pure")
+    compiled = on(rung, "compile_ours", f"{name} with torch.compile around our operators", compiled=DEFAULT)
+    yield compiled
+    yield on(compiled, "compile_ours_graph", "compile_ours as a CUDA graph of the step", "S8", graph=True)
+
+
+_NORM_ADAM = on(
+    UNSCALE,
+    "fused_norm_adam",
+    "on unscale: LayerNorm, softmax and AdamW in one kernel each",
+    "S4",
+    norm=True,
+    adam=True,
+)
+_WINDOWS = on(_NORM_ADAM, "windows", "and windows cut and joined by one kernel each", "S5", windows=True)
+_ATTENTION = on(_WINDOWS, "attention", "and attention over windows in one kernel", "S6", attention=True)
+_SWIN_OURS = tuple(above_ours(_ATTENTION))
+# Inductor joins LayerNorm and windows with what is before and after them, but has no kernel for this attention.
+_COMPILE_ATTENTION = on(
+    _COMPILE_HALF_NORM,
+    "compile_attention",
+    "compile_half_norm with our attention over windows, and no other operator of ours",
+    "S6",
+    role="ours",
+    attention=True,
+)
+_COMPILE_ATTENTION_GRAPH = on(
+    _COMPILE_ATTENTION, "compile_attention_graph", "compile_attention as a CUDA graph of the step", "S8", graph=True
+)
+_STREAMS = on(_SWIN_OURS[0], "streams", "graph with gradients of weights on a second stream", "S8", streams=True)
+
+# The two that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
+_BYTE_MASKS = on(
+    UNSCALE,
+    "byte_masks",
+    "on unscale: our LayerNorm, softmax and AdamW; torch's dropout, which keeps bytes",
+    norm=True,
+    adam=True,
+)
+_BIT_MASKS = on(
+    _BYTE_MASKS,
+    "bit_masks",
+    "and our dropout, which keeps bits, also in one kernel with bias and residual",
+    "D3",
+    "D5",
+    dropout=True,
+)
+_BERT_OURS = on(_BIT_MASKS, "fused_norm_adam", "and torch's attention by scaled_dot_product_attention", "S4", sdpa=True)
+_FUSED_NORM = on(
+    UNSCALE,
+    "fused_norm",
+    "on unscale: torch's fused optimizer; batch norm, residual and ReLU in one kernel",
+    "O12",
+    fused=True,
+    norm=True,
+)
+
+_EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
+SWIN = (
+    *_EVERY,
+    *_TORCH,
+    _NORM_ADAM,
+    _WINDOWS,
+    _ATTENTION,
+    *_SWIN_OURS,
+    _STREAMS,
+    _COMPILE_ATTENTION,
+    _COMPILE_ATTENTION_GRAPH,
+)
+BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
+RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

@@ -1,0 +1,238 @@
+"""Training steps on several devices as variants of an op: who trains alone, and when gradients are averaged.
+
+Every rank has the same weights, and data of its own. The step is that of the highest rung of eager torch, or the same
+with torch.compile, or as a CUDA graph, which holds its communication too. On one device all ways are one step, so that
+only `replicas` is measured there. Variants that are rungs of a ladder have steps of their own, in
+DistributedDataParallel; on one device they are those of the ladder.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from harness import metrics
+from harness.collection.models import MODELS
+from harness.collection.ops.collectives._collectives import twice_the_rest
+from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.process_groups import unsupported_alone
+from harness.collection.steps.training import _facts
+from harness.collection.steps.training._hidden import report_trace
+from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
+from harness.collection.steps.training._rungs import DEFAULT, FLOAT32, Rung
+from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
+from harness.collection.steps.training._trainer import SCALE, Setup
+from harness.model import Case, Work
+from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+GRADIENT = 4
+"""Bytes of a gradient: weights, and so their gradients, are in float32 in mixed precision."""
+MEAN_OFF = 0.1
+"""How far off the mean of gradients may be, over its norm. Halves that are added up in another order are off by less;
+the sum in the place of the mean, and gradients of one rank alone, by far more."""
+APART = 1e-9
+"""How far off the sums of two ranks' weights may be, relative to their size: they are the same to the last bit."""
+
+
+def scaling_op(
+    name: str, summary: str, models: Sequence[str], rung: Rung, rungs: Sequence[Rung] = (), **fields: Any
+) -> Op:
+    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: others of Op.
+
+    Its choices come after those of a model and of how the step is run.
+    """
+    choices = {
+        "model": Choice("which configuration of harness.collection.models", tuple(models)),
+        "step": Choice("how each rank's step is run", ("eager", "compile", "graph")),
+        **fields.pop("choices", {}),
+    }
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
+    for way in WAYS:
+        options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
+        options["unsupported"] = partial(cant_run, way)
+        op.variant(way.name, way.summary, **options)(partial(prepare, way=way, rung=rung))
+    for one in rungs:
+        options = {"role": one.role, "rows": one.rows, "devices": ("cuda",) if one.role == "ours" else BOTH}
+        summary = f"{OF_RUNGS.name} with another step: {one.summary}"
+        op.variant(one.name, summary, unsupported=has_own_step, **options)(partial(prepare, way=OF_RUNGS, rung=one))
+    return op
+
+
+def cant_run(way: Way, case: Case) -> str | None:
+    """Why a case can't be measured in this way; None if it can."""
+    if dict(case.choices)["step"] == "graph" and case.device == "cpu":
+        return "a CPU has no CUDA graphs: give step: eager, or compile"
+    return unsupported_alone(case) if way.wrapped or way.synced else None
+
+
+def has_own_step(case: Case) -> str | None:
+    """Why a rung can't run, if the case asks for another step than that of the rung."""
+    step = dict(case.choices)["step"]
+    return None if step == "eager" else f"its step is that of its rung, not that of step={step}: give step: eager"
+
+
+def way_of(variant: str) -> Way:
+    """How the ranks of a variant train together."""
+    return next((way for way in WAYS if way.name == variant), OF_RUNGS)
+
+
+def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
+    """Operations are those of one device, as of `_steps.work`; items are those of all devices.
+
+    In a ring each device sends nearly twice the bytes of all gradients.
+    """
+    config, world = MODELS[symbols["model"]], symbols["world"]
+    sent = twice_the_rest(config.parameters() * GRADIENT, world) if world > 1 else 0
+    flops = 3 * config.flops() * symbols["B"]
+    return Work(flops=(("case", flops),), sent=sent, items=world * symbols["B"], item=item)
+
+
+def make(ctx: Context) -> dict[str, Any]:
+    """Room for what is checked: losses of the first steps, all weights' sum after them, the error of the mean before.
+
+    Nothing is declared, as in `_steps.make`.
+    """
+    import torch
+
+    wide = {"device": ctx.device, "dtype": torch.float64}
+    return {
+        "losses": torch.zeros(STEPS, device=ctx.device),
+        "weights": torch.zeros((), **wide),
+        "off": torch.zeros((), **wide),
+    }
+
+
+def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
+    """Make the trainer, and all of the first steps but those that are left to the harness."""
+    gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
+    reference_losses(ctx, way)
+    before = _facts.allocated(ctx)
+    modes = ExitStack()
+    ctx.defer(modes.close)
+    modes.enter_context(math_modes(rung.tf32))
+    made = make(ctx)
+    trainer = trainer_as_asked(ctx, way, rung, made["off"])
+    step = trainer.loss_of_step
+    if tokens := getattr(MODELS[ctx.s.model], "tokens", 0):
+        ctx.report(metrics.TOKENS, tokens * ctx.s.B * ctx.group.size)
+    numbers = iter(range(STEPS))
+
+    def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
+        """A step, and while the first ones last, the losses until then, the sum of weights and the mean's error."""
+        loss = step()
+        if (number := next(numbers, None)) is not None:
+            made["losses"][number].copy_(loss)
+            losses.copy_(made["losses"])
+            weights.copy_(sum_of(trainer.weights))
+            off.copy_(made["off"])
+
+    def first_steps() -> None:
+        nonlocal step
+        if ctx.s.step == "graph":
+            step = captured(trainer.loss_of_step, ranks=ctx.group.size)
+        for _ in range(STEPS - 2):
+            once(**made)
+
+    _facts.with_memory(ctx, first_steps, before)
+    report_later(ctx, way, trainer, step)
+    return lambda t: once(t.losses, t.weights, t.off)
+
+
+def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> RankTrainer:
+    """The trainer of a rank, with its step run as the case asks. off: where the error of the mean is written."""
+    graph = ctx.s.step == "graph"
+    rung = replace(rung, graph=graph, compiled=DEFAULT if ctx.s.step == "compile" else rung.compiled)
+    if rung.compiled:
+        ctx.defer(forget_compiled)
+    with side_stream() if graph else nullcontext():
+        trainer = trainer_of(way, rung, setup_of(ctx), ctx.group.size)
+        if way.synced and ctx.group.size > 1:
+            off.fill_(trainer.error_of_mean())
+        if graph:
+            trainer.rehearse()
+    return trainer
+
+
+def report_later(ctx: Context, way: Way, trainer: RankTrainer, step: Callable[[], object]) -> None:
+    """Have figures of the steps reported after they were timed."""
+    if trainer.scaler.is_enabled():
+        # An overflow of one rank makes all of them skip a step, so the more ranks, the more steps may be skipped.
+        ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
+    if ctx.device.type == "cuda" and ctx.group.size > 1 and way.synced:
+        ctx.afterwards(lambda: report_trace(ctx, step))
+
+
+def sum_of(weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of all weights in float64."""
+    import torch
+
+    return torch.stack([weight.detach().sum(dtype=torch.float64) for weight in weights]).sum()
+
+
+def setup_of(ctx: Context) -> Setup:
+    """What the training of a rank begins with: the weights of all ranks, data of its own."""
+    layout = str(ctx.case.values.get("layout", "nchw"))
+    rank = ctx.group.rank
+    return Setup(ctx.s.model, ctx.s.B, (seed_of(ctx) - rank) % 2**32, ctx.device, ctx.dtype, layout, shard=rank)
+
+
+# ---- The check.
+
+
+def check(ctx: Context, t: Tensors) -> Iterator[str]:
+    """A complaint about losses that fall otherwise than the reference's, or weights that aren't the same everywhere."""
+    way = way_of(ctx.case.variant)
+    sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
+    if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
+        yield f"weights: ranks have different ones after {STEPS} steps; their sums are {sums}"
+    if not float(t.off) <= MEAN_OFF:
+        yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
+    wanted = reference_losses(ctx, way)
+    fall = wanted[0] - min(wanted)
+    if not fall > SMALLEST_FALL * wanted[0]:
+        yield f"the reference's losses don't fall, so no step can be judged by them: {_written(wanted)}"
+    for number, (got, want) in enumerate(zip(t.losses.tolist(), wanted, strict=True), 1):
+        if not abs(got - want) <= ALLOWED * fall:
+            yield (
+                f"losses: that of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
+                f"they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
+            )
+
+
+def _written(losses: Sequence[float]) -> str:
+    return " ".join(f"{loss:.3f}" for loss in losses)
+
+
+def reference_losses(ctx: Context, way: Way) -> tuple[float, ...]:
+    """The losses of a rank's first steps in float32 without TF32; in float64 on a CPU, where models are tiny.
+
+    Gradients are averaged on the host, if the way averages them.
+    """
+    import torch
+
+    dtype = torch.float64 if ctx.device.type == "cpu" else torch.float32
+    setup = replace(setup_of(ctx), dtype=dtype, layout="nchw")
+    return _reference_losses(setup, way.synced and ctx.group.size > 1)
+
+
+@cache
+def _reference_losses(setup: Setup, synced: bool) -> tuple[float, ...]:
+    """They are kept, since several ways of a case are held to them.
+
+    Blocks keep only what enters them, so that this fits into memory where the step does that is held to it.
+    """
+    import torch
+
+    with math_modes(tf32=False):
+        trainer = RankTrainer(FLOAT32, setup, wrapped=False, mean=host_mean if synced else None)
+        keep_little(trainer.model)
+        return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())

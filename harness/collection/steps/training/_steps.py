@@ -1,0 +1,229 @@
+"""Training steps as variants of an op, and the check of them.
+
+The first losses of the steps that are timed must fall as those of a plain float32 run do, and each weight must have
+had gradients in them. What these gradients must be is checked with a small batch, by `_first_step`.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from harness import metrics
+from harness.collection.models import MODELS
+from harness.collection.ops.elementwise import BOTH
+from harness.collection.steps.training import _facts, _first_step
+from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, Rung
+from harness.collection.steps.training._settings import (
+    EAGER,
+    captured,
+    forget_compiled,
+    math_modes,
+    seed_of,
+    side_stream,
+)
+from harness.collection.steps.training._trainer import SCALE, Setup, Trainer
+from harness.model import Work
+from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+STEPS = 10
+"""Steps from the first one on whose losses are checked. `prepare` makes all but the last two: the harness calls each
+variant once to prepare a case and once to check it."""
+ALLOWED = 0.5
+"""How far off a loss may be, over what the reference's losses fall by. Dropout and stochastic depth draw other numbers
+in each rung, which makes other losses; a step that updates no weight is off by all of it."""
+SMALLEST_FALL = 0.02
+"""The fall of the reference's losses, over the first of them, below which nothing could be told apart."""
+
+
+def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: Any) -> Op:
+    """An op whose call is a whole step, in halves. size: what B is. item: what B counts. fields: others of Op."""
+    fields["work"] = partial(fields["work"], item=item)
+    return Op(name, summary, symbols={"B": size}, dtypes=("float16", "bfloat16"), timer="steady", **fields)
+
+
+def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[Rung], **fields: Any) -> Op:
+    """An op whose variants are the rungs. fields: further ones of Op; its choices come after the choice of a model."""
+    choices = {
+        "model": Choice("which configuration of harness.collection.models", tuple(models)),
+        **fields.pop("choices", {}),
+    }
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
+    for rung in rungs:
+        add(op, rung)
+    return op
+
+
+def add(op: Op, rung: Rung) -> None:
+    """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
+    devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
+    options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices}
+    if rung.loop or rung.name == "unscale":
+        options["unsupported"] = lambda case: None if case.dtype == "float16" else "bfloat16 needs no scaled loss"
+    op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
+
+
+def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
+    """Three times the operations of a forward pass: the backward computes two gradients of each product.
+
+    The one that no step needs is counted too, as is usual: the gradient of the input.
+    """
+    forward = MODELS[symbols["model"]].flops()
+    return Work(flops=(("case", 3 * forward * symbols["B"]),), items=symbols["B"], item=item)
+
+
+def make(ctx: Context) -> dict[str, Any]:
+    """Room for the losses of the first steps, for the check.
+
+    It isn't declared: steps keep model and data themselves, so there is nothing that calls could rotate over.
+    """
+    import torch
+
+    return {"losses": torch.zeros(STEPS, device=ctx.device)}
+
+
+@dataclass(slots=True)
+class TimedSteps:
+    """A rung's steps as the harness calls them. Each of the first ones writes the losses until then, for the check.
+
+    complaints: about the first step of the rung's twin. made: how many steps ended.
+    """
+
+    trainer: Trainer
+    losses: torch.Tensor
+    complaints: tuple[str, ...]
+    step: Callable[[], torch.Tensor]
+    made: int = 0
+
+    def __call__(self, written: torch.Tensor) -> None:
+        """Make a step. written: (STEPS,), the losses of the first steps; 0 for those that are still to come."""
+        loss = self.step()
+        if self.made < STEPS:
+            self.losses[self.made].copy_(loss)
+            written.copy_(self.losses)
+        self.made += 1
+
+    def launch(self, t: Tensors) -> None:
+        """What is timed."""
+        t.steps = self
+        self(t.losses)
+
+
+def prepare(ctx: Context, rung: Rung) -> Launch:
+    """Make the trainer, and all of the first steps but those that are left to the harness."""
+    gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
+    # What the rung is held to comes first, so that its memory is free again when the rung's is taken.
+    reference_losses(ctx)
+    # Its twin isn't compiled: another compilation would take longer than all else of a case. It has the same
+    # operators, settings and optimizer, and what the compiler makes of the model shows in the losses.
+    complaints = _first_step.complaints(replace(rung, compiled=""), setup_of(ctx))
+    before = _facts.allocated(ctx)
+    modes = ExitStack()
+    ctx.defer(modes.close)
+    modes.enter_context(math_modes(rung.tf32))
+    if rung.compiled:
+        ctx.defer(forget_compiled)
+    trainer = Trainer(rung, setup_of(ctx))
+    config = MODELS[ctx.s.model]
+    if tokens := getattr(config, "tokens", 0):
+        ctx.report(metrics.TOKENS, tokens * ctx.s.B)
+    losses = make(ctx)["losses"]
+    steps = TimedSteps(trainer, losses, complaints, trainer.loss_of_step)
+
+    def first_steps() -> None:
+        """All that are left; replays, if the rung has a graph."""
+        if rung.graph:
+            steps.step = captured(trainer.loss_of_step)
+        while steps.made < STEPS - 2:
+            steps(losses)
+
+    with side_stream() if rung.graph else nullcontext():
+        for _ in range(EAGER):
+            steps(losses)
+    _facts.with_memory(ctx, first_steps, before)
+    ctx.afterwards(lambda: _facts.report_steps(ctx, steps.step, ctx.s.B))
+    if trainer.scaler.is_enabled():
+        ctx.afterwards(lambda: _facts.report_skipped(ctx, SCALE, trainer.scaler.get_scale()))
+    return steps.launch
+
+
+def setup_of(ctx: Context) -> Setup:
+    """What the trainings of a case begin with."""
+    layout = str(ctx.case.values.get("layout", "nchw"))
+    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout)
+
+
+# ---- The check.
+
+
+def check(ctx: Context, t: Tensors) -> Iterator[str]:
+    """Complaints about the twin's first step, losses that are off by more than `ALLOWED`, and untrained weights."""
+    yield from t.steps.complaints
+    yield from _of_losses(ctx, t)
+    yield from _first_step.untrained(t.steps.trainer, setup_of(ctx))
+
+
+def _of_losses(ctx: Context, t: Tensors) -> Iterator[str]:
+    """How far off losses are is told in terms of what the reference's fall by."""
+    wanted = reference_losses(ctx)
+    fall = wanted[0] - min(wanted)
+    if not fall > SMALLEST_FALL * wanted[0]:
+        yield f"the reference's losses don't fall, so no step can be judged by them: {_written(wanted)}"
+        return
+    distances = [abs(got - want) / fall for got, want in zip(t.losses.tolist(), wanted, strict=True)]
+    if all(map(math.isfinite, distances)):
+        ctx.report(_facts.OFF, max(distances))
+    for number, distance in enumerate(distances):
+        if not distance <= ALLOWED:
+            yield (
+                f"losses: that of step {number + 1} is off by {distance:.0%} of what the reference's losses fall by, "
+                f"allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
+            )
+
+
+def _written(losses: Sequence[float]) -> str:
+    return " ".join(f"{loss:.3f}" for loss in losses)
+
+
+def reference_losses(ctx: Context) -> tuple[float, ...]:
+    """Losses of the first steps in float32 without TF32, NCHW; in float64 on a CPU, where models are tiny."""
+    import torch
+
+    dtype = torch.float64 if ctx.device.type == "cpu" else torch.float32
+    return _reference_losses(replace(setup_of(ctx), dtype=dtype, layout="nchw"))
+
+
+@cache
+def _reference_losses(setup: Setup) -> tuple[float, ...]:
+    """They are kept, since every rung of a case is held to them.
+
+    The whole batch is needed: a smaller one has other losses. Where a rung's fits into the memory, so does this one's,
+    though in float32, because blocks keep only what enters them.
+    """
+    import torch
+
+    with math_modes(tf32=False):
+        trainer = Trainer(FLOAT32, setup)
+        keep_little(trainer.model)
+        return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())
+
+
+def keep_little(model: torch.nn.Module) -> None:
+    """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
+    from torch.utils.checkpoint import checkpoint
+
+    from harness.collection.models.bert import BertLayer
+    from harness.collection.models.resnet import Bottleneck
+    from harness.collection.models.swin import SwinBlock
+
+    for module in model.modules():
+        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]

@@ -1,0 +1,231 @@
+"""A model with its data, its optimizer and its loss scaling, and one training step of it, as a rung asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
+from harness.collection.steps.training import _operators
+from harness.collection.steps.training._rungs import Rung
+from harness.ops.baselines import compiled
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.collection.steps.training._streams import SecondStream
+
+SCALE = 1024.0
+"""What the loss is multiplied by in mixed precision. Torch begins with 65536, which may overflow in the first steps;
+then a rung would skip them, and its losses would lag behind those of the others."""
+NEVER = 2**30
+"""Steps without an overflow after which the scale grows: so it tells how many steps were skipped."""
+DECAYS = {ResNetConfig: 1e-4, BertConfig: 1e-2, SwinConfig: 5e-2}
+
+
+def rate(config: object) -> float:
+    """A learning rate with which losses fall from the first step on, without a warm-up: smaller for wider models."""
+    if isinstance(config, BertConfig):
+        return 1e-4 * 768 / config.hidden
+    return 1e-4 * 96 / config.width if isinstance(config, SwinConfig) else 3e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What a training begins with: the same for all rungs of a case.
+
+    size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
+    images, 'nchw' or 'nhwc'. shard: which part of the data it is given: ranks have the same weights and other data.
+    """
+
+    model: str
+    size: int
+    seed: int
+    device: torch.device
+    dtype: torch.dtype
+    layout: str = "nchw"
+    shard: int = 0
+
+    @property
+    def config(self) -> ResNetConfig | BertConfig | SwinConfig:
+        """The model's configuration."""
+        return MODELS[self.model]
+
+
+class Trainer:
+    """Makes training steps as a rung says. `loss_of_step` makes one, and gives its loss, a scalar."""
+
+    def __init__(self, rung: Rung, setup: Setup) -> None:
+        """Make model, data and optimizer. Torch's seed is set."""
+        import torch
+
+        self.rung, self.setup = rung, setup
+        wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
+        kind = setup.dtype if rung.half == "pure" else wide
+        self.model = _placed(_cast(_built(rung, setup), kind), setup)
+        self.second_stream = _second_stream(self.model, setup) if rung.streams else None
+        self.batch = batch_of(setup, kind)
+        self.loss = module_of(setup.model).loss
+        self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model
+        self.weights = list(self.model.parameters())
+        # Our AdamW has masters of its own.
+        given = [one.dtype == wide or rung.adam for one in self.weights]
+        self.masters = [
+            one if is_given else one.detach().float().requires_grad_()
+            for one, is_given in zip(self.weights, given, strict=True)
+        ]
+        # The weights in halves, each with its master.
+        pairs = zip(self.weights, self.masters, strict=True)
+        self.halves = [(one, master) for one, master in pairs if one is not master]
+        self.optimizer = _optimizer(rung, setup.config, self.masters)
+        scaled = rung.half != "none" and setup.dtype == torch.float16
+        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled)
+        _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
+
+    def loss_of_step(self) -> torch.Tensor:
+        """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
+        import torch
+
+        for weight in self.weights:
+            weight.grad = None
+        with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
+            loss = self.loss(self.called, self.batch)
+        self.scaler.scale(loss).backward()
+        if self.second_stream:
+            self.second_stream.join()
+        self._step()
+        self.scaler.update()
+        return loss.detach()
+
+    def _step(self) -> None:
+        """The optimizer's step. Masters are given the gradients of halves before it, and halves are copied after it."""
+        import torch
+
+        halves = self.halves
+        if not halves:
+            self.scaler.step(self.optimizer)
+            return
+        for _, master in halves:
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+        torch._foreach_copy_([master.grad for _, master in halves], [one.grad for one, _ in halves])
+        self.scaler.step(self.optimizer)
+        with torch.no_grad():
+            torch._foreach_copy_([one for one, _ in halves], [master for _, master in halves])
+
+
+def module_of(model: str) -> ModuleType:
+    """The module of a model, which has its class, its operators, `batch` and `loss`."""
+    from harness.collection.models import bert, resnet, swin
+
+    return {ResNetConfig: resnet, BertConfig: bert, SwinConfig: swin}[type(MODELS[model])]
+
+
+def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.nn.Module:
+    """The model on the device, with weights that depend on the seed and the kind of device only."""
+    import torch
+
+    from harness.collection.models import bert, resnet, swin
+
+    kinds: Any = {ResNetConfig: resnet.ResNet, BertConfig: bert.BertForPreTraining, SwinConfig: swin.Swin}
+    torch.manual_seed(seed)
+    with device:
+        made: torch.nn.Module = kinds[type(MODELS[model])](MODELS[model], operators)
+    return made
+
+
+def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
+    return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
+
+
+def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
+    from harness.collection.steps.training._streams import on_two_streams
+
+    return on_two_streams(model, setup.device)
+
+
+def _seed(rung: Rung, seed: int) -> None:
+    """Begin random numbers anew, those of our kernels too."""
+    import torch
+
+    torch.manual_seed(seed)
+    if rung.norm:
+        from harness import nn
+
+        nn.manual_seed(seed)
+
+
+def _cast(model: torch.nn.Module, kind: torch.dtype) -> torch.nn.Module:
+    """The model in this type. Batch norms stay in float32 if it is one of halves, as cuDNN wants them."""
+    import torch
+
+    model = model.to(kind)
+    if kind in (torch.float16, torch.bfloat16):
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.float()
+    return model
+
+
+def _placed(model: torch.nn.Module, setup: Setup) -> torch.nn.Module:
+    """The model with the weights of its convolutions in the layout of the images."""
+    import torch
+
+    return model.to(memory_format=torch.channels_last) if setup.layout == "nhwc" else model
+
+
+def batch_of(setup: Setup, kind: torch.dtype) -> Any:
+    """The data of all steps, numbers in this type."""
+    import torch
+
+    generator = torch.Generator(setup.device).manual_seed(setup.seed + setup.shard)
+    batch = module_of(setup.model).batch(setup.config, setup.size, generator, setup.device)
+    batch = type(batch)(*(one.to(kind) if one.is_floating_point() else one for one in batch))
+    if setup.layout == "nhwc":
+        batch = batch._replace(images=batch.images.to(memory_format=torch.channels_last))
+    return batch
+
+
+def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
+    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach calls, its fused ones, or ours."""
+    import torch
+
+    options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
+    if rung.adam:
+        from harness import nn
+
+        return nn.AdamW(weights, **options)
+    options |= {"fused": True} if rung.fused else {"foreach": True}
+    if isinstance(config, ResNetConfig):
+        return torch.optim.SGD(weights, momentum=0.9, **options)
+    return torch.optim.AdamW(weights, capturable=rung.graph, **options)
+
+
+def _scaler(rung: Rung) -> Callable[..., Any]:
+    """The class of the rung's GradScaler."""
+    import torch
+
+    if rung.unscale:
+        from harness import nn
+
+        return nn.GradScaler
+    kind: Callable[..., Any] = loop_scaler() if rung.loop else torch.amp.GradScaler
+    return kind
+
+
+def loop_scaler() -> Callable[..., Any]:
+    """The class of a GradScaler that calls torch's kernel for one gradient after the other."""
+    import torch
+
+    class LoopScaler(torch.amp.GradScaler):  # type: ignore[misc] # torch has no types
+        def _unscale_grads_(
+            self, optimizer: torch.optim.Optimizer, inv_scale: torch.Tensor, found_inf: torch.Tensor, _: bool
+        ) -> dict[torch.device, torch.Tensor]:
+            for group in optimizer.param_groups:
+                for weight in group["params"]:
+                    torch._amp_foreach_non_finite_check_and_unscale_([weight.grad], found_inf, inv_scale)
+            return {found_inf.device: found_inf}
+
+    return LoopScaler

@@ -1,0 +1,18 @@
+"""Training steps of BERT's pre-training on several devices, each with sequences of its own.
+
+Source: OneFlow's DLPerf, which trains BERT-base on one device to four nodes of eight.
+"""
+
+from __future__ import annotations
+
+from harness.collection.steps.training._rungs import SDPA
+from harness.collection.steps.training._scaling import scaling_op
+
+OP = scaling_op(
+    "bert_scaling",
+    "a step of BERT's pre-training on several devices, sequences a second of all of them",
+    ("bert_base", "bert_toy"),
+    SDPA,
+    size="sequences of a step on each device",
+    item="sequences",
+)

@@ -1,0 +1,18 @@
+"""A training step of BERT's pre-training with both heads: sequences of 128 tokens, 20 of them predicted, AdamW.
+
+Source: OneFlow's DLPerf, which trains BERT-base in mixed precision with the largest batch that fits.
+"""
+
+from __future__ import annotations
+
+from harness.collection.steps.training._rungs import BERT
+from harness.collection.steps.training._steps import training_op
+
+OP = training_op(
+    "bert_train",
+    "a step of BERT's pre-training, sequences and tokens a second",
+    ("bert_base", "bert_toy"),
+    BERT,
+    size="sequences of a step",
+    item="sequences",
+)

@@ -1,0 +1,22 @@
+"""Training steps of Swin Transformer on several devices, each with images of its own, and rungs of its ladder on them.
+
+Source: NVIDIA's talk on training Swin Transformer, which compares steps of Swin-Large on one device and on eight.
+"""
+
+from __future__ import annotations
+
+from harness.collection.steps.training._rungs import SDPA, SWIN
+from harness.collection.steps.training._scaling import scaling_op
+
+LADDER = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_attention")
+"""The rungs of the talk, and the highest one that needs no graph: with one, ranks would communicate in a capture."""
+
+OP = scaling_op(
+    "swin_scaling",
+    "a training step of Swin Transformer on several devices, images a second of all of them",
+    ("swin_tiny", "swin_large", "swin_toy"),
+    SDPA,
+    [rung for rung in SWIN if rung.name in LADDER],
+    size="images of a step on each device",
+    item="images",
+)

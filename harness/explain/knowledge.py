@@ -1,0 +1,128 @@
+"""Reads what is known of a case out of stored runs."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.errors import UsageError
+from harness.explain.records import Known, Seen, Sibling, counts
+from harness.metrics import Subject
+from harness.model import Attachment, Case, Result, Run, by_group
+
+TOOLS = ("ncu", "nsys", "torch")
+"""Tools whose kernels are read, the one that tells most first."""
+_NEAREST = 3  # ids that an error names
+
+
+class Newest(NamedTuple):
+    """The newest run that has a case. counted: the newest run that has counters of it, this one or another, or None."""
+
+    folder: Path
+    run: Run
+    counted: Path | None
+
+
+def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
+    """The newest run that has a case, by id, for each case that the pattern matches, in the order of the runs.
+
+    pattern: an id, or a glob on ids. folders: run folders, or folders above such, of which runs that this version can't
+    read are left out. Raises UsageError if no case matches, and as `store.load` does for a run folder among `folders`.
+    """
+    from harness import store
+
+    named = {folder: store.load(folder) for folder in folders if (folder / store.HEADER).exists()}
+    runs = list(named.items())
+    for folder in (file.parent for top in folders if top not in named for file in sorted(top.rglob(store.HEADER))):
+        with suppress(UsageError):
+            runs.append((folder, store.load(folder)))
+    runs.sort(key=lambda found: _started(found[1]))
+    counted = {a.case: folder for folder, run in runs for a in run.attachments if any(map(counts, a.kernels))}
+    every = {
+        result.case.id: Newest(folder, run, counted.get(result.case.id))
+        for folder, run in runs
+        for result in run.results
+    }
+    if pattern in every:
+        return {pattern: every[pattern]}
+    if chosen := {key: found for key, found in every.items() if fnmatchcase(key, pattern)}:
+        return chosen
+    raise _unknown(pattern, every, [folder for folder, _ in runs])
+
+
+def known(run: Run, case_id: str) -> Known:
+    """Everything that the run knows of a case. Raises UsageError if the case has no time."""
+    results = run.results
+    result = next(result for result in results if result.case.id == case_id)
+    if result.time is None:
+        why = f": {result.error.splitlines()[0]}" if result.error else ""
+        raise UsageError(
+            f"{case_id} has no time, it is {result.status.replace('_', ' ')}{why}", "explain another variant"
+        )
+    subject = Subject.of(result, run.limits)
+    tool, kernels = _kernels(run.attachments, case_id, result.time)
+    return Known(
+        case=result.case,
+        time=result.time,
+        subject=subject,
+        device=run.header.machine.device,
+        scenario=next(
+            (scenario.name for scenario in run.header.scenarios if case_id in scenario.cases), result.case.op
+        ),
+        tool=tool,
+        kernels=kernels,
+        facts=tuple(dict.fromkeys(subject.kernels)),
+        siblings=_siblings(result, by_group(results)[result.case.group]),
+    )
+
+
+def command(scenario: str, case: Case) -> str:
+    """The command that brings the counters of a case."""
+    # The scenarios of one file are named '<file>.<op>'.
+    return f"harness profile ncu {shlex.quote(scenario.partition('.')[0])} --only '{case.id}'"
+
+
+def _started(run: Run) -> datetime:
+    try:
+        moment = datetime.fromisoformat(run.header.started)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _kernels(attachments: Iterable[Attachment], case_id: str, time: float) -> tuple[str, tuple[Seen, ...]]:
+    """The best tool that saw kernels of the case, and what it saw. Shares are even where it gives no times."""
+    found = {a.tool: a.kernels for a in attachments if a.case == case_id and a.kernels}
+    tool = next((name for name in TOOLS if name in found), "")
+    profiles = found.get(tool, ())
+    times = [dict(profile.values).get("time", 0.0) * profile.launches for profile in profiles]
+    total = sum(times)
+    shares = [own / total if total else 1 / len(profiles) for own in times]
+    seen = (Seen(profile, share, share * time) for profile, share in zip(profiles, shares, strict=True))
+    return tool, tuple(seen)
+
+
+def _siblings(result: Result, group: Iterable[Result]) -> tuple[Sibling, ...]:
+    others = [other for other in group if other.case.id != result.case.id]
+    timed = [Sibling(other.case.variant, other.time) for other in others if other.time is not None]
+    return tuple(sorted(timed, key=lambda sibling: sibling.time))
+
+
+def _unknown(pattern: str, every: Iterable[str], folders: list[Path]) -> UsageError:
+    if not folders:
+        return UsageError(
+            f"no run has '{pattern}': there is no run to look in",
+            "measure it by 'harness run', or name a folder by --run",
+        )
+    where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
+    close = difflib.get_close_matches(pattern, list(every), n=_NEAREST, cutoff=0.5)
+    advice = (
+        f"did you mean {', '.join(close)}?" if close else "give an id as tables have it, or a glob such as 'prelu/*'"
+    )
+    return UsageError(f"no case in {where} is named '{pattern}', or matches it", advice)

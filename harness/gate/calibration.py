@@ -1,0 +1,93 @@
+"""`harness gate calibrate`: how far identical code differs on this machine, and how the gate would have decided."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import MachineError, UsageError
+from harness.gate import deciding, noise_store
+from harness.gate.case_lists import Cases
+from harness.gate.observer import GateObserver
+from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, share
+from harness.gate.two_codes import Request, Sides, Start, prepare, run
+from harness.gate.worktree import Repository
+from harness.model import Case
+
+
+@dataclass(frozen=True, slots=True)
+class CaseNoise:
+    """How far identical code has differed in one case. margin: the margin of the case from now on.
+
+    typical: the median difference of the case's blocks, as a loss. outcomes: how the gate decided the case in the
+    blocks of this calibration.
+    """
+
+    case: Case
+    blocks: int
+    typical: float
+    margin: Margin
+    outcomes: tuple[Outcome, ...]
+
+
+def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator[GateRun]:
+    """Gate `request.base` against itself, in two worktrees, `blocks` times; add each block to the noise floors.
+
+    A block is the screen's pairs. Each gate run is yielded as soon as it is done. All of them are decided with the
+    noise floors that were known before the first. Raises what `paired` raises.
+    """
+    repository = Repository.find(request.plugins, request.files)
+    with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
+        again = replace(same, code=replace(same.code, label=f"{request.base} again"))
+        sides = _same(prepare(request, {"base": base, "now": again}, observer))
+        before = noise_store.load(sides.machine, request.noise)
+        for block in range(blocks):
+            seed = None if request.seed is None else request.seed + block
+            made = run(replace(request, seed=seed), sides, before, Start.now())
+            means = {key: [mean] for case in made.cases if (key := _key(case)) and (mean := _mean(case)) is not None}
+            if means:
+                noise_store.load(sides.machine, request.noise).add(means)
+            yield made
+
+
+def summary(
+    runs: Sequence[GateRun], file: Path | None = None, asked: float = 0.01
+) -> tuple[Path, tuple[CaseNoise, ...]]:
+    """The file of noise floors, and the noise of each case in the calibration's gate runs, the noisiest first.
+
+    asked: the margin that the noise floors may raise, as a share. Raises MachineError if no case could be measured.
+    """
+    known = noise_store.load(runs[0].machine, file)
+    found: dict[noise_store.Key, list[CaseEvidence]] = {}
+    for made in runs:
+        for case in made.cases:
+            found.setdefault(_key(case), []).append(case)
+    rows = []
+    for key, cases in found.items():
+        if means := known.blocks.get(key):
+            outcomes = tuple(case.decision.outcome for case in cases if case.decision)
+            typical = -share(-statistics.median(map(abs, means)))
+            rows.append(CaseNoise(cases[0].case, len(means), typical, known.margin(*key, asked), outcomes))
+    if not rows:
+        raise MachineError("no case could be measured", "run 'harness env', then the scenario: harness run")
+    return known.file, tuple(sorted(rows, key=lambda row: -(row.margin.noise or 0.0)))
+
+
+def _same(sides: Sides) -> Sides:
+    """The sides with only the cases that the revision knows."""
+    jobs = [job for job in sides.cases.jobs["now"] if job in sides.cases.jobs["base"]]
+    if not jobs:
+        raise UsageError(f"{sides.codes['base'].code.label} knows none of these cases", "calibrate a later revision")
+    return replace(sides, cases=Cases(sides.cases.scenarios, {"base": tuple(jobs), "now": tuple(jobs)}))
+
+
+def _key(found: CaseEvidence) -> noise_store.Key:
+    return found.case.id, noise_store.timer(found.now)
+
+
+def _mean(found: CaseEvidence) -> float | None:
+    """Mean change over the block's pairs; None if some have no time, since a mean of fewer pairs varies more."""
+    changes = [pair.change for pair in found.pairs if pair.stage == "screen"]
+    return statistics.fmean(changes) if len(changes) >= deciding.SCREEN_PAIRS else None

@@ -1,0 +1,54 @@
+"""What the rules judge: the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.gate.case_lists import Broken, role_of
+from harness.gate.records import CaseEvidence
+from harness.model import LIBRARY_ROLES, Case, Limits, Scenario
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that was measured, and its circumstances.
+
+    base: what the user called the base. limits: what the machine can do; None if no floor needs it. broken: scenario
+    files that only the base can load. shared: who else used the device before the first measurement; empty if nobody
+    did. asked: the scenarios of the working tree with all their cases, also those that --only leaves out. before: the
+    scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all known.
+    same_code: code that both sides used though it belongs to the repository, so that it wasn't compared. laxer: what is
+    checked less strictly than by the base, one sentence each.
+    """
+
+    base: str
+    scenarios: tuple[Scenario, ...]
+    cases: tuple[CaseEvidence, ...]
+    limits: Limits | None = None
+    broken: tuple[Broken, ...] = ()
+    shared: str = ""
+    asked: tuple[Scenario, ...] = ()
+    before: tuple[Scenario, ...] = ()
+    untold: tuple[str, ...] = ()
+    same_code: tuple[str, ...] = ()
+    laxer: tuple[str, ...] = ()
+
+    @cached_property
+    def by_id(self) -> Mapping[str, CaseEvidence]:
+        """The cases by id."""
+        return {found.case.id: found for found in self.cases}
+
+    @cached_property
+    def known(self) -> frozenset[str]:
+        """Ids of all cases that the working tree's scenarios have, whether they were measured or not."""
+        return frozenset(key for scenario in self.asked for key in scenario.cases)
+
+    def is_ours(self, case: Case) -> bool:
+        """Whether a case is of code that may change: neither a library's variant nor a control."""
+        return role_of(case.op, case.variant, self._roles) not in LIBRARY_ROLES
+
+    @property
+    def _roles(self) -> Sequence[Scenario]:
+        return (*self.scenarios, *self.asked, *self.before)

@@ -1,0 +1,181 @@
+"""`harness gate --base`: measure two codes in pairs of processes, and decide."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from harness import devices, units
+from harness.gate import deciding, noise_store
+from harness.gate.case_lists import Cases, common, wanted
+from harness.gate.evidence import Evidence
+from harness.gate.noise_store import Noise
+from harness.gate.observer import GateObserver
+from harness.gate.pairing import PairMeasurer
+from harness.gate.procedure import Procedure
+from harness.gate.records import GateRun, Side
+from harness.gate.rulebook import findings
+from harness.gate.rules.floor import expected
+from harness.gate.same_code import same_code
+from harness.gate.worktree import Checkout, Repository
+from harness.limits import Needs
+from harness.metrics import METRICS
+from harness.model import Limits, Machine
+from harness.ops import Catalogue
+from harness.processes.supervisor import Workers
+from harness.scenario import Selection
+
+_MOST_AHEAD = 4
+_CORES_AHEAD = 4  # for each process that loads torch
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
+
+    folders: those of the folders that were named whose scenarios `files` has. accept: rules whose findings pass.
+
+    margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
+    of noise floors; in the user's cache folder if None. command: the command line, program first.
+    """
+
+    base: str
+    files: tuple[Path, ...]
+    selection: Selection
+    plugins: tuple[Path, ...] = ()
+    folders: tuple[Path, ...] = ()
+    accept: tuple[str, ...] = ()
+    margin: float = 0.01
+    seed: int | None = None
+    noise: Path | None = None
+    advisory: bool = False
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """When a gate run began: for the record, and on a clock that only goes forward."""
+
+    text: str
+    seconds: float
+
+    @classmethod
+    def now(cls) -> Start:
+        """The moment of the call."""
+        return cls(datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The two codes on one machine, and the observer.
+
+    shared: who else used the device before anything ran. same_code: code of the repository that both sides use.
+    """
+
+    codes: Mapping[Side, Checkout]
+    machine: Machine
+    cases: Cases
+    shared: str
+    observer: GateObserver
+    same_code: tuple[str, ...] = ()
+
+
+def paired(request: Request, observer: GateObserver) -> GateRun:
+    """Compare the working tree with the revision `request.base`.
+
+    Raises UsageError for a request that can't be carried out as written, MachineError where the machine or the base
+    can't give valid numbers, KeyboardInterrupt on Ctrl-C. The worktree is removed in any case.
+    """
+    start = Start.now()
+    repository = Repository.find(request.plugins, request.files)
+    with repository.worktree(request.base, "base") as base:
+        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer, repository)
+        return run(request, sides, noise_store.load(sides.machine, request.noise), start)
+
+
+def prepare(
+    request: Request, codes: Mapping[Side, Checkout], observer: GateObserver, repository: Repository | None = None
+) -> Sides:
+    """Find out what there is to measure. Raises what `paired` raises.
+
+    repository: that of a working tree which is compared with its base; None where one revision is compared with itself.
+    """
+    device = devices.kinds()[request.selection.device]
+    shared = device.shared() or ""
+    catalogue = Catalogue(request.plugins)
+    asked = wanted(request.files, catalogue, request.selection)
+    if asked.left_out:
+        observer.say(asked.left_out)
+    observer.note(f"asking {codes['base'].code.label} what it can measure")
+    base = codes["base"]
+    old = repository.old(base, request.files, request.folders) if repository else ()
+    # In a process of its own, so that all processes that measure have done the same before they measure.
+    with Workers(device.kind, base.plugins, base.root, base.digest) as workers:
+        surveyed = workers.survey((*asked.files, *asked.broken, *old), asked.jobs)
+        cases = common(asked, surveyed, catalogue, request.selection, old)
+        new = repository.new(base, request.files, request.folders) if repository else ()
+        unheard = (
+            f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new
+        )
+        cases = replace(cases, untold=(*cases.untold, *unheard))
+        same = same_code(repository, base, cases, catalogue, workers) if repository else ()
+    sides = Sides(codes, device.machine(), cases, shared, observer, same)
+    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine, same)
+    return sides
+
+
+def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
+    """Screen and confirm once, and let the rules judge."""
+    seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
+    pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
+    cases, scenarios = sides.cases, sides.cases.scenarios
+    evidence = Evidence(
+        sides.codes["base"].code.label,
+        scenarios,
+        found,
+        broken=cases.broken,
+        shared=sides.shared,
+        asked=cases.asked,
+        before=cases.before,
+        untold=cases.untold,
+        same_code=sides.same_code,
+        laxer=cases.laxer,
+    )
+    evidence = replace(evidence, limits=_limits(evidence, sides))
+    return GateRun(
+        mode="paired",
+        base=sides.codes["base"].code,
+        now=sides.codes["now"].code,
+        machine=sides.machine,
+        scenarios=scenarios,
+        cases=found,
+        findings=findings(evidence, request.accept),
+        seed=seed,
+        alpha=deciding.ALPHA,
+        started=start.text,
+        seconds=time.monotonic() - start.seconds,
+        command=request.command,
+        advisory=request.advisory,
+        accept=request.accept,
+    )
+
+
+def _ahead(machine: Machine) -> int:
+    """How many processes may load torch while another one measures: none on the host, whose cores are measured."""
+    return 0 if devices.kinds()[machine.kind].on_host else max(1, min(_MOST_AHEAD, machine.cpu_count // _CORES_AHEAD))
+
+
+def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
+    """What the machine can do, as far as floors are compared with it; None if no floor is."""
+    held = [found for _, found, floor in expected(evidence) if METRICS[floor.metric].of_limits]
+    if not held:
+        return None
+    needs = Needs.of((m.work, found.case.world) for found in held for m in found.now if m.work)
+    now = sides.codes["now"]
+    with Workers(sides.machine.kind, now.plugins, now.root, now.digest) as workers:
+        return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -1,0 +1,157 @@
+"""What every format shows of a gate run: a row for each case, worst first; findings, gravest first; how it ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from harness import units
+from harness.errors import Exit
+from harness.gate.records import GRAVITY, CaseEvidence, Decision, Finding, GateRun, Revision, Severity, Stage, share
+from harness.report.text import plural
+from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
+
+STAGES: tuple[Stage, ...] = ("screen", "confirm")
+MEANINGS = {
+    Exit.OK: ("passed", "no case of ours lost more than its margin"),
+    Exit.GATE_FAILED: ("FAILED", "a case is slower, wrong, below its floor, or missing, or the scenario asks for less"),
+    Exit.UNDECIDED: ("undecided", "there isn't enough evidence that no case lost more than its margin"),
+    Exit.ENVIRONMENT: ("not valid", "the machine can't give valid numbers, or the runs can't be compared"),
+}
+KINDS: dict[Severity, Kind] = {
+    "environment": "environment", "failure": "failure", "undecided": "undecided", "accepted": "undecided", "note": "",
+}  # fmt: skip
+_REVISION = 12  # digits: as many as tell revisions apart in any repository
+
+
+@dataclass(frozen=True, slots=True)
+class CaseRow:
+    """A case: its evidence, the findings about it, gravest first, and what stands in the table's `verdict`."""
+
+    evidence: CaseEvidence
+    findings: tuple[Finding, ...]
+    verdict: str
+
+    @property
+    def case(self) -> str:
+        return self.evidence.case.id
+
+    @property
+    def severity(self) -> Severity:
+        """The severity of the gravest finding; 'note' where there is none."""
+        return self.findings[0].severity if self.findings else "note"
+
+    @property
+    def counts(self) -> dict[Stage, int]:
+        """How many pairs each stage has, without stages that have none."""
+        counts = Counter(pair.stage for pair in self.evidence.pairs)
+        return {stage: counts[stage] for stage in STAGES if counts[stage]}
+
+
+def rows(run: GateRun) -> list[CaseRow]:
+    """A row a case: those that fail first, then those that are undecided; among equals the largest loss first."""
+    found = [_row(evidence, findings(run, evidence.case.id)) for evidence in run.cases]
+    return sorted(found, key=_rank)
+
+
+def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
+    """All findings, or those about one case, the gravest first."""
+    chosen = [f for f in run.findings if case is None or (f.case is not None and f.case.id == case)]
+    return tuple(sorted(chosen, key=lambda finding: GRAVITY.index(finding.severity)))
+
+
+def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:
+    decision = evidence.decision
+    # The outcome already says what the rule `slower` found.
+    rules = [f.rule for f in about if KINDS[f.severity] and (f.rule != "slower" or decision is None)]
+    accepted = {f.rule for f in about if f.severity == "accepted"}
+    names = [f"{rule} (accepted)" if rule in accepted else rule for rule in dict.fromkeys(rules)]
+    # An 'ok' beside the name of a rule that fails the case would mislead.
+    outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
+    words = " + ".join([*outcomes, *names]) or "not compared"
+    return CaseRow(evidence, about, f"{words} (control)" if evidence.control else words)
+
+
+def _rank(row: CaseRow) -> tuple[int, float]:
+    decision, grave = row.evidence.decision, row.severity != "note"
+    estimate = decision.estimate if decision else float("-inf") if grave else float("inf")
+    return GRAVITY.index(row.severity), estimate
+
+
+def table(found: Sequence[CaseRow]) -> Table:
+    """The rows as a table."""
+    decisions = [row.evidence.decision for row in found]
+    columns = (
+        text_column("case", (row.case for row in found), code=True),
+        Column("change", tuple(share(d.estimate) if d else "" for d in decisions), units.CHANGE),
+        Column("interval", tuple(map(_interval, decisions)), units.CHANGE),
+        Column("margin", tuple(row.evidence.margin.value for row in found), units.FINE_SHARE),
+        Column("pairs", tuple(" + ".join(map(str, row.counts.values())) for row in found)),
+        text_column("verdict", (row.verdict for row in found)),
+    )
+    return Table(columns, kinds=tuple(map(_kind, found)))
+
+
+def _interval(decision: Decision | None) -> Cell:
+    return Range(share(decision.low), share(decision.high)) if decision else ""
+
+
+def _kind(row: CaseRow) -> Kind:
+    return KINDS[row.severity] or ("good" if row.verdict == "improved" else "")
+
+
+def told(finding: Finding) -> str:
+    """A finding as a sentence on one line: what it is about, what was found, what to do."""
+    about = ("accepted: " if finding.severity == "accepted" else "") + (f"{finding.case.id}: " if finding.case else "")
+    return " ".join(f"{about}{finding.message}{f'; {finding.advice}' if finding.advice else ''}".split())
+
+
+def outcome(run: GateRun) -> str:
+    """How many cases ended in which way, the gravest first: '14 cases: 1 regressed, 13 ok'."""
+    counts = Counter(row.verdict for row in rows(run))
+    ended = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"{plural(len(run.cases), 'case')}" + (f": {ended}" if ended else "")
+
+
+def ending(run: GateRun) -> tuple[str, str]:
+    """The word for the exit code, and what the code means."""
+    word, meaning = MEANINGS[run.exit]
+    if run.advisory:
+        strict = replace(run, advisory=False).exit
+        meaning = f"with --advisory it never fails; without, the exit code would be {strict:d}, {MEANINGS[strict][0]}"
+    return word, f"{meaning}{accepted(run)}"
+
+
+def accepted(run: GateRun) -> str:
+    """What --accept lets pass, as the end of a sentence: '; accepted: missing (2 findings), work (none)'."""
+    counts = Counter(finding.rule for finding in run.findings if finding.severity == "accepted")
+    told = [f"{rule} ({plural(counts[rule], 'finding') if counts[rule] else 'none found'})" for rule in run.accept]
+    return f"; accepted with --accept: {', '.join(told)}" if told else ""
+
+
+def revision(side: Revision) -> str:
+    """A side in words: what it was called, its revision, and whether it has changes that aren't in that revision."""
+    known = side.revision[:_REVISION]
+    shown = f" ({known})" if known and known != side.label else ""
+    return f"{side.label}{shown}" + (" with uncommitted changes" if side.dirty else "")
+
+
+def method(run: GateRun) -> str:
+    """How it was measured, as a sentence."""
+    per_case = [row.counts for row in rows(run)]
+    stages = {stage: max((counts.get(stage, 0) for counts in per_case), default=0) for stage in STAGES}
+    most = " and ".join(f"{count} to {stage}" for stage, count in stages.items() if count) or "none"
+    ways = {
+        "paired": f"Pairs of fresh processes, at most {most}, their order drawn with seed {run.seed}",
+        "stored": f"Processes of two stored runs, paired by their index: {most}",
+    }
+    return f"{ways[run.mode]}. Losses no larger than the margin fail {units.percent(run.alpha)} of runs at most."
+
+
+def limited(items: Iterable[str], most: int, rest: str) -> list[str]:
+    """The first items; where there are more than `most`, the last one says how many more, by `rest` with a {}."""
+    every = list(items)
+    if len(every) <= most:
+        return every
+    return [*every[: most - 1], rest.format(len(every) - most + 1)]

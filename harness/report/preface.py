@@ -1,0 +1,155 @@
+"""What a reader must know besides the numbers: the machine, missing cases, the code's age, what the warnings mean."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+from harness import units
+from harness.model import DeviceFacts, Machine, Run, Scenario, Warning
+from harness.report.text import plural
+from harness.report.tree import Facts, Note
+from harness.stats import range_over_median
+
+_DIGEST = 12
+"""Characters of a hash that are shown: enough to tell two apart."""
+
+
+def machine(facts: Machine) -> Facts:
+    """What is known of the machine. Devices that differ are listed one by one."""
+    differ = len(set(facts.devices)) > 1
+    each = "each device: " if len(facts.devices) > 1 else ""
+    known: dict[str, object] = {"device": facts.name}
+    for number, device in enumerate(facts.devices if differ else facts.devices[:1]):
+        place = f"device {number}: " if differ else each
+        known |= {f"{place}{label}": value for label, value in _device(device, differ).items()}
+    known |= {
+        "driver": facts.driver,
+        "processor": facts.cpu,
+        "processors": facts.cpu_count,
+        "host memory": facts.host_memory_bytes and units.size(facts.host_memory_bytes),
+        "system": facts.system,
+        "fingerprint": facts.fingerprint,
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.versions),
+    }
+    return Facts(tuple((label, str(value)) for label, value in known.items() if value))
+
+
+def _device(device: DeviceFacts, named: bool) -> dict[str, object]:
+    return {
+        "name": device.name if named else "",
+        "memory": device.memory_bytes and units.size(device.memory_bytes),
+        "last-level cache": device.cache_bytes and units.size(device.cache_bytes),
+        "compute capability": device.compute_capability,
+        "multiprocessors": device.multiprocessors,
+        "SM clock, at most": _megahertz(device.max_sm_clock_hz),
+        "memory clock, at most": _megahertz(device.max_memory_clock_hz),
+        "power limit": device.power_limit_w and f"{device.power_limit_w:.0f} W",
+    }
+
+
+def _megahertz(clock: float | None) -> str:
+    return f"{clock / 1e6:.0f} MHz" if clock else ""
+
+
+def command(run: Run) -> str:
+    """The command line, quoted so that it can be pasted into a shell."""
+    return shlex.join(run.header.command)
+
+
+def provenance(run: Run) -> str:
+    """When the run was measured and with which state of the sources, as a sentence."""
+    header = run.header
+    span = f"{header.started} to {header.finished}" if header.finished else f"{header.started}, not finished"
+    git = f"git revision {header.git_revision}" if header.git_revision else "no git checkout"
+    dirty = " with uncommitted changes" if header.git_dirty else ""
+    return f"Measured {span}, with harness {header.harness_version or 'of unknown version'}, {git}{dirty}."
+
+
+def origin(scenario: Scenario) -> str:
+    """The name of a scenario, its op and its source, as a sentence."""
+    rows = f"rows {', '.join(scenario.rows)}" if scenario.rows else ""
+    source = "; ".join(filter(None, [scenario.source, rows]))
+    return f"Scenario {scenario.name}, op {scenario.op}" + (f". Source: {source}." if source else ".")
+
+
+def unmeasured(run: Run) -> int:
+    """How many planned cases have no measurement, not even a failed one."""
+    planned = {case for scenario in run.header.scenarios for case in scenario.cases}
+    return len(planned - {m.case.id for m in run.measurements})
+
+
+def outcome(run: Run) -> str:
+    """How many cases ended in which way: '28 ok, 1 crashed, 1 wrong'."""
+    counts = Counter(result.status for result in run.results)
+    ended = [f"{count} {_words(status)}" for status, count in sorted(counts.items(), key=lambda item: item[0] != "ok")]
+    missing = unmeasured(run)
+    return ", ".join([*ended, *([f"{missing} not measured"] if missing else [])]) or "no case was measured"
+
+
+def _words(status: str) -> str:
+    return status.replace("_", " ")
+
+
+def processes(run: Run) -> str:
+    """How the processes of a repeated run agree; empty if there was one process only."""
+    repeated = [result for result in run.results if len(result.medians) > 1]
+    if not repeated:
+        return ""
+    most = max(len(result.medians) for result in repeated)
+    worst = max(repeated, key=lambda result: range_over_median(result.medians))
+    return (
+        f"Each case was measured in {most} fresh processes. Its time is the median of their medians, and its noise "
+        f"spans all of them. Their medians lie within {units.percent(range_over_median(worst.medians), 2)} of each "
+        f"other, at worst in {worst.case.id}."
+    )
+
+
+def warnings(run: Run) -> list[Note]:
+    """Every code of a warning once, the most frequent first; the first case that has it is the example."""
+    found: dict[str, list[tuple[Warning, str]]] = defaultdict(list)
+    for result in run.results:
+        for warning in result.warnings:
+            found[warning.code].append((warning, result.case.id))
+    return [
+        Note(told[0][0].message, "warning", _how_often(code, len(told)), told[0][1], told[0][0].advice)
+        for code, told in sorted(found.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _how_often(code: str, cases: int) -> str:
+    return f"{code} in" if cases == 1 else f"{code} in {cases} cases, such as"
+
+
+def stale(run: Run, current: Mapping[str, str]) -> list[str]:
+    """Sentences about results that were measured with other code than the present; none if all have the same code.
+
+    current: the hash over the present code of each op. A result of an op that isn't among them can't be checked.
+    """
+    if run.header.schema < 2:
+        return ["This run is of schema 1, which doesn't say which code measured each result. A new run says it."]
+    older: dict[tuple[str, str], set[str]] = defaultdict(set)
+    unknown: dict[str, set[str]] = defaultdict(set)
+    for m in run.measurements:
+        if m.code is None or m.case.op not in current:
+            unknown[m.case.op].add(m.case.id)
+        elif m.code.digest != current[m.case.op]:
+            older[m.case.op, m.code.digest].add(m.case.id)
+    return [*_older(older, current), *_unknown(unknown)]
+
+
+def _older(older: Mapping[tuple[str, str], set[str]], current: Mapping[str, str]) -> list[str]:
+    if not older:
+        return []
+    ops = [f"{op} (code {digest[:_DIGEST]}, now {current[op][:_DIGEST]})" for op, digest in sorted(older)]
+    count = len(set().union(*older.values()))
+    verb = "was" if count == 1 else "were"
+    return [f"{plural(count, 'result')} {verb} measured with older code: {', '.join(ops)}."]
+
+
+def _unknown(unknown: Mapping[str, set[str]]) -> list[str]:
+    if not unknown:
+        return []
+    results = plural(sum(map(len, unknown.values())), "result")
+    return [f"{results} can't be checked for older code: the code of {', '.join(sorted(unknown))} isn't here."]

@@ -1,0 +1,232 @@
+"""The backward of PReLU: dx and d alpha, exactly, at the sizes and addresses that break kernels."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from harness import check, cuda
+from harness.collection.ops.activation.prelu_grad import OP, Cut, _Rows, expected_sum, products
+from harness.model import Case
+from harness.ops import Context, comparer
+
+COMPILED = [{"N": 2, "C": 3, "H": 7, "W": 7}]
+DTYPES = ["float32", "float16", "bfloat16"]
+OURS = ["naive", "fused", "tuned"]
+SHAPES = [
+    (1, 1, 1, 1),  # one element
+    (1, 5, 1, 1),  # fewer elements than a pack
+    (3, 1, 5, 7),  # one alpha, odd size
+    (2, 64, 8, 8),  # packs within a channel
+    (5, 3, 7, 7),  # packs over two channels, odd total
+    (3, 7, 1, 8),  # rows of one half pack, or two float packs
+    (4, 9, 1, 5),  # rows shorter than a half pack
+    (33, 129, 1, 1),  # an alpha for each element
+    (7, 11, 1, 2),  # rows of two
+    (9, 2, 64, 32),  # rows of one tile of halves, two of floats
+    (9, 2, 64, 33),  # rows of one tile and a bit
+    (2, 3, 331, 337),  # many blocks, odd everything
+    (0, 4, 3, 3),  # empty
+    (3, 4, 0, 3),  # empty rows
+    (300, 50, 7, 7),  # a tile has many rows
+]
+# Several rounds, in halves and floats: whole and not, of all kinds of rows.
+MANY = [(401, 64, 28, 28), (30_001, 3, 7, 31), (20_000, 512, 1, 3), (4_000_037, 1, 1, 8)]
+
+
+def small_integers(shape, dtype, generator, offset=0):
+    """-4 to 4: products and sums of these are exact in every type. `offset` elements past an aligned address."""
+    import torch
+
+    n, kind = math.prod(shape), getattr(torch, dtype)
+    values = torch.randint(-4, 5, (n + offset,), generator=generator, device=generator.device, dtype=torch.int8)
+    return torch.empty(n + offset, device=generator.device, dtype=kind).copy_(values)[offset:].view(shape)
+
+
+def run(launch, placed, variant, x, dy, alpha, dx_offset=0):
+    dtype = str(x.dtype)[6:]
+    dx, dalpha = placed(x.shape, dtype, dx_offset), placed(alpha.shape, dtype)
+    shape = dict(zip("NCHW", x.shape, strict=True))
+    launch("prelu_grad", variant, dtype, shape, x=x, dy=dy, alpha=alpha, dx=dx.tensor, dalpha=dalpha.tensor)
+    dx.assert_untouched_around()
+    dalpha.assert_untouched_around()
+    return dx.tensor, dalpha.tensor
+
+
+def run_and_check(launch, placed, variant, dtype, shape, offsets=(0, 0, 0)):
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(math.prod(shape))
+    x, dy = (small_integers(shape, dtype, generator, offset) for offset in offsets[:2])
+    alpha = small_integers(shape[1:2], dtype, generator) / 4
+    dx, dalpha = run(launch, placed, variant, x, dy, alpha, offsets[2])
+    wanted = OP.reference(None, SimpleNamespace(x=x, dy=dy, alpha=alpha))
+    assert torch.equal(dx.double(), wanted["dx"])
+    assert torch.equal(dalpha, wanted["dalpha"].to(dalpha.dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_shapes(launch, placed, variant, dtype, shape):
+    run_and_check(launch, placed, variant, dtype, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", MANY, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_rounds(launch, placed, dtype, shape):
+    n, c, h, w = shape
+    rows = _Rows(n, c, h * w) if c > 1 else _Rows(1, 1, n * h * w)
+    assert Cut.of(rows, 4 if dtype == "float32" else 8).rounds > 1
+    run_and_check(launch, placed, "tuned", dtype, shape)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_unaligned_addresses(launch, placed, variant, dtype):
+    for shape in ((3, 5, 7, 7), (2, 1, 5, 7), (2, 4, 4, 8), (5, 9, 1, 3), (1, 1, 1, 9), (1, 3, 1, 1)):
+        for offsets in ((1, 0, 0), (0, 1, 0), (0, 0, 1), (3, 3, 3), (4, 2, 5), (7, 6, 3)):
+            run_and_check(launch, placed, variant, dtype, shape, offsets)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_random_values(launch, placed, variant, dtype):
+    """Check a case with several rounds as the harness does, and compare two results, which must be the same."""
+    import torch
+
+    ctx = context(variant, dtype, (400, 64, 28, 28), "cuda")
+    inputs = check.make_inputs(ctx)
+    dx, dalpha = run(launch, placed, variant, inputs.x, inputs.dy, inputs.alpha)
+    assert check.complaint(ctx, OP.variants[variant], inputs, SimpleNamespace(dx=dx, dalpha=dalpha)) is None
+    again = run(launch, placed, variant, inputs.x, inputs.dy, inputs.alpha)
+    assert torch.equal(again[1], dalpha), "sums aren't added in a fixed order"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", OURS)
+def test_special_values(launch, placed, variant, dtype):
+    import torch
+
+    kind = getattr(torch, dtype)
+    big, small = torch.finfo(kind).max, torch.finfo(kind).tiny
+    values = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, small, -small, 1.0, -1.0], dtype=kind)
+    # A channel for each pair of x and dy, so that a NaN in one sum doesn't hide the others; two packs of each.
+    x = values.repeat_interleave(11).view(1, 121, 1, 1).expand(1, 121, 4, 4).contiguous().cuda()
+    dy = values.repeat(11).view(1, 121, 1, 1).expand(1, 121, 4, 4).contiguous().cuda()
+    alpha = values[torch.arange(121) % 7].cuda()
+    dx, dalpha = run(launch, placed, variant, x, dy, alpha)
+    wanted = OP.reference(None, SimpleNamespace(x=x, dy=dy, alpha=alpha))
+    torch.testing.assert_close(dx, wanted["dx"].to(kind), rtol=0, atol=0, equal_nan=True)
+    # naive's products may be too small for the type, though their sum isn't.
+    torch.testing.assert_close(dalpha, wanted["dalpha"].to(kind), rtol=0, atol=float(small), equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.large
+@pytest.mark.parametrize("variant", OURS)
+@pytest.mark.parametrize("shape", [(2**31 + 17, 1, 1, 1), (43826197, 7, 7, 1)], ids=["one alpha", "rows of 7"])
+def test_more_than_2_to_31_elements(launch, placed, variant, shape):
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(1)
+    dy = torch.randint(-4, 5, shape, generator=generator, device="cuda", dtype=torch.float16)
+    x = torch.ones(shape, device="cuda", dtype=torch.float16)
+    assert x.numel() > 2**31
+    # Slices at the start and at the end, where the index passes 2**31, have something to add.
+    parts = [slice(0, 1000), slice(x.shape[0] - 1000, None)]
+    for part in parts:
+        x[part] = small_integers(x[part].shape, "float16", generator)
+    alpha = small_integers(shape[1:2], "float16", generator) / 4
+    dx, dalpha = run(launch, placed, variant, x, dy, alpha)
+    wanted = [OP.reference(None, SimpleNamespace(x=x[part], dy=dy[part], alpha=alpha)) for part in parts]
+    for part, want in zip(parts, wanted, strict=True):
+        assert torch.equal(dx[part].double(), want["dx"])
+        dx[part] = dy[part]
+    assert torch.equal(dx, dy), "elsewhere x is 1"
+    assert torch.equal(dalpha, sum(want["dalpha"] for want in wanted).half())
+
+
+def context(variant, dtype, shape, device="cpu"):
+    import torch
+
+    case = Case("prelu_grad", variant, dtype, tuple(zip("NCHW", shape, strict=True)), device=device)
+    place = torch.device(device)
+    return Context(case, getattr(torch, dtype), place, torch.Generator(place).manual_seed(7), OP)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(16, 8, 28, 28), (999, 1, 11, 1), (64, 33, 1, 1), (1, 1, 1, 1)], ids=str)
+def test_eager_passes_the_check(dtype, shape):
+    ctx = context("eager", dtype, shape)
+    inputs = check.make_inputs(ctx)
+    outputs = SimpleNamespace(**dict(zip(("dx", "dalpha"), OP.variants["eager"].prepare(ctx)(inputs), strict=True)))
+    assert check.complaint(ctx, OP.variants["eager"], inputs, outputs) is None
+    outputs.dx[-1, -1, -1, -1] *= 1.01
+    assert "dx: 1 of" in check.complaint(ctx, OP.variants["eager"], inputs, outputs)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_eager_is_what_autograd_does(channels):
+    import torch
+
+    ctx = context("eager", "float32", (4, channels, 5, 5))
+    t = check.make_inputs(ctx)
+    x, alpha = t.x.requires_grad_(), t.alpha.requires_grad_()
+    wanted = torch.autograd.grad(torch.nn.functional.prelu(x, alpha), (x, alpha), t.dy)
+    assert all(torch.equal(a, b) for a, b in zip(OP.variants["eager"].prepare(ctx)(t), wanted, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "elements"), [("float32", 2**22), ("float16", 2**19), ("bfloat16", 2**16)])
+def test_a_sum_without_one_block_is_noticed(dtype, elements):
+    """A part of a channel is left out, as small as the rounding of the type lets the check see."""
+    import torch
+
+    ctx = context("fused", dtype, (elements, 1, 1, 1))
+    terms = products(check.make_inputs(ctx)).view(-1)
+    norm, want = torch.linalg.vector_norm(terms).view(1), terms.sum().view(1)
+    assert comparer.complaint([expected_sum(ctx, terms.float().sum().to(ctx.dtype).view(1), want, norm)]) is None
+    for block in (0, 5, elements // 4096 - 1):
+        left_out = want - terms[block * 4096 : (block + 1) * 4096].sum()
+        assert "1 of 1 elements are wrong" in comparer.complaint(
+            [expected_sum(ctx, left_out.to(ctx.dtype), want, norm)]
+        )
+
+
+@pytest.mark.parametrize("pack", [4, 8])
+def test_cuts(monkeypatch, pack):
+    """Periods cover the tensor and repeat its channels; every row lies in `slots` tiles, or in one less."""
+    monkeypatch.setattr(cuda, "resident_threads", lambda: 256)
+    several = 0
+    for batch in (1, 2, 7, 96, 1000):
+        for channels in (1, 2, 3, 64):
+            for inner in (1, 3, 5, 8, 49, 196, 1024, 2048, 2049, 4096, 5000):
+                rows = _Rows(batch, channels, inner) if channels > 1 else _Rows(1, 1, batch * inner)
+                cut = Cut.of(rows, pack)
+                assert (cut.rounds - 1) * cut.period < rows.elements <= cut.rounds * cut.period
+                if cut.rounds > 1:
+                    several += 1
+                    assert cut.period % pack == 0
+                    assert channels == 1 or cut.period == cut.rows.batch * channels * inner
+                assert cut.lanes in {1, 2, 4, 8, 16, 32}
+                in_tiles = set()
+                for row in range(min(cut.rows.batch * cut.rows.channels, 5000)):
+                    first = row * cut.rows.inner
+                    last = first + cut.rows.inner - 1
+                    in_tiles.add(last // cut.tile - first // cut.tile + 1)
+                assert in_tiles <= {cut.slots, cut.slots - 1}
+    assert several
+
+
+def test_what_has_no_cut(monkeypatch):
+    monkeypatch.setattr(cuda, "resident_threads", lambda: 132 * 2048)
+    assert Cut.of(_Rows(1, 2, 2**30), 8) is None
+    assert Cut.of(_Rows(4, 2, 2**30 - 1), 8) is None
+    assert Cut.of(_Rows(1, 1, 2**33 + 1), 8).rounds == 9

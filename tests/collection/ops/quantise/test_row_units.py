@@ -1,0 +1,69 @@
+"""Plans for rows in registers: each unit of a row is one thread's."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.collection.ops.quantise._row_units import UNIT_SIZES, UnitRowPlan
+
+COLUMNS = sorted({*range(1, 300), 384, 768, 1000, 1023, 1024, 1536, 3072, 4095, 4096, 8190, 8191, 8192, 16384, 32768})
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_the_threads_of_a_team_have_each_unit_of_a_row_once(first):
+    for columns in COLUMNS[first::9]:
+        assert_units(columns)
+
+
+def assert_units(columns):
+    plan = UnitRowPlan.of(columns)
+    if plan is None:
+        assert columns > 8192
+        return
+    assert plan.size in UNIT_SIZES
+    assert columns % plan.size == 0
+    units, team = columns // plan.size, plan.lanes or plan.threads
+    had = [rank + j * team for rank, j in itertools.product(range(team), range(plan.count))]
+    assert sorted(unit for unit in had if unit < units) == list(range(units))
+    # Only a thread's last unit may be missing.
+    assert (plan.count - 1) * team < units
+    assert plan.full == (len(had) == units)
+    assert plan.threads % 32 == 0
+    assert plan.threads <= 1024
+    assert plan.macros["RESIDENT"] >= plan.threads
+
+
+@pytest.mark.parametrize("first", range(9))
+def test_a_grid_has_each_row_once(first):
+    """The arithmetic of Rows: which rows a team works on."""
+    for columns in COLUMNS[first::9]:
+        assert_rows(columns)
+
+
+def assert_rows(columns):
+    plan = UnitRowPlan.of(columns)
+    if plan is None or not plan.lanes:
+        return
+    teams = 32 // plan.lanes
+    for rows in (0, 1, 5, 127, 128, 513):
+        found = []
+        for block, warp, team in itertools.product(range(plan.grid(rows)), range(plan.threads // 32), range(teams)):
+            first = (block * (plan.threads // 32) + warp) * teams * plan.together + team
+            found += [first + r * teams for r in range(plan.together)]
+        assert sorted(row for row in found if row < rows) == list(range(rows))
+
+
+@pytest.mark.parametrize("columns", [96, 128, 192, 256, 384, 512, 768, 1024, 1536, 3072, 4096])
+def test_no_lane_is_idle_in_the_rows_of_swin_and_bert(columns):
+    plan = UnitRowPlan.of(columns)
+    assert plan.full
+    assert plan.size == 4
+
+
+def test_long_rows_have_no_plan():
+    assert UnitRowPlan.of(16384) is not None
+    assert UnitRowPlan.of(16388) is None
+    assert UnitRowPlan.of(8191) is not None
+    assert UnitRowPlan.of(8193) is None

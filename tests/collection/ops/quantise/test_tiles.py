@@ -1,0 +1,126 @@
+"""Tiles: each element is one thread's, and a thread's units have the same columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.collection.ops.elementwise import CUDA_TYPE
+from harness.collection.ops.quantise._tiles import UNITS, RepeatingTiles
+from harness.cuda import fast_divisor
+from harness.cuda.compile import compile_verbose
+from harness.paths import data
+
+MATRICES = [
+    (0, 8),
+    (1, 1),
+    (1, 3),
+    (3, 1),
+    (5000, 1),
+    (700, 2),
+    (333, 3),
+    (77, 96),
+    (77, 97),
+    (500, 97),
+    (65, 98),
+    (40, 768),
+    (33, 1023),
+    (9, 1024),
+    (9, 4096),
+    (5, 4097),
+    (1, 40001),
+    (3, 40001),
+]
+
+
+def divided(values, divisor, bits):
+    """What the kernel's fast division gives."""
+    multiplier, shift = (int(part.value) for part in fast_divisor(divisor, bits))
+    return [((value * multiplier >> bits) + value) >> shift for value in values]
+
+
+@pytest.mark.parametrize("size", [4, 8])
+@pytest.mark.parametrize(("rows", "columns"), MATRICES)
+def test_each_element_is_one_threads_and_columns_repeat(rows, columns, size):
+    """The arithmetic of in_tiles, thread by thread."""
+    elements = rows * columns
+    tiles = RepeatingTiles.of(elements, columns, size)
+    whole, threads = elements // size, -(-tiles.threads // 256) * 256
+    tile_of = divided(range(threads), tiles.period, 32)
+    seen = []
+    for thread, tile in zip(range(threads), tile_of, strict=True):
+        place = thread - tile * tiles.period
+        assert 0 <= place < tiles.period
+        first = tile * UNITS * tiles.period + place
+        if first > whole:
+            continue
+        (row,) = divided([place * size], max(1, columns), 32)
+        column = place * size - row * max(1, columns)
+        if first + (UNITS - 1) * tiles.period < whole:
+            units = [first + u * tiles.period for u in range(UNITS)]
+            rest = []
+        else:
+            units = list(range(first, whole, tiles.period))
+            following = first + len(units) * tiles.period
+            rest = [whole * size + j for j in range(size)] if following == whole else []
+        assert len(units) <= UNITS
+        for unit in units:
+            assert unit * size % columns == column
+            seen += range(unit * size, unit * size + size)
+        assert not rest or whole * size % columns == column
+        seen += [element for element in rest if element < elements]
+    assert sorted(seen) == list(range(elements))
+
+
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_warp_begins_on_a_line_and_takes_neighbours(size):
+    for columns in (1, 96, 97, 768, 1023, 4096, 4097):
+        tiles = RepeatingTiles.of(2**27, columns, size)
+        assert tiles.period % 32 == 0
+        assert tiles.period >= 256
+        assert tiles.period * size % columns == 0
+
+
+@pytest.mark.parametrize("columns", [1, 97, 2**20 + 1, 2**31 - 1])
+def test_indexes_of_32_bits_do_not_overflow(columns):
+    """Up to 2^31 - 1 elements: threads are divided, so they stay below 2^31, and units below 2^32."""
+    for elements in (2**31 - 1, 2**31 - columns, columns):
+        tiles = RepeatingTiles.of(elements, columns, 4)
+        threads = -(-tiles.threads // 256) * 256
+        assert threads < 2**31
+        assert tiles.period * 4 <= max(4, elements + 3)
+        last = (threads - 1) // tiles.period
+        assert last * UNITS * tiles.period + UNITS * tiles.period < 2**32
+
+
+@pytest.mark.parametrize(
+    "op", ["quantize", "dequantize_bias", "dequantize_bias_residual", "dequantize_bias_gelu_quantize"]
+)
+def test_kernels_with_64_bit_indexes_do_not_spill(op):
+    file = Path(data("kernels")) / "quantise" / f"{op}.cu"
+    macros = {"SCALAR": CUDA_TYPE["bfloat16"], "INDEX": "unsigned long long", "CHANNEL": 1}
+    for more in ({}, {"WHOLE": 0}, {"WHOLE": 1}, {"STEPS": 1}):
+        _, log = compile_verbose(file, macros | more, "sm_90")
+        assert "0 bytes stack frame, 0 bytes spill stores" in log
+        assert " bytes stack frame" not in log.replace(" 0 bytes stack frame", "")
+
+
+@pytest.mark.parametrize("whole", [0, 1])
+@pytest.mark.parametrize(
+    ("op", "wide"),
+    [
+        ("quantize", 4),
+        ("dequantize_bias", 4),
+        ("dequantize_bias_residual", 8),
+        ("dequantize_bias_gelu_quantize", 4),
+    ],
+)
+def test_all_wide_loads_of_a_thread_are_in_one_piece_of_code(ptx, op, wide, whole):
+    """A load behind a branch would wait for the one before it."""
+    import re
+
+    macros = {"SCALAR": "float", "INDEX": "unsigned", "CHANNEL": 0, "WHOLE": whole}
+    pieces = re.split(r"\n\$L\w+:|\bbra[^\n]*", ptx(f"{op}.cu", f"{op}_tuned", macros))
+    loads = [len(re.findall(r"ld\.global\.nc\.v4", piece)) for piece in pieces]
+    assert max(loads) >= wide

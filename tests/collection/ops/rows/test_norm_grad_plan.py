@@ -1,0 +1,108 @@
+"""Plans of the norms' gradients: whatever the tunable numbers are, every row is covered, within what a GPU allows."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.collection.ops.chip import H200, Chip
+from harness.collection.ops.rows._norm_grad import _total_threads
+from harness.collection.ops.rows._norm_grad_plan import NormGradPlan
+
+A100 = Chip(108, clusters=False, shared=163 * 1024)
+ROWS = (1, 2, 4, 5, 8, 132, 1000, 2**17)
+COLUMNS = (
+    *range(1, 300),
+    *(2**k + d for k in range(9, 19) for d in (-1, 0, 1, 8)),
+    *(1000, 30_522, 50_257, 100_000, 128_256),
+)
+
+
+@pytest.fixture(params=itertools.product((2, 4), (1, 2), (H200, A100)), ids=str)
+def plans(request):
+    """(rows, columns, elements a pack, sums, chip, plan) for all that have one."""
+    itemsize, sums, chip = request.param
+    every = [(r, c, NormGradPlan.of(r, c, itemsize, sums, chip)) for r, c in itertools.product(ROWS, COLUMNS)]
+    return [(rows, columns, 16 // itemsize, sums, chip, plan) for rows, columns, plan in every if plan is not None]
+
+
+def worth(rows, columns, itemsize, sums=2, chip=H200):
+    """The plan, if there is one and it pays with all its teams; else None."""
+    plan = NormGradPlan.of(rows, columns, itemsize, sums, chip)
+    return plan if plan is not None and plan.worth(plan.teams) else None
+
+
+def test_many_rows_have_a_plan_up_to_a_length(plans):
+    """Rows of whole packs may be longer than others, since single elements take more registers."""
+    planned = {columns for rows, columns, *_ in plans if rows == max(ROWS)}
+    size, chip = plans[0][2], plans[0][4]
+    packs, singles = (131_072, 98_304) if chip.clusters else (8192, 8192)
+    assert planned >= {columns for columns in COLUMNS if columns <= (singles if columns % size else packs)}
+
+
+def test_threads_have_all_of_a_row_and_miss_only_last_chunks(plans):
+    for rows, columns, size, _, _, plan in plans:
+        team = plan.team
+        chunk = 1 if plan.singles else size
+        threads = team.lanes or team.threads
+        last = columns - (team.cluster - 1) * plan.piece
+        assert plan.piece * team.cluster >= columns, (rows, columns, plan)
+        assert plan.piece % chunk == 0
+        assert (team.kept - 1) * threads * chunk < last <= plan.piece, (rows, columns, plan)
+        assert plan.piece <= team.kept * threads * chunk, (rows, columns, plan)
+        assert team.lanes or plan.tile_rows == team.at_once
+
+
+def test_stages_fit_into_a_multiprocessor(plans):
+    for rows, columns, size, sums, chip, plan in plans:
+        team, itemsize = plan.team, 16 // size
+        stage = 2 * plan.tile_bytes + sums * plan.row_bytes
+        before = size - 1 if plan.singles else 0
+        assert plan.tile_bytes >= (plan.tile_rows * plan.piece + before) * itemsize
+        assert plan.row_bytes >= (plan.tile_rows + 3) * 4
+        assert plan.tile_bytes % 16 == plan.row_bytes % 16 == 0
+        assert plan.stages == 3 or plan.team.lanes or plan.team.at_once == 1
+        assert plan.stages * stage <= plan.shared <= chip.shared
+        # As what an H200 or an A100 has: a KB more than a block may use, of which each block takes one.
+        blocks = team.resident
+        assert blocks * (plan.shared + 1024) <= chip.shared + 1024, (rows, columns, plan)
+        warps = team.threads // 32
+        assert not team.lanes or plan.shared >= warps * columns * 4
+
+
+def test_what_a_compilation_takes_stays_within_registers(plans):
+    """A thread has 128 registers. From row to row it keeps two floats a column, and gamma."""
+    for rows, columns, size, sums, _, plan in plans:
+        width = 1 if plan.singles else size
+        assert plan.team.kept * width <= 32, (rows, columns, plan)
+        assert 32 <= plan.team.threads <= (1024 if plan.team.kept * width <= 8 else 512)
+        assert plan.team.threads % 32 == 0
+        assert plan.team.at_once * sums <= 32
+
+
+def test_single_elements_are_stored_in_pieces_of_a_sector(plans):
+    """Unless a thread had very few elements of a row, or a row is so short that a thread has all of it."""
+    found = [plan.team for *_, plan in plans if plan.singles and plan.team.lanes > 1]
+    size = plans[0][2]
+    assert found
+    assert all(team.lanes * 16 // size >= 32 or team.kept <= 4 for team in found)
+    assert {team.lanes for team in found} == {8, 16, 32}
+
+
+def test_few_rows_are_not_worth_it_unless_one_team_is_enough():
+    for rows, columns in itertools.product((1, 8, 132), (1024, 16_384, 131_072)):
+        plan = worth(rows, columns, 2)
+        if rows == 1 or (rows, columns) == (8, 1024):
+            assert plan is not None
+            assert plan.teams == 1
+    assert worth(8, 16_384, 2) is None
+    assert worth(132, 1024, 2) is None
+    assert NormGradPlan.of(512, 262_144, 2, 2, H200) is None
+    assert NormGradPlan.of(0, 1024, 2, 2, H200) is None
+
+
+def test_blocks_that_add_parts_are_small_where_they_are_many():
+    # parts, blocks: as long as multiprocessors have no more than one block, each part has a warp.
+    assert [_total_threads(parts, 64, 132) for parts in (2, 5, 32, 528)] == [64, 256, 1024, 1024]
+    assert [_total_threads(parts, 8192, 132) for parts in (2, 15, 132, 528)] == [32, 64, 1024, 1024]

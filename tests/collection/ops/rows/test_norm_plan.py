@@ -1,0 +1,112 @@
+"""Plans for rows in turn: whatever the tunable numbers are, every row must be covered, within what a GPU allows."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+
+from harness.collection.ops.chip import H200, WARP, Chip
+from harness.collection.ops.rows import _norm as norm
+from harness.collection.ops.rows._norm_plan import InTurn
+from harness.collection.ops.rows._rows import has_plan
+from harness.model import Case
+
+A100 = Chip(108, clusters=False, shared=163 * 1024)
+ROWS = (0, 1, 8, 132, 1000, 10_000, 2**20)
+COLUMNS = (*range(8, 300, 4), *(2**k + d for k in range(9, 20) for d in (-1, 0, 4, 8)), 30_528, 50_256, 128_256)
+
+
+class FakeKernel:
+    """A kernel of which `clusters` clusters are resident."""
+
+    def __init__(self, clusters):
+        self.clusters = clusters
+
+    def resident_clusters(self, *_):
+        return self.clusters
+
+
+@pytest.fixture(params=(2, 4))
+def plans(request):
+    """(rows, columns, bytes of an element, plan) for all rows and columns that have one."""
+    itemsize = request.param
+    every = [(r, c, itemsize, InTurn.of(r, c, itemsize, H200)) for r, c in itertools.product(ROWS, COLUMNS)]
+    return [(*of, plan) for *of, plan in every if plan is not None]
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_many_long_rows_have_one(itemsize):
+    for columns in (128_256, 131_072):
+        assert InTurn.of(2**27 // columns, columns, itemsize, H200) is not None, columns
+
+
+def test_few_rows_and_short_rows_and_rows_that_are_no_packs_have_none():
+    long = 131_072
+    for rows, columns in ((0, long), (1, long), (32, long), (10_000, 65_536), (10_000, long + 1), (10_000, 2**20)):
+        assert InTurn.of(rows, columns, 2, H200) is None, (rows, columns)
+
+
+def test_a_device_without_clusters_has_none():
+    assert all(InTurn.of(2**20, columns, 2, A100) is None for columns in COLUMNS)
+
+
+def test_what_goes_in_turn_fits_other_plans_too(plans):
+    """The traffic of `tuned` asks those other plans whether x is read once."""
+    assert all(has_plan({"M": rows, "N": columns}, itemsize) for rows, columns, itemsize, _ in plans)
+
+
+def test_a_team_covers_its_row(plans):
+    for rows, columns, itemsize, plan in plans:
+        packs = columns * itemsize // 16
+        most = 8 * plan.threads * 8
+        assert most >= packs, (rows, columns, plan)
+        assert plan.whole == (most == packs), (rows, columns, plan)
+
+
+def test_teams_are_what_a_gpu_has(plans):
+    for rows, columns, _, plan in plans:
+        assert plan.threads in range(WARP, 1025, WARP), (rows, columns, plan)
+
+
+def test_blocks_fit_into_a_multiprocessor(plans):
+    for rows, columns, _, plan in plans:
+        warps = plan.threads // WARP
+        sums = 8 * 8 * warps * 8 + 8 * 8  # eight times two floats of every warp, and a barrier
+        arrivals = warps * plan.stages * 8
+        assert plan.stages >= 3
+        assert plan.shared == plan.stages * (16 * 8 * plan.threads + 16 * warps), (rows, columns, plan)
+        assert plan.shared + sums + arrivals <= H200.shared, (rows, columns, plan)
+        assert plan.threads * 128 <= 65_536, (rows, columns, plan)  # registers
+
+
+def test_the_grid_has_all_rows_and_no_team_without_one(plans):
+    for (rows, columns, _, plan), resident in itertools.product(plans, (0, 1, 7, 1000)):
+        grid = plan.grid(rows, FakeKernel(resident))
+        most = max(1, min(plan.most, resident))
+        assert grid % 8 == 0, (rows, columns, plan)
+        at_once = grid // 8
+        assert at_once <= min(most, rows), (rows, columns, plan)
+        # Fewer teams take no more turns than all that there is room for.
+        assert -(-rows // at_once) == -(-rows // most), (rows, columns, plan)
+
+
+@pytest.mark.parametrize(("offset", "entry"), [(0, "layer_norm_in_turn"), (1, "layer_norm_two_pass")])
+def test_packs_that_are_not_aligned_go_another_way(offset, entry):
+    import torch
+
+    class Recorder(FakeKernel):
+        def __init__(self, _file, entry, _macros):
+            super().__init__(16)
+            self.entry = entry
+
+        def __call__(self, *_, **__):
+            ran.append(self.entry)
+
+    ran = []
+    case = Case("layer_norm", "tuned", "float16", (("M", 100), ("N", 131_072)))
+    ctx = SimpleNamespace(case=case, s=SimpleNamespace(M=100, N=131_072), kernel=Recorder)
+    launch = norm.in_turn(ctx, InTurn.of(100, 131_072, 2, H200), lambda t: (t.x,))
+    launch(SimpleNamespace(x=torch.empty(16, dtype=torch.float16)[offset:]))
+    assert ran == [entry]

@@ -1,0 +1,190 @@
+"""Plans of row kernels: whatever the tunable numbers are, every row must be covered, within what a GPU allows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from harness import cuda
+from harness.collection.ops.chip import H200, WARP, Chip
+from harness.collection.ops.rows._rows import RowPlan, has_plan, planned
+
+ROWS = (0, 1, 2, 8, 132, 1000, 2**20)
+COLUMNS = (
+    *range(1, 300),
+    *(2**k + d for k in range(9, 20) for d in (-1, 0, 1, 8)),
+    *(1000, 30_522, 50_257, 100_000, 128_256),
+)
+SHARED_MEMORY = 99 * 1024  # bytes that a block may have on every architecture from sm_80 on
+MATRICES = 3  # of which a kernel has a tile, at most
+A100 = Chip(108, clusters=False, shared=163 * 1024)
+DEVICES = [H200, A100, Chip(20, clusters=False, shared=SHARED_MEMORY)]
+
+
+@pytest.fixture(params=itertools.product((2, 4), DEVICES, (RowPlan.of, RowPlan.with_vectors)), ids=str)
+def plans(request):
+    """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
+    itemsize, device, find = request.param
+    every = [(r, c, find(r, c, itemsize, device)) for r, c in itertools.product(ROWS, COLUMNS)]
+    return [(rows, columns, 16 // itemsize, plan) for rows, columns, plan in every if plan is not None]
+
+
+def team(plan):
+    """Threads that share a row."""
+    return plan.lanes or plan.threads * plan.cluster
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_rows_up_to_131072_have_a_plan_where_blocks_form_clusters(itemsize):
+    for rows, columns in itertools.product(ROWS, (3, 197, 1023, 4096, 30_522, 50_257, 65_536, 128_256, 131_072)):
+        assert RowPlan.of(rows, columns, itemsize, H200) is not None, (rows, columns)
+
+
+def test_a_row_that_no_cluster_can_hold_has_none():
+    assert RowPlan.of(1, 2**30, 2, H200) is None
+    assert RowPlan.of(1, 2**30, 2, A100) is None
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_whether_there_is_a_plan_does_not_depend_on_the_rows(itemsize):
+    for rows, columns in itertools.product(ROWS, (1, 197, 65_536, 131_072, 262_144, 300_000, 524_288, 2**20, 2**31)):
+        found = has_plan({"M": rows, "N": columns}, itemsize)
+        assert found == (RowPlan.of(1000, columns, itemsize, H200) is not None), (rows, columns)
+        assert found == (RowPlan.with_vectors(rows, columns, itemsize, H200) is not None), (rows, columns)
+
+
+def test_a_team_covers_its_row(plans):
+    for rows, columns, size, plan in plans:
+        elements = columns if plan.tile_rows else columns // size
+        assert plan.count * team(plan) >= elements, (rows, columns, plan)
+
+
+def test_only_rows_that_begin_inside_of_packs_are_ragged(plans):
+    for rows, columns, size, plan in plans:
+        assert plan.ragged == (columns % size != 0 and not plan.tile_rows), (rows, columns, plan)
+
+
+def test_a_ragged_row_has_threads_for_its_single_elements(plans):
+    for rows, columns, size, plan in plans:
+        if plan.ragged:
+            assert team(plan) >= 2 * (size - 1), (rows, columns, plan)
+
+
+def test_teams_are_what_a_gpu_has(plans):
+    for rows, columns, _, plan in plans:
+        assert plan.threads in range(WARP, 1025, WARP), (rows, columns, plan)
+        assert plan.lanes in (0, 1, 2, 4, 8, 16, 32), (rows, columns, plan)
+        assert plan.cluster in range(1, 9), (rows, columns, plan)
+        assert plan.cluster == 1 or not plan.lanes, (rows, columns, plan)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_no_clusters_where_the_device_has_none(itemsize):
+    for rows, columns in itertools.product(ROWS, COLUMNS):
+        plan = RowPlan.of(rows, columns, itemsize, A100)
+        assert plan is None or plan.cluster == 1
+
+
+def test_few_rows_are_shared_by_blocks_if_they_are_long_enough():
+    assert [RowPlan.of(rows, 1024, 2, H200).cluster for rows in (1, 8, 132)] == [1, 1, 1]
+    assert [RowPlan.of(rows, 2048, 2, H200).cluster for rows in (1, 8, 132)] == [4, 4, 1]
+
+
+def test_long_rows_of_floats_inside_of_packs_have_more_blocks_where_vectors_take_registers():
+    plain, shared = RowPlan.of(4397, 30522, 4, H200), RowPlan.with_vectors(4397, 30522, 4, H200)
+    assert (plain.cluster, plain.threads) == (4, 480)
+    assert (shared.cluster, shared.threads) == (8, 320)
+    for columns, chip in [(16385, H200), (40001, H200), (30522, replace(H200, clusters=False))]:
+        assert RowPlan.with_vectors(4397, columns, 4, chip) == RowPlan.of(4397, columns, 4, chip)
+
+
+def test_floats_that_share_one_vector_have_more_threads_for_a_row_in_a_tile():
+    one, two = (RowPlan.with_vectors(5000, 197, 4, H200, vectors) for vectors in (1, 2))
+    assert (one.lanes, one.count, two.lanes, two.count) == (32, 7, 16, 13)
+    assert RowPlan.with_vectors(5000, 197, 2, H200, 1) == RowPlan.with_vectors(5000, 197, 2, H200, 2)
+
+
+def test_tiles_are_whole_packs_and_fit_into_shared_memory(plans):
+    for rows, columns, size, plan in plans:
+        elements = plan.tile_rows * columns
+        assert elements % size == 0, (rows, columns, plan)
+        assert MATRICES * elements * 16 // size <= SHARED_MEMORY, (rows, columns, plan)
+
+
+def test_the_grid_has_all_rows_and_no_block_without_one(plans):
+    for rows, columns, _, plan in plans:
+        a_block = plan.tile_rows or (plan.threads // plan.lanes * plan.together if plan.lanes else 0)
+        if a_block:
+            assert (plan.grid(rows) - 1) * a_block < max(rows, 1) <= max(plan.grid(rows), 1) * a_block, (rows, plan)
+        else:
+            assert plan.grid(rows) == -(-rows // plan.together) * plan.cluster, (rows, columns, plan)
+
+
+def test_a_team_has_several_rows_only_of_packs_that_begin_alike(plans):
+    for rows, columns, _, plan in plans:
+        assert plan.together in (1, 2, 4), (rows, columns, plan)
+        assert plan.together == 1 or not (plan.ragged or plan.tile_rows), (rows, columns, plan)
+        # What is kept of all rows must fit into registers.
+        assert plan.count * plan.together <= (16 if plan.tile_rows else 8), (rows, columns, plan)
+
+
+def test_lanes_lack_no_more_than_their_last_pack(plans):
+    for rows, columns, size, plan in plans:
+        if plan.lanes and not plan.tile_rows:
+            assert (plan.count - 1) * plan.lanes <= columns // size, (rows, columns, plan)
+
+
+def test_a_team_holds_a_row_that_leaves_none_of_its_packs_empty(plans):
+    for rows, columns, size, plan in plans:
+        whole = not plan.tile_rows and columns == plan.count * team(plan) * size
+        assert plan.holds(columns, 16 // size) == whole, (rows, columns, plan)
+
+
+def test_the_macros_say_which_team_it_is(plans):
+    for rows, columns, _, plan in plans:
+        macros = plan.macros
+        assert macros["COUNT"] >= 1, (rows, columns, plan)
+        assert (macros["LANES"] > 0) + macros["CLUSTER"] <= 1, (rows, columns, plan)
+        assert macros["RAGGED"] + macros["TILE"] <= 1, (rows, columns, plan)
+        assert macros["THREADS"] == plan.threads
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """called(columns, offset): which of kernel and fallback has run, on a tensor so many elements off 16 bytes."""
+    import torch
+
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: H200.multiprocessors)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: H200.clusters)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: H200.shared)
+
+    def call(columns, offset):
+        ran = []
+        case, sizes = SimpleNamespace(op="softmax", dtype="float32"), SimpleNamespace(M=1, N=columns)
+
+        def kernel(*where):
+            return lambda *_, **__: ran.append(where[:2])
+
+        ctx = SimpleNamespace(case=case, s=sizes, kernel=kernel)
+        launch = planned(ctx, lambda _: ran.append("fallback"), lambda t: (t.x,))
+        launch(SimpleNamespace(x=torch.empty(16)[offset:]))
+        return ran
+
+    return call
+
+
+@pytest.mark.parametrize("columns", [8, 1023, 262_144])
+def test_the_planned_kernel_runs_where_packs_are_aligned(called, columns):
+    assert called(columns, 0) == [("softmax.cu", "softmax_tuned")]
+
+
+@pytest.mark.parametrize(("columns", "offset"), [(8, 1), (1023, 2), (262_144, 3), (262_148, 0)])
+def test_the_fallback_runs_elsewhere(called, columns, offset):
+    assert called(columns, offset) == ["fallback"]
+
+
+def test_tiles_have_any_address(called):
+    assert called(3, 1) == [("softmax.cu", "softmax_tuned")]

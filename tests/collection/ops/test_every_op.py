@@ -1,0 +1,101 @@
+"""Every bundled variant keeps the contract of its op, as the check sees it: baselines on the CPU, all on a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import devices
+from harness.collection.ops import collectives
+from harness.devices.cpu import Cpu
+from harness.model import Case, Value
+from harness.ops import Catalogue, Choice, Op
+from harness.session import Session
+
+OPS = Catalogue()
+OF_RANKS = {file.stem for folder in collectives.__path__ for file in Path(folder).glob("[!_]*.py")}
+"""Ops that one process has no case of; tests/ops/collectives runs them on several GPUs."""
+SIZES = {"T": 32, "V": 4, "U": 1}
+"""Sizes that have a meaning of their own; all others are 8."""
+ON_A_GPU = {"D": 16}
+"""Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
+COMPILED = "compile"
+"""What the names of variants begin with that are compiled. They take seconds, and are tried once each, on a GPU."""
+SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
+"""Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
+
+
+class SmallCpu(Cpu):
+    """A processor with next to no cache, so that few sets of buffers are enough."""
+
+    cache_bytes = 2**10
+
+
+def shape_of(op: Op, device: str) -> tuple[tuple[str, int], ...]:
+    sizes = SIZES | (ON_A_GPU if device == "cuda" else {})
+    return tuple((symbol, sizes.get(symbol, 8)) for symbol in op.symbols)
+
+
+def values(name: str, choice: Choice) -> list[Value]:
+    allowed = [value for value in SMALL.get(name, choice.values) if choice.accepts(value)]
+    return allowed or list({choice.usual, choice.low, choice.high})
+
+
+def usual(name: str, choice: Choice) -> Value:
+    return values(name, choice)[0] if name in SMALL else choice.usual
+
+
+def cases(op: Op, device: str) -> Iterator[Case]:
+    """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice.
+
+    Whole steps take long: they have one dtype here, and on a CPU one case; tests/ops/training has the others.
+    """
+    steps = op.timer == "steady"
+    shape, dtypes = shape_of(op, device), op.dtypes[: 1 if steps else None]
+    variants = [variant for variant in op.variants.values() if device in variant.devices]
+    few = steps and device == "cpu"
+    allowed = [[usual(*choice)] if few else values(*choice) for choice in op.choices.items()]
+    for variant in variants[: 1 if few else None]:
+        if not variant.name.startswith(COMPILED):
+            for dtype, chosen in itertools.product(dtypes, itertools.product(*allowed)):
+                yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_baselines_keep_the_contract(op: Op) -> None:
+    made = list(cases(op, "cpu"))
+    assert made
+    for case in made:
+        with Session(case, op, SmallCpu()) as session:
+            if session.obstacle() is None:
+                session.prepare()
+                assert session.check() is None
+                assert session.check_inputs() is None
+        assert session.warnings == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_variants_keep_the_contract_on_a_gpu(op: Op) -> None:
+    """A library's results may be inexact there. Compiled variants take part in halves, where dtypes can differ."""
+    chosen = tuple((name, usual(name, choice)) for name, choice in op.choices.items())
+    shape = shape_of(op, "cuda")
+    half = next(dtype for dtype in ("float16", *op.dtypes) if dtype in op.dtypes)
+    names = (name for name in op.variants if name.startswith(COMPILED) and "autotune" not in name)
+    compiled = [Case(op.name, name, half, shape, chosen, 1, "cuda") for name in names]
+    found = {}
+    for case in [*cases(op, "cuda"), *compiled]:
+        with Session(case, op, devices.kinds()["cuda"]) as session:
+            obstacle = session.obstacle()
+            if obstacle is None:
+                session.prepare()
+                found[case.id] = session.check() or session.check_inputs()
+            elif op.name in OF_RANKS:
+                assert "world: 2 or more" in str(obstacle)
+                found[case.id] = None
+    assert found
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}

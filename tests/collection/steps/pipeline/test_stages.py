@@ -1,0 +1,280 @@
+"""Stages with threads: how fast they are together, what closes them, and what a failure of one does."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import pytest
+import torch
+
+from harness.collection.steps.pipeline._expected import expected, gain, slowest
+from harness.collection.steps.pipeline._facts import rate_alone
+from harness.collection.steps.pipeline._stages import (
+    Crew,
+    Pipeline,
+    QueueClosed,
+    Stage,
+    StageError,
+    StageQueue,
+    Stopwatch,
+    halved,
+)
+
+SECONDS = {"read": 4e-3, "prepare": 9e-3, "train": 6e-3}
+COUNT = 20
+
+
+def sleeping(name):
+    def work(item):
+        time.sleep(SECONDS[name])
+        return item
+
+    return work
+
+
+def started(overlapping, works=None):
+    works = works or {name: sleeping(name) for name in SECONDS}
+    stages = [Stage(name, work) for name, work in works.items() if name != "train"]
+    return Pipeline(stages) if overlapping else Pipeline(stages, 1, on_the_way=1)
+
+
+def rate(overlapping, works):
+    """Items a second of the whole, whose last stage is the caller."""
+    pipeline = started(overlapping, works)
+    try:
+        for count in range(COUNT + 6):
+            if count == 6:
+                start = time.perf_counter()
+            works["train"](pipeline.take())
+            pipeline.done()
+        return COUNT / (time.perf_counter() - start)
+    finally:
+        pipeline.close()
+
+
+def rates_and_gain(overlapping):
+    """Items a second of the whole and its gain by a faster stage, each over what the stages alone let expect."""
+    works = {name: sleeping(name) for name in SECONDS}
+    rates = {name: rate_alone(work, itertools.count(), 0.03, lambda: None) for name, work in works.items()}
+    found = rate(overlapping, works)
+    faster = rate(overlapping, works | {"prepare": halved(works["prepare"])})
+    wanted = expected(rates, overlapping=overlapping), gain(rates, "prepare", overlapping=overlapping)
+    return slowest(rates), found / wanted[0], faster / found / wanted[1]
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_the_whole_is_as_fast_as_its_stages_say_and_gains_what_they_say(overlapping):
+    # Other work on this machine makes some attempts slower. A pipeline that doesn't do what it should has none right.
+    attempts = (rates_and_gain(overlapping) for _ in range(6))
+    assert any(found == ("prepare", pytest.approx(1, rel=0.2), pytest.approx(1, rel=0.2)) for found in attempts)
+
+
+def test_rates_that_are_expected():
+    rates = {"read": 1000.0, "prepare": 250.0, "copy": 500.0, "train": 200.0}
+    assert expected(rates, overlapping=True) == 200
+    assert expected(rates, overlapping=False) == pytest.approx(1 / (0.001 + 0.004 + 0.002 + 0.005))
+    assert slowest(rates) == "train"
+    assert gain(rates, "train", overlapping=True) == 250 / 200
+    assert gain(rates, "copy", overlapping=True) == 1
+    assert gain(rates, "train", overlapping=False) == pytest.approx(12 / 9.5)
+
+
+def test_items_keep_their_order_and_go_through_every_stage():
+    pipeline = Pipeline([Stage("double", lambda n: 2 * n), Stage("next", lambda n: n + 1)])
+    found = []
+    for _ in range(10):
+        found.append(pipeline.take())
+        pipeline.done()
+    pipeline.close()
+    assert found == [2 * n + 1 for n in range(10)]
+
+
+def test_with_one_on_the_way_the_next_begins_only_when_the_last_is_done():
+    begun = []
+    pipeline = Pipeline([Stage("first", lambda n: begun.append(n) or n), Stage("second", lambda n: n)], 1, on_the_way=1)
+    assert pipeline.take() == 0
+    time.sleep(0.02)
+    assert begun == [0]
+    pipeline.done()
+    assert pipeline.take() == 1
+    pipeline.close()
+    assert begun == [0, 1]
+
+
+def test_queues_are_bounded():
+    begun = []
+    pipeline = Pipeline([Stage("first", lambda n: begun.append(n) or n)], 2)
+    deadline = time.monotonic() + 5
+    while len(begun) < 3 and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    time.sleep(0.02)
+    assert begun == [0, 1, 2]  # two in the queue, one in hand
+    assert pipeline.ready == 3
+    pipeline.close()
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 5])
+def test_a_stage_may_work_on_several_items_at_once_and_keeps_their_order(at_once):
+    together = threading.Barrier(at_once)
+
+    def work(item):
+        together.wait(10)
+        time.sleep(0.01 * (item % at_once == 0))  # the first of them ends last
+        return item
+
+    pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", work, at_once)])
+    assert [pipeline.take() for _ in range(4 * at_once)] == list(range(4 * at_once))
+    together.abort()
+    pipeline.close()
+
+
+def test_with_one_on_the_way_a_stage_for_several_gives_its_only_item():
+    pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", lambda n: n, 3)], 1, on_the_way=1)
+    for number in range(5):
+        assert pipeline.take() == number
+        pipeline.done()
+    pipeline.close()
+
+
+def test_a_stage_for_several_begins_no_more_than_that():
+    begun, go_on = [], threading.Event()
+
+    def work(item):
+        begun.append(item)
+        go_on.wait(10)
+        return item
+
+    pipeline = Pipeline([Stage("prepare", work, 3)], 1)
+    deadline = time.monotonic() + 5
+    while pipeline.ready < 3 and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    time.sleep(0.02)
+    assert sorted(begun) == [0, 1, 2]
+    go_on.set()
+    pipeline.close()
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 4])
+def test_the_rate_alone_of_work_on_several_items_at_once(at_once):
+    running, most = set(), []
+
+    def work(number):
+        running.add(number)
+        most.append(len(running))
+        time.sleep(0.01)
+        running.remove(number)
+
+    rates = [rate_alone(work, itertools.count(), 0.05, lambda: None, at_once) for _ in range(3)]
+    assert max(most) == at_once
+    # Other work on this machine may make an attempt slower, but none faster.
+    assert max(rates) == pytest.approx(at_once / 0.01, rel=0.25)
+
+
+def test_the_rate_alone_tells_what_failed():
+    with pytest.raises(ValueError, match="no such file"):
+        rate_alone(fails, itertools.count(), 0.0, lambda: None, 3)
+
+
+def fails(_item):
+    raise ValueError("no such file")
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("on_the_way", [0, 1])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_stage_that_fails_ends_the_pipeline_by_its_name(on_the_way, place, at_once):
+    before = threading.active_count()
+    works = [lambda n: n, lambda n: n]
+    works[place] = fails
+    pipeline = Pipeline([Stage(f"stage{i}", work, at_once) for i, work in enumerate(works)], 1, on_the_way)
+    with pytest.raises(StageError, match=f"stage 'stage{place}' failed: ValueError: no such file"):
+        pipeline.take()
+    pipeline.done()  # a caller that ends its step
+    pipeline.close()
+    assert threading.active_count() == before
+
+
+def test_out_of_memory_stays_what_it_is():
+    def too_large(_item):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    pipeline = Pipeline([Stage("copy", too_large)])
+    with pytest.raises(torch.OutOfMemoryError):
+        pipeline.take()
+    pipeline.close()
+
+
+@pytest.mark.parametrize("overlapping", [False, True])
+def test_closing_ends_all_threads_wherever_they_wait(overlapping):
+    before = threading.active_count()
+    pipeline = started(overlapping)
+    pipeline.take()
+    pipeline.close()
+    pipeline.close()
+    assert threading.active_count() == before
+    with pytest.raises(QueueClosed):
+        pipeline.take()
+
+
+def test_a_queue_counts_how_long_it_was_empty_and_full(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    queue = StageQueue(2, watch)
+    watch.start()
+    for seconds, act in ((1, lambda: queue.put(1)), (2, lambda: queue.put(2)), (4, queue.get), (3, watch.stop)):
+        now[0] += seconds
+        act()
+    now[0] += 100  # when nobody takes anything, nothing is counted
+    assert queue.shares == (1 / 10, 4 / 10)
+    queue.reset()
+    watch.start()
+    now[0] += 5
+    queue.get()
+    now[0] += 15
+    assert queue.shares == (15 / 20, 0)
+
+
+def test_halved_work_gives_every_result_twice():
+    done = []
+    work = halved(lambda n: done.append(n) or n)
+    assert [work(n) for n in range(5)] == [0, 0, 2, 2, 4]
+    assert done == [0, 2, 4]
+
+
+def test_halved_work_of_several_threads_gives_every_result_twice():
+    done = []
+
+    def work(number):
+        time.sleep(1e-3)
+        done.append(number)
+        return number
+
+    pipeline = Pipeline([Stage("prepare", halved(work), 3)])
+    found = [pipeline.take() for _ in range(20)]
+    pipeline.close()
+    # Threads may begin in another order than that of their items, so the last one may have its like behind it.
+    assert {found.count(one) for one in set(found)} <= {1, 2}
+    assert 10 <= len(set(found)) <= 11
+    assert set(found) <= set(done)
+
+
+def test_halved_work_that_fails_tells_both():
+    work = halved(fails)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no such file"):
+            work(0)
+
+
+def test_a_crew_shares_a_batch_and_tells_what_one_raised():
+    begun = []
+    crew = Crew(3, lambda: begun.append(threading.current_thread().name))
+    found = []
+    crew.each(100, found.append)
+    assert sorted(found) == list(range(100))
+    with pytest.raises(ValueError, match="no such file"):
+        crew.each(4, fails)
+    crew.close()
+    assert 1 <= len(set(begun)) <= 3

@@ -1,0 +1,187 @@
+"""Processes that decode: the images they give, what they tell of a failure, and that none of them stays."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.collection.steps.pipeline import _files, _images, _workers
+from harness.collection.steps.pipeline._shared import AT_ONCE, SLOTS, SharedBatches
+from harness.collection.steps.pipeline._stages import Crew
+from harness.collection.steps.pipeline._workers import Decoders, ProcessImages
+
+COUNT, SIDE, SEED = 3, 32, 7
+
+
+@pytest.fixture(scope="module")
+def readers():
+    made = Crew(2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def files(readers):
+    return _files.made(COUNT, readers)
+
+
+@pytest.fixture
+def batches(files):
+    made = SharedBatches(COUNT, max(file.stat().st_size for file in files), SIDE)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[2])
+def decoders(batches, request):
+    made = Decoders(request.param, batches)
+    yield made
+    made.close()
+
+
+def resized(file, number, place):
+    decoded = _images.decoder()(_files.read(file, cold=False))
+    return _images.resized(decoded, _images.crops(SEED, number, COUNT)[place], SIDE)
+
+
+def gone(pid):
+    """Whether the process has ended. Someone may still have to ask for its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until(true, seconds=5):
+    deadline = time.monotonic() + seconds
+    while not true() and time.monotonic() < deadline:
+        time.sleep(5e-3)
+    assert true()
+
+
+@pytest.mark.parametrize("decoders", [1, 2, COUNT + 2], indirect=True)
+def test_images_are_those_of_the_files_in_every_slot(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    assert len(decoders.processes) == len({one.pid for one in decoders.processes}) == decoders._count
+    for number in range(SLOTS + 2):
+        order = [files[(number + place) % COUNT] for place in range(COUNT)]
+        found = images.both(images.read(number, order, readers, cold=False))
+        assert found.number == number
+        wanted = [resized(file, number, place) for place, file in enumerate(order)]
+        assert found.data.equal(torch.stack(wanted))
+
+
+@pytest.mark.parametrize("decoders", [1, 2], indirect=True)
+def test_batches_that_are_worked_on_at_once_do_not_mix(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        for first in range(0, 3 * AT_ONCE, AT_ONCE):
+            items = [images.read(first + n, files[n:] + files[:n], readers, cold=False) for n in range(AT_ONCE)]
+            for n, found in enumerate(threads.map(images.both, items)):
+                wanted = [resized(file, first + n, place) for place, file in enumerate(files[n:] + files[:n])]
+                assert (found.number, found.data.equal(torch.stack(wanted))) == (first + n, True)
+
+
+@pytest.mark.parametrize("decoders", [1], indirect=True)
+def test_decoding_alone_and_resizing_alone(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    item = images.read(4, files, readers, cold=False)
+    assert images.resize(item).data[2].equal(resized(files[0], 4, 2))  # nothing was decoded before
+    images_before = batches.images.copy()
+    assert images.decode(item) == item
+    assert (batches.images == images_before).all()
+    wanted = [resized(files[-1], 4, place) for place in range(COUNT)]
+    assert images.resize(item).data.equal(torch.stack(wanted))
+
+
+def test_processes_have_one_thread_each_no_context_and_nothing_of_the_parent(decoders):
+    def told(code):
+        return {str(one.result()) for one in decoders._shares(eval, code)}
+
+    assert told("__import__('torch').get_num_threads()") == {"1"}
+    assert told("__import__('torch').cuda.is_initialized()") == {"False"}
+    assert told("{'harness.cli', 'harness.runner', 'matplotlib', 'pytest'} & {*__import__('sys').modules}") == {"set()"}
+
+
+def test_a_file_that_is_no_jpeg_is_told_and_the_next_batch_is_right(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    item = images.read(0, files, readers, cold=False)
+    batches.files[item.data, 1] = 0
+    with pytest.raises((OSError, RuntimeError), match=r"identify|JPEG"):
+        images.both(item)
+    found = images.both(images.read(1, files, readers, cold=False))
+    assert found.data[1].equal(resized(files[1], 1, 1))
+
+
+def test_out_of_memory_stays_what_it_is(decoders):
+    with pytest.raises(MemoryError):
+        _workers._wait(decoders._shares(bytearray, 1 << 62))
+
+
+def test_a_process_that_is_killed_at_work_is_told(decoders, batches, files, readers):
+    images = ProcessImages(decoders, batches, SEED)
+    item = images.read(0, files, readers, cold=False)
+    [first, second] = [one.pid for one in decoders.processes]
+    os.kill(first, signal.SIGSTOP)
+    os.kill(second, signal.SIGSTOP)
+    killer = threading.Timer(0.05, os.kill, (second, signal.SIGKILL))
+    killer.start()
+    wait_for_first = threading.Timer(0.1, os.kill, (first, signal.SIGCONT))
+    wait_for_first.start()
+    with pytest.raises(RuntimeError, match=r"a process that decodes images was killed by SIGKILL, .*fewer processes"):
+        images.both(item)
+    assert gone(first)
+    assert gone(second)
+    decoders._taken.get_lock().acquire()  # as one of them may have done
+    with pytest.raises(RuntimeError):
+        ThreadPoolExecutor(1).submit(images.both, item).result(5)
+
+
+def test_a_process_that_ends_by_itself_is_told(decoders):
+    with pytest.raises(RuntimeError, match="died with exit status 3: what it wrote"), decoders._explained():
+        _workers._wait(decoders._shares(os._exit, 3))
+
+
+def test_a_process_that_cannot_begin_is_told(batches, monkeypatch):
+    monkeypatch.setattr(_workers, "_begin", os._exit)  # called with arguments that it doesn't take
+    with pytest.raises(RuntimeError, match="a process that decodes images ended early"):
+        Decoders(2, batches)
+    assert multiprocessing.active_children() == []
+
+
+def test_closing_leaves_no_process(batches):
+    made = Decoders(2, batches)
+    pids = [one.pid for one in made.processes]
+    assert not any(map(gone, pids))
+    made.close()
+    made.close()
+    assert all(map(gone, pids))
+
+
+def test_no_process_outlives_a_parent_that_is_killed(files):
+    code = f"""
+import time
+from harness.collection.steps.pipeline._shared import SharedBatches
+from harness.collection.steps.pipeline._workers import Decoders
+decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
+print(*(one.pid for one in decoders.processes), flush=True)
+time.sleep(60)
+"""
+    root = str(Path(_workers.__file__).parents[3])
+    command, environment = [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": root}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
+        pids = [int(one) for one in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert not any(map(gone, pids))
+        parent.kill()
+    wait_until(lambda: all(map(gone, pids)))

@@ -1,0 +1,51 @@
+"""What the tests of training share: cases of toy models, made ready on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+from harness.collection.steps.training._trainer import Setup
+from harness.devices.cpu import Cpu
+from harness.model import Case
+from harness.ops import Catalogue
+from harness.session import Session
+
+TOYS = {"resnet50_train": "resnet_toy", "bert_train": "bert_toy", "swin_train": "swin_toy", "swin_infer": "swin_toy"}
+
+
+@pytest.fixture(autouse=True)
+def small_models(one_thread: None) -> None:
+    """Every test here has one thread."""
+
+
+@pytest.fixture(params=[name for name in TOYS if name.endswith("_train")])
+def training(request: pytest.FixtureRequest) -> str:
+    """Each op of training, in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]]:
+    """ready(op, variant, dtype): a session of a toy's case with 8 items, prepared on the CPU. Choices may be given."""
+
+    @contextmanager
+    def session(name: str, variant: str, dtype: str = "float16", **choices: Any) -> Iterator[Session]:
+        op = catalogue[name]
+        given = {choice: choices.get(choice, known.usual) for choice, known in op.choices.items()}
+        given["model"] = TOYS[name]
+        with Session(Case(name, variant, dtype, (("B", 8),), tuple(given.items()), device="cpu"), op, Cpu()) as made:
+            made.prepare()
+            yield made
+
+    return session
+
+
+@pytest.fixture
+def setup(training: str) -> Setup:
+    """What a training of each toy begins with."""
+    return Setup(TOYS[training], 8, 1, torch.device("cpu"), torch.float16)

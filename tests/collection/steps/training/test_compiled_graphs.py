@@ -1,0 +1,53 @@
+"""A CUDA graph of a compiled step: it captures once compilation is over, and each replay is a step of its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from harness.collection.steps.training import _settings
+from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
+from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._trainer import Setup, Trainer
+
+pytestmark = pytest.mark.gpu
+RUNGS = [
+    pytest.param(model, rung, id=f"{model}-{rung.name}")
+    for model, rungs in {"bert_toy": BERT, "swin_toy": SWIN, "resnet_toy": RESNET}.items()
+    for rung in rungs
+    if rung.graph and rung.compiled
+]
+
+
+@pytest.mark.parametrize(("model", "rung"), RUNGS)
+def test_replays_of_a_compiled_step_train_with_random_numbers_of_their_own(model, rung):
+    """Nothing is compiled any more after the first eager steps, since no capture would survive that."""
+    with math_modes(tf32=True):
+        trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cuda", 0), torch.float16))
+        with side_stream():
+            for _ in range(_settings.EAGER):
+                trainer.loss_of_step()
+        with torch.compiler.set_stance("fail_on_recompile"):
+            replay = captured(trainer.loss_of_step)
+        losses = [replay().item() for _ in range(20)]
+    forget_compiled()
+    assert len(set(losses)) == len(losses)
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("model", ["bert_toy", "swin_toy"])
+def test_replays_draw_random_numbers_anew(model):
+    """Weights stay as they are, so that nothing but random numbers changes the loss."""
+    rungs = {"bert_toy": BERT, "swin_toy": SWIN}[model]
+    for rung in (one for one in rungs if one.graph and one.compiled):
+        with math_modes(tf32=True):
+            trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cuda", 0), torch.float16))
+            for group in trainer.optimizer.param_groups:
+                group["lr"] = 0.0
+            with side_stream():
+                for _ in range(_settings.EAGER):
+                    trainer.loss_of_step()
+            replay = captured(trainer.loss_of_step)
+            losses = [replay().item() for _ in range(6)]
+        forget_compiled()
+        assert len(set(losses)) > 1, rung.name

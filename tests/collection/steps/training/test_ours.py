@@ -1,0 +1,146 @@
+"""Rungs with our operators, which fall back to plain torch on a CPU: what they are given, and that they train alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from harness import nn
+from harness.collection.models import MODELS
+from harness.collection.steps.training import _operators, _settings, _steps
+from harness.collection.steps.training._rungs import BERT, FLOAT32, RESNET, SWIN, UNSCALE, Rung
+from harness.collection.steps.training._trainer import Setup, Trainer
+
+LADDERS = {"resnet_toy": RESNET, "bert_toy": BERT, "swin_toy": SWIN}
+OURS = [
+    pytest.param(model, rung, id=f"{model}-{rung.name}")
+    for model, rungs in LADDERS.items()
+    for rung in rungs
+    # BERT's rung takes the fewest seconds to compile; a GPU compiles all.
+    if rung.role == "ours" and not rung.graph and (not rung.compiled or model == "bert_toy")
+]
+
+
+def named(rungs: Iterable[Rung], name: str) -> Rung:
+    (found,) = (rung for rung in rungs if rung.name == name)
+    return found
+
+
+def losses(rung: Rung, model: str, dtype: torch.dtype = torch.float16) -> list[float]:
+    trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cpu"), dtype))
+    first = [trainer.loss_of_step().item() for _ in range(_settings.EAGER)]
+    # A graph is captured now, and no capture survives a compilation.
+    with torch.compiler.set_stance("fail_on_recompile"):
+        return first + [trainer.loss_of_step().item() for _ in range(_steps.STEPS - _settings.EAGER)]
+
+
+@pytest.fixture(scope="module")
+def wanted() -> dict[str, list[float]]:
+    return {model: losses(FLOAT32, model, torch.float64) for model in LADDERS}
+
+
+@pytest.mark.parametrize(("model", "rung"), OURS)
+def test_losses_fall_as_those_of_float32(model, rung, wanted, monkeypatch):
+    real = torch.compile
+    options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
+    monkeypatch.setattr(torch, "compile", lambda made, **_: real(made, **options))
+    fall = wanted[model][0] - min(wanted[model])
+    found = losses(rung, model)
+    assert max(abs(one - other) for one, other in zip(found, wanted[model], strict=True)) < _steps.ALLOWED * fall
+
+
+@pytest.mark.parametrize("rungs", LADDERS.values(), ids=LADDERS)
+def test_a_rung_keeps_what_its_base_has_and_comes_after_it(rungs):
+    parts = [one.name for one in fields(Rung) if one.type == "bool"]
+    assert {"tf32", "norm", "graph", "half_norm"} < {*parts}
+    below = {}
+    for rung in rungs:
+        assert rung.name not in below
+        assert rung.base in below or not below, rung.name
+        if base := below.get(rung.base):
+            assert all(getattr(rung, part) >= getattr(base, part) for part in parts), rung.name
+            assert replace(rung, name=base.name, summary=base.summary, base=base.base, rows=base.rows) != base
+        below[rung.name] = rung
+
+
+@pytest.mark.parametrize(
+    ("rungs", "path"),
+    [
+        (SWIN, "graph attention windows fused_norm_adam unscale amp tf32 float32"),
+        (SWIN, "compile_half_norm_graph compile_half_norm compile sdpa fused_optimizer amp tf32 float32"),
+        (BERT, "compile_ours_graph compile_ours fused_norm_adam bit_masks byte_masks unscale amp tf32 float32"),
+        (RESNET, "compile_ours_graph compile_ours fused_norm unscale amp tf32 float32"),
+    ],
+)
+def test_the_ladder_stands_on_float32(rungs, path):
+    expected = path.split()
+    found = [expected[0]]
+    while base := named(rungs, found[-1]).base:
+        found.append(base)
+    assert found == expected
+
+
+def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dropout_alone():
+    in_bytes, in_bits = named(BERT, "byte_masks"), named(BERT, "bit_masks")
+    same = {"name": "", "summary": "", "base": "", "rows": ()}
+    assert replace(in_bits, dropout=False, **same) == replace(in_bytes, **same)
+    one, other = (_operators.operators(rung, MODELS["bert_toy"]) for rung in (in_bytes, in_bits))
+    assert one.dropout is torch.nn.functional.dropout
+    assert replace(one, dropout=other.dropout, dense_dropout_add=other.dense_dropout_add) == other
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("model", "rungs", "ours"), [("bert_toy", BERT, "bit_masks"), ("swin_toy", SWIN, "fused_norm_adam")]
+)
+def test_half_norm_has_the_types_that_our_norms_leave(model, rungs, ours, device):
+    """What LayerNorms are given and give, residuals among it. On a GPU, those of autocast give float32."""
+
+    def types(name):
+        trainer = Trainer(named(rungs, name), Setup(model, 8, 1, torch.device(device), torch.float16))
+        found, operators = [], trainer.model.operators
+
+        def noted(norm, x):
+            y = operators.layer_norm(norm, x)
+            found.append((x.dtype, y.dtype))
+            return y
+
+        for module in trainer.model.modules():
+            if hasattr(module, "operators"):
+                module.operators = replace(operators, layer_norm=noted)
+        trainer.loss_of_step()
+        return found
+
+    assert len(types(ours)) > 4
+    assert types("half_norm") == types(ours)
+    assert types("fused_optimizer") != types(ours) or (device, model) == ("cpu", "swin_toy")
+
+
+def test_the_ladder_of_swin_is_that_of_the_talk():
+    names = [rung.name for rung in SWIN]
+    talk = ["float32", "tf32", "amp", "fused_norm_adam", "windows", "attention", "graph"]
+    assert [name for name in names if name in talk] == talk
+    assert len(set(names)) == len(names)
+
+
+def test_rungs_have_our_optimizer_scaler_and_operators():
+    setup = Setup("swin_toy", 4, 1, torch.device("cpu"), torch.float16)
+    attention = named(SWIN, "attention")
+    trainer = Trainer(attention, setup)
+    assert isinstance(trainer.optimizer, nn.AdamW)
+    assert isinstance(trainer.scaler, nn.GradScaler)
+    assert trainer.model.operators.window_attention is nn.window_attention
+    assert trainer.model.operators.window_partition is nn.window_partition
+    without = Trainer(replace(attention, attention=False, windows=False), setup).model.operators
+    assert without.window_attention is None
+    assert without.window_partition is not nn.window_partition
+    assert isinstance(Trainer(UNSCALE, setup).scaler, nn.GradScaler)
+
+
+def test_halves_have_masters_in_the_optimizer_alone():
+    trainer = Trainer(named(SWIN, "half"), Setup("swin_toy", 4, 1, torch.device("cpu"), torch.float16))
+    assert all(one is other for one, other in zip(trainer.weights, trainer.masters, strict=True))
+    assert {one.dtype for one in trainer.weights} == {torch.float16}

@@ -1,0 +1,79 @@
+"""The small scenario runs on a CPU within seconds; the others have the sizes of the texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.collection.models import MODELS
+from harness.collection.steps.training._ladders import rung_of
+from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
+from harness.devices.cpu import Cpu
+from harness.measure import measure
+from harness.model import Timing
+from harness.ops import Catalogue
+from harness.scenario import Selection, find, load, plan
+
+CATALOGUE = Catalogue()
+SHORT = Timing(precision=0.5, max_time=0.02)
+
+
+def jobs(name, device):
+    return plan(load(find([name]), CATALOGUE), CATALOGUE, Selection(device)).jobs
+
+
+@pytest.mark.parametrize(
+    "job",
+    [job for job in jobs("train_small", "cpu") if job.case.variant in ("fused_optimizer", "eager")],
+    ids=lambda job: job.case.id,
+)
+def test_small_steps_are_measured_on_a_cpu(job):
+    found = measure(replace(job, timing=SHORT), CATALOGUE[job.case.op], Cpu())
+    assert (found.status, found.timer) == ("ok", "steady"), found.error
+    assert found.work.items == 8
+    assert found.sets == 1
+
+
+def test_the_small_scenario_has_every_model_and_every_rung_of_a_cpu():
+    found = {(job.case.op, job.case.variant) for job in jobs("train_small", "cpu")}
+    ops = [CATALOGUE[name] for name in ("swin_train", "bert_train", "resnet50_train", "swin_infer")]
+    every = {(op.name, v.name) for op in ops for v in op.variants.values() if "cpu" in v.devices}
+    assert {variant for _, variant in every - found} == {"compile", "compile_half_norm"}  # which would compile C++
+    assert all(dict(job.case.choices)["model"].endswith("_toy") for job in jobs("train_small", "cpu"))
+
+
+@pytest.mark.parametrize(("name", "rungs"), [("swin_train", SWIN), ("bert_train", BERT), ("resnet50_train", RESNET)])
+def test_a_scenario_has_every_rung_in_the_order_of_the_ladder(name, rungs):
+    """Reports draw the ladder from it. The one that takes minutes to compile has a scenario of its own."""
+    (listed,) = (definition.variants for definition in load(find([name]), CATALOGUE))
+    for index, rung in enumerate(listed):
+        base = next(one.base for one in rungs if one.name == rung)
+        assert base in listed[:index] or (rung, base) == ("float32", "")
+    assert {*listed} == {rung.name for rung in rungs} - {"compile_autotune"}
+    assert "compile_autotune" in {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
+
+
+def test_inference_has_every_variant_but_those_that_try_kernels_for_minutes():
+    every = CATALOGUE["swin_infer"].variants.keys()
+    slow = {name for name in every if name.endswith("_autotune")}
+    assert slow
+    assert {job.case.variant for job in jobs("swin_infer", "cuda")} == every - slow
+    assert slow < {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == "swin_infer"}
+
+
+@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train"])
+def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
+    (definition,) = load(find([name]), CATALOGUE)
+    alike = [claim for claim in definition.claims if "same types of activations" in claim.text]
+    assert bool(alike) == (name == "swin_train")
+    for claim in alike:
+        one, other = rung_of(name, claim.variant), rung_of(name, claim.over)
+        assert (one.norm or one.half_norm, one.half) == (other.norm or other.half_norm, other.half), claim.text
+
+
+@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune"])
+def test_the_scenarios_of_a_gpu_have_whole_models(name):
+    found = {job.case.values["model"] for job in jobs(name, "cuda")}
+    assert found
+    assert found <= MODELS.keys() - {"swin_toy", "bert_toy", "resnet_toy"}

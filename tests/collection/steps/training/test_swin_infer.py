@@ -1,0 +1,281 @@
+"""The check of inference: honest logits pass in both halves, and whatever an operator loses is found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.nn import functional
+
+from harness import metrics
+from harness.collection.models import MODELS, swin
+from harness.collection.models.swin import SwinBlock
+from harness.collection.steps.training import _facts, swin_infer
+from harness.collection.steps.training._operators import of_windows
+from harness.model import Case
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("variant", ["eager", "sdpa"])
+def test_logits_in_halves_are_right(variant, dtype, ready):
+    with ready("swin_infer", variant, dtype) as session:
+        assert session.check() is None
+        assert session.warnings == []
+        assert len(session.calls()) == 1
+        assert dict(session.facts)[metrics.SNR] > 40
+
+
+def instead(monkeypatch, change):
+    """Let the variant launch `change(model)`. The reference is another model."""
+    launching = swin_infer.launching
+    monkeypatch.setattr(swin_infer, "launching", lambda ctx, made: launching(ctx, lambda ctx: change(made(ctx))))
+
+
+def test_memory_and_energy_of_calls_are_asked_for(ready, monkeypatch):
+    """On a CPU there are none. What the model itself takes counts, so memory is looked at before it is made."""
+    seen, made = [], swin_infer.as_written
+    monkeypatch.setattr(_facts, "allocated", lambda _: seen.append("before") or 7)
+    monkeypatch.setattr(swin_infer, "as_written", lambda ctx: seen.append("model") or made(ctx))
+    monkeypatch.setattr(_facts, "with_memory", lambda _, call, before: seen.append(before) or call())
+    monkeypatch.setattr(_facts, "report_steps", lambda _, call, images: seen.append((call(), images)))
+    with ready("swin_infer", "eager") as session:
+        assert seen == ["before", "model", 7]
+        session.report()
+    assert seen[3:] == [(None, 8)]
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, 2.0, 0.98])
+def test_other_logits_are_wrong(factor, ready, monkeypatch):
+    instead(monkeypatch, lambda model: lambda images: factor * model(images))
+    with ready("swin_infer", "eager") as session:
+        assert found(session)
+
+
+def found(session) -> bool:
+    """Whether the check says anything: what is off by little in a library's result is a warning."""
+    return session.check() is not None or bool(session.warnings)
+
+
+def test_a_call_without_logits_is_wrong(ready, monkeypatch):
+    monkeypatch.setattr(swin_infer, "launching", lambda *_: lambda _: None)
+    with ready("swin_infer", "eager") as session:
+        assert session.check() == "logits: the call made none"
+
+
+def test_a_difference_of_one_image_is_wrong(ready, monkeypatch):
+    instead(monkeypatch, lambda model: lambda images: model(images)[[1, 0, *range(2, 8)]])
+    with ready("swin_infer", "eager") as session:
+        assert session.check().startswith("logits: ")
+
+
+# ---- Mistakes that a model may have.
+
+
+def with_operators(model, **operators):
+    for part in model.modules():
+        if hasattr(part, "operators"):
+            part.operators = replace(part.operators, **operators)
+    return model
+
+
+def without_bias(model):
+    return with_operators(model, position_bias=lambda table, index: 0 * swin.position_bias(table, index))
+
+
+def bias_transposed(model):
+    return with_operators(model, position_bias=lambda table, index: swin.position_bias(table, index).mT)
+
+
+def without_mask(model):
+    return with_operators(model, window_attention=lambda qkv, bias, _: of_windows(qkv, bias, None))
+
+
+def scaled(model):
+    """The softmax's scale is off by a tenth."""
+
+    def attend(qkv, bias, mask):
+        factors = qkv.new_tensor([1.1, 1.0, 1.0])[:, None]
+        return of_windows((qkv.unflatten(-1, (3, -1)) * factors).flatten(-2), bias, mask)
+
+    return with_operators(model, window_attention=attend)
+
+
+def shifted_by_one_more(model):
+    def cut(x, window, shift):
+        return swin.window_partition(x, window, shift and shift + 1)
+
+    def join(windows, height, width, window, shift):
+        return swin.window_reverse(windows, height, width, window, shift and shift + 1)
+
+    return with_operators(model, window_partition=cut, window_reverse=join)
+
+
+def not_shifted_back(model):
+    return with_operators(model, window_reverse=lambda *given: swin.window_reverse(*given[:-1], 0))
+
+
+def norm_without(part):
+    def normalised(norm, x):
+        given = {"weight": norm.weight, "bias": norm.bias} | {part: None}
+        return functional.layer_norm(x, norm.normalized_shape, **given)
+
+    return lambda model: with_operators(model, layer_norm=normalised)
+
+
+def without_a_residual(model):
+    block = [part for part in model.modules() if isinstance(part, SwinBlock)][-1]
+    block.register_forward_hook(lambda _, given, made: made - given[0])
+    return model
+
+
+def without_linear_bias(name):
+    def changed(model):
+        for block in model.modules():
+            if isinstance(block, SwinBlock):
+                torch.nn.init.zeros_(dict(block.named_modules())[name].bias)
+        return model
+
+    return changed
+
+
+MISTAKES = {
+    "lost bias": without_bias,
+    "bias transposed": bias_transposed,
+    "lost mask": without_mask,
+    "softmax scale": scaled,
+    "wrong shift": shifted_by_one_more,
+    "not shifted back": not_shifted_back,
+    "norm without weight": norm_without("weight"),
+    "norm without bias": norm_without("bias"),
+    "lost residual": without_a_residual,
+    **{f"no bias of {name}": without_linear_bias(name) for name in ("attn.qkv", "attn.proj", "mlp.0", "mlp.3")},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_found(mistake, ready, monkeypatch):
+    """In bfloat16, whose rounding hides more than that of float16."""
+    instead(monkeypatch, mistake)
+    with ready("swin_infer", "eager", "bfloat16") as session:
+        assert found(session)
+
+
+# ---- Ours, whose kernels torch plays here.
+
+
+def played(monkeypatch, variant, make):
+    """Let `sdpa` launch what a variant of ours makes; the check takes it for that variant."""
+    monkeypatch.setattr(swin_infer, "with_sdpa", make)
+    monkeypatch.setattr(swin_infer, "OF_INT8", ("sdpa",) if variant == "int8" else ())
+
+
+OURS = {
+    "fused": swin_infer.with_ours,
+    "exact": lambda ctx: swin_infer.with_ours(ctx, "exact"),
+    "attention": swin_infer.with_attention,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("make", OURS.values(), ids=OURS)
+def test_ours_are_right(make, dtype, ready, monkeypatch):
+    played(monkeypatch, "fused", make)
+    with ready("swin_infer", "sdpa", dtype) as session:
+        assert session.check() is None
+        assert session.warnings == []
+
+
+@pytest.mark.parametrize("make", [swin_infer.with_sdpa, swin_infer.with_attention])
+def test_a_compiler_takes_the_whole_model(make, ready):
+    with ready("swin_infer", "sdpa") as session, torch.inference_mode():
+        model, images = make(session._ctx), swin_infer.make(session._ctx)["images"]
+        found = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)(images)
+        assert (found - model(images)).abs().max() < 0.02
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_int8_is_right_and_loses_what_int8_loses(dtype, ready, monkeypatch):
+    played(monkeypatch, "int8", swin_infer.with_int8)
+    with ready("swin_infer", "sdpa", dtype) as session:
+        assert session.check() is None
+        assert 25 < dict(session.facts)[metrics.SNR] < 45
+
+
+def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(ready, monkeypatch):
+    """The oracle is the model itself, with fake quantisation around its linear layers."""
+    made = {}
+
+    def both(ctx):
+        made["fake"] = faked(swin_infer.model_of(ctx, None).double(), swin_infer.with_int8(ctx))
+        return swin_infer.with_int8(ctx)
+
+    played(monkeypatch, "int8", both)
+    with ready("swin_infer", "sdpa") as session, torch.inference_mode():
+        images = swin_infer.make(session._ctx)["images"]
+        ours, wanted = swin_infer.with_int8(session._ctx)(images), made["fake"](images.double())
+    noise = (ours.double() - wanted).square().mean() / wanted.square().mean()
+    # A number at a border is rounded to another integer where halves differ from float64, and so are those behind it.
+    assert -10 * math.log10(noise) > 35
+
+
+def faked(model, ours):
+    """Round what each linear layer of a block is given and makes, but for its bias, to the steps of its scales."""
+
+    def rounded(x, scale):
+        return (x / scale).round().clamp(-128, 127) * scale
+
+    blocks = [block for _, stage in ours._stages for block in stage]
+    for block, quantised in zip((part for part in model.modules() if isinstance(part, SwinBlock)), blocks, strict=True):
+        linears = block.attn.qkv, block.attn.proj, block.mlp["0"], block.mlp["3"]
+        for linear, product in zip(linears, quantised._products, strict=True):
+            weight = rounded(linear.weight, linear.weight.abs().max() / 127)
+
+            def forward(x, weight=weight, bias=linear.bias, product=product):
+                return rounded(rounded(x, product.x_scale.double()) @ weight.t(), product.y_scale.double()) + bias
+
+            linear.forward = forward
+    return model
+
+
+@pytest.mark.parametrize("lost", ["qkv", "proj", "first", "second"])
+def test_a_bias_that_int8_loses_is_found(lost, ready, monkeypatch):
+    def without(ctx):
+        model = swin_infer.with_int8(ctx)
+        for _, blocks in model._stages:
+            for block in blocks:
+                linear = getattr(block, lost)
+                linear.bias = torch.nn.Parameter(torch.zeros_like(linear.bias))
+        return model
+
+    played(monkeypatch, "int8", without)
+    with ready("swin_infer", "sdpa") as session:
+        assert "dB" in session.check()
+
+
+def test_without_nvmath_int8_says_what_it_needs(catalogue, monkeypatch):
+    monkeypatch.setattr(swin_infer.cublaslt, "missing", lambda: "needs nvmath-python")
+    op = catalogue["swin_infer"]
+    for name in ("int8", "int8_graph"):
+        assert op.variants[name].unsupported(None) == "needs nvmath-python"
+
+
+def test_a_product_that_cublaslt_refuses_is_named(monkeypatch):
+    def case(model):
+        return Case("swin_infer", "int8", "float16", (("B", 2),), (("model", model),))
+
+    monkeypatch.setattr(swin_infer.cublaslt, "missing", lambda: None)
+    monkeypatch.setattr(swin_infer.cublaslt, "obstacle", lambda gemm: "no" if gemm.n == 4 * gemm.k == 384 else None)
+    assert swin_infer.no_int8(case("swin_tiny")) == "a product of 6272 x 96 with 96 x 384: no"
+    assert swin_infer.no_int8(case("swin_base")) is None
+
+
+def test_the_work_reads_each_weight_once():
+    work = swin_infer.OP.work_of({"B": 2, "model": "swin_tiny"}, "float16")
+    config = MODELS["swin_tiny"]
+    assert work.read == 2 * (config.parameters() + 2 * 3 * 224 * 224)
+    assert work.written == 2 * 2 * 1000
+    assert work.flops == (("float16", 2 * config.flops()),)
+    assert (work.items, work.item) == (2, "images")

@@ -1,0 +1,218 @@
+"""What whole models ask of kernels in inference: each has a plan for all of it, and compiles without a spill.
+
+Models run on tensors of torch's device "meta", which have sizes and no memory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from harness.collection.models import MODELS
+from harness.collection.models.swin import Swin, SwinBlock, window_partition
+from harness.collection.steps.training.swin_infer import products_of
+from harness.model import Case
+from harness.nn import _attention, _inference, _kernels, _rows, _swin_inference
+from harness.ops import Context
+
+HALF = torch.float16
+
+
+@pytest.fixture(scope="module")
+def tools() -> ModuleType:
+    """tests/cuda/test_kernels.py, which knows how to prepare launches where there is no GPU."""
+    spec = importlib.util.spec_from_file_location("kernels", Path(__file__).parents[2] / "cuda" / "test_kernels.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["kernels"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def walked(tools, monkeypatch):
+    """Function that runs a model on so many images, and gives what it compiled, called and multiplied."""
+    found = SimpleNamespace(compiled=set(), called=[], multiplied=set())
+
+    def load(file, _entry, macros):
+        found.compiled.add(tools.Request(file, tuple(sorted(macros.items()))))
+        return tools.FakeKernel()
+
+    class Multiplied(tools.FakeMatmul):
+        def __init__(self, product, *_):
+            super().__init__()
+            found.multiplied.add((product.m, product.n, product.k))
+
+    def run(call, _kept, /, **_tensors):
+        op = _kernels.OPS[call.op]
+        op.variants["tuned"].prepare(Context(call.case, None, None, SimpleNamespace(initial_seed=lambda: 1), op))
+        found.called.append(call)
+
+    def obstacle(call):
+        there = replace(call, device=torch.device("cuda", 0))
+        assert there.obstacle is None, f"{call}: {there.obstacle}"
+
+    tools.pretend_gpu(monkeypatch, load)
+    for module in (_inference, _swin_inference):
+        monkeypatch.setattr(module, "on_gpu", lambda _: True)
+    for module in (_inference, _kernels, _swin_inference):
+        monkeypatch.setattr(module, "on", lambda _: nullcontext())
+    monkeypatch.setattr(_inference, "Matmul", Multiplied)
+    monkeypatch.setattr(_kernels, "_run", run)
+    monkeypatch.setattr(_kernels, "_launcher", lru_cache(_kernels._launcher.__wrapped__))  # what it makes calls `run`
+    monkeypatch.setattr(_kernels, "_obstacle", obstacle)
+    # Registered operators would only make empty outputs.
+    monkeypatch.setattr(_swin_inference, "window_attention", _attention._attention_run)
+    monkeypatch.setattr(_swin_inference, "layer_norm", lambda *given: _rows._layer_norm_run(*given)[0])
+    monkeypatch.setattr(_swin_inference, "_quantiser", quantiser)
+    monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda *_, **__: None)
+    monkeypatch.setattr(torch, "_addmm_activation", lambda bias, x, weight, use_gelu: torch.addmm(bias, x, weight))
+
+    def walk(config, images, int8):
+        with torch.device("meta"), torch.no_grad():
+            model = Swin(config).to(HALF).eval()
+            blocks = [part for part in model.modules() if isinstance(part, SwinBlock)]
+            pairs = ((torch.ones(1), torch.ones(1)),) * 4
+            scales = [_swin_inference.BlockScales(pairs)] * len(blocks) if int8 else ()
+            made = _swin_inference.SwinInference(model, scales=scales)
+            assert made(torch.empty(images, 3, 224, 224, dtype=HALF)).shape == (images, config.classes)
+        return found
+
+    return walk
+
+
+def quantiser(_dtype, _device, rows, columns):
+    """The catalogue's launch, prepared for these sizes and not called."""
+    op = _swin_inference.quantize.OP
+    case = Case("quantize", "tuned", "float16", (("M", rows), ("C", columns)), (("scales", "tensor"),))
+    op.variants["tuned"].prepare(Context(case, None, None, None, op))
+    return lambda _: None
+
+
+# Two blocks of each stage have all sizes and shifts of a model.
+CONFIGS = {name: replace(MODELS[name], depths=(2, 2, 2, 2)) for name in ("swin_tiny", "swin_base", "swin_large")}
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["halves", "int8"])
+@pytest.mark.parametrize("images", [1, 32, 128])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_kernel_has_a_plan(name, images, int8, walked):
+    config = CONFIGS[name]
+    found = walked(config, images, int8)
+    names = [call.op for call in found.called]
+    assert names.count("window_attention_packed") == 8
+    assert names.count("layer_norm") == 1 + 3  # of patches, and where stages meet
+    rows = [request for request in found.compiled if request.file.stem == "residual_layer_norm"]
+    assert {dict(request.macros)["CHANNELS"] for request in rows} == {config.channels(stage) for stage in range(4)}
+    assert {dict(request.macros)["SHIFT_X"] for request in rows} == {-1, 0, 3}
+    assert found.multiplied == (set(products_of(config, images)) if int8 else set())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_kernels_compile_without_a_spill(name, tools, walked, kernels_kept):
+    walked(CONFIGS[name], 1, int8=False)
+    found = walked(CONFIGS[name], 1, int8=True).compiled
+    ours = [request for request in found if request.file.stem in ("residual_layer_norm", "dequantize_int8")]
+    for request in tools.representatives(sorted(ours, key=lambda one: one.name), numbers=False):
+        log = tools.compiled(kernels_kept, request.file, request.macros, tools.MEASURED).log
+        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert frames, log
+        assert {size for frame in frames for size in frame} == {"0"}, f"{request.name}\n{log}"
+
+
+@pytest.fixture
+def kernels_kept(pytestconfig) -> Path:
+    return Path(pytestconfig.cache.mkdir("kernels"))
+
+
+@pytest.mark.parametrize(("side", "window", "shift"), [(56, 7, 0), (56, 7, 3), (7, 7, 0), (6, 3, 1)])
+def test_the_map_of_the_kernel_is_that_of_windows(side, window, shift):
+    """The twin of row_of in residual_layer_norm.cu."""
+    pixel = torch.arange(2 * side * side)
+    image, place = pixel // side**2, pixel % side**2
+    down, across = ((one + side - shift) % side for one in (place // side, place % side))
+    of_image = side // window
+    row = ((image * of_image + down // window) * of_image + across // window) * window**2
+    row += down % window * window + across % window
+    cut = window_partition(pixel.view(2, side, side, 1), window, shift).flatten()
+    assert cut[row].equal(pixel)
+
+
+@pytest.mark.parametrize(
+    ("channels", "lanes"),
+    [
+        (8, 1),
+        (32, 1),
+        (96, 4),
+        (128, 4),
+        (192, 8),
+        (1024, 32),
+        (1536, 32),
+        (40, None),
+        (12, None),
+        (0, None),
+        (2048, None),
+    ],
+)
+def test_lanes_share_a_row_evenly_or_not_at_all(channels, lanes):
+    assert _inference.lanes_of(channels) == lanes
+
+
+def test_what_the_kernel_cannot_do_is_left_to_torch():
+    call = _inference.ResidualNormCall(56, 96)
+    assert "float32" in call.obstacle(torch.empty(1, 56, 56, 96, device="meta"))
+    assert call.obstacle(torch.empty(1, 56, 56, 96, dtype=HALF, device="meta")) is None
+    assert call.obstacle(torch.empty(0, 56, 56, 96, dtype=HALF, device="meta")) is not None
+    many = torch.empty(1, 1, dtype=HALF, device="meta").expand(2**26, 96)
+    assert "32 bits" in call.obstacle(many)
+    orders = _inference.RowOrder(7), _inference.RowOrder(8)
+    assert "one size" in _inference.ResidualNormCall(56, 96, *orders).obstacle(torch.empty(1, 56, 56, 96, dtype=HALF))
+
+
+def test_the_sum_with_a_residual_has_the_norms_epsilon(monkeypatch):
+    residual = torch.full((1, 2, 2, 8), 1e-2).mul(torch.arange(8)).to(HALF)
+    norms = [torch.nn.LayerNorm(8, eps=eps) for eps in (1e-5, 1e-2)]
+    for norm in norms:
+        _, y = _inference.residual_norm(residual, None, norm)
+        torch.testing.assert_close(y, norm(residual.float()).to(HALF))
+    given = []
+    monkeypatch.setattr(_inference, "on_gpu", lambda _: True)
+    monkeypatch.setattr(_inference, "on", lambda _: nullcontext())
+    monkeypatch.setattr(
+        _inference.cuda, "load", lambda _file, _entry, macros: given.append(macros) or (lambda *_: None)
+    )
+    for norm in norms:
+        _inference.residual_norm(residual, None, norm)
+    assert [macros.get("EPS") for macros in given] == [None, "0.01f"]
+
+
+def test_a_product_of_zeros_in_int8_gives_zeros():
+    linear = torch.nn.Linear(4, 4)
+    scales = _swin_inference._scales(linear, [0.0, 0.0])
+    for weight in (torch.zeros(4, 4), torch.ones(4, 4)):
+        product = _inference.Int8Product(weight, *scales)
+        assert not product(_inference.quantised(torch.zeros(3, 4), scales[0])).any()
+        assert torch.isfinite(product._alpha).all()
+
+
+def test_products_in_int8_refuse_what_they_cannot_do(monkeypatch):
+    product = _inference.Int8Product(torch.ones(4, 8), torch.ones(1), torch.ones(1))
+    with pytest.raises(RuntimeError, match="x lies on meta, the weight on cpu"):
+        product(torch.empty(3, 8, dtype=torch.int8, device="meta"))
+    monkeypatch.setattr(_inference, "on_gpu", lambda _: True)
+    monkeypatch.setattr(_inference, "on", lambda _: nullcontext())
+    monkeypatch.setattr(_inference, "capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="with 3 rows once before"):
+        product(torch.empty(3, 8, dtype=torch.int8))
+
+
+def test_no_images_have_no_logits(walked):
+    assert not walked(CONFIGS["swin_tiny"], 0, int8=True).compiled

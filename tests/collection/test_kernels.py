@@ -1,0 +1,392 @@
+"""What an op can ask for compiles, in registers, without a GPU: all of it for sm_90, some of each kind elsewhere.
+
+What a compilation gave is kept between test sessions, in pytest's cache folder: only what changed is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import itertools
+import json
+import math
+import os
+import re
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from harness import cuda
+from harness.cuda import compile as compiler
+from harness.cuda import cublaslt
+from harness.model import Case, KernelFacts
+from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
+
+# The GPU that everything is measured on, whose plans are compiled for the others too.
+MULTIPROCESSORS = 132
+RESIDENT = MULTIPROCESSORS * 2048
+SHARED_MEMORY = 227 * 1024
+MEASURED, NEWEST = "sm_90", "sm_100"
+ARCHITECTURES = ("sm_80", MEASURED, NEWEST)
+MANY = 10  # compilations of an op, in all of its types
+HUNGRIEST = 5  # of those with other numbers, which take most registers
+A_MONTH = 30 * 24 * 3600
+TESTS = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Request:
+    """A compilation that some launch asked for."""
+
+    file: Path
+    macros: tuple[tuple[str, str | int], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.file.stem} {' '.join(f'{name}={value}' for name, value in self.macros)}"
+
+    @property
+    def kind(self) -> tuple[Path, tuple[str, ...]]:
+        """Requests of a kind differ in the values of their macros only."""
+        return self.file, tuple(name for name, _ in self.macros)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the tests look at: the compiler's log, and a hash of the machine code of each entry.
+
+    The hash is of the instructions alone: line numbers and the names of folders are elsewhere.
+    """
+
+    log: str
+    code: dict[str, str]
+
+
+def compiled(folder: Path, file: Path, macros: Iterable[tuple[str, str | int]], arch: str) -> Compiled:
+    """A compilation; from `folder` if one with the same contents, macros and compiler is there, wherever it lay."""
+    from cuda.bindings import nvrtc
+
+    macros = sorted(macros)
+    key = hashlib.sha256(repr((nvrtc.nvrtcVersion(), macros, arch)).encode())
+    for part in (file.read_bytes(), compiler._headers_digest(file.parent), Path(compiler.__file__).read_bytes()):
+        key.update(hashlib.sha256(part).digest())
+    kept = folder / f"{file.stem}-{key.hexdigest()[:32]}.json"
+    if not kept.exists():
+        cubin, log = compiler.compile_verbose(file, dict(macros), arch)
+        code = {
+            name.removeprefix(".text."): hashlib.sha256(content).hexdigest()
+            for name, content in sections(cubin)
+            if name.startswith(".text.")
+        }
+        # Processes may share the folder: none sees half a file.
+        begun = kept.with_suffix(f".{os.getpid()}")
+        begun.write_text(json.dumps({"log": log, "code": code}))
+        begun.replace(kept)
+    return Compiled(**json.loads(kept.read_text()))
+
+
+def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of a 64-bit ELF file, from its table of section headers, of which one has all names."""
+    (table,) = struct.unpack_from("<Q", elf, 40)
+    size, count, of_names = struct.unpack_from("<3H", elf, 58)
+    headers = [struct.unpack_from("<2I4Q", elf, table + index * size) for index in range(count)]
+    names = headers[of_names][4]
+    for name, _, _, _, offset, length in headers:
+        first = names + name
+        yield elf[first : elf.index(b"\0", first)].decode(), elf[offset : offset + length]
+
+
+@pytest.fixture(scope="session")
+def kept(pytestconfig: pytest.Config) -> Path:
+    """The folder of `compiled`, from which files go that are older than a month."""
+    folder = Path(pytestconfig.cache.mkdir("kernels"))
+    for file in folder.iterdir():
+        if file.stat().st_mtime < time.time() - A_MONTH:
+            file.unlink(missing_ok=True)
+    return folder
+
+
+@dataclass
+class FakeTensor:
+    """Just the address and the size that a launch looks at: no memory, so any size goes."""
+
+    address: int
+    elements: int
+    itemsize: int
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def numel(self) -> int:
+        return self.elements
+
+    def element_size(self) -> int:
+        return self.itemsize
+
+    def __getitem__(self, _part: slice) -> FakeTensor:
+        """A part of it, of which a launch may ask the same."""
+        return self
+
+
+class FakeGenerator:
+    def initial_seed(self) -> int:
+        return 2**40 + 1
+
+
+@dataclass
+class FakeKernel:
+    """launched: told of each launch."""
+
+    launched: Callable[..., None] = lambda *_, **__: None
+    facts = KernelFacts("fake", 0, 0, 0)
+
+    def __call__(self, *arguments: object, **options: object) -> None:
+        self.launched(*arguments, **options)
+
+    def resident_clusters(self, *_: object) -> int:
+        return 1
+
+
+class FakeMatmul:
+    """A matrix product of cuBLASLt, which compiles nothing."""
+
+    def __init__(self, *_: object) -> None:
+        self.close = lambda: None
+
+    def __call__(self, *_: object, **__: object) -> None:
+        pass
+
+
+def told(op: str) -> ModuleType:
+    """tests/ops/test_<op>.py, which tells of its kernels:
+
+    COMPILED: sizes and choices that together ask for every compilation that a launch may need.
+    LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
+    SPILLED (if any): bytes that a thread may spill, where measurements say that one more block on an SM is worth it.
+    """
+    spec = importlib.util.spec_from_file_location(f"compiled_{op}", next(TESTS.rglob(f"test_{op}.py")))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def requests(monkeypatch: pytest.MonkeyPatch, op: Op, dtypes: Sequence[str]) -> list[Request]:
+    """What every variant with kernels of ours compiles over these dtypes, values and alignments, by name."""
+    module = told(op.name)
+    on_purpose = getattr(module, "LOCAL_MEMORY", ())
+    own = [v for v in op.variants.values() if not v.is_library and v.name not in on_purpose]
+    cases = [
+        case_of(op, variant.name, dtype, values)
+        for variant, dtype, values in itertools.product(own, dtypes, module.COMPILED)
+    ]
+    return requested(monkeypatch, op, cases)
+
+
+def case_of(op: Op, variant: str, dtype: str, values: dict[str, Any]) -> Case:
+    """A case with these sizes and choices; a choice that isn't given has the op's default."""
+    shape = tuple((name, value) for name, value in values.items() if name not in op.choices)
+    choices = tuple((name, values.get(name, choice.usual)) for name, choice in op.choices.items())
+    return Case(op.name, variant, dtype, shape, choices)
+
+
+def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) -> list[Request]:
+    """What these cases of the op compile, over alignments, by name."""
+    found: set[Request] = set()
+
+    def load(file: Path, _entry: str, macros: dict[str, str | int]) -> FakeKernel:
+        found.add(Request(file, tuple(sorted(macros.items()))))
+        return FakeKernel()
+
+    pretend_gpu(monkeypatch, load)
+    for case in cases:
+        variant = op.variants[case.variant]
+        if variant.unsupported and variant.unsupported(case):
+            continue
+        launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
+        inputs, outputs = op.tensors(variant)
+        for tensors in alignments(inputs + outputs, case.values, case.dtype):
+            launch(tensors)
+    return sorted(found, key=lambda request: request.name)
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, load: Callable[..., FakeKernel]) -> None:
+    """Answer as the GPU that everything is measured on does, and give the kernels of `load`."""
+    monkeypatch.setattr(cuda, "load", load)
+    monkeypatch.setattr(cuda, "resident_threads", lambda: RESIDENT)
+    monkeypatch.setattr(cuda, "multiprocessors", lambda: MULTIPROCESSORS)
+    monkeypatch.setattr(cuda, "has_clusters", lambda: True)
+    monkeypatch.setattr(cuda, "shared_memory", lambda: SHARED_MEMORY)
+    monkeypatch.setattr(cublaslt, "obstacle", lambda _product: None)
+    monkeypatch.setattr(cublaslt, "Matmul", FakeMatmul)
+
+
+def alignments(declared: Sequence[Tensor], values: Symbols, dtype: str) -> Iterator[Tensors]:
+    for first, others in ((0, 0), (1, 1), (1, 0), (0, 1)):
+        tensors = {}
+        for place, tensor in enumerate(declared):
+            size = ITEMSIZE[tensor.dtype_of(dtype)]
+            shift = (first if place == 0 else others) * size
+            fakes = [FakeTensor(4096 + shift, math.prod(shape), size) for shape in tensor.shapes(values)]
+            tensors[tensor.name] = fakes if tensor.is_list(values) else fakes[0]
+        yield Tensors(**tensors)
+
+
+def representatives(found: Sequence[Request], *, numbers: bool = True) -> list[Request]:
+    """Few of them that together have every kind, and in each kind every value of each macro.
+
+    numbers: also of macros that are numbers, not just a choice.
+    """
+    missing = seen(found, numbers=numbers)
+    few = []
+    while missing:
+        best = max(found, key=lambda request: (len(seen([request], numbers=numbers) & missing), appetite(request)))
+        few.append(best)
+        missing -= seen([best], numbers=numbers)
+    return few
+
+
+def seen(found: Iterable[Request], *, numbers: bool) -> set[tuple[object, ...]]:
+    return {
+        (request.kind, *macro)
+        for request in found
+        for macro in ((), *request.macros)
+        if numbers or not macro or macro[1] in (0, 1) or isinstance(macro[1], str)
+    }
+
+
+def appetite(request: Request) -> int:
+    """Roughly, how short of registers a block is: more elements and threads, 64-bit indexes, one more for bfloat16."""
+    values = [value for _, value in request.macros]
+    numbers = math.prod(max(1, value) for value in values if isinstance(value, int))
+    return 4 * numbers * (1 + ("unsigned long long" in values)) + ("__nv_bfloat16" in values)
+
+
+def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
+    """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
+
+    Of a lot: those that together have every kind, as for the oldest GPU, which may lack an instruction, and the
+    hungriest with other numbers. For the newest GPU: of the former, the hungriest of each kind. Other types are left
+    out if there is bfloat16, which needs the most registers.
+    """
+    if arch == MEASURED and len(found) <= MANY:
+        return found
+    hungriest = ("SCALAR", "__nv_bfloat16")
+    if any(hungriest in request.macros for request in found):
+        found = [r for r in found if hungriest in r.macros or "SCALAR" not in dict(r.macros)]
+    few = representatives(found, numbers=False)
+    if arch == NEWEST:  # a dict keeps the last value of a key
+        few = list({request.kind: request for request in sorted(few, key=appetite)}.values())
+    if arch == MEASURED:
+        more = (request for request in representatives(found) if request not in few)
+        few += sorted(more, key=appetite, reverse=True)[:HUNGRIEST]
+    return few
+
+
+# Whole steps launch the kernels of other ops, and collectives those of a library.
+WITHOUT = ("collectives", "pipeline", "training")
+WITH_KERNELS = [op for op in Catalogue().values() if op.file.parent.name not in WITHOUT]
+
+
+@pytest.fixture(scope="module")
+def every() -> Callable[[Op], list[Request]]:
+    """every(op): all that an op asks for. It is the same for every architecture, so it is found once."""
+
+    @cache
+    def of(number: int) -> list[Request]:
+        with pytest.MonkeyPatch.context() as patch:
+            return requests(patch, WITH_KERNELS[number], WITH_KERNELS[number].dtypes)
+
+    return lambda op: of(WITH_KERNELS.index(op))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("op", WITH_KERNELS, ids=lambda op: op.name)
+def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arch):
+    found = chosen(every(op), arch)
+    assert found
+    allowed = getattr(told(op.name), "SPILLED", 0)
+    wasteful = []
+    for request in found:
+        log = compiled(kept, request.file, request.macros, arch).log
+        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
+        assert frames, log
+        if any(int(size) > allowed for frame in frames for size in frame):
+            wasteful.append((request.name, frames))
+        assert "warning" not in log, log
+    assert not wasteful
+
+
+@pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])
+def test_only_what_changed_is_compiled_again(monkeypatch, tmp_path, changed):
+    """A kernel that was moved to another folder isn't compiled again."""
+    calls, compile_verbose = [], compiler.compile_verbose
+    monkeypatch.setattr(compiler, "compile_verbose", lambda *asked: calls.append(asked) or compile_verbose(*asked))
+    texts = {"k.cu": '#include "k.cuh"\nextern "C" __global__ void k(int* p) { *p = A + B; }', "k.cuh": "#define B 1\n"}
+
+    def compile_in(folder: str, a: int = 1, arch: str = "sm_90", **replaced: str) -> Compiled:
+        (tmp_path / folder).mkdir()
+        for name, text in (texts | replaced).items():
+            (tmp_path / folder / name).write_text(text)
+        return compiled(tmp_path, tmp_path / folder / "k.cu", [("A", a)], arch)
+
+    before = compile_in("one")
+    assert set(before.code) == {"k"}
+    assert "0 bytes stack frame" in before.log
+    assert compile_in("two") == before
+    assert len(calls) == 1
+    after = {
+        "source": lambda: compile_in("three", **{"k.cu": texts["k.cu"].replace("*p =", "*p +=")}),
+        "header": lambda: compile_in("three", **{"k.cuh": "#define B 7\n"}),
+        "macro": lambda: compile_in("three", a=7),
+        "arch": lambda: compile_in("three", arch="sm_80"),
+    }[changed]()
+    assert len(calls) == 2
+    assert after.code != before.code
+
+
+def test_few_requests_represent_many():
+    one, other = Path("one.cu"), Path("other.cu")
+    found = [Request(one, (("A", a), ("B", b))) for a in (1, 2, 3) for b in ("x", "y")]
+    found += [Request(one, (("A", 4),)), Request(other, (("A", 1), ("B", "x"))), Request(other, ())]
+    few = representatives(found)
+    assert len(few) == 6
+    assert {(request.kind, *macro) for request in few for macro in request.macros} == {
+        *((found[0].kind, "A", a) for a in (1, 2, 3)),
+        *((found[0].kind, "B", b) for b in ("x", "y")),
+        *((request.kind, *macro) for request in found[-3:] for macro in request.macros),
+    }
+    assert found[-1] in few
+
+
+def test_choices_need_no_more_than_the_hungriest_of_their_numbers():
+    found = [Request(Path("one.cu"), (("COUNT", count), ("WHOLE", whole))) for count in (2, 4, 8) for whole in (0, 1)]
+    assert {request.macros for request in representatives(found, numbers=False)} == {
+        (("COUNT", 8), ("WHOLE", 0)),
+        (("COUNT", 8), ("WHOLE", 1)),
+    }
+
+
+def test_the_hungriest_represents_the_others():
+    found = [
+        Request(Path("one.cu"), (("INDEX", index), ("SCALAR", scalar), ("THREADS", threads)))
+        for index in ("unsigned", "unsigned long long")
+        for scalar in ("__nv_bfloat16", "float")
+        for threads in (128, 256)
+    ]
+    assert [value for _, value in representatives(found)[0].macros] == ["unsigned long long", "__nv_bfloat16", 256]
+    assert chosen(found, NEWEST) == representatives(found)[:1]
+
+
+def test_prelu_asks_for_all_its_ways(monkeypatch):
+    op = Catalogue()["prelu"]
+    found = requests(monkeypatch, op, op.dtypes)
+    assert any(("INDEX", "unsigned long long") in request.macros for request in found)
+    assert any(("SHIFTED", 1) in request.macros for request in found)
+    assert {value for request in found for name, value in request.macros if name == "PACKS"} == {1, 2}

@@ -54,7 +54,7 @@ class AdamW(torch.optim.Optimizer):
 
     With a GradScaler (ours or torch's) a step with an overflow is skipped on the device, so the host doesn't wait for
     the flag. As torch's fused optimizers do, a step reads `grad_scale` and `found_inf`, where a scaler leaves the scale
-    and the flag. It divides gradients by the scale in float32, so that those in halves lose nothing; what the
+    and the flag. It divides gradients by the scale in float32, so that gradients in halves lose nothing; what the
     parameters have as `grad` stays as it was. The number of the step lies on the device, too: capture a whole step once
     step() has been called outside of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
     Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
@@ -139,14 +139,14 @@ class AdamW(torch.optim.Optimizer):
         for key, some in together.items():
             step = self.state[some[0]]["step"]
             if len(some) < members[key]:
-                # The others have no gradient this time, so their number stays.
+                # The other parameters have no gradient this time, so their number stays.
                 step = step.clone()
                 for param in some:
                     self.state[param]["step"] = step
             yield self._batch(some, step)
 
     def _begin(self, params: list[Tensor]) -> None:
-        """Make the state of parameters that have none. Those of one device and type count their steps together."""
+        """Make the state of parameters that have none. Parameters of one device and type count their steps together."""
         steps: dict[Any, Tensor] = {}
         for param in params:
             _check(param)
@@ -203,7 +203,7 @@ class AdamW(torch.optim.Optimizer):
         }
         kernel, layout = of_lists("adamw", macros), table.layout
         kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group), scale)
-        # A backward that comes later must not take these parameters for those that its forward had.
+        # A backward that comes later must not take these parameters for the parameters that its forward had.
         increment_version(batch.copies or batch.weights)
 
     def _table(self, batch: _Batch) -> PieceTable:

@@ -27,7 +27,7 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
 ) -> Tensor:
     """Batch norm, a residual and ReLU, relu(batch_norm(x) + residual), as torch's batch_norm has it.
 
-    x, residual: (N, C, H, W); the others: (C,). In training the running statistics move to those of the batch. Images
+    x, residual: (N, C, H, W); all other tensors: (C,). In training the running statistics move to the batch's. Images
     may be contiguous or channels_last; the result lies in memory as x does. It has the type of x, also under autocast.
     All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
     does the rest, also where statistics or weight and bias are None. The backward has x, the batch's statistics, and a

@@ -35,7 +35,7 @@ def manual_seed(seed: int) -> None:
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """X with a share `p` of its elements, chosen at random, set to 0, and the others multiplied by 1 / (1 - p).
+    """X with a share `p` of its elements, chosen at random, set to 0, and the other elements multiplied by 1 / (1 - p).
 
     The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device. A
     graph draws anew at each replay. The share is the nearest one to p that 16 bits hold.

@@ -2,7 +2,7 @@
 
 A launch is what the variant `tuned` of an op prepares for a dtype, sizes, choices and a device. It is kept for the next
 call. Many launches have memory of their own for sums, so each stream has launches of its own. While a graph is
-captured none is kept: then this memory belongs to the graph, as that of all other temporary tensors does.
+captured none is kept: then this memory belongs to the graph, as the memory of all other temporary tensors does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LAUNCHED: Counter[str] = Counter()
 """How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
 _THREAD = threading.local()
 _HERE = nullcontext()
-_KEPT = 4096  # calls whose launches are kept; those that weren't used for longest go first
+_KEPT = 4096  # calls whose launches are kept; a launch that wasn't used for longest goes first
 
 Pairs = tuple[tuple[str, Any], ...]
 """Names and their values."""
@@ -61,7 +61,7 @@ class _CompiledWith(Context):
 class KernelCall:
     """A call of an op that a kernel is wanted for.
 
-    sizes: by the op's symbols. key: of the random numbers. macros: those that no case has, such as an epsilon.
+    sizes: by the op's symbols. key: of the random numbers. macros: what no case has, such as an epsilon.
     """
 
     op: str
@@ -104,7 +104,7 @@ def kernel(  # noqa: PLR0913, PLR0917 - what a call has
 ) -> Any:
     """Function that launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none.
 
-    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers; macros: those that kernels
+    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers; macros: what kernels
     are compiled with besides the variant's. There is no kernel for empty tensors.
     """
     if not like.numel():
@@ -153,7 +153,9 @@ def _run(wanted: KernelCall, kept: dict[int, Launch], /, **tensors: torch.Tensor
     """Launch it. kept: its launches by the stream. Raises RuntimeError for tensors that lie on several devices."""
     for name, tensor in tensors.items():
         if tensor.device != wanted.device:
-            raise RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, others on {wanted.device}; move it there")
+            raise RuntimeError(
+                f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there"
+            )
     with on(wanted.device):
         if capturing():
             launch = _prepared(wanted)

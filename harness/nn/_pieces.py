@@ -60,9 +60,9 @@ class PieceTable:
         self._conditional = False
 
     def point(self, column: int, tensors: Sequence[Tensor]) -> None:
-        """Write the addresses of a list's tensors, unless they are those that the table has.
+        """Write the addresses of a list's tensors, unless the table has them.
 
-        Raises RuntimeError for tensors of another device than the table's, and for those without memory of their own.
+        Raises RuntimeError for tensors of another device than the table's, and for tensors without memory of their own.
         """
         addresses = [tensor.data_ptr() for tensor in tensors]
         if addresses == self._known[column]:
@@ -91,7 +91,7 @@ class PieceTable:
 def _check(tensors: Sequence[Tensor], addresses: Sequence[int], device: torch.device) -> None:
     for tensor, address in zip(tensors, addresses, strict=True):
         if tensor.device != device:
-            raise RuntimeError(f"a tensor of a list lies on {tensor.device}, others on {device}; move it there")
+            raise RuntimeError(f"a tensor of a list lies on {tensor.device}, other tensors on {device}; move it there")
         if not address and tensor.numel():
             kind = type(tensor).__name__
             raise RuntimeError(f"a tensor of a list is a {kind} without memory of its own; give what it consists of")

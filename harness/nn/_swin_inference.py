@@ -44,7 +44,7 @@ Gelu = Literal["tanh", "exact"]
 class SwinInference:
     """Images (B, 3, H, W) in halves to logits (B, classes), with the weights of a model, which it refers to.
 
-    gelu: 'tanh' lets the product do it, 'exact' takes a kernel of torch. scales: those of calibrated(); with them the
+    gelu: 'tanh' lets the product do it, 'exact' takes a kernel of torch. scales: what calibrated() gave; with them the
     products of blocks are in int8, and GELU is exact. Gradients aren't there.
     """
 

@@ -84,7 +84,7 @@ def test_lists_of_several_devices_are_refused():
     optimizer = nn.AdamW([weight])
     optimizer.step()
     optimizer.state[weight]["exp_avg"] = torch.zeros(3, device="meta")
-    with pytest.raises(RuntimeError, match="lies on meta, others on cpu"):
+    with pytest.raises(RuntimeError, match="lies on meta, other tensors on cpu"):
         optimizer.step()
 
 

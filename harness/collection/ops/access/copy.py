@@ -1,4 +1,4 @@
-"""Copy: the simplest kernel, which the others are compared with. Twin of copy.cu."""
+"""Copy: the simplest kernel, which all other kernels are compared with. Twin of copy.cu."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def stream(ctx: Context) -> Launch:
 
 @OP.variant("stream2", "two 16-byte packs a thread", rows=("O1",))
 def stream2(ctx: Context) -> Launch:
-    """There are half as many blocks, and a thread has two loads in flight."""
+    """Half the blocks of `single`; a thread has two loads in flight."""
     return _streamed(ctx, unroll=2)
 
 

@@ -20,7 +20,7 @@ _WORDS_A_BLOCK = 4 * BLOCK  # of misaligned_words
 
 
 def work(symbols: Symbols, size: int) -> Work:
-    """The elements copied are read and written; those before them are neither."""
+    """The elements copied are read and written; the elements before them are neither read nor written."""
     moved = symbols["N"] * size
     return Work(read=moved, written=moved)
 

@@ -1,7 +1,7 @@
 """The backward of ReLU, dx = dy where y > 0 else 0: row O9. Twin of relu_grad.cu.
 
-Eager and the variants named from_y read y; the others read the bits that relu_mask writes. PyTorch's drops dy where
-y <= 0, so it lets dy through where y is NaN; ours give 0 there.
+Eager and the variants named from_y read y; all other variants read the bits that relu_mask writes. PyTorch's drops dy
+where y <= 0, so it lets dy through where y is NaN; ours give 0 there.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class ChannelStatistics:
         return (self.variance + EPSILON).rsqrt()
 
     def running(self, t: Tensors) -> dict[str, torch.Tensor]:
-        """The running statistics by name after an update of those in `t`."""
+        """The running statistics by name, after `t`'s were updated."""
         unbiased = self.variance * (self.samples / max(1, self.samples - 1))
         new = {"running_mean": self.mean, "running_var": unbiased}
         return {name: (1 - MOMENTUM) * getattr(t, name).double() + MOMENTUM * value for name, value in new.items()}
@@ -87,7 +87,7 @@ def reference(_: Context, t: Tensors) -> dict[str, Any]:
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
-    """What each output must be: y to the roundings of its terms, statistics to 1e-5, the mask exactly that of y.
+    """What each output must be: y to the roundings of its terms, statistics to 1e-5, the mask exactly as y says.
 
     Statistics of a channel with an infinity or a NaN must not be finite; which of the two they are doesn't matter.
     """

@@ -2,7 +2,7 @@
 
 Twin of bn_add_relu_grad.cu. dz is dy where y > 0, and 0 elsewhere. It is the gradient of z and, times gamma, of the
 normalised x. All of our variants but `from_y` read one bit an element in place of y, as the forward writes it. mean and
-invstd are those of the batch, which the forward keeps.
+invstd are the batch's, which the forward keeps.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _with_bits(symbols: Symbols, size: int) -> Traffic:
 
 
 def _with_y(symbols: Symbols, size: int) -> Traffic:
-    """The same with y in place of the mask. Eager makes dz once and reads it twice, which is as many bytes."""
+    """The same with y in place of the mask. Eager makes dz once and reads it twice: the same bytes."""
     return _twice(symbols, size, elements(symbols) * size)
 
 
@@ -155,7 +155,7 @@ def _backward(
 
 
 def _declared(symbols: Symbols, tensor: torch.Tensor) -> torch.Tensor:
-    """A user's (N, C, H, W) as the op declares it: a copy only where its memory format isn't that of `layout`."""
+    """A user's (N, C, H, W) as the op declares it: a copy only where its memory format isn't `layout`."""
     return in_declared_order(symbols, tensor).reshape(image_shape(symbols))
 
 

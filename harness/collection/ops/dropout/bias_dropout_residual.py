@@ -100,7 +100,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     outputs=_BYTES,
 )
 def fused_bytes(ctx: Context) -> Launch:
-    """The mask is that of row D2."""
+    """The mask has a byte an element, as in row D2."""
     kernel = _kernels(ctx, "bias_dropout_residual_bytes")(False)
     return _launch(ctx, WIDE, lambda _: kernel)
 

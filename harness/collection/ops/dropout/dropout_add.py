@@ -106,7 +106,7 @@ def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:
     decode=_decode,
 )
 def fused_bitmask(ctx: Context) -> Launch:
-    """The mask is that of row D3."""
+    """The mask has a bit an element, as in row D3."""
     return _launch(ctx, "dropout_add_bitmask", WIDE)
 
 

@@ -23,7 +23,7 @@ LOWEST, HIGHEST = -128, 127
 OUTLIERS = 64
 """One channel of so many is an outlier, in data that has outliers."""
 OUTLIER_FACTORS = 20.0, 100.0
-"""Between these an outlier channel is larger than the others."""
+"""An outlier channel is larger than the other channels by a factor between these two."""
 _CHUNK = 2**25  # elements of a product in float64 that are computed at a time
 
 
@@ -52,7 +52,7 @@ def real(ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
 
     All choices of a size have the same numbers, so that the error changes by what is chosen and not by chance.
     x is normal, the weight too, with the deviation 1 / sqrt(K). With the choice data=outliers some columns of x are
-    larger than the others, as channels of activations are in real networks.
+    larger than the other channels, as in the activations of real networks.
     """
     import torch
 

@@ -2,7 +2,7 @@
 
 product=scores is q (B, n, D) times k (B, n, D) transposed, and product=context is p (B, n, n) times v (B, n, D); B
 counts windows and heads together. The dimension that makes rows of n elements is the one that is padded: to P, the next
-multiple of `pad`. Padding of factors is zeros; that of a result isn't looked at. The work is that of the n tokens:
+multiple of `pad`. Factors are padded with zeros; a result's padding isn't looked at. The work is the n tokens' alone:
 padding is work done, not needed.
 """
 

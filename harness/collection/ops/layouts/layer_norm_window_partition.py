@@ -1,6 +1,6 @@
 """LayerNorm over channels, the cyclic shift and the partition into windows: row S17. Twin of the .cu of this name.
 
-It is what a block of Swin Transformer begins with. gamma and beta are (C); the epsilon is that of layer_norm, 1e-5.
+It is what a block of Swin Transformer begins with. gamma and beta are (C); the epsilon is layer_norm's, 1e-5.
 Statistics aren't outputs: this is the form for inference.
 """
 
@@ -120,7 +120,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     traffic=_unfused_traffic,
 )
 def unfused(ctx: Context) -> Launch:
-    """The text before, with the best kernel for each step: those of "layer_norm.cu" and "window_partition.cu"."""
+    """The text before, with the best kernel for each step, from "layer_norm.cu" and "window_partition.cu"."""
     import torch
 
     s, case = ctx.s, ctx.case
@@ -285,7 +285,8 @@ class WindowTilePlan:
 def tuned(ctx: Context) -> Launch:
     """Rows that aren't whole packs come in tiles where WindowTilePlan has a plan, if packs are aligned.
 
-    Others have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a block.
+    Other rows have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a
+    block.
     """
     itemsize = ITEMSIZE[ctx.case.dtype]
     row = ctx.s.C * itemsize

@@ -28,7 +28,7 @@ def _folder() -> Path:
 
 
 def choice() -> Choice:
-    """The choice of a list: those that have a file, and `equal`, which has only T tensors of N elements each."""
+    """The choice of a list: each list that has a file, and `equal`, which has only T tensors of N elements each."""
     return Choice("whose tensors", (EQUAL, *sorted(file.stem for file in _folder().glob("*.csv"))))
 
 
@@ -52,7 +52,7 @@ def _tensor(file: Path, number: int, row: list[str]) -> tuple[str, Shape]:
 
 
 def shapes(symbols: Symbols) -> list[Shape]:
-    """The shapes of a case's list: those of the model, then T tensors of N elements."""
+    """The shapes of a case's list: the model's, then T tensors of N elements."""
     name = symbols["tensors"]
     return [*(() if name == EQUAL else _shapes(name)), *[(symbols["N"],)] * symbols["T"]]
 

@@ -59,7 +59,7 @@ def _below(ctx: Context, limit: int) -> int:
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """The products before they are rounded; those of halves in float32, which is how torch defines them."""
+    """The products before they are rounded; products of halves in float32, which is how torch defines them."""
     import torch
 
     finite = all(bool(grad.isfinite().all()) for grad in t.grads)

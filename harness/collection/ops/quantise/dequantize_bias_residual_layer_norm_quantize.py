@@ -2,7 +2,7 @@
 
 h = acc * sx * sw + bias + residual is the next residual, y = LayerNorm(h) / sy in int8 the next input. LayerNorm works
 on h as it is written, in the case's type. Twin of the .cu of this name. _dequantise.py says what the tensors are,
-_integers.py how y is rounded. The epsilon is that of layer_norm, 1e-5.
+_integers.py how y is rounded. The epsilon is layer_norm's, 1e-5.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def tuned(ctx: Context) -> Launch:
 
 
 def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
-    """The kernel for rows that aren't whole units, or for those that are, its grid, and the threads of a block."""
+    """The kernel for rows that aren't whole units, or for rows that are, its grid, and the threads of a block."""
     runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype], channel=integers.per_channel(ctx))
     if runs:
         kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx) | runs.macros)

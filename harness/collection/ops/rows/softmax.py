@@ -35,7 +35,7 @@ _FLOAT = 4  # bytes
 
 # The numbers of `registers` and `cluster`.
 _ELEMENTS = 8  # of a row that a thread has, until a block has no more threads
-_MOST_ELEMENTS = 16  # with twice as many, some architecture runs out of registers for 1024 threads
+_MOST_ELEMENTS = 16  # with twice the number, some architecture runs out of registers for 1024 threads
 _MOST_THREADS = 1024  # of a block
 
 

@@ -28,7 +28,7 @@ _LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
 
 
 def make(ctx: Context) -> dict[str, Any]:
-    """Normal numbers as dy, and the softmax of others as y."""
+    """Normal numbers as dy, and the softmax of other normal numbers as y."""
     import torch
 
     dy, x = (torch.randn(ctx.s.M, ctx.s.N, generator=ctx.generator, device=ctx.device, dtype=ctx.dtype) for _ in "dx")

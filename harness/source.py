@@ -93,7 +93,7 @@ def _needed(file: Path) -> list[Path]:
     """The op's file, the modules that it imports, and the kernels that these name, each with what it needs."""
     modules = _closure(file, _imported)
     # Modules of harness.nn run the ops that they import, with the kernels of these.
-    run = [op for module in modules if module.parent == _PACKAGE / "nn" for op in _imported(module)]
+    run = [op for module in modules if module.parent == _PACKAGE / "collection" / "nn" for op in _imported(module)]
     texts = [module.read_text("utf-8") for module in modules]
     named = {f"{op.stem}.cu" for op in (file, *run)}.union(*(re.findall(r'"(\w+\.cu)"', text) for text in texts))
     sources = [path for path in paths.data("kernels").glob("*/*.cu") if path.name in named]

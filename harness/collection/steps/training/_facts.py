@@ -61,7 +61,7 @@ def allocated(ctx: Context) -> int:
 
     if ctx.device.type != "cuda":
         return 0
-    from harness import nn
+    from harness.collection import nn
 
     gc.collect()
     nn.forget()

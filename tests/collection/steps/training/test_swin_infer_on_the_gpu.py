@@ -9,12 +9,12 @@ from torch import nn
 from harness import devices, metrics
 from harness.collection.models import MODELS
 from harness.collection.models.swin import window_partition
+from harness.collection.nn import _inference as inference
+from harness.collection.nn import _kernels
 from harness.collection.steps.training import _facts, swin_infer
 from harness.cuda import cublaslt
 from harness.measure import measure
 from harness.model import Case, Job, Timing
-from harness.nn import _inference as inference
-from harness.nn import _kernels
 from harness.ops import Tensors
 from harness.session import Session
 

@@ -19,9 +19,9 @@ import torch
 
 from harness.collection.models import MODELS
 from harness.collection.models.swin import Swin, SwinBlock, window_partition
+from harness.collection.nn import _attention, _inference, _kernels, _rows, _swin_inference
 from harness.collection.steps.training.swin_infer import products_of
 from harness.model import Case
-from harness.nn import _attention, _inference, _kernels, _rows, _swin_inference
 from harness.ops import Context
 
 HALF = torch.float16

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
-from harness import nn
-from harness.nn import _adamw, _swin_inference, _unscale
+from harness.collection import nn
+from harness.collection.nn import _adamw, _swin_inference, _unscale
 
 
 @pytest.mark.usefixtures("kernels")

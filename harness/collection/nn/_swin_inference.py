@@ -19,10 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.collection.models.swin import PatchEmbedding, PatchMerging, Swin, SwinBlock
-from harness.collection.ops.quantise import quantize
-from harness.model import Case
-from harness.nn._attention import window_attention
-from harness.nn._inference import (
+from harness.collection.nn._attention import window_attention
+from harness.collection.nn._inference import (
     LARGEST,
     LEAST_SCALE,
     Int8Product,
@@ -34,8 +32,10 @@ from harness.nn._inference import (
     quantised,
     residual_norm,
 )
-from harness.nn._kernels import on
-from harness.nn._rows import layer_norm
+from harness.collection.nn._kernels import on
+from harness.collection.nn._rows import layer_norm
+from harness.collection.ops.quantise import quantize
+from harness.model import Case
 from harness.ops import Context, Launch, Tensors
 
 Gelu = Literal["tanh", "exact"]

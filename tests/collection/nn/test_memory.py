@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from harness import nn
+from harness.collection import nn
+from harness.collection.nn import _dropout, _kernels, _pieces, _unscale
 from harness.cuda import workspaces
-from harness.nn import _dropout, _kernels, _pieces, _unscale
 
 
 def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):

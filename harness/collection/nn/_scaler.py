@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
 
-from harness.nn._adamw import AdamW
-from harness.nn._unscale import unscale_
+from harness.collection.nn._adamw import AdamW
+from harness.collection.nn._unscale import unscale_
 
 
 class GradScaler(torch.amp.GradScaler):

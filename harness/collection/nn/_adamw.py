@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
+from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._pieces import PieceLayout, PieceTable, table_for
+from harness.collection.nn._unscale import is_dense, type_of
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.lists import adamw
 from harness.collection.ops.lists._tables import BLOCK
-from harness.nn._kernels import of_lists, on
-from harness.nn._pieces import PieceLayout, PieceTable, table_for
-from harness.nn._unscale import is_dense, type_of
 
 _STATE = ("exp_avg", "exp_avg_sq", "master")
 _TABLES = 64  # that an optimizer keeps: one for each set of parameters that had gradients together, the last ones

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import operator
 from harness.collection.ops.rows._norm import EPS
-from harness.nn._kernels import kernel
-from harness.nn._operators import operator
 
 _EPSILONS = 1e-20, 1e20
 """The least and the largest epsilon of our kernels, whose sums of squares have a factor of about 1 / (4 N)."""

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from harness import cuda
+from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._pieces import PieceLayout, PieceTable, table_for
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
 from harness.collection.ops.lists import unscale
 from harness.collection.ops.lists._tables import BLOCK
-from harness.nn._kernels import of_lists, on
-from harness.nn._pieces import PieceLayout, PieceTable, table_for
 
 _LISTS = 64  # of which the tables are kept, the last used ones
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.models import swin
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import operator
+from harness.collection.nn._rows import layer_norm, norm_kernel
 from harness.collection.ops.rows._norm import EPS
-from harness.nn._kernels import kernel
-from harness.nn._operators import operator
-from harness.nn._rows import layer_norm, norm_kernel
 
 
 def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:

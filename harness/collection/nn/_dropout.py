@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import Run, operator
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
 from harness.collection.ops.dropout._philox import GROUP, draws
-from harness.nn._kernels import kernel
-from harness.nn._operators import Run, operator
 
 _CALLS: dict[str, Tensor] = {}
 """The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from harness import nn
+from harness.collection import nn
 from harness.collection.models import MODELS, swin
 
 pytestmark = pytest.mark.gpu

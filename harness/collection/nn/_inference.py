@@ -17,11 +17,11 @@ from torch.nn import functional
 
 from harness import cuda
 from harness.collection.models.swin import window_partition, window_reverse
+from harness.collection.nn._kernels import capturing, on
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import CUDA_TYPE, blocks
 from harness.collection.ops.rows._norm import EPS
 from harness.cuda.cublaslt import MANY, Gemm, Matmul
-from harness.nn._kernels import capturing, on
 from harness.paths import data
 
 LARGEST = 127.0

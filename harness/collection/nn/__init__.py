@@ -17,16 +17,16 @@ each other; but two threads shouldn't use one stream. Graphs that torch.compile 
 `reduce-overhead` and `max-autotune`) aren't supported: that memory would lie where they put theirs.
 """
 
-from harness.nn._adamw import AdamW
-from harness.nn._attention import window_attention
-from harness.nn._batch_norm import batch_norm_add_relu
-from harness.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
-from harness.nn._memory import forget
-from harness.nn._models import bert_operators, resnet_operators, swin_operators
-from harness.nn._rows import layer_norm, rms_norm, softmax
-from harness.nn._scaler import GradScaler
-from harness.nn._unscale import unscale_
-from harness.nn._windows import norm_partition, window_partition, window_reverse
+from harness.collection.nn._adamw import AdamW
+from harness.collection.nn._attention import window_attention
+from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
+from harness.collection.nn._memory import forget
+from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._scaler import GradScaler
+from harness.collection.nn._unscale import unscale_
+from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 
 __all__ = [
     "AdamW",

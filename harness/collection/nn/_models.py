@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from harness.collection.models.bert import BertOperators
 from harness.collection.models.resnet import ResNetOperators
 from harness.collection.models.swin import SwinOperators
-from harness.nn._attention import window_attention
-from harness.nn._batch_norm import batch_norm_add_relu
-from harness.nn._dropout import bias_dropout_residual, dropout
-from harness.nn._rows import layer_norm, softmax
-from harness.nn._windows import norm_partition, window_partition, window_reverse
+from harness.collection.nn._attention import window_attention
+from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._dropout import bias_dropout_residual, dropout
+from harness.collection.nn._rows import layer_norm, softmax
+from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
 
 
 def swin_operators(*, norm: bool = True, windows: bool = True, attention: bool = True) -> SwinOperators:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from harness import nn
+from harness.collection import nn
 from harness.collection.models import swin
-from harness.nn import _attention
+from harness.collection.nn import _attention
 
 pytestmark = pytest.mark.gpu
 ALL = [torch.float32, torch.float16, torch.bfloat16]

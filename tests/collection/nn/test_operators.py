@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from harness import nn
-from harness.nn import _dropout
+from harness.collection import nn
+from harness.collection.nn import _dropout
 
 EVERY = {
     "layer_norm": (nn.layer_norm, [(3, 5, 7), (7,), (7,)]),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from harness.collection.nn import _dropout, _kernels, _pieces, _unscale
 from harness.cuda import workspaces
-from harness.nn import _dropout, _kernels, _pieces, _unscale
 
 
 def forget() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.nn._kernels import kernel
-from harness.nn._operators import operator
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import operator
 
 
 def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:

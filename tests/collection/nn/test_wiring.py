@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from harness import cuda, nn
-from harness.nn import _kernels
+from harness.collection.nn import _kernels
 
 ALL = [torch.float32, torch.float16, torch.bfloat16]
 HALVES = [torch.float16, torch.bfloat16]

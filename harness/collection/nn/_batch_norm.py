@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import differentiable, is_eager, operator
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
-from harness.nn._kernels import kernel
-from harness.nn._operators import differentiable, is_eager, operator
 
 
 def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm takes, and a residual

@@ -14,9 +14,9 @@ import torch
 from torch import nn as torch_nn
 
 from harness import cuda, nn
+from harness.collection.nn import _adamw, _pieces, _unscale
+from harness.collection.nn._pieces import PieceLayout
 from harness.collection.ops.lists import _tables, adamw, unscale
-from harness.nn import _adamw, _pieces, _unscale
-from harness.nn._pieces import PieceLayout
 
 OVERFLOWS = (3, 7)
 UNUSED = 11  # the step in which the second layer has no gradient

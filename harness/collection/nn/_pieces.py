@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from harness.collection.nn._kernels import capturing
 from harness.collection.ops.lists._tables import Pieces
-from harness.nn._kernels import capturing
 
 _CAPTURED: list[PieceLayout] = []
 """Layouts that graphs read. They stay, since nobody tells when a graph ends."""

@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from harness import cuda, nn
+from harness.collection.nn import _adamw, _kernels, _unscale
 from harness.collection.ops import bits
 from harness.collection.ops.dropout import _dropout, _philox
 from harness.collection.ops.rows import _norm
-from harness.nn import _adamw, _kernels, _unscale
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """How far off a result may be, as a share of the largest one."""

@@ -91,7 +91,7 @@ def without_exit(what: str) -> Iterator[None]:
 def described(error: BaseException) -> str:
     """The error, the place in the user's code that it comes from (marked by '>'), and all frames, the last one first.
 
-    The user's code is that of an op, bundled or not: neither Python's and other packages' nor the harness's own. Errors
+    The user's code is an op's, bundled or not: neither Python's and other packages' nor the harness's own. Errors
     that the harness itself reports say everything in their message and advice.
     """
     if isinstance(error, HarnessError):

@@ -23,18 +23,18 @@ _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
 _GIT_TIMEOUT = 10
 
 
-def code(op: str, file: Path) -> Code:
-    """The code that makes the numbers of an op, which `file` defines.
+def code(op: str, *files: Path) -> Code:
+    """The code that makes the numbers of an op, or of a variant of it, which `files` declare.
 
-    It covers the code that measures every op; the op's file, with the modules of ops, models and `harness.nn` that it
-    imports; and the kernels that these files name, with the headers that the kernels include. It covers neither tables,
-    reports and the command line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's
-    file. Comments and docstrings don't count: they make no number.
+    It covers the code that measures every op; the files, with the modules of the collection that they import; and the
+    kernels that these files name, with the headers that the kernels include. It covers neither tables, reports and the
+    command line, nor other ops. For a file that isn't bundled it also covers all kernels beside it. Comments and
+    docstrings don't count: they make no number.
     """
     measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
-    beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
-    files = {*measuring, *_needed(file), *beside}
-    return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in files))
+    beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
+    every = {*measuring, *beside, *(path for file in files for path in _needed(file))}
+    return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in every))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:

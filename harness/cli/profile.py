@@ -227,8 +227,9 @@ def _refuse_another(
 
     same_kind: whether another machine with the same device will do. For losses it does, since they have no times.
     """
-    from harness import devices, source, store
+    from harness import devices, store
     from harness.ops import Catalogue
+    from harness.ops.codes import codes
 
     run, catalogue = store.load(folder), Catalogue(plugins)
     machine = devices.kinds()[devices.choose(kind)].machine()
@@ -238,12 +239,12 @@ def _refuse_another(
     if not same:
         raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
     wanted = {job.case.id for job in jobs}
-    timed = {m.case.op: m.code.digest for m in run.measurements if m.case.id in wanted and m.code}
-    for name, digest in timed.items():
-        op = catalogue.get(name)
-        if op is None:
-            raise UsageError(f"{folder}: has cases of '{name}', an op that isn't here", "name its file by --ops")
-        if op.file is None or source.code(name, op.file).digest != digest:
+    timed = {(m.case.op, m.case.variant): m.code for m in run.measurements if m.case.id in wanted and m.code}
+    here = codes(op for name, op in catalogue.items() if name in {op for op, _ in timed})
+    for (name, variant), code in timed.items():
+        if name not in catalogue or variant not in catalogue[name].variants:
+            raise UsageError(f"{folder}: has cases of '{name}/{variant}', which isn't here", "name its file by --ops")
+        if here.get((name, variant)) != code:
             raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
 
 

@@ -12,8 +12,7 @@ from harness.collection.ops.access import copy
 from harness.collection.ops.access._resident import grid_and_block, obstacles
 from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 VECTOR = {4: "unsigned", 8: "uint2", 16: "uint4"}
 _MOST_A_THREAD = 128  # bytes: half of the 64 registers that a thread of a full block can have

@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.collection.ops.elementwise import BOTH
 from harness.cuda import memcpy
-from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:

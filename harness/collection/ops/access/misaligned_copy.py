@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, blocks, split
 from harness.model import Work
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel

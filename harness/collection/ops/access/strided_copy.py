@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 SECTOR = 32  # bytes: the least that the memory moves
 

@@ -23,8 +23,7 @@ from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows import softmax_grad
 from harness.model import Case
-from harness.ops import Context, Launch, Op, Tensors
-from harness.ops.baselines import Compile, compiled, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, Tensors, compiled, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM, of_channels
 from harness.collection.ops.bits import pack
-from harness.ops import Context, Expected, Tensor, Tensors
-from harness.ops.baselines import MODES
+from harness.ops import MODES, Context, Expected, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ def make(ctx: Context) -> dict[str, Any]:
         return torch.randn(shape, generator=ctx.generator, device=ctx.device, dtype=dtype)
 
     made = {tensor.name: normal(tensor) for tensor in ctx.op.inputs}
-    deviation, mean = (normal(of_channels("")).view(1, -1, 1) for _ in range(2))
+    deviation, mean = (normal(of_channels("drawn")).view(1, -1, 1) for _ in range(2))
     made["x"].mul_(deviation.abs() + 0.5).add_(mean)
     made["running_var"].abs_()
     return made

@@ -35,8 +35,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPiec
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -34,8 +34,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
 from harness.collection.ops.bits import pack
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda, metrics, units
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness import metrics
 from harness.collection.ops.process_groups import process_group, unsupported_alone
 from harness.model import Case, Work
-from harness.ops.comparer import Expected
-from harness.ops.sheet import FLOATS, Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops import FLOATS, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch

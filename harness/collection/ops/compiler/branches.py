@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.compiler._launches import by_elements, by_packs
 from harness.collection.ops.elementwise import BOTH, widened
 from harness.model import Traffic
-from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

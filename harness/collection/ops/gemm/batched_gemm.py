@@ -19,8 +19,19 @@ from harness.collection.ops.gemm._products import expected, needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch

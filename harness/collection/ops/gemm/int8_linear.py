@@ -21,8 +21,7 @@ from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm, Order
 from harness.model import Case, Traffic, Work
-from harness.ops import Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Choice, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -6,8 +6,7 @@ from typing import Any
 
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.layouts import _windows as windows
-from harness.ops import FLOATS, Context, Launch, Op, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensors, compiled_variants
 
 
 def window_op(name: str, summary: str, eager: str, *, forward: bool) -> Op:

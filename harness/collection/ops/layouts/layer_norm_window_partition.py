@@ -19,8 +19,7 @@ from harness.collection.ops.layouts import window_partition
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm
 from harness.model import Traffic
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -128,8 +127,8 @@ def unfused(ctx: Context) -> Launch:
     rows, cut = layer_norm.OP, window_partition.OP
     of_rows = replace(case, op=rows.name, variant="tuned", shape=(("M", pixels), ("N", s.C)))
     of_windows = replace(case, op=cut.name, variant="tuned", choices=(("direction", "forward"),))
-    normalise = layer_norm.tuned(replace(ctx, case=of_rows, op=rows))
-    partition = window_partition.tuned(replace(ctx, case=of_windows, op=cut))
+    normalise = rows.variants["tuned"].prepare(replace(ctx, case=of_rows, op=rows))
+    partition = cut.variants["tuned"].prepare(replace(ctx, case=of_windows, op=cut))
     # All sets of buffers share these.
     normal = torch.empty(pixels * s.C, dtype=ctx.dtype, device=ctx.device)
     mean, rstd = (torch.empty(pixels, dtype=torch.float32, device=ctx.device) for _ in range(2))

@@ -9,8 +9,7 @@ from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_ops import add_matrix_variants
 from harness.collection.ops.layouts._transpose_plan import Matrices
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

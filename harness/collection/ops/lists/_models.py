@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import paths
 from harness.errors import UsageError
 from harness.model import Case
-from harness.ops.sheet import Choice, Shape, Symbols
+from harness.ops import Choice, Shape, Symbols
 
 EQUAL = "equal"
 SYMBOLS = {"T": "tensors beside the model's", "N": "elements of each of these"}

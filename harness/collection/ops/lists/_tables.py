@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import metrics, units
 from harness.collection.ops.elementwise import PACK_BYTES
-from harness.ops.sheet import Context, Tensors
+from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
     import numpy as np

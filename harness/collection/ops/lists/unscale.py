@@ -15,8 +15,7 @@ from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, blocks, widened
 from harness.collection.ops.lists import _models
 from harness.collection.ops.lists._tables import BLOCK, Tabled, packed, starts
 from harness.model import Case
-from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

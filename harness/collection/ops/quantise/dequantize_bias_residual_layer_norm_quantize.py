@@ -19,8 +19,7 @@ from harness.collection.ops.quantise._row_runs import RowRunPlan
 from harness.collection.ops.quantise._row_units import UnitRowPlan
 from harness.collection.ops.quantise._steps import CONVERSION, Steps, rows_and_columns, rows_grid, traffic
 from harness.collection.ops.rows import _norm as norm
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,7 @@ from harness.collection.ops.elementwise import (
 )
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from harness import metrics, units
-from harness.ops.sheet import Context
+from harness.ops import Context
 
 OFF = "loss_distance"
 BUSY = "device_busy"

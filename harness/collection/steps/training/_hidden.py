@@ -10,7 +10,7 @@ from typing import Any
 
 from harness import metrics, units
 from harness.intervals import common, length, merged
-from harness.ops.sheet import Context
+from harness.ops import Context
 
 HIDDEN, COMMUNICATION = "hidden_by_trace", "communication"
 _STEPS = 5

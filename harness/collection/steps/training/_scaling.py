@@ -29,7 +29,7 @@ from harness.collection.steps.training._settings import captured, forget_compile
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
 from harness.collection.steps.training._trainer import SCALE, Setup
 from harness.model import Case, Work
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch

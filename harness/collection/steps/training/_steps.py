@@ -29,7 +29,7 @@ from harness.collection.steps.training._settings import (
 )
 from harness.collection.steps.training._trainer import SCALE, Setup, Trainer
 from harness.model import Work
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from harness.collection.ops.gemm._int8 import Inaccuracy
 from harness.metrics import SNR
-from harness.ops.comparer import Expected
-from harness.ops.sheet import Context
+from harness.ops import Context, Expected
 
 if TYPE_CHECKING:
     import torch

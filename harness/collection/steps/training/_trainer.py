@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
 from harness.collection.steps.training import _operators
 from harness.collection.steps.training._rungs import Rung
-from harness.ops.baselines import compiled
+from harness.ops import compiled
 
 if TYPE_CHECKING:
     import torch

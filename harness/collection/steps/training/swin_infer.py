@@ -21,9 +21,19 @@ from harness.collection.steps.training._trainer import built
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import Gemm
 from harness.model import Case, Work
-from harness.ops.baselines import MODES, Compile, compiled, compiled_variants
-from harness.ops.comparer import Expected
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import (
+    MODES,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Symbols,
+    Tensors,
+    compiled,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -13,6 +13,9 @@ from harness.discover import discover, entry_points
 from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest
 from harness.ops.sheet import Op
 
+LOADED: dict[str, Op] = {}
+"""Every op that this process has loaded, by name. Who reads a stored run finds there what its ops say of reports."""
+
 
 class Catalogue(Mapping[str, Op]):
     """Ops by name.
@@ -40,7 +43,7 @@ class Catalogue(Mapping[str, Op]):
             if op.name in self._ops:
                 raise UsageError(f"{file}: there is an op named '{op.name}' already ({self._ops[op.name].file})")
             op.file = file.resolve()
-            self._ops[op.name] = op
+            self._ops[op.name] = LOADED[op.name] = op
 
     def __getitem__(self, name: str) -> Op:
         try:

@@ -242,7 +242,9 @@ class Op:
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
     by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
-    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say.
+    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say. pages: what
+    reports have of the op beside the table of its cases, as the name of a module, or a function that gives it;
+    harness.report.sections says what it may have.
 
     Raises UsageError where a symbol and a choice share a name, and where a dtype or a name in an expression is unknown.
     """
@@ -264,6 +266,7 @@ class Op:
     items: str = "0"
     item: str = ""
     timer: Timer = "graph"
+    pages: str | Callable[[], object] = ""
     file: Path | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
 

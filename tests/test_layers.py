@@ -19,7 +19,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
     {"comments", "errors", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
-    {"discover", "model"},
+    {"discover", "families", "model"},
     {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -306,36 +305,6 @@ def test_a_metric_from_outside_is_a_floor_of_the_gate(joules: Metric) -> None:
     found = CaseEvidence(CASE, "mine", (), (measured(),), (), Margin(0.01))
     (finding,) = floor.judge(Evidence("base", (expected,), (found,), LIMITS))
     assert (finding.severity, "work a joule" in finding.message, "0.50x" in finding.message) == ("failure", True, True)
-
-
-def test_a_metric_that_is_there_already_stays(own: None) -> None:
-    """A module may be loaded twice: by its name, and as a file."""
-    again = replace(METRICS["time"], value=lambda s: s.time, unit=replace(units.SECONDS))
-    order = list(METRICS)
-    assert metrics.add(again) is METRICS["time"]
-    assert list(METRICS) == order
-
-
-def test_a_name_has_one_meaning_and_an_error_says_where(own: None) -> None:
-    first = metrics.fact("mine", "mine", units.SHARE, "a share")
-    line = sys._getframe().f_lineno - 1
-    with pytest.raises(UsageError) as caught:
-        metrics.add(replace(first, hint="another", unit=units.SECONDS))
-    here = re.escape(__file__)
-    assert re.match(rf"{here}:{line + 3}: .*'mine' already, 'mine', .*unit, hint differ", caught.value.message)
-    assert caught.value.message.endswith(f"({__file__}:{line})")
-    with pytest.raises(UsageError, match=r"its title differs \(.*metrics\.py:\d+\)"):
-        metrics.add(replace(METRICS["time"], title="duration"))
-
-
-def test_a_metric_stands_where_it_belongs(own: None) -> None:
-    metrics.fact("mine", "mine", units.SHARE, "a share", after="items")
-    names = list(METRICS)
-    assert names[names.index("items") + 1] == "mine"
-    assert names[-1] != "mine"
-    with pytest.raises(UsageError, match="'other' can't stand after 'itms'") as caught:
-        metrics.fact("other", "other", units.SHARE, "a share", after="itms")
-    assert caught.value.advice == "did you mean 'items'?"
 
 
 def test_a_metric_of_some_ops_is_told_where_a_case_has_it(own: None) -> None:

@@ -157,7 +157,9 @@ def _refuse_together(
 def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: Chosen) -> None:
     """Show what a file tells, and attach it to the run if there is one."""
     from harness import store
+    from harness.ops import Catalogue
 
+    Catalogue(plugins)  # whose ops say of which families their kernels are
     if run is None:
         _show(tool.imported(file, []))
         return
@@ -347,18 +349,21 @@ def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
     from harness.profile import Ways, tools
     from harness.report import build, terminal
 
-    if any(Ways.of(tools()[attachment.tool]).verdicts for attachment in attachments):
+    wanted = {name for name, tool in tools().items() if Ways.of(tool).verdicts}
+    if wanted & {attachment.tool for attachment in attachments}:
         terminal.show(build.screen_of_verdicts(store.load(folder)), open_console())
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:
     """Profile a user's own program by torch's profiler, and end with its exit code."""
     from harness.cli.console import open_console
+    from harness.ops import Catalogue
     from harness.profile import torch
     from harness.report import terminal, timeline
 
     if tool != "torch":
         raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
+    Catalogue()  # whose ops say of which families their kernels are; the program may use them by harness.nn
     folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     found = torch.of_script(program, folder)
     terminal.show(timeline.page(found.timeline, found.trace), open_console())

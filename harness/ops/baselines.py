@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness.collection.ops.elementwise import BOTH
 from harness.ops.sheet import Context, Launch, Op
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -40,7 +39,7 @@ def compiled_variants(
 
     def add(prepare: Callable[[Context, Compile], Launch]) -> Callable[[Context, Compile], Launch]:
         for name, mode in MODES.items():
-            shared = options | {"role": "baseline", "devices": BOTH if mode == "default" else ("cuda",)}
+            shared = options | {"role": "baseline", "devices": ("cuda", "cpu") if mode == "default" else ("cuda",)}
             said = summary if mode == "default" else f"{summary}; mode {mode}"
             op.variant(name, said, returns=returns, **shared)(_in_mode(prepare, mode))
         return prepare

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import MachineError, UsageError
+from harness.families import FAMILIES
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
 from harness.profile import _request, _timeline, _trace
-from harness.profile._families import FAMILIES
 from harness.profile._script import OWN
 from harness.profile._timeline import SHORT_GAP, Timeline
 

@@ -9,7 +9,7 @@ from typing import Any
 from harness import units
 from harness.collection.steps.training.report.losses import LossGroup
 from harness.collection.steps.training.report.rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
-from harness.profile import torch
+from harness.families import FAMILIES
 from harness.report.canvas import WIDE, canvas, legend, save
 
 _BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
@@ -125,7 +125,7 @@ def _look(family: str) -> dict[str, Any]:
         return {"color": "white", **_BAR}
     if family == OTHER:
         return {"color": "#EEEEEE", "hatch": "----", **_BAR}
-    row, place = divmod(list(torch.FAMILIES).index(family), len(_COLORS))
+    row, place = divmod(list(FAMILIES).index(family), len(_COLORS))
     return {"color": _COLORS[place], "hatch": _HATCHES[row % len(_HATCHES)], **_BAR}
 
 

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from harness import units
 from harness.collection.steps.training import _ladders, _traced
 from harness.collection.steps.training._traced import StepParts
+from harness.families import FAMILIES
 from harness.metrics import METRICS
 from harness.model import Claim
-from harness.profile import torch
 from harness.report.frame import Line, setting
 from harness.report.tree import Block, Column, Note, Table, text_column
 
@@ -110,7 +110,7 @@ def _group(lines: Sequence[Line]) -> RungGroup:
 
 def title(name: str) -> str:
     """A family as tables and legends call it."""
-    return name if name == IDLE else torch.FAMILIES[name].title
+    return name if name == IDLE else FAMILIES[name].title
 
 
 def tables(group: RungGroup) -> Iterator[Block]:

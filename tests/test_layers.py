@@ -188,7 +188,7 @@ def test_the_instrument_knows_no_op_variant_or_metric_of_the_collection_by_name(
     # What version1 knows are the ops of runs that are stored.
     files = [file for file in FILES if room(file) not in IN_COLLECTION and file.name != "version1.py"]
     constants = [(file, node) for file in files for node in ast.walk(tree_of(file)) if isinstance(node, ast.Constant)]
-    assert [f"{file}:{node.lineno}: {node.value}" for file, node in constants if node.value in names] == []
+    assert [f"{file}:{node.lineno}: {node.value!r}" for file, node in constants if node.value in names] == []
 
 
 def test_the_parent_process_has_no_way_to_torch() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from harness import report
 from harness.errors import UsageError
-from harness.model import Attachment, Curve, Run
+from harness.model import Attachment, Curve, Measurement, Run
 from harness.ops import Op
 from harness.ops.catalogue import LOADED
 from harness.report import build, sections
@@ -34,7 +34,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Offer]:
 
 
 @pytest.fixture
-def hops(measured: Callable[..., object], make_run: Callable[..., Run]) -> Callable[..., Run]:
+def hops(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> Callable[..., Run]:
     """A run of two variants, of which a tool found two figures."""
 
     def make(**fields: object) -> Run:

@@ -225,6 +225,7 @@ def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest
     monkeypatch.setattr(drawing, "save", apart)
     for picture in sections.drawings(whole):
         if not picture.path.endswith("losses.svg"):  # which has two axes
+            assert picture.draw
             picture.draw(Path("unused.svg"))
 
 
@@ -253,5 +254,6 @@ def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(drawing, "save", keep)
     for shown in (STEPS, {"tf32": 0.150, "amp": 0.120}):
         (picture,) = sections.drawings(ladder(steps=shown))
+        assert picture.draw
         picture.draw(Path("unused.svg"))
     assert named == [["with kernels of ours", "torch"], ["torch"]]

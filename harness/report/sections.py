@@ -22,7 +22,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from harness.errors import UsageError, described
+from harness.errors import UsageError, brief, described
 from harness.model import Run
 from harness.ops.catalogue import LOADED
 from harness.report.frame import Line, by_scenario
@@ -56,7 +56,10 @@ def drawings(run: Run) -> Iterator[Figure]:
 
 def is_elsewhere(op: str, key: str) -> bool:
     """Whether the op's sections show this figure that a tool found. key: '<tool>.<name>'."""
-    return key.startswith(tuple(getattr(_of(op), "ELSEWHERE", ())))
+    try:
+        return key.startswith(tuple(getattr(_of(op), "ELSEWHERE", ())))
+    except Exception:  # the sections, which can't be made then, say why
+        return False
 
 
 def figure(alt: str, draw: Callable[[Path], list[Path]], *words: str) -> Figure:
@@ -65,15 +68,13 @@ def figure(alt: str, draw: Callable[[Path], list[Path]], *words: str) -> Figure:
 
 
 def _given(what: str, lines: Sequence[Line]) -> list[Any]:
-    """What the pages of the op give. An error of theirs costs only what they would have said."""
+    """What the pages of the op give. An error of theirs costs only what they would have said: a note stands for it."""
     op = lines[0].case.op
     try:
         function = cast(Callable[[Sequence[Line]], Any], getattr(_of(op), what, lambda _: ()))
         return list(function(lines))
-    except UsageError:
-        raise
-    except Exception as error:
-        return [Note(f"the {what} of op '{op}' can't be made: {described(error)}", "warning")]
+    except Exception as error:  # of a user's op, too; the results are more important
+        return [Note(f"the {what} of op '{op}' can't be made: {brief(described(error))}", "warning")]
 
 
 def _of(name: str) -> object:
@@ -86,8 +87,6 @@ def _of(name: str) -> object:
 def _pages(name: str, pages: str | Callable[[], object]) -> object:
     found = import_module(pages) if isinstance(pages, str) else pages()
     if not any(hasattr(found, offer) for offer in _OFFERS):
-        raise UsageError(
-            f"the pages of op '{name}' ({pages}) have no {', no '.join(_OFFERS[:-1])} and no {_OFFERS[-1]}",
-            "define one of these functions of the lines of a scenario",
-        )
+        message = f"the pages of op '{name}' ({pages}) have no {', no '.join(_OFFERS[:-1])} and no {_OFFERS[-1]}"
+        raise UsageError(message, "define one of these functions of the lines of a scenario")
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,13 +10,11 @@ from types import SimpleNamespace
 import pytest
 
 from harness import report
-from harness.errors import UsageError
 from harness.model import Attachment, Curve, Measurement, Run
 from harness.ops import Op
 from harness.ops.catalogue import LOADED
 from harness.report import build, sections
 from harness.report.formats import markdown
-from harness.report.frame import by_scenario
 from harness.report.tree import Figure, Note, Section
 
 Offer = Callable[..., None]
@@ -100,8 +99,13 @@ def test_a_picture_that_cant_be_drawn_costs_only_itself(
     assert "warning: plots/hop-a.svg can't be drawn" in capsys.readouterr().err
 
 
-def test_pages_that_offer_nothing_are_refused(offer: Offer, hops: Callable[..., Run]) -> None:
+def test_pages_that_offer_nothing_and_pages_that_arent_there_are_told(
+    offer: Offer, hops: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     offer(section=lambda lines: [])
-    (_, lines), *_ = by_scenario(hops())
-    with pytest.raises(UsageError, match=r"the pages of op 'hop' .* have no figures, no sections and no verdicts"):
-        sections.sections(lines)
+    page = markdown.render(build.page(hops()))
+    assert re.search("the sections of op 'hop' .* have no figures, no sections and no verdicts", page)
+    monkeypatch.setitem(LOADED, "hop", Op("hop", "", symbols={}, pages="no.such.module"))
+    page = markdown.render(build.page(hops()))
+    assert "the sections of op 'hop' can't be made: ModuleNotFoundError: No module named 'no'" in page
+    assert "mine.hops" in page

@@ -31,14 +31,14 @@ def code(op: str, *files: Path) -> Code:
     command line, nor other ops. For a file that isn't bundled it also covers all kernels beside it. Comments and
     docstrings don't count: they make no number.
     """
-    measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
+    measuring = [path for name in _MEASURING for path in _code(_PACKAGE / name)]
     beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
     every = {*measuring, *beside, *(path for file in files for path in _needed(file))}
     return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in every))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the package's Python files, the kernels, and plug-ins with theirs.
+    """SHA-256 over the names and contents of the package's Python files and kernels, and of plug-ins with theirs.
 
     root: a checkout of another revision, in place of this installation.
     """
@@ -69,7 +69,7 @@ def _hash(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in _python(package):
+    for path in _code(package):
         yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
         if path.suffix in _KERNEL_SUFFIXES and path.is_file():
@@ -80,9 +80,16 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
             yield f"plugin/{plugin.name}/{path.name}", path
 
 
-def _python(place: Path) -> list[Path]:
-    """The Python files at a place. An editor's lock is a link to nothing with the name of a file."""
-    return [place] if place.suffix == ".py" else sorted(path for path in place.rglob("*.py") if path.is_file())
+def _code(place: Path) -> list[Path]:
+    """The Python files at a place, and the kernels beside them.
+
+    An editor's lock is a link to nothing with the name of a file. The kernels inside an installed package are bundled
+    ones, which are counted as such.
+    """
+    if place.suffix == ".py":
+        return [place]
+    found = (path for path in place.rglob("*") if path.suffix in {".py", *_KERNEL_SUFFIXES} and path.is_file())
+    return sorted(path for path in found if "_data" not in path.relative_to(place).parts)
 
 
 def _kernels_beside(file: Path) -> list[Path]:

@@ -59,6 +59,15 @@ def test_what_python_leaves_behind_does_not_change_the_hash(package: Path) -> No
     assert source.digest() == before
 
 
+def test_kernels_of_the_package_count_and_those_that_it_bundles_count_once(package: Path) -> None:
+    before = source.digest()
+    (package / "harness" / "_data" / "kernels").mkdir(parents=True)
+    (package / "harness" / "_data" / "kernels" / "copy.cu").write_text("// as a wheel has it\n")
+    assert source.digest() == before
+    (package / "harness" / "ops" / "stream.cu").write_text("// kernel\n")
+    assert source.digest() != before
+
+
 def test_the_lock_of_an_editor_does_not_change_the_hash(package: Path, tmp_path: Path) -> None:
     """It's a link to nothing."""
     plugin = tmp_path / "mine.py"
@@ -213,6 +222,7 @@ def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: P
         ("harness/ops/sheet.py", True),
         ("harness/ops/baselines.py", True),
         ("kernels/access/copy.cu", True),
+        ("harness/cuda/stream.cu", True),
         ("harness/collection/ops/activation/prelu.py", False),
         ("kernels/activation/prelu.cu", False),
     ],

@@ -42,7 +42,7 @@ def compiled_variants(
 
     def add(prepare: Callable[[Context, Compile], Launch]) -> Callable[[Context, Compile], Launch]:
         for name, mode in MODES.items():
-            shared = options | {"role": "baseline", "devices": BOTH if mode == "default" else ("cuda",)}
+            shared = options | {"role": "baseline", "devices": ("cuda", "cpu") if mode == "default" else ("cuda",)}
             said = summary if mode == "default" else f"{summary}; mode {mode}"
             op.variant(name, said, returns=returns, **shared)(_in_mode(prepare, mode))
         return prepare

@@ -15,6 +15,9 @@ from harness.ops import loading
 from harness.ops.declarations import at, refusal
 from harness.ops.sheet import Op
 
+LOADED: dict[str, Op] = {}
+"""Every op that this process has loaded, by name. Who reads a stored run finds there what its ops say of reports."""
+
 
 class Catalogue(Mapping[str, Op]):
     """Ops by name, each with the variants that the loaded plug-ins add to it.
@@ -58,7 +61,7 @@ class Catalogue(Mapping[str, Op]):
                 advice = f"rename it; or add a variant to the op that is there: @find('{op.name}').variant(...)"
                 raise at(op.place, f"there is an op named '{op.name}' already ({shown_place(there.place)})", advice)
             op.file = file.resolve()
-            self._ops[op.name] = op
+            self._ops[op.name] = LOADED[op.name] = op
 
     def __getitem__(self, name: str) -> Op:
         try:

@@ -72,7 +72,7 @@ def check_callable(whose: str, arguments: int, **functions: object) -> None:
         if not callable(function):
             raise refusal(f"{name} of {whose} is {function!r}, which isn't a function")
         if not _takes(function, arguments):
-            takes = f"{arguments} argument{'s' if arguments > 1 else ''}"
+            takes = f"{arguments} argument{'s' if arguments != 1 else ''}"
             raise refusal(f"{name} of {whose} doesn't take {takes}", f"it is called with {takes}: see harness.ops")
 
 

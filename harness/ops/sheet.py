@@ -57,7 +57,9 @@ class Op:
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
     by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
-    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say.
+    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say. pages: what
+    reports have of the op beside the table of its cases, as the name of a module, or a function that gives it;
+    harness.report.sections says what it may have.
 
     unchecked: why an op without `reference` and `check` may be timed all the same; each of its cases says so.
     origin: the plug-in file that defines the op, None for an op of an installed package. added: the variants that
@@ -85,6 +87,7 @@ class Op:
     item: str = ""
     timer: Timer = "graph"
     unchecked: str = ""
+    pages: str | Callable[[], object] = ""
     file: Path | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
     place: str = field(default_factory=user_place)
@@ -121,6 +124,8 @@ class Op:
         check_one_of(whose, self.timer, "timer", get_args(Timer))
         check_callable(whose, 2, reference=self.reference, check=self.check, work=self.work)
         check_callable(whose, 1, make=self.make)
+        if not isinstance(self.pages, str):
+            check_callable(whose, 0, pages=self.pages)
 
     def variant(self, name: str, summary: str, **options: Any) -> Callable[[Callable[[Context], Launch]], Any]:
         """Decorator that adds a variant; `options` are Variant's fields.

@@ -77,11 +77,9 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 )
 def grid_stride(ctx: Context) -> Launch:
     """The whole grid is resident: a block for each multiprocessor, or two where T needs two."""
-    from harness.cuda.streams import macros
-
     threads, vector = ctx.s.T, ctx.s.V
     kernel = ctx.kernel("bytes_in_flight.cu", "grid_stride", {"VECTOR": VECTOR[vector], "IN_FLIGHT": ctx.s.U})
-    rest = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, 1, False))
+    rest = ctx.kernel("copy.cu", "copy_bytes")
     grid, block = grid_and_block(threads)
 
     def launch(t: Tensors) -> None:

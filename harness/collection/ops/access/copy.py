@@ -78,9 +78,9 @@ def evict_first(ctx: Context) -> Launch:
 
 
 def _streamed(ctx: Context, unroll: int, hinted: bool = False) -> Launch:
-    from harness.cuda.streams import BLOCK, PACK_BYTES, StreamKernel, macros
+    from harness.cuda.streams import BLOCK, PACK_BYTES, StreamKernel
 
-    copy_bytes = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, unroll, hinted))
+    copy_bytes = ctx.kernel("copy.cu", "copy_bytes")
     streaming = StreamKernel(1, 1, unroll, hinted)
     ctx.kernels.append(streaming.kernel.facts)
 

@@ -12,11 +12,41 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.metrics import LARGEST_ERROR, MEAN_ERROR, SNR
+from harness import metrics, units
+from harness.metrics import KEPT
 from harness.ops import Context
 
 if TYPE_CHECKING:
     import torch
+
+SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
+"""Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
+metrics.fact(
+    SNR,
+    "signal to noise",
+    units.DECIBELS,
+    "the energy of the same result in float64, computed before anything was quantised or rounded, over that of the "
+    "error; 6 dB are a bit",
+    "higher",
+    keep=6,
+    after=KEPT,
+)
+metrics.fact(
+    MEAN_ERROR,
+    "mean error",
+    units.FINE_SHARE,
+    "the mean absolute error, over the root mean square of the same result in float64",
+    "lower",
+    after=SNR,
+)
+metrics.fact(
+    LARGEST_ERROR,
+    "largest error",
+    units.FINE_SHARE,
+    "the largest absolute error, over the root mean square of the same result in float64",
+    "lower",
+    after=MEAN_ERROR,
+)
 
 LARGEST = 127
 LOWEST, HIGHEST = -128, 127

@@ -70,6 +70,7 @@ OP = Op(
     check=check,
     work=work,
     timer="steady",
+    pages="harness.collection.steps.pipeline._report",
 )
 
 

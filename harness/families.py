@@ -3,6 +3,8 @@
 Operators of torch are looked up first. Then the first rule whose pattern occurs in the name decides, whatever the case
 of its letters. So a rule for what is special stands before one for what is general: the kernel of a convolution may
 have "gemm" in its name, and that of attention "softmax". A name that no rule knows is of the family "other".
+
+Who brings kernels declares their families: `declare("copy", "^my_copy")`.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
+
+from harness.errors import UsageError, nearest
 
 OTHER = "other"
 
@@ -57,16 +61,12 @@ _OPERATORS = {
 _BY_OPERATOR = {f"aten::{word}": name for name, words in _OPERATORS.items() for word in words.split()}
 
 _NORM = r"layer_?norm|batch_?norm|group_?norm|instance_?norm|rms_?norm"
-_ONE_BY_ONE = (
-    r"scalar|naive|unrolled|sequential|strided|ballot8?|bitset|from_y|index32|index64|fastdiv|inner1|outer1|half1|"
-    r"divmod|twice|divmul"
-)
 _CONVOLUTION = r"conv(olution|olve|[123]d|_depthwise|fwd|dgrad|wgrad|_)|fprop|dgrad|wgrad|winograd|scudnn|\dcudnn|"
 _COPY = (
     r"memcpy|memset|copy_kernel|CatArray|roll_cuda|gather|scatter|indexing_backward|"
     r"index_?(select|put|copy|fill|func|_elementwise)|"
 )
-_RULES = (
+_FIRST = (
     # What the wrappers of autograd take on the CPU is no work of the operators that they are named after.
     (OTHER, r"^autograd::|^\w+Backward\d+$|^torch::"),
     ("communication", r"nccl|c10d::|^gloo|all_?reduce|all_?gather|reduce_scatter|cross_device_reduce"),
@@ -78,17 +78,12 @@ _RULES = (
     ("normalisation", rf"^triton_(red|per|for)\w*({_NORM})"),
     ("softmax", r"^triton_(red|per|for)\w*softmax"),
     ("reduction", r"^triton_(red|per|split_scan)_"),
-    # Ours, whose names say what they do.
-    ("elementwise_unrolled", rf"^(bias|two_biases|p?relu|dropout|random_mask)(_\w+)?_({_ONE_BY_ONE})(64)?$"),
-    ("reduction", r"^prelu_grad_(sum|total)$"),
-    ("elementwise_vectorised", r"^(bias|two_biases|p?relu|dropout|random_mask)_\w+$"),
-    ("normalisation", r"^bn_\w+$"),
-    ("copy", r"^(copy_bytes|widen_rows|stream|grid_stride|strided_\w+|misaligned_\w+)$"),
-    ("elementwise_unrolled", r"^(aliasing|branches|local_array)_\w+$"),
-    ("unscale", r"^unscale_\w+$|non_finite_check_and_unscale"),
-    ("optimiser", r"^adamw_\w+$|amp_update_scale"),
-    ("elementwise_vectorised", r"^(de)?quantize_(?!\w*layer_norm)\w*tuned$|^add_bias_whole$|^dequantise$"),
-    ("elementwise_unrolled", r"^((de)?quantize|quantise_step)_(?!\w*layer_norm)\w+$|^add_bias$"),
+)
+"""Rules that come before all others."""
+_RULES = (
+    ("copy", r"^stream$"),  # which measures what a memory can do
+    ("unscale", r"non_finite_check_and_unscale"),
+    ("optimiser", r"amp_update_scale"),
     ("optimiser", r"multi_tensor_apply|^aten::_foreach_|^aten::_fused_(adam|sgd|adagrad)|fused_?adam|fused_?sgd"),
     ("attention", r"flash|fmha|attention|sdpa|^mha_|_mha_"),
     ("convolution", rf"{_CONVOLUTION}im2col|col2im|cudnn::gemm|fft2d|implicit_gemm"),
@@ -100,7 +95,25 @@ _RULES = (
     ("elementwise_vectorised", r"vectorized_elementwise|fused_dropout_kernel_vec"),
     ("elementwise_unrolled", r"elementwise|fused_dropout|masked_fill|where_kernel|pointwise"),
 )
-_COMPILED = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _RULES)
+_DECLARED: dict[tuple[str, str], None] = {}
+"""Rules for kernels that ops bring along, in the order in which they were declared."""
+
+
+def declare(family_name: str, pattern: str) -> None:
+    """Say that kernels whose names have this pattern, whatever the case of letters, are of this family.
+
+    It counts before all rules for other kernels, but for those for communication and for what torch.compile makes. Of
+    several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for a
+    pattern that is no regular expression.
+    """
+    if family_name not in FAMILIES:
+        raise UsageError(f"kernels like '{pattern}' can't be of '{family_name}'", nearest(family_name, FAMILIES))
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"'{pattern}' is no regular expression: {error}", "Python's module re says what is") from None
+    _DECLARED[family_name, pattern] = None
+    family.cache_clear()
 
 
 @lru_cache(maxsize=4096)
@@ -108,4 +121,5 @@ def family(name: str) -> str:
     """The name of the family of a kernel, as a profiler writes it, or of an operator such as 'aten::mm'."""
     if known := _BY_OPERATOR.get(name.removesuffix("_")):
         return known
-    return next((found for found, pattern in _COMPILED if pattern.search(name)), OTHER)
+    rules = (*_FIRST, *_DECLARED, *_RULES)
+    return next((found for found, pattern in rules if re.search(pattern, name, re.IGNORECASE)), OTHER)

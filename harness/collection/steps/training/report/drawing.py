@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.profile import torch
+from harness.collection.steps.training.report.losses import LossGroup
+from harness.collection.steps.training.report.rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
+from harness.families import FAMILIES
 from harness.report.canvas import WIDE, canvas, legend, save
-from harness.report.losses import LossGroup
-from harness.report.rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
 
 _BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
 _COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
@@ -125,7 +125,7 @@ def _look(family: str) -> dict[str, Any]:
         return {"color": "white", **_BAR}
     if family == OTHER:
         return {"color": "#EEEEEE", "hatch": "----", **_BAR}
-    row, place = divmod(list(torch.FAMILIES).index(family), len(_COLORS))
+    row, place = divmod(list(FAMILIES).index(family), len(_COLORS))
     return {"color": _COLORS[place], "hatch": _HATCHES[row % len(_HATCHES)], **_BAR}
 
 

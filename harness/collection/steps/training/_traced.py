@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from harness.metrics import LOSS, UNSCALE
-
 _TOOL = "torch."
 _FAMILY = f"{_TOOL}family_"
 _UNSCALE = "unscale"
-_LOSS = "losses.loss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,7 @@ def parts(attached: Mapping[str, float], time: float | None) -> StepParts | None
     return StepParts(time, dict(sorted(found.items(), key=lambda item: -item[1])))
 
 
-def facts(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
-    """The metrics that tools tell of a step: the loss of longer trainings, and the share of unscaling if it has any."""
-    told = {LOSS: attached[_LOSS]} if _LOSS in attached else {}
+def unscaling(attached: Mapping[str, float], time: float | None) -> float | None:
+    """The share of a call's time that kernels of unscaling take; None without a trace, or where it has none of them."""
     found = parts(attached, time)
-    if found is None or _UNSCALE not in found.families:
-        return told
-    return told | {UNSCALE: found.families[_UNSCALE] / found.time}
+    return found.families[_UNSCALE] / found.time if found and _UNSCALE in found.families else None

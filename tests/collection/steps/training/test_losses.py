@@ -11,12 +11,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness.cli import profile
+from harness.cli import app, profile
 from harness.collection.steps.training import _curves
+from harness.collection.steps.training.profile import losses
 from harness.errors import UsageError
 from harness.model import Attachment, Case, Job
-from harness.profile import _procedure, _request, _target, losses, tools
-from harness.profile._request import CaseRan, LossPlan, ProfileRequest
+from harness.profile import Ways, _procedure, _request, _target, tools
+from harness.profile._request import CaseRan, ProfileRequest
 
 APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command(cls=profile.ProfileCommand)(profile.command)
@@ -29,8 +30,9 @@ def bert(variant: str) -> Case:
 def ran(folder: Path, *cases: Case) -> tuple[int, list[CaseRan]]:
     """Train the cases for a few steps from two seeds. Gives the exit code, and how each ended."""
     file = folder / "losses-1.request.json"
-    plan = LossPlan(steps=12, seeds=2, size=4, files=str(folder / "losses-1"))
-    _request.write(ProfileRequest("cpu", (), tuple(map(Job, cases)), losses=plan), file)
+    options = (("steps", 12), ("seeds", 2), ("batch", 4))
+    base = str(folder / "losses-1")
+    _request.write(ProfileRequest("cpu", (), tuple(map(Job, cases)), tool="losses", options=options, files=base), file)
     code = _target.main([str(file)])
     return code, _request.answers(_request.answers_file(file))
 
@@ -69,10 +71,10 @@ def test_what_was_trained_before_an_interrupt_is_kept(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(_procedure, "_carried_out", interrupted)
     kept: list[Attachment] = []
-    plan = LossPlan(steps=10, seeds=1, size=1)
+    options = {"steps": 10, "seeds": 1, "batch": 1}
     with pytest.raises(KeyboardInterrupt):
         _procedure.profile("losses", [Job(first), Job(second)], device="cpu", plugins=[], folder=tmp_path,
-                           told=lambda *_: None, losses=plan, keep=kept.extend)  # fmt: skip
+                           told=lambda *_: None, options=options, keep=kept.extend)  # fmt: skip
     assert [attachment.case for attachment in kept] == [first.id]
 
 
@@ -111,11 +113,19 @@ def test_a_file_without_losses_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_losses_take_steps_and_seeds() -> None:
-    assert "losses" in tools()
     error = CliRunner().invoke(APP, ["torch", "quick", "--steps", "300"]).exception
     assert isinstance(error, UsageError)
-    assert error.message.startswith("torch trains nothing")
-    assert profile._loss_plan("losses", steps=30, seeds=None, size=8) == LossPlan(30, 5, 8)
+    assert error.message == "torch takes no --steps: it is for losses"
+    assert CliRunner().invoke(APP, ["losses", "quick", "--steps", "3"]).exit_code == 2
+    asked = Ways.of(tools()["losses"]).asked({"steps": 30, "batch": 8})
+    assert asked == (("steps", 30), ("seeds", 5), ("batch", 8))
+
+
+def test_the_help_tells_of_losses_and_their_options() -> None:
+    text = " ".join(CliRunner().invoke(app, ["profile", "--help"]).output.split())
+    assert "losses the losses of a few hundred steps of training, from several seeds" in text
+    assert "losses: steps of a training; 300 unless told." in text
+    assert "harness profile losses --run reports/mine" in text
 
 
 @pytest.mark.gpu
@@ -128,7 +138,7 @@ def test_processes_train_beside_each_other_on_a_gpu(tmp_path: Path) -> None:
         plugins=[],
         folder=tmp_path,
         told=lambda *_: None,
-        losses=LossPlan(steps=12, seeds=2, size=4),
+        options={"steps": 12, "seeds": 2, "batch": 4},
     )
     assert [ran.status for ran in found.cases] == ["ok"] * 3
     assert [each.case for each in found.attachments] == [job.case.id for job in jobs]

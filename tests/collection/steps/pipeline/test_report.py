@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.collection.steps.pipeline import _report
 from harness.model import Curve, Work
-from harness.ops import Catalogue
-from harness.report import charts, plotting, stages
+from harness.report import sections
+from harness.report.frame import by_scenario
 
-Catalogue()  # whose pipelines add the metrics of their stages
 WORK = Work(items=256, item="images")
 SHAPE = (("B", 256),)
 RATES = {"read_rate": 20e3, "prepare_rate": 4e3, "copy_rate": 3e5, "train_rate": 6e3}
@@ -32,17 +32,32 @@ def run_of(measured, make_run):
     return make
 
 
+def lines_of(run):
+    ((_, lines),) = by_scenario(run)
+    return lines
+
+
 def stages_of(run):
-    return [plot for plot in plotting.plan(run)[0] if plot.layout == "stages"]
+    return [figure for _, lines in by_scenario(run) for figure in sections.figures(lines)]
 
 
 def test_a_pipeline_has_a_figure_of_its_stages(run_of):
-    [plot] = stages_of(run_of())
-    assert plot.name.endswith("-stages")
-    assert list(plot.rows["variant"]) == ["two_buffers", "cached"]
-    first, second = (stages._rates(case) for _, case in plot.rows.iterrows())
+    [figure] = stages_of(run_of())
+    assert figure.path == "plots/image_pipeline-float16-stages.svg"
+    assert figure.alt.startswith("image_pipeline float16: stages alone, and the whole, B256")
+    first, second = (_report.rates(line) for line in lines_of(run_of())[:2])
     assert first == pytest.approx({"read": 20e3, "prepare": 4e3, "copy": 3e5, "train": 6e3, "whole": 256 / 0.066})
     assert list(second) == ["prepare", "train", "whole"]
+
+
+def test_settings_have_a_figure_each(run_of):
+    one = run_of()
+    [first, second, unsupported] = one.measurements
+    other = replace(second, case=replace(second.case, shape=(("B", 512),)))
+    scenario = replace(one.header.scenarios[0], cases=(first.case.id, other.case.id))
+    run = replace(one, header=replace(one.header, scenarios=(scenario,)), measurements=(first, other, unsupported))
+    assert [figure.path.rpartition("-float16-")[2] for figure in stages_of(run)] == ["stages-1.svg", "stages-2.svg"]
+    assert [figure.alt.count(f"({number} of 2)") for number, figure in enumerate(stages_of(run), 1)] == [1, 1]
 
 
 def test_other_ops_and_curves_have_none(run_of, run):
@@ -52,9 +67,9 @@ def test_other_ops_and_curves_have_none(run_of, run):
 
 def test_what_limits_is_marked_and_texts_stay_apart(run_of, apart, monkeypatch):
     drawn = []
-    monkeypatch.setattr(charts, "save", lambda drawing, path: drawn.append(drawing) or apart(drawing, path))
-    [plot] = stages_of(run_of())
-    charts.draw(plot, None, Path("plot.svg"))
+    monkeypatch.setattr(_report, "save", lambda drawing, path: drawn.append(drawing) or apart(drawing, path))
+    [figure] = stages_of(run_of())
+    figure.draw(Path("plot.svg"))
     axes = drawn[0].axes[0]
     dots = [line for line in axes.get_lines() if not str(line.get_label()).startswith("expected")]
     slowest = [line.get_xdata()[0] for line in dots if line.get_label() == "the slowest stage, which limits"]

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from harness import units
-from harness.collection.steps.training import _ladders
+from harness.collection.steps.training import _ladders, _traced
+from harness.collection.steps.training._traced import StepParts
+from harness.families import FAMILIES
 from harness.metrics import METRICS
 from harness.model import Claim
-from harness.profile import torch
-from harness.report import traced
 from harness.report.frame import Line, setting
-from harness.report.traced import StepParts
 from harness.report.tree import Block, Column, Note, Table, text_column
 
 OTHER, IDLE = "other", "idle"
@@ -104,14 +103,14 @@ def groups(lines: Sequence[Line]) -> list[RungGroup]:
 
 def _group(lines: Sequence[Line]) -> RungGroup:
     case = lines[0].case
-    parts = {line.case.variant: traced.parts(line.attached, line.result.time) for line in lines}
+    parts = {line.case.variant: _traced.parts(line.attached, line.result.time) for line in lines}
     known = {name: found for name, found in parts.items() if found}
     return RungGroup(case.op, f"{case.dtype}, {setting(case)}", tuple(lines), known)
 
 
 def title(name: str) -> str:
     """A family as tables and legends call it."""
-    return name if name == IDLE else torch.FAMILIES[name].title
+    return name if name == IDLE else FAMILIES[name].title
 
 
 def tables(group: RungGroup) -> Iterator[Block]:

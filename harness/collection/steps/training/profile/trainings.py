@@ -8,41 +8,36 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 from harness import devices
 from harness.collection.steps.training import _curves, _ladders
 from harness.collection.steps.training._curves import TrainingCurve
+from harness.collection.steps.training.profile import losses
+from harness.collection.steps.training.profile.losses import LossPlan
 from harness.devices import Device, is_out_of_memory
 from harness.errors import described
 from harness.model import Case
 from harness.ops import Catalogue
-from harness.profile import losses
-from harness.profile._request import LossPlan, ProfileRequest
+from harness.profile import RunCase
 from harness.session import EndedError
 from harness.store import dump
 
 _MOST_PROCESSES = 6
 """Processes that train at a time, each with a model and a context of its own in the device's memory."""
 _FIRST_SEED = 1
-Train = Callable[[int], None]
 
 
 @contextmanager
-def started(request: ProfileRequest, catalogue: Catalogue, device: Device) -> Iterator[Train]:
+def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device: Device) -> Iterator[RunCase]:
     """A function that writes the losses of the case of a number, counted from 1, once its trainings are over.
 
     It raises EndedError for a case that can't be trained, and what a training raised. At the end of the context no
     training begins any more.
     """
-    plan = request.losses
-    if plan is None:
-        yield _nothing
-        return
-    cases = {number: job.case for number, job in enumerate(request.jobs, 1)}
+    cases = dict(enumerate(every, 1))
     reasons = {number: _obstacle(case, catalogue) for number, case in cases.items()}
     todo = [(number, case) for number, case in cases.items() if not reasons[number]]
     count = min(_processes(device), plan.seeds * len(todo))
@@ -57,17 +52,13 @@ def started(request: ProfileRequest, catalogue: Catalogue, device: Device) -> It
         except MemoryError as error:
             raise EndedError("out_of_memory", str(error)) from None
         text = dump(losses.CaseCurves(cases[number].id, plan.steps, plan.size, curves))
-        losses.file_of(Path(plan.files), number).write_text(text, encoding="utf-8")
+        losses.file_of(plan.files, number).write_text(text, encoding="utf-8")
 
     try:
         yield train
     finally:
         if pool:
             pool.shutdown(cancel_futures=True)
-
-
-def _nothing(_: int) -> None:
-    """Takes the place of a training where none is asked for."""
 
 
 def _seeds(plan: LossPlan) -> range:

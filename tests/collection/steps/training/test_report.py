@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from harness import report
-from harness.metrics import LOSS, UNSCALE
+from harness.collection.steps.training._figures import LOSS, UNSCALE
+from harness.collection.steps.training.report import drawing, losses, rungs
+from harness.collection.steps.training.report.losses import LossGroup
 from harness.model import Attachment, Case, Claim, Measurement, Run, Work
-from harness.report import build, claim_tables, draw_steps, losses, rungs, steps
+from harness.report import build, claim_tables, sections
 from harness.report.formats import markdown
 from harness.report.frame import Line, by_scenario
-from harness.report.losses import LossGroup
 
 MODEL = (("model", "swin_large"),)
 STEPS = {"tf32": 0.150, "amp": 0.120, "unscale": 0.118, "fused_norm_adam": 0.090, "attention": 0.060, "graph": 0.058}
@@ -115,8 +116,8 @@ def test_what_a_rung_takes_off_is_told_of_the_rung_that_it_goes_on_from(ladder: 
 
 
 def test_other_ops_have_no_rungs(run: Run) -> None:
-    assert not list(steps.pictures(run))
-    assert all(not list(steps.sections(lines)) for _, lines in by_scenario(run))
+    assert not list(sections.drawings(run))
+    assert all(not [*sections.sections(lines), *sections.verdicts(lines)] for _, lines in by_scenario(run))
 
 
 # ---- The share of unscaling.
@@ -208,7 +209,7 @@ def whole(ladder: Make) -> Run:
 def test_a_page_shows_all_pictures_and_a_console_the_verdicts(whole: Run, tmp_path: Path) -> None:
     paths = {path.relative_to(tmp_path).as_posix() for path in report.write(whole, tmp_path, ["plots"])}
     page = markdown.render(build.page(whole))
-    own = [picture.path for picture in steps.pictures(whole)]
+    own = [picture.path for picture in sections.drawings(whole)]
     assert [path.rpartition("-")[2] for path in own] == ["ladder.svg", "families.svg", "losses.svg"]
     assert paths >= set(own)
     assert all(f"]({path})" in page for path in own)
@@ -217,22 +218,23 @@ def test_a_page_shows_all_pictures_and_a_console_the_verdicts(whole: Run, tmp_pa
     assert "torch.idle" in page
     assert "torch.family" not in page, "families have a table of their own"
     assert "of 5 of 5 rungs lie within" in str(build.screen(whole))
-    assert "of 5 of 5 rungs lie within" in str(build.screen_of_losses(whole))
+    assert "of 5 of 5 rungs lie within" in str(build.screen_of_verdicts(whole))
 
 
 def test_texts_of_pictures_lie_apart(whole: Run, apart: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draw_steps, "save", apart)
-    for picture in steps.pictures(whole):
+    monkeypatch.setattr(drawing, "save", apart)
+    for picture in sections.drawings(whole):
         if not picture.path.endswith("losses.svg"):  # which has two axes
+            assert picture.draw
             picture.draw(Path("unused.svg"))
 
 
 def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     group = grouped(ladder(trained("tf32", WIDE), trained("amp", OFF)))
-    monkeypatch.setattr(draw_steps, "save", lambda drawing, _path: [drawing])
-    drawing: Any
-    (drawing,) = draw_steps.losses(group, Path("unused.svg"))
-    upper, lower = drawing.axes
+    monkeypatch.setattr(drawing, "save", lambda drawn, _path: [drawn])
+    drawn: Any
+    (drawn,) = drawing.losses(group, Path("unused.svg"))
+    upper, lower = drawn.axes
     rung = group.others[0]
     assert rung.name not in {line.get_label() for line in upper.get_lines()}
     (line,) = [line for line in lower.get_lines() if line.get_label() == rung.name]
@@ -245,12 +247,13 @@ def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeyp
 def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     named: list[list[str]] = []
 
-    def keep(drawing: Any, _: Path) -> list[Path]:
-        named.extend([text.get_text() for text in legend.get_texts()] for legend in drawing.legends)
+    def keep(drawn: Any, _: Path) -> list[Path]:
+        named.extend([text.get_text() for text in legend.get_texts()] for legend in drawn.legends)
         return []
 
-    monkeypatch.setattr(draw_steps, "save", keep)
+    monkeypatch.setattr(drawing, "save", keep)
     for shown in (STEPS, {"tf32": 0.150, "amp": 0.120}):
-        (picture,) = steps.pictures(ladder(steps=shown))
+        (picture,) = sections.drawings(ladder(steps=shown))
+        assert picture.draw
         picture.draw(Path("unused.svg"))
     assert named == [["with kernels of ours", "torch"], ["torch"]]

@@ -1,12 +1,13 @@
 # ruff: noqa: E501 - names are as long as profilers write them
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 
 import pytest
 
-from harness import paths
-from harness.profile._families import FAMILIES, OTHER, family
+from harness import families
+from harness.errors import UsageError
+from harness.families import FAMILIES, OTHER, family
 
 NAMES = {
     "gemm": [
@@ -96,7 +97,6 @@ NAMES = {
     ],
     "unscale": [
         "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<1>, UnaryOpFunctor<float, 1, 1, 0>, at::native::_amp_foreach_non_finite_check_and_unscale_cuda_(c10::ArrayRef<at::Tensor>, at::Tensor&, at::Tensor const&)::{lambda()#1}::operator()() const::{lambda(float)#1}>(T)",
-        "unscale_tuned",
     ],
     "communication": [
         "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
@@ -135,41 +135,29 @@ def test_every_family_has_names_here() -> None:
     assert set(NAMES) == set(FAMILIES)
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("bias_add_index32", "elementwise_unrolled"),
-        ("two_biases_divmod64", "elementwise_unrolled"),
-        ("bias_add_any", "elementwise_vectorised"),
-        ("prelu_naive64", "elementwise_unrolled"),
-        ("prelu_packed", "elementwise_vectorised"),
-        ("prelu_grad_total", "reduction"),
-        ("bias_dropout_residual_tuned", "elementwise_vectorised"),
-        ("dropout_naive", "elementwise_unrolled"),
-        ("layer_norm_grad_dgamma", "normalisation"),
-        ("rms_norm_tuned", "normalisation"),
-        ("bn_add", "normalisation"),
-        ("softmax_sum", "softmax"),
-        ("misaligned_words", "copy"),
-        ("unscale_loop", "unscale"),
-        ("adamw_tuned", "optimiser"),
-        ("window_attention_grad_tuned", "attention"),
-        ("fma_chains", OTHER),
-    ],
-)
-def test_the_family_of_a_kernel_of_ours(name: str, wanted: str) -> None:
-    assert family(name) == wanted
+@pytest.fixture
+def own() -> Iterator[None]:
+    """What is declared is gone after the test."""
+    before = dict(families._DECLARED)
+    yield
+    families._DECLARED.clear()
+    families._DECLARED.update(before)
+    family.cache_clear()
 
 
-def test_only_kernels_that_are_none_of_these_are_other() -> None:
-    declared = re.compile(
-        r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(?!__launch)(\w+)\s*\("
-    )
-    names = {
-        name
-        for file in paths.data("kernels").rglob("*.cu*")
-        for name in declared.findall(file.read_text(encoding="utf-8"))
-        if name != "name"  # the parameter of a macro
-    }
-    assert len(names) > 100
-    assert {name for name in names if family(name) == OTHER} == {"fma_chains"}
+def test_who_brings_kernels_declares_their_families(own: None) -> None:
+    assert family("my_softmax_copy") == "softmax"
+    families.declare("copy", r"^my_\w+_copy$")
+    assert family("my_softmax_copy") == "copy"
+    families.declare("reduction", r"^my_softmax_copy$")
+    assert family("my_softmax_copy") == "copy", "what was declared first counts"
+    families.declare("reduction", r"allreduce")
+    assert family("allreduce") == "communication"
+
+
+def test_a_family_that_isnt_known_and_a_broken_pattern_are_refused() -> None:
+    with pytest.raises(UsageError, match="'copies'") as caught:
+        families.declare("copies", "^mine$")
+    assert caught.value.advice == "did you mean 'copy'?"
+    with pytest.raises(UsageError, match="no regular expression"):
+        families.declare("copy", "(")

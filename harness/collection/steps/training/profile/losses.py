@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.collection.steps.training._curves import TrainingCurve
 from harness.errors import MachineError, UsageError
-from harness.model import Attachment
+from harness.model import Attachment, Job
+from harness.profile import RunCase, ToolOption
 from harness.store import parse
 
-SUMMARY = "losses of a few hundred steps from several seeds, for steps of training: whether a rung learns as others do"
+if TYPE_CHECKING:
+    from harness.devices import Device
+    from harness.ops import Catalogue
+
+SUMMARY = "the losses of a few hundred steps of training, from several seeds"
+OPTIONS = (
+    ToolOption("steps", "steps of a training", 300, least=10),
+    ToolOption("seeds", "trainings of a case", 5),
+    ToolOption("batch", "size of a batch", 16),
+)
+EXAMPLES = ("--run reports/mine --only '*swin_tiny*' --batch 8",)
+A_FILE_A_CASE = ANY_MACHINE = VERDICTS = True
 SUFFIXES = (".losses.json",)
 POINTS = 60
 """The most points of a stored curve, each the mean of steps that follow each other."""
@@ -33,6 +47,29 @@ class CaseCurves:
     steps: int
     size: int
     curves: tuple[TrainingCurve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlan:
+    """How long the model of each case is trained, and from how many seeds.
+
+    size: of a batch, in the place of the case's. files: the beginning of the names of the files that have the losses.
+    """
+
+    steps: int
+    seeds: int
+    size: int
+    files: Path
+
+
+def running(
+    jobs: Sequence[Job], options: Mapping[str, int], files: Path, catalogue: Catalogue, device: Device
+) -> AbstractContextManager[RunCase]:
+    """A function that trains the case of a number from all seeds, and writes the file that `file_of` names."""
+    from harness.collection.steps.training.profile import trainings
+
+    plan = LossPlan(options["steps"], options["seeds"], options["batch"], files)
+    return trainings.started([job.case for job in jobs], plan, catalogue, device)
 
 
 def refuse() -> None:

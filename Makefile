@@ -1,6 +1,6 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
-# make lint       ruff and mypy --strict
+# make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
 # make clean      remove what make made
 #
@@ -26,9 +26,9 @@ test: lint
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(ARGS)
 
 lint: $(READY)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
 
 gpu-test: $(READY)
 	$(BIN)/pytest -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS) || test $$? = 5

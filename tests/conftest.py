@@ -39,6 +39,14 @@ LONGEST = (
 """Files that take longest. One that began last would run alone in the end."""
 
 
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Where `-m "not gpu"` leaves tests out, they aren't made: they are as many as all the others."""
+    marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
+    if collector.config.getoption("markexpr") == "not gpu" and any(mark.name == "gpu" for mark in marks):
+        return []
+    return None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
 
@@ -47,8 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 gc.disable()
 # Few users set it. Where it is set, a process whose output comes too late isn't noticed.
 os.environ.pop("PYTHONUNBUFFERED", None)
-# Nor this one, with which every process would compile the harness of a revision anew.
+# Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for others takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

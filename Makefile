@@ -1,7 +1,7 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
 # make test-instrument, make test-collection    the tests of one wing, without lint
-# make lint       ruff and mypy --strict
+# make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
 # make clean      remove what make made
 #
@@ -30,9 +30,9 @@ test test-instrument test-collection: $(READY)
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(WING) $(ARGS)
 
 lint: $(READY)
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	@$(BIN)/ruff check --quiet
+	@$(BIN)/ruff format --check --quiet
+	@$(BIN)/mypy
 
 gpu-test: $(READY)
 	$(BIN)/pytest -m "gpu and not alone" -n $(GPU_JOBS) --dist worksteal --timeout 600 $(ARGS) || test $$? = 5

@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import shlex
+import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,11 +28,23 @@ PLUGINS = tuple(
 )
 
 
+FORKED = Path(__file__).parent / "forked"
+FOLDER = "FORKED_FOLDER"
+"""The variable that names the folder of the server of forked/server.py, and of the client that stands for Python."""
+
 LONGEST = (
     "test_kernels.py", "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py",
     "test_many_ranks.py",
 )  # fmt: skip
 """Files that take longest. One that began last would run alone in the end."""
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Where `-m "not gpu"` leaves tests out, they aren't made: they are as many as all the others."""
+    marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
+    if collector.config.getoption("markexpr") == "not gpu" and any(mark.name == "gpu" for mark in marks):
+        return []
+    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -40,10 +55,51 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 gc.disable()
 # Few users set it. Where it is set, a process whose output comes too late isn't noticed.
 os.environ.pop("PYTHONUNBUFFERED", None)
+# Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for others takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Have processes that tests start forked by a server that has torch loaded: sys.executable is its client.
+
+    One server serves all workers of pytest-xdist. It ends with the process that has started it, however that ends.
+    """
+    if sys.platform != "linux":
+        return
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="forked-")
+        config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))
+        command = shlex.join([sys.executable, "-IS", str(FORKED / "client.py"), folder])
+        client = Path(folder, "python")
+        client.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        client.chmod(0o700)
+        server = subprocess.Popen(
+            [sys.executable, "-P", FORKED / "server.py", folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # A process that has started threads can't be forked.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": ""},
+            start_new_session=True,
+        )
+        config.add_cleanup(server.communicate)
+        assert server.stdout
+        server.stdout.readline()
+    sys.executable = str(Path(os.environ[FOLDER], "python"))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked `cold` starts processes as users do."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("cold"):
+            patch.setenv("FORKED_COLD", "1")
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

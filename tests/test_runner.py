@@ -165,6 +165,7 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.usefixtures("known_limits")
+@pytest.mark.cold
 def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]], watcher: Any
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_killed_parent_takes_its_worker_along_and_is_resumed(
     assert watcher.plan == (3, 3)
 
 
+@pytest.mark.cold
 def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     tmp_path: Path, job: MakeJob, run_jobs: RunJobs, drive: Callable[..., subprocess.Popen[str]]
 ) -> None:

@@ -26,6 +26,7 @@ from harness.processes.messages import VERSION
 
 ROOT = Path(harness.__file__).parents[1]
 SMALL = ROOT / "tests" / "plugins" / "small.py"
+FEW_PAIRS = Path(__file__).with_name("few_pairs.py")
 OP = '''
 """Twice: y = 2 x."""
 
@@ -69,15 +70,6 @@ def leaner(_):
     return lambda t: t.y.copy_(2 * t.x)
 """
 SCENARIO = "title: Twice\nop: {name}\nshapes: [{{N: 2**14}}]\ndtypes: [float32]\nbaseline: plain\n"
-# As the command line does it, with fewer pairs: the statistics have tests of their own.
-FEW_PAIRS = """
-import sys
-from harness.cli import app
-from harness.gate import deciding
-deciding.SCREEN_PAIRS = deciding.LEAST_PAIRS = 2
-deciding.CONFIRM_PAIRS, deciding.LOOKS, deciding.LOOK_ALPHAS = 2, 1, (0.2,)
-app(sys.argv[1:], prog_name="harness")
-"""
 # A scenario file of two documents. The working tree drops the second one together with its op, makes the shape of the
 # first one smaller, and lowers its floor.
 HELD = SCENARIO + "expect: {{plain: {{bandwidth: 2.0}}}}\n"
@@ -148,7 +140,7 @@ def environment(root: Path, *paths: Path) -> dict[str, str]:
 def run_gate(repository: Path, *arguments: str, paths: Sequence[Path] = ()) -> subprocess.CompletedProcess[str]:
     """Run `harness gate` in the repository, with few pairs. paths: where packages are, if not there."""
     return subprocess.run(
-        [sys.executable, "-c", FEW_PAIRS, "gate", *arguments],
+        [sys.executable, "-P", FEW_PAIRS, "gate", *arguments],
         cwd=repository,
         env=environment(repository, *paths),
         capture_output=True,
@@ -293,6 +285,7 @@ def test_a_base_that_speaks_otherwise_is_refused(repository: Path, gate: Gate) -
     assert "judge stored runs" in done.stderr
 
 
+@pytest.mark.cold
 def test_stopping_it_leaves_nothing_behind(repository: Path) -> None:
     command = [sys.executable, "-m", "harness", "gate", "--base=HEAD", "steady", *ON_CPU]
     process = subprocess.Popen(

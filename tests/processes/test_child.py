@@ -189,6 +189,7 @@ def test_a_file_that_asks_for_nothing_on_this_device_is_one_that_it_can_load(tmp
     assert (answer.files, answer.scenarios, answer.checks) == (((), None), ((), ()), ())
 
 
+@pytest.mark.cold
 def test_a_process_that_is_ready_has_left_the_device_alone() -> None:
     """Where there is no GPU, whatever touched it would raise; where there is one, its context would be found."""
     program = (

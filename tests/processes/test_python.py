@@ -22,6 +22,9 @@ EXECUTED = (
 """A module that must not be executed. It tells that it was."""
 
 
+pytestmark = pytest.mark.cold
+
+
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, with files that would take the place of modules; `executed` in it names those that did."""

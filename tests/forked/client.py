@@ -1,0 +1,74 @@
+"""Stands for Python in tests: a process that server.py forks does the work, and this one is to its parent what that is.
+
+`client.py FOLDER ...` asks the server that listens at FOLDER/socket for a process of Python with the arguments `...`.
+It imports little, so that it starts in a hundredth of a second. What can't be forked, such as `-c`, the real Python
+does; it does everything where $FORKED_COLD is set.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+MOST_FILES = 253
+"""What one message to the server may carry."""
+
+
+def main() -> None:
+    folder, *arguments = sys.argv[1:]
+    files = [number for number in range(MOST_FILES) if is_open(number)]
+    server = socket.socket(socket.AF_UNIX)
+    if "FORKED_COLD" in os.environ or not can_be_forked(arguments) or server.connect_ex(f"{folder}/socket"):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    ask(server, arguments, files)
+    for number in PASSED_ON:
+        signal.signal(number, lambda number, _: server.sendall(bytes([number])))
+    for file in files:
+        os.close(file)  # a pipe is to end when the forked process closes it
+    end(server.recv(4))
+
+
+def can_be_forked(arguments: list[str]) -> bool:
+    """Whether they are a script or a module and its arguments, with no option of Python but `-P`."""
+    match arguments[arguments[:1] == ["-P"] :]:
+        case ["-m", _, *_]:
+            return True
+        case [first, *_]:
+            return not first.startswith("-")
+    return False
+
+
+def ask(server: socket.socket, arguments: list[str], files: list[int]) -> None:
+    """Have a process forked that has the files, the variables and the working folder of this one."""
+    os.umask(mask := os.umask(0))
+    folder = os.getcwd()  # noqa: PTH109 - pathlib would take as long as all else
+    asked = {"arguments": arguments, "variables": dict(os.environ), "folder": folder, "mask": mask, "files": files}
+    text = json.dumps(asked).encode()
+    socket.send_fds(server, [len(text).to_bytes(4, "big")], files)
+    server.sendall(text)
+
+
+def is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def end(told: bytes) -> None:
+    """End as the forked process has ended: with its exit status, or by its signal, told as a negative number."""
+    code = int.from_bytes(told, "big", signed=True) if told else 255  # the server is gone
+    if code < 0:
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""A forked process is to its parent what a process that Python has started is, but has torch loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TELLS = """
+import atexit, json, os, signal, sys
+atexit.register(print, "at the end")
+pipe = int(sys.argv[1])
+print(json.dumps({
+    "argv": sys.argv, "path": sys.path, "folder": os.getcwd(), "variables": dict(os.environ), "mask": os.umask(0),
+    "given": sys.stdin.read(), "name": __name__, "file": __file__, "main": list(sys.modules["__main__"].__dict__) != [],
+    "signals": [str(signal.getsignal(number)) for number in range(1, signal.SIGSYS + 1)],
+    "out": [sys.stdout.encoding, sys.stdout.line_buffering], "err": [sys.stderr.encoding, sys.stderr.line_buffering],
+    "inheritable": os.get_inheritable(pipe), "files": sorted(map(int, os.listdir("/proc/self/fd"))),
+}))
+os.write(pipe, b"by another pipe")
+print("wrong", file=sys.stderr)
+"""
+HERE = Path(__file__).parent
+HAS_TORCH = "import sys; print('torch' in sys.modules, 'harness' in sys.modules)"
+
+
+@pytest.fixture
+def script(tmp_path):
+    return tmp_path / "script.py"
+
+
+def ran(arguments, **options):
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def real(script):
+    return ran([script], env=os.environ | {"FORKED_COLD": "1"})
+
+
+@pytest.mark.parametrize("options", [[], ["-P"]])
+@pytest.mark.parametrize("by", ["script", "module"])
+def test_it_finds_all_as_a_real_one_does(script, tmp_path, options, by):
+    script.write_text(TELLS)
+    (tmp_path / "elsewhere").mkdir()
+    named = ["-m", "script"] if by == "module" else ["../script.py"]
+    paths = os.pathsep.join(["relative", str(tmp_path)])
+    found = []
+    for how in ({}, {"FORKED_COLD": "1"}):
+        reading, writing = os.pipe()
+        done = ran(
+            [*options, *named, writing, "-x", "ä"],
+            cwd=tmp_path / "elsewhere",
+            env=os.environ | {"PYTHONPATH": paths, "MINE": "ü"} | how,
+            input="given\n",
+            pass_fds=[writing],
+            umask=0o27,
+        )
+        os.close(writing)
+        assert done.returncode == 0, done.stderr
+        told, last = done.stdout.splitlines()
+        with os.fdopen(reading) as pipe:
+            found.append(json.loads(told) | {"last": last, "errors": done.stderr, "pipe": pipe.read()})
+    assert found[1]["variables"].pop("FORKED_COLD")
+    assert found[0] == found[1]
+    assert [found[0][name] for name in ("last", "errors", "pipe")] == ["at the end", "wrong\n", "by another pipe"]
+
+
+def test_it_has_torch_loaded_and_nothing_of_the_harness(script):
+    script.write_text(HAS_TORCH)
+    assert ran([script]).stdout == "True False\n"
+    assert real(script).stdout == "False False\n"
+    assert ran(["-c", HAS_TORCH]).stdout == "False False\n"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "raise SystemExit",
+        "raise SystemExit(7)",
+        "raise SystemExit('no luck')",
+        "raise ValueError('no luck')",
+        "raise KeyboardInterrupt",
+        "import os; os.abort()",
+        "import os; os._exit(3)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import ctypes; ctypes.string_at(0)",
+        "import threading; threading.Timer(0, print, ['in the end']).start()",
+    ],
+)
+def test_it_ends_as_a_real_one_does(script, code):
+    script.write_text(code)
+    found, wanted = ran([script]), real(script)
+    assert (found.returncode, found.stdout) == (wanted.returncode, wanted.stdout)
+    assert found.stderr.splitlines()[-1:] == wanted.stderr.splitlines()[-1:]
+
+
+def waiting(script, code=""):
+    """A process that says its number and waits."""
+    script.write_text(f"import os, signal, sys\n{code}\nprint(os.getpid(), flush=True)\nwhile True: signal.pause()\n")
+    return subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def test_a_signal_reaches_it(script):
+    with waiting(script, "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))") as process:
+        assert int(process.stdout.readline()) != process.pid
+        process.terminate()
+        assert process.wait() == 5
+    with waiting(script) as process:
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_it_dies_with_what_stands_for_it(script):
+    children = "os.fork()"
+    with waiting(script, children) as process:
+        assert process.stdout.readline()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.read()  # ends when it and its child have: they hold the pipe open
+        assert process.wait() == -signal.SIGKILL
+
+
+def test_it_starts_others_like_itself(script, tmp_path):
+    (tmp_path / "inner.py").write_text(HAS_TORCH)
+    script.write_text("import subprocess, sys; subprocess.run([sys.executable, sys.argv[1]], check=True)")
+    assert ran([script, tmp_path / "inner.py"]).stdout == "True False\n"
+
+
+def test_the_server_ends_with_the_session_and_takes_all_along(script, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    script.write_text("import os, signal\nos.fork()\nprint(end='.', flush=True)\nwhile True: signal.pause()\n")
+    server = subprocess.Popen([sys.executable, "-P", HERE / "server.py", home], stdin=subprocess.PIPE, stdout=-1)
+    assert server.stdout.readline() == b"ready\n"
+    command = [sys.executable, "-I", HERE / "client.py", home, script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.read(2) == b".."
+        server.communicate()
+        assert process.stdout.read() == b""  # both have ended
+        assert process.wait() == 255
+    assert server.returncode == 0
+
+
+@pytest.mark.cold
+def test_a_test_that_is_marked_starts_real_ones(script):
+    script.write_text(HAS_TORCH)
+    assert ran([script]).stdout == "False False\n"

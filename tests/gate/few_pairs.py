@@ -1,0 +1,11 @@
+"""The command line as it is, with fewer pairs: the statistics have tests of their own."""
+
+import sys
+
+from harness.cli import app
+from harness.gate import deciding
+
+deciding.SCREEN_PAIRS = deciding.LEAST_PAIRS = 2
+deciding.CONFIRM_PAIRS, deciding.LOOKS = 2, 1
+deciding.LOOK_ALPHAS = (0.2,)  # type: ignore[assignment] # one look instead of two
+app(sys.argv[1:], prog_name="harness")

@@ -27,7 +27,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness import paths, scenario, store, units
@@ -180,7 +179,7 @@ def measured(group: Sequence[Mutant], noise: Path) -> tuple[str, list[Row]]:
         row(mutant, made, evidence, Mean.of(changes[evidence.case.id]))
         for evidence in made.cases
         for mutant in group
-        if any(fnmatchcase(evidence.case.id, glob) for glob in mutant.cases)
+        if any(evidence.case.matches(glob) for glob in mutant.cases)
     ]
 
 

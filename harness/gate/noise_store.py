@@ -17,6 +17,8 @@ from harness import paths
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Margin
 from harness.model import Machine, Measurement
+from harness.ops.catalogue import LOADED
+from harness.ops.known_cases import translated
 from harness.store import version1
 
 KEPT = 20
@@ -104,7 +106,7 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
             means = [float(mean) for mean in row["means"]]
             if not all(map(math.isfinite, means)):
                 raise ValueError(f"the blocks of {row['case']} hold something that isn't a number")
-            case = version1.upgrade_id(row["case"])  # the file may be of harness 0.1.0
+            case = translated(version1.upgrade_id(row["case"]), LOADED)  # the file may be of harness 0.1
             if row["machine"] == machine.fingerprint:
                 noise.blocks[case, row["timer"]] = means
             else:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.cuda.compile import cubin
+from harness.devices import MARK, cuda
 from harness.devices.cpu import Cpu
 from harness.model import Case, Job
-from harness.profile import MARK, _request, _target
+from harness.profile import _request, _target
 from harness.profile._request import CaseRan, ProfileRequest
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "faults.py"
@@ -73,5 +74,5 @@ def test_an_answer_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_mark_is_a_kernel_that_compiles() -> None:
-    code = cubin(Path(_target.__file__).with_name("mark.cu"), {}, "sm_90")
+    code = cubin(cuda._MARK, {}, "sm_90")
     assert MARK.encode() in code

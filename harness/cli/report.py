@@ -38,10 +38,13 @@ def command(
     from harness.cli.messages import tell_losses
 
     loaded = [(folder, store.load(folder)) for folder in runs]
-    current = _codes({m.case.op for _, run in loaded for m in run.measurements}, tuple(ops or ()))
+    named = {m.case.op for _, run in loaded for m in run.measurements}
+    current = {kind: _codes(named, tuple(ops or ()), kind) for kind in {run.header.machine.kind for _, run in loaded}}
     for folder, run in loaded:
         tell_losses(run)
-        for path in _write(run, folder, values.names(formats) or None, report.stale(run, current)):
+        for path in _write(
+            run, folder, values.names(formats) or None, report.stale(run, current[run.header.machine.kind])
+        ):
             typer.echo(path)
 
 
@@ -65,9 +68,9 @@ def _write(run: Run, folder: Path, formats: Sequence[str] | None, notes: Sequenc
     return [folder / file for file in made]
 
 
-def _codes(ops: Collection[str], plugins: Sequence[Path]) -> Codes:
-    """The code of each variant of these ops that exists here."""
+def _codes(ops: Collection[str], plugins: Sequence[Path], device: str) -> Codes:
+    """The code of each variant of these ops that exists here, on a kind of device."""
     from harness.ops import Catalogue
     from harness.ops.codes import codes
 
-    return codes(op for name, op in Catalogue(plugins).items() if name in ops)
+    return codes((op for name, op in Catalogue(plugins).items() if name in ops), device)

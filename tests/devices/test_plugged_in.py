@@ -21,8 +21,9 @@ from typer.testing import CliRunner
 from harness import devices, measure, scenario, store
 from harness.cli import app
 from harness.errors import UsageError
-from harness.model import Job, Timing
+from harness.model import Code, Job, Timing
 from harness.ops import Catalogue, Variant, declarations
+from harness.ops.codes import codes
 
 PACKAGE = Path(__file__).parents[1] / "plugins" / "simulated"
 OPS = f"--ops={PACKAGE / 'doubled.py'}"
@@ -125,11 +126,27 @@ def test_the_tool_that_counts_on_it_is_named_where_a_case_is_explained(run: Meas
     assert f"harness profile stopwatch doubled --only 'doubled/twice/float32/N{N}'" in text
 
 
+def test_the_code_of_its_numbers_has_its_module_and_no_other_device_s(
+    run: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op = Catalogue([PACKAGE / "doubled.py"])["doubled"]
+
+    def code(kind: str) -> Code:
+        return codes([op], kind)["doubled", "eager"]
+
+    mine, cpu = code("simulated"), code("cpu")
+    assert {m.code for m in store.load(run.folder).measurements} == {mine}
+    read, changed = Path.read_bytes, PACKAGE / "simulated_device.py"
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (b"\nchanged = 1\n" if path == changed else b""))
+    assert (code("simulated") == mine, code("cpu") == cpu) == (False, True)
+
+
 @pytest.fixture(scope="module")
 def repeated(run: Measured) -> Callable[[str, float], Path]:
     """repeated(name, bandwidth): the run again ten times over, on a device of that bandwidth."""
     module = importlib.import_module("simulated_device")
-    header = store.load(run.folder).header
+    # Runs of code that isn't committed aren't compared, and this test may run in the middle of a change.
+    header = replace(store.load(run.folder).header, git_revision="", git_dirty=False)
     op = Catalogue([PACKAGE / "doubled.py"])["doubled"]
     made: list[str] = []
     jobs = [Job(result.case, Timing(max_time=0.1)) for result in store.load(run.folder).results]

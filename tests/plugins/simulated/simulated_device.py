@@ -136,7 +136,7 @@ def _charging() -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
-    class Charging(TorchDispatchMode):
+    class Charging(TorchDispatchMode):  # type: ignore[misc]
         def __init__(self, clock: SimulatedClock) -> None:
             super().__init__()
             self._clock = clock

@@ -16,7 +16,7 @@ PART = 0.1  # of the time that launches beyond the first must take
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason if launches beyond the first take a part of the time; an aside if all of it is little more than one."""
-    if known.kind is None or not known.kind.launch_seconds:
+    if known.kind is None:
         return
     launch, source = _launch(known, known.kind.launch_seconds)
     count = sum(kernel.launches for kernel in known.kernels)

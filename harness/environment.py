@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import devices, paths, units
+from harness.devices import Fact
 from harness.errors import HarnessError
 from harness.model import DeviceFacts
 
@@ -23,15 +24,6 @@ _PROFILERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Fact:
-    """One thing looked at. `advice` says what to do if it is missing; empty if it isn't."""
-
-    name: str
-    value: str
-    advice: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Survey:
     """Everything looked at, by section. `usable`: at least one device works."""
 
@@ -40,16 +32,18 @@ class Survey:
 
 
 def survey() -> Survey:
-    """Look at the devices, the packages, the compiler, the profilers and the folders."""
-    found = {name: device.missing() for name, device in devices.kinds().items()}
+    """Look at the devices and what each kind needs, the packages, the profilers and the folders."""
+    available = devices.kinds()
+    found = {name: device.missing() for name, device in available.items()}
     sections: dict[str, Callable[[], Iterator[Fact]]] = {
         "devices": lambda: _devices(found),
         "packages": _packages,
-        "kernel compiler": _compiler,
+        **{f"software for {name}": device.software for name, device in available.items()},
         "profilers": _profilers,
         "folders": _folders,
     }
-    facts = tuple((title, tuple(look())) for title, look in sections.items())
+    looked = ((title, tuple(look())) for title, look in sections.items())
+    facts = tuple((title, found) for title, found in looked if found)
     return Survey(facts, usable=any(reason is None for reason in found.values()))
 
 
@@ -66,7 +60,6 @@ def _devices(missing: dict[str, str | None]) -> Iterator[Fact]:
             continue
         for index, text in enumerate(described):
             yield Fact(name if len(described) == 1 else f"{name} {index}", text)
-    yield Fact("driver", *_driver())
 
 
 def _describe(device: DeviceFacts) -> str:
@@ -80,21 +73,6 @@ def _describe(device: DeviceFacts) -> str:
         f"power limit {device.power_limit_w:.0f} W" if device.power_limit_w else "",
     ]
     return ", ".join(filter(None, facts))
-
-
-def _driver() -> tuple[str, str]:
-    """The NVIDIA driver and the newest CUDA that it runs, or what to do to get one."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return f"none ({error})", "install the NVIDIA driver to measure on a GPU; the CPU needs none"
-    try:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
-        return f"{pynvml.nvmlSystemGetDriverVersion()}, CUDA {cuda // 1000}.{cuda % 1000 // 10}", ""
-    finally:
-        pynvml.nvmlShutdown()
 
 
 def _packages() -> Iterator[Fact]:
@@ -114,22 +92,6 @@ def _required() -> list[str]:
     except importlib.metadata.PackageNotFoundError:
         return []
     return sorted(re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in declared if "extra ==" not in line)
-
-
-def _compiler() -> Iterator[Fact]:
-    """NVRTC and the headers that kernels include."""
-    from cuda import pathfinder
-
-    try:
-        library = pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path
-        yield Fact("NVRTC", str(library))
-    except pathfinder.DynamicLibNotFoundError:
-        yield Fact("NVRTC", "missing", "pip install nvidia-cuda-nvrtc; without it no kernel of ours can be compiled")
-    folder = pathfinder.find_nvidia_header_directory("cudart")
-    if folder and (Path(folder) / "cuda_fp16.h").is_file():
-        yield Fact("CUDA headers", folder)
-    else:
-        yield Fact("CUDA headers", "missing", "pip install nvidia-cuda-runtime; half-precision kernels include them")
 
 
 def _profilers() -> Iterator[Fact]:

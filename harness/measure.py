@@ -197,13 +197,13 @@ def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:
     if batch.not_captured:
         session.warn(
             "not-captured",
-            f"the calls can't be captured into a CUDA graph, so each was timed alone: {batch.not_captured}",
+            f"the calls can't be captured into a graph, so each was timed alone: {batch.not_captured}",
             "let the launch only issue work, without waiting for the device; or declare timer='launch' for the variant",
         )
     if batch.timer == "launch" and statistics.median(samples) < _SHORT:
         session.warn(
             "launch-timed",
-            "each call was timed alone, between two events and with the L2 flushed, not in a CUDA graph",
+            "each call was timed alone, between two events and with the L2 flushed, not in a graph",
             "subtract about 3 us for the launch, or compare only with times that were taken in the same way",
         )
 

@@ -75,7 +75,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     until then.
     """
     header = _header(plan=plan, name=name, device=device, command=command, repeat=repeat)
-    code_of = codes(plan.ops.values())
+    code_of = codes(plan.ops.values(), device)
     earlier, writer = store.reopen(folder) if resume else (None, store.create(folder, header))
     with writer:
         if earlier:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from harness import paths
 from harness.comments import without_comments
+from harness.discover import entry_points
 from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -23,18 +25,28 @@ _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
 _GIT_TIMEOUT = 10
 
 
-def code(op: str, *files: Path) -> Code:
+def code(op: str, *files: Path, device: str = "") -> Code:
     """The code that makes the numbers of an op, or of a variant of it, which `files` declare.
 
-    It covers the code that measures every op; the files, with the modules of the collection that they import; and the
-    kernels that these files name, with the headers that the kernels include. It covers neither tables, reports and the
-    command line, nor other ops. For a file that isn't bundled it also covers all kernels beside it. Comments and
-    docstrings don't count: they make no number.
+    It covers the code that measures every op, with that of a device of a package, where `device` names one; the files,
+    with the modules of the collection that they import; and the kernels that these files name, with the headers that
+    the kernels include. It covers neither tables, reports and the command line, nor other ops. For a file that isn't
+    bundled it also covers all kernels beside it. Comments and docstrings don't count: they make no number.
     """
-    measuring = [path for name in _MEASURING for path in _code(_PACKAGE / name)]
+    places = (*(_PACKAGE / name for name in _MEASURING), *_of_package(device))
+    measuring = [path for place in places for path in _code(place)]
     beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
     every = {*measuring, *beside, *(path for file in files for path in _needed(file))}
     return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in every))
+
+
+def _of_package(device: str) -> Iterator[Path]:
+    """The file, or the folder, of a device that a package brings. It isn't imported."""
+    for entry in entry_points("harness.devices"):
+        spec = importlib.util.find_spec(entry.module) if entry.name == device else None
+        if spec and spec.origin:
+            file = Path(spec.origin)
+            yield file.parent if spec.submodule_search_locations else file
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:

@@ -287,7 +287,7 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
     assert {m.code for m in repeated.found.measurements} == {source.code("fault", FAULTY)}
     # What makes no number, such as a table, changes nothing: the run goes on.
     assert repeated.run(resume=True) == repeated.found
-    monkeypatch.setattr(source, "code", lambda op, _file: Code(op, "other"))
+    monkeypatch.setattr(source, "code", lambda op, *_, **__: Code(op, "other"))
     with pytest.raises(UsageError, match="the code that measured fault has changed"):
         repeated.run(resume=True)
 

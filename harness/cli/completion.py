@@ -36,9 +36,9 @@ def variants(incomplete: str) -> Iterator[str]:
 
 def devices(incomplete: str) -> Iterator[str]:
     """Kinds of device."""
-    from harness.devices import kinds
+    from harness.devices import OTHER_NAMES, kinds
 
-    return _beginning([*kinds(), "gpu"], incomplete)
+    return _beginning([*kinds(), *OTHER_NAMES], incomplete)
 
 
 def formats(incomplete: str) -> Iterator[str]:

@@ -12,8 +12,7 @@ _START = 3.0  # seconds until a process has loaded torch
 _BESIDE = 0.25  # seconds of a case besides sampling: compiling our kernels, checking, setting up, calls one by one
 _COMPILE = 6.5  # seconds until torch.compile has made its first kernel in a process
 _PROBE = 1.5  # seconds for a probe of limits that are known, and for streams at the end of a run
-_LIMITS = {"cpu": 5.0}  # seconds for measuring all streams
-_USUAL_LIMITS = 15.0
+_LIMITS = 15.0  # seconds for measuring all streams, unless the device may take less
 _REPORT = 3.0
 
 
@@ -34,12 +33,13 @@ class Estimate:
     @classmethod
     def make(cls, plan: Plan, kind: str, repeat: int, fresh: bool = False) -> Estimate:
         """The estimate of a plan on this machine, measured by `repeat` processes one after the other."""
-        known = not fresh and limits.recall(devices.kinds()[kind].machine()) is not None
+        device = devices.kinds()[kind]
+        known = not fresh and limits.recall(device.machine()) is not None
         cases = sum(job.timing.max_time + _BESIDE for job in plan.jobs)
         once = _START + _COMPILE * len(plan.ops)
         return cls(
             start=_START,
-            limits=_PROBE if known else _LIMITS.get(kind, _USUAL_LIMITS),
+            limits=_PROBE if known else min(_LIMITS, device.stream_seconds),
             each=(cases + once) / max(1, len(plan.jobs)),
             after=_START + _PROBE + _REPORT,
             count=repeat * len(plan.jobs),

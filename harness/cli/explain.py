@@ -84,10 +84,10 @@ def _show(known: Known, newest: Newest, reasons: Sequence[Reason], console: Cons
         if reason.aside:
             _tell(console, f"Besides: {reason.verdict}")
             _body(console, reason)
-    if not known.has_counters and not known.near_ceiling and known.case.device == "cuda":
+    if not known.has_counters and not known.near_ceiling and (command := explain.command(known)):
         _tell(console, "This run has no counters of the case; they tell more:")
         # One line, so that it can be pasted.
-        console.print(f"    {explain.command(known.scenario, known.case)}", markup=False, soft_wrap=True)
+        console.print(f"    {command}", markup=False, soft_wrap=True)
 
 
 def _facts(known: Known, newest: Newest) -> list[str]:

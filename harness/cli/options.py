@@ -20,7 +20,7 @@ Device = Annotated[
     str | None,
     typer.Option(
         metavar="KIND",
-        help="Device to measure on: cuda (or gpu), or cpu. Default: the first one that works.",
+        help="Kind of device to measure on, as 'harness list devices' names it. Default: the first one that works.",
         autocompletion=completion.devices,
     ),
 ]

@@ -232,7 +232,7 @@ def _refuse_another(
         raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
     wanted = {job.case.id for job in jobs}
     timed = {(m.case.op, m.case.variant): m.code for m in run.measurements if m.case.id in wanted and m.code}
-    here = codes(op for name, op in catalogue.items() if name in {op for op, _ in timed})
+    here = codes((op for name, op in catalogue.items() if name in {op for op, _ in timed}), kind)
     for (name, variant), code in timed.items():
         if name not in catalogue or variant not in catalogue[name].variants:
             raise UsageError(f"{folder}: has cases of '{name}/{variant}', which isn't here", "name its file by --ops")

@@ -40,11 +40,14 @@ def command(
 
     catalogue = Catalogue(tuple(ops or ()))
     loaded = [(folder, known_cases.load(folder)) for folder in runs]
-    measured = {m.case.op for _, run in loaded for m in run.measurements}
-    current = codes(op for name, op in catalogue.items() if name in measured)
+    named = {m.case.op for _, run in loaded for m in run.measurements}
+    measured = [op for name, op in catalogue.items() if name in named]
+    current = {kind: codes(measured, kind) for kind in {run.header.machine.kind for _, run in loaded}}
     for folder, run in loaded:
         tell_losses(run)
-        for path in _write(run, folder, values.names(formats) or None, report.stale(run, current)):
+        for path in _write(
+            run, folder, values.names(formats) or None, report.stale(run, current[run.header.machine.kind])
+        ):
             typer.echo(path)
 
 

@@ -1,211 +1,63 @@
-"""Kinds of device, one file each, found by name: `cuda.py`, `cpu.py`.
+"""Kinds of device, one module each: `cpu.py` and `cuda.py` here, and the entry points `harness.devices` of packages.
 
-A file defines `KIND`, a Device class. Its objects are made without torch; only methods that use a device import torch.
+A module defines `KIND`, a class that offers what `Device` names. Its objects are made without torch; only methods that
+use a device import torch. README.md beside this file says how a device is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+import inspect
+from importlib.metadata import EntryPoint
+from typing import cast
 
-from harness.discover import discover
-from harness.errors import UsageError, nearest
-from harness.model import Conditions, Machine, Timer
-from harness.ranks import ALONE, Group
+from harness.devices._protocol import (
+    CACHES,
+    FEWEST_SETS,
+    MARK,
+    Batch,
+    Clock,
+    Device,
+    Fact,
+    MatrixProduct,
+    Ring,
+    Stream,
+    covering_sets,
+    is_out_of_memory,
+)
+from harness.devices._timing import HostClock, estimate, host_batch, launch_batch, replay_batch, steady_batch
+from harness.discover import discover, entry_points
+from harness.errors import UsageError, brief, described, nearest, without_exit
 
-if TYPE_CHECKING:
-    import torch
+__all__ = [
+    "CACHES",
+    "FEWEST_SETS",
+    "MARK",
+    "OTHER_NAMES",
+    "Batch",
+    "Clock",
+    "Device",
+    "Fact",
+    "HostClock",
+    "MatrixProduct",
+    "Ring",
+    "Stream",
+    "choose",
+    "covering_sets",
+    "estimate",
+    "host_batch",
+    "is_out_of_memory",
+    "kinds",
+    "launch_batch",
+    "replay_batch",
+    "steady_batch",
+    "too_few",
+]
 
+OTHER_NAMES = {"gpu": "cuda"}
+"""Names that users may give in place of a kind's own."""
 
-CACHES = 4
-"""The sets of buffers that calls rotate over are together at least this many times as large as the last-level cache."""
-FEWEST_SETS = 4
-"""The fewest sets of buffers: their addresses change a time by some tenths of a percent, which a few sets average."""
-
-_OTHER_NAMES = {"gpu": "cuda"}
-
-
-def covering_sets(cache_bytes: int, set_bytes: int) -> int:
-    """How many sets of buffers it takes to cover the cache often enough that no call finds its data there."""
-    return -(-CACHES * cache_bytes // set_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Calls made ready to be timed together.
-
-    run(n) gives n samples, each in device seconds per call. calls: a sample is the mean of so many calls. seconds: what
-    one sample takes, roughly. not_captured: why there is no CUDA graph, if one was asked for.
-    """
-
-    run: Callable[[int], list[float]]
-    calls: int
-    timer: Timer
-    seconds: float
-    not_captured: str = ""
-
-
-class Clock(Protocol):
-    """Tells how long the device took for what was issued between two marks."""
-
-    def mark(self) -> Any:
-        """Mark what was issued so far, without waiting for it."""
-
-    def between(self, marks: Sequence[Any]) -> list[float]:
-        """Seconds from each mark to the next. Waits for the last one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A way of streaming through memory: `prepare(sources, destinations)` gives the call to time.
-
-    reads, writes: how many arrays of the same size it reads and writes. is_copy: the library's own copy.
-    timer: 'launch' for what a CUDA graph would slow down or can't hold.
-    """
-
-    way: str
-    reads: int
-    writes: int
-    prepare: Callable[[Sequence[Any], Sequence[Any]], Callable[[], object]]
-    is_copy: bool = False
-    timer: Timer = "graph"
-
-    @property
-    def read_share(self) -> float:
-        """Share of reads in the bytes moved, rounded as in StreamPoint."""
-        return round(self.reads / (self.reads + self.writes), 2)
-
-
-@dataclass(frozen=True, slots=True)
-class MatrixProduct:
-    """A matrix product of the library, m x k times k x n, in the type `kind`: `prepare()` gives the call to time.
-
-    bytes: memory that its matrices take.
-    """
-
-    kind: str
-    way: str
-    m: int
-    n: int
-    k: int
-    bytes: int
-    prepare: Callable[[], Callable[[], object]]
-
-    @property
-    def operations(self) -> int:
-        """Multiplications and additions."""
-        return 2 * self.m * self.n * self.k
-
-
-@dataclass(frozen=True, slots=True)
-class Ring:
-    """A way in which each of `world` devices sends `sent` bytes to the next one, all at the same time.
-
-    `prepare()` gives `run(times)`, which does that so often, one after the other, and gives the seconds of all of them.
-    """
-
-    world: int
-    sent: int
-    way: str
-    prepare: Callable[[], Callable[[int], float]]
-
-
-class Device(Protocol):
-    """What the harness needs of a kind of device. If there are several devices, methods are about the one in use."""
-
-    kind: str
-    stream_sizes: tuple[int, ...]
-    """Total bytes moved at which streams are measured."""
-    stream_seconds: float
-    """How long measuring streams may take; then the largest sizes are left out."""
-    load_seconds: float
-    """How long a matrix product is repeated until the device counts as settled."""
-    idle_seconds: float
-    """How long the device rests before a burst of matrix products."""
-    probe_rounds: int
-    """How often a stream of a probe is measured; the best counts."""
-    probe_tolerance: float
-    """Median relative change of a probe's streams up to which the machine counts as unchanged."""
-    on_host: bool
-    """Whether other work of the host, such as starting a process, disturbs a measurement."""
-
-    @property
-    def count(self) -> int | None:
-        """How many devices there are, one for each rank; None if all ranks share one. Without torch."""
-
-    @property
-    def clock(self) -> Clock: ...
-
-    @property
-    def cache_bytes(self) -> int:
-        """Size of the last cache before the memory."""
-
-    def use(self, index: int) -> None:
-        """Work on the device with this index from now on."""
-
-    def missing(self) -> str | None:
-        """Why this kind can't be used here, and what to do; None if it can. Quick, without torch."""
-
-    def shared(self) -> str | None:
-        """Who else uses the devices now, as far as that can be seen; None if nobody. Quick, without torch."""
-
-    def machine(self) -> Machine:
-        """Facts about all devices of this kind and the host. Without torch."""
-
-    def conditions(self) -> Conditions:
-        """Clocks, temperature, power and what limits them, now."""
-
-    def free_bytes(self) -> int:
-        """Memory that can be allocated now."""
-
-    @property
-    def torch_device(self) -> torch.device: ...
-
-    def synchronize(self) -> None: ...
-
-    def watched(self) -> AbstractContextManager[None]:
-        """What runs in it is what a profiler should record, if one was told to wait for that."""
-
-    def release(self) -> None:
-        """Give cached memory back, so that the next case starts clean."""
-
-    def batch(
-        self,
-        calls: Sequence[Callable[[], object]],
-        *,
-        timer: Timer,
-        keep: int,
-        seconds: float,
-        group: Group = ALONE,
-    ) -> Batch:
-        """Make a batch, about `seconds` long, that rotates over `calls`: one call for each set of buffers.
-
-        timer: how to time them; the batch may take another timer, which it names. keep: how many of the latest results
-        stay alive, so that outputs made by the calls rotate too. group: the ranks of the case, which must all make the
-        same calls.
-        """
-
-    def streams(self) -> Iterator[Stream]:
-        """The ways of streaming through memory."""
-
-    def products(self, kind: str) -> Iterator[MatrixProduct]:
-        """Matrix products in a type, from the shortest to the longest; none where device or torch can't do it."""
-
-    def rings(self, world: int) -> Iterator[Ring]:
-        """The ways in which so many devices send to each other; none where there aren't as many."""
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, on the device or the host."""
-    import torch
-
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # Neither the CPU's allocator nor a CUDA call, such as the one that makes a graph, has an error class for it.
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in text or "CUDA error: out of memory" in text)
+_GUIDE = "harness/devices/README.md says what a device offers"
+_MEMBERS = tuple(dict.fromkeys([*Device.__annotations__, *(name for name in vars(Device) if name[0] != "_")]))
 
 
 def too_few(device: Device, needed: int) -> str | None:
@@ -215,12 +67,38 @@ def too_few(device: Device, needed: int) -> str | None:
 
 
 def kinds() -> dict[str, Device]:
-    """Every kind of device by name, the preferred one first."""
-    found = {}
+    """Every kind of device by name, the preferred one first: CUDA, then those of packages, the host's processor last.
+
+    Raises UsageError for an entry point that can't be loaded, or that lacks something that a device offers.
+    """
+    found: dict[str, Device] = {}
     for module in discover(__name__, ["KIND"]).values():
         device: Device = module.KIND()
         found[device.kind] = device
-    return {name: found[name] for name in sorted(found, key=lambda name: name == "cpu")}
+    for entry in entry_points(__name__):
+        where = f"entry point '{entry.name}' ({entry.value})"
+        if entry.name in found:
+            raise UsageError(f"{where}: there is a device named '{entry.name}' already", "rename the entry point")
+        found[entry.name] = _made(entry, where)
+    preferred = sorted(found, key=lambda name: (found[name].on_host, name != "cuda"))
+    return {name: found[name] for name in preferred}
+
+
+def _made(entry: EntryPoint, where: str) -> Device:
+    """The device that an entry point names. Raises UsageError, which names the entry point, for whatever is wrong."""
+    try:
+        with without_exit(where):
+            made = entry.load().KIND()
+    except Exception as error:
+        if isinstance(error, UsageError):
+            raise
+        raise UsageError(f"{where}: {brief(described(error))}", _GUIDE) from error
+    # A property isn't computed for this: it may ask a driver.
+    if lacking := [name for name in _MEMBERS if inspect.getattr_static(made, name, _MEMBERS) is _MEMBERS]:
+        raise UsageError(f"{where}: KIND has no {' and no '.join(lacking)}", _GUIDE)
+    if made.kind != entry.name:
+        raise UsageError(f"{where}: KIND.kind is '{made.kind}'", "give both the same name")
+    return cast(Device, made)
 
 
 def choose(requested: str | None) -> str:
@@ -231,7 +109,7 @@ def choose(requested: str | None) -> str:
     available = kinds()
     if requested is None:
         return next(name for name, device in available.items() if device.missing() is None)
-    requested = _OTHER_NAMES.get(requested, requested)
+    requested = OTHER_NAMES.get(requested, requested)
     if requested not in available:
         raise UsageError(f"no device named '{requested}'", nearest(requested, available))
     if reason := available[requested].missing():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from harness.devices import Batch, Clock, is_out_of_memory
+from harness.devices._protocol import Batch, Clock, is_out_of_memory
 from harness.ranks import Group
 
 LONG = 20e-3  # seconds of a call from which on it is timed alone, since timing several together would gain nothing

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import Batch, Clock, MatrixProduct, Ring, Stream, _host
+from harness.devices import Batch, Clock, Fact, MatrixProduct, Ring, Stream, _host
 from harness.devices._timing import HostClock, host_batch, steady_batch
 from harness.model import Conditions, DeviceFacts, Machine, Timer
 from harness.ranks import ALONE, Group
@@ -37,6 +37,8 @@ class Cpu:
     probe_rounds = 3
     probe_tolerance = 0.1
     on_host = True
+    launch_seconds = 0.0
+    counters = ""
     count: int | None = None
     clock: Clock = HostClock()
 
@@ -56,6 +58,10 @@ class Cpu:
     def shared(self) -> str | None:
         """None: processes of other users can't be told from those that the system always runs."""
         return None
+
+    def software(self) -> Iterator[Fact]:
+        """Nothing: torch brings all that it takes."""
+        return iter(())
 
     def machine(self) -> Machine:
         """Facts about the host."""
@@ -94,6 +100,9 @@ class Cpu:
     def watched(self) -> AbstractContextManager[None]:
         """Nothing: no profiler of processors waits to be told."""
         return nullcontext()
+
+    def mark(self, number: int, calls: int) -> None:
+        """Do nothing: no profiler lists kernels of a processor."""
 
     def release(self) -> None:
         """Do nothing: no memory is kept."""

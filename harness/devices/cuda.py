@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.devices import Batch, Clock, MatrixProduct, Ring, Stream, _host
+from harness.devices import MARK, Batch, Clock, Fact, MatrixProduct, Ring, Stream, _host, _software
 from harness.devices._links import rings
 from harness.devices._matrices import products
 from harness.devices._timing import (
@@ -38,6 +39,7 @@ _REASONS = {
     "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
+_MARK = Path(__file__).parents[1] / "cuda" / "mark.cu"
 _MAX_NODES = 10_000
 _FLUSH_FACTOR = 2
 
@@ -70,6 +72,8 @@ class Cuda:
     probe_rounds = 1
     probe_tolerance = 0.01
     on_host = False
+    launch_seconds = 2e-6  # from one kernel's end to the end of an empty one after it, in a graph
+    counters = "ncu"
     clock: Clock = Events()
 
     @property
@@ -120,6 +124,11 @@ class Cuda:
         if not others:
             return None
         return f"{len(others)} other process{'es' * (len(others) > 1)} on the GPU{'s' * (len(devices) > 1)}"
+
+    def software(self) -> Iterator[Fact]:
+        """The driver, and what compiles our kernels."""
+        yield _software.driver()
+        yield from _software.compiler()
 
     def machine(self) -> Machine:
         """Facts from the driver and NVML. The fingerprint is made of the GPUs' names and UUIDs, and the driver."""
@@ -190,6 +199,12 @@ class Cuda:
             self.synchronize()  # what was issued must run before the recording ends
         finally:
             torch.cuda.profiler.stop()
+
+    def mark(self, number: int, calls: int) -> None:
+        """Launch the kernel, for ncu and nsys."""
+        from harness import cuda
+
+        cuda.load(_MARK, MARK, {})(number, calls)
 
     def release(self) -> None:
         """Return torch's cached memory to the device."""

@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
+from harness import devices
 from harness.errors import UsageError
 from harness.explain.records import Known, Seen, Sibling, counts
 from harness.metrics import Subject
-from harness.model import Attachment, Case, Result, Run, by_group
+from harness.model import Attachment, Result, Run, by_group
 
 TOOLS = ("ncu", "nsys", "torch")
 """Tools whose kernels are read, the one that tells most first."""
@@ -79,13 +80,17 @@ def known(run: Run, case_id: str) -> Known:
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
         siblings=_siblings(result, by_group(results)[result.case.group]),
+        kind=devices.kinds().get(result.case.device),
     )
 
 
-def command(scenario: str, case: Case) -> str:
-    """The command that brings the counters of a case."""
+def command(known: Known) -> str:
+    """The command that brings the counters of a case; '' where no tool counts on its kind of device."""
+    if known.kind is None or not known.kind.counters:
+        return ""
     # The scenarios of one file are named '<file>.<op>'.
-    return f"harness profile ncu {shlex.quote(scenario.partition('.')[0])} --only '{case.id}'"
+    scenario = shlex.quote(known.scenario.partition(".")[0])
+    return f"harness profile {known.kind.counters} {scenario} --only '{known.case.id}'"
 
 
 def _started(run: Run) -> datetime:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness import units
+from harness.devices import Device
 from harness.metrics import Subject
 from harness.model import PIPE, Case, DeviceFacts, KernelFacts, KernelProfile, Work
 
@@ -120,7 +121,7 @@ class Known:
     time: seconds a call. subject: work, traffic, limits, and the ceiling's seconds (`best`). scenario: the name by
     which the case was asked for. kernels: what a profiler saw, in the order of their launches; tool: which one.
     facts: what the compiler made of the kernels that the variant has loaded, which needn't all be launched.
-    siblings: the other variants, the fastest first.
+    siblings: the other variants, the fastest first. kind: the kind of device; None if there is none of its name here.
     """
 
     case: Case
@@ -132,6 +133,7 @@ class Known:
     kernels: tuple[Seen, ...] = ()
     facts: tuple[KernelFacts, ...] = ()
     siblings: tuple[Sibling, ...] = ()
+    kind: Device | None = None
 
     @property
     def work(self) -> Work:

@@ -192,7 +192,7 @@ def _without_libraries(definition: Definition, op: Op, selection: Selection) -> 
     """Our variants, controls, and the baseline if a floor is over it; all variants if they were listed or picked."""
     if selection.only or set(definition.variants) != set(op.variants):
         return definition
-    on_device = [name for name in definition.variants if selection.device in op.variants[name].devices]
+    on_device = [name for name in definition.variants if op.variants[name].runs_on(selection.device)]
     if all(op.variants[name].is_library for name in on_device):
         return definition
     needed = {floor.variant for floor in definition.expect}

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from harness.ops.declarations import ANY_DEVICE
 from harness.ops.sheet import Op
 from harness.ops.variant import Context, Launch
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function by torch.compile in one of its modes."""
 
-BOTH = ("cuda", "cpu")
-"""Devices of a variant that is plain torch."""
 MODES = {"compile": "default", "compile_autotune": "max-autotune-no-cudagraphs"}
 """Variants of torch.compile, each with its mode. The second one tries several launches of each kernel, on GPUs only."""
 
@@ -36,13 +35,13 @@ def compiled_variants(
     """Decorator that adds a baseline for each mode of torch.compile: `compile` and `compile_autotune`.
 
     The decorated function is called with the context and with what compiles a function in the variant's mode. options:
-    fields of Variant, the same for both. Only `compile` runs on a CPU: there the other mode makes the same code of
-    everything but matrix products.
+    fields of Variant, the same for both. `compile` runs on any device, the other one only on cuda: on a CPU it makes
+    the same code of everything but matrix products.
     """
 
     def add(prepare: Callable[[Context, Compile], Launch]) -> Callable[[Context, Compile], Launch]:
         for name, mode in MODES.items():
-            shared = options | {"role": "baseline", "devices": ("cuda", "cpu") if mode == "default" else ("cuda",)}
+            shared = options | {"role": "baseline", "devices": (ANY_DEVICE,) if mode == "default" else ("cuda",)}
             said = summary if mode == "default" else f"{summary}; mode {mode}"
             op.variant(name, said, returns=returns, **shared)(_in_mode(prepare, mode))
         return prepare

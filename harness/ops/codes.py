@@ -12,14 +12,17 @@ from harness.ops.sheet import Op
 Codes = dict[tuple[str, str], Code]
 
 
-def codes(ops: Iterable[Op]) -> Codes:
-    """The code of each variant, by the names of op and variant. It covers the plug-in that adds the variant, too."""
+def codes(ops: Iterable[Op], device: str) -> Codes:
+    """The code of each variant on a kind of device, by the names of op and variant.
+
+    It covers the plug-in that adds the variant, and a device of a package, too.
+    """
     known: dict[tuple[Path, ...], Code] = {}
     found: Codes = {}
     for op in ops:
         for name in op.variants if op.file else ():
             files = op.files_of(name)
             if files not in known:
-                known[files] = source.code(op.name, *files)
+                known[files] = source.code(op.name, *files, device=device)
             found[op.name, name] = known[files]
     return found

@@ -17,6 +17,7 @@ from harness import metrics
 from harness.errors import UsageError, nearest, user_place
 from harness.model import LIBRARY_ROLES, Case, KernelFacts, Timer, Traffic
 from harness.ops.declarations import (
+    ANY_DEVICE,
     check_callable,
     check_devices,
     check_name,
@@ -122,14 +123,15 @@ class Variant:
     """One way of doing the op.
 
     summary: one line, what it does differently. role: what it is in a comparison. rows: techniques of public texts that
-    it reproduces. inputs, outputs: declared where they differ from the op's; then `encode(ctx, tensors)` gives this
-    variant's inputs (a dict by name) from the op's inputs and its own empty outputs, for each set of buffers, and
-    `decode(ctx, tensors)` gives the op's outputs (a dict by name) from what this variant wrote. What `encode` gives
-    need not be declared, nor be a tensor: a table of addresses, for one, which no launch can make while a graph is
-    captured. traffic(symbols, itemsize): bytes that it moves, where its declarations don't tell. unsupported: a reason
-    why it can't run a case, or None. timer: how it is timed; the op's unless told. returns: it makes its own outputs,
-    as torch does, and returns them. place: the file and line of its declaration. Raises UsageError, with that place,
-    for a field of another type, and for a role, a timer or a device that doesn't exist.
+    it reproduces. devices: kinds of device that it runs on; ("any",) if it is plain torch. inputs, outputs: declared
+    where they differ from the op's; then `encode(ctx, tensors)` gives this variant's inputs (a dict by name) from the
+    op's inputs and its own empty outputs, for each set of buffers, and `decode(ctx, tensors)` gives the op's outputs (a
+    dict by name) from what this variant wrote. What `encode` gives need not be declared, nor be a tensor: a table of
+    addresses, for one, which no launch can make while a graph is captured. traffic(symbols, itemsize): bytes that it
+    moves, where its declarations don't tell. unsupported: a reason why it can't run a case, or None. timer: how it is
+    timed; the op's unless told. returns: it makes its own outputs, as torch does, and returns them. place: the file and
+    line of its declaration. Raises UsageError, with that place, for a field of another type, and for a role, a timer or
+    a device that doesn't exist.
     """
 
     name: str
@@ -167,6 +169,10 @@ class Variant:
     def file(self) -> Path | None:
         """The file that declares the variant."""
         return Path(self.place.rpartition(":")[0]) if self.place else None
+
+    def runs_on(self, kind: str) -> bool:
+        """Whether it can run on a kind of device."""
+        return kind in self.devices or ANY_DEVICE in self.devices
 
     @property
     def is_library(self) -> bool:

@@ -122,7 +122,7 @@ class Worker:
             return False
         chosen = dict(case.choices)
         return (
-            case.device in variant.devices
+            variant.runs_on(case.device)
             and case.dtype in op.dtypes
             and tuple(op.symbols) == tuple(symbol for symbol, _ in case.shape)
             and tuple(op.choices) == tuple(chosen)

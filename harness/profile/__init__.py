@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 CALLS = 4
 """Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
-MARK = "harness_mark"
-"""The kernel that is launched before the calls of a case, where a profiler watches: its grid has as many blocks as the
-case has number, counted from 1, and a block as many threads as the case has calls. So a list of kernels tells which
-case each belongs to."""
 RunCase = Callable[[int], None]
 """Runs the case of a number, counted from 1."""
 Running = Callable[[Sequence[Job], Mapping[str, int], Path, "Catalogue", "Device"], AbstractContextManager[RunCase]]

@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import length, merged
 from harness.model import Attachment, KernelProfile
-from harness.profile import MARK
 from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, TraceRange
 from harness.ranges import DOMAIN
 

@@ -9,23 +9,21 @@ from pathlib import Path
 
 @contextmanager
 def recording(path: Path) -> Iterator[None]:
-    """Watch what runs meanwhile, on the CPU and on a GPU where there is one, and write one trace at the end.
+    """Watch what runs meanwhile, on the CPU and on an accelerator that torch knows, and write one trace at the end.
 
     path: of the trace; it is compressed if the name ends with .gz. The trace is written after an error, too.
     """
     import torch
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import profile
 
-    gpu = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if gpu else [])]
-    profiler = profile(activities=activities)
+    profiler = profile()  # of everything that this torch can watch
     profiler.start()
     try:
         yield
     finally:
         try:
-            if gpu:
-                torch.cuda.synchronize()  # so that no kernel is still to come
+            if torch.accelerator.is_available():
+                torch.accelerator.synchronize()  # so that no kernel is still to come
         finally:
             profiler.stop()
             profiler.export_chrome_trace(str(path))

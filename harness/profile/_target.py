@@ -1,8 +1,8 @@
 """The process that a profiler watches: `harness.profile._target REQUEST`.
 
-It prepares and checks each case as for timing. Then it calls the case a few times, between the start and the stop of
-the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone. A tool may
-run the cases in a way of its own in the place of all that.
+It prepares and checks each case as for timing. Then it calls the case a few times, while the device tells profilers to
+watch and in an NVTX range with the case's id, so that a profiler can record these calls alone. A tool may run the cases
+in a way of its own in the place of all that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-from harness import cuda, devices
+from harness import devices
 from harness.devices import Device
 from harness.errors import described
 from harness.model import Job
 from harness.ops import Catalogue, Op
-from harness.profile import MARK, Ways, _request, tools
+from harness.profile import Ways, _request, tools
 from harness.profile._request import CaseRan, ProfileRequest
 from harness.session import EndedError, Session
 from harness.store import dump
@@ -75,7 +75,7 @@ def _run(request: ProfileRequest, job: Job, number: int, op: Op, device: Device)
                 call()
             device.synchronize()
         with _recording(request, number), device.watched():
-            _mark(number, request.repeats, device)
+            device.mark(number, request.repeats)
             with session.phase("sample"):
                 for turn in range(request.repeats):
                     calls[turn % len(calls)]()
@@ -89,11 +89,6 @@ def _recording(request: ProfileRequest, number: int) -> AbstractContextManager[N
     from harness.profile._record import recording
 
     return recording(torch.trace_of(Path(request.traces), number))
-
-
-def _mark(number: int, calls: int, device: Device) -> None:
-    if device.kind == "cuda":
-        cuda.load(Path(__file__).with_name("mark.cu"), MARK, {})(number, calls)
 
 
 if __name__ == "__main__":

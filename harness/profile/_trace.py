@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import Interval, own
-from harness.profile import MARK
 
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")

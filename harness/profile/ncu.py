@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from harness.devices import MARK
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, KernelProfile
-from harness.profile import MARK, _request
+from harness.profile import _request
 from harness.profile._ncu_metrics import BYTES, DETAILS, SECTIONS, translated
 
 SUMMARY = "counters of each kernel: bytes, stalls, pipes (Nsight Compute)"

@@ -88,12 +88,18 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
 
 def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]:
     return [
-        _Filter("--device", (selection.device,), lambda _, case: catalogue[case.op].variants[case.variant].devices),
+        _Filter("--device", (selection.device,), lambda _, case: _devices(catalogue, case, selection.device)),
         _Filter("--tag", selection.tags, lambda definition, _: definition.tags),
         _Filter("--variants", selection.variants, lambda _, case: (case.variant,)),
         _Filter("--dtype", selection.dtypes, lambda _, case: (case.dtype,)),
         _Filter("--only", selection.only, lambda _, case: (case.id,)),
     ]
+
+
+def _devices(catalogue: Mapping[str, Op], case: Case, wanted: str) -> tuple[str, ...]:
+    """The device that is wanted if the variant runs on it, else those that it does run on."""
+    variant = catalogue[case.op].variants[case.variant]
+    return (wanted,) if variant.runs_on(wanted) else variant.devices
 
 
 def _unknown(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selection: Selection) -> Iterator[Problem]:

@@ -52,7 +52,7 @@ def test_one_op_in_detail() -> None:
     assert lines[0].startswith("softmax: ")
     for title in ("sizes", "inputs", "outputs", "dtypes", "variants", "scenarios", "file"):
         assert title in lines
-    assert any(line.split()[:3] == ["eager", "baseline", "cuda,cpu"] for line in lines)
+    assert any(line.split()[:3] == ["eager", "baseline", "any"] for line in lines)
     assert "  softmax, softmax_few_rows" in lines
     assert any(line.split()[0] == "p" for line in listed("op", "dropout").splitlines())
 

@@ -203,7 +203,7 @@ def test_env_tells_what_is_missing_and_what_to_do(harness: Harness) -> None:
     done = harness("env", CUDA_VISIBLE_DEVICES="", PATH="/nowhere", HARNESS_CACHE="/dev/null/cache")
     assert done.returncode == 0, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
-    assert lines[lines.index("cuda    not usable") + 1] == "-> CUDA_VISIBLE_DEVICES='' hides every GPU"
+    assert lines[lines.index("cuda  not usable") + 1] == "-> CUDA_VISIBLE_DEVICES='' hides every GPU"
     assert any(re.fullmatch(r"torch +2\.\d+\.\d+\S*", line) for line in lines)
     [cache] = [index for index, line in enumerate(lines) if line.startswith("cache ")]
     assert lines[cache + 1] == "-> can't be written; name another folder in HARNESS_CACHE"

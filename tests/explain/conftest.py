@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness import metrics
+from harness.devices.cuda import Cuda
 from harness.explain import Known, Seen, Sibling
 from harness.model import (
     Case,
@@ -110,7 +111,7 @@ def made(time: float, work: Work, *kernels: tuple[str, float, dict[str, float]],
     )
     subject = metrics.Subject.of(Result(case, (measurement,)), fields.pop("limits", LIMITS))
     known = Known(case, time, subject, DEVICE, "op", "ncu" if kernels else "", seen(time, *kernels), facts)
-    return replace(known, **fields)
+    return replace(known, kind=Cuda(), **fields)
 
 
 COPY_WORK = Work(D, D)

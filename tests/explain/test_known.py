@@ -92,7 +92,7 @@ def test_what_is_known_of_a_case(stored, measured):
     assert found.siblings == (Sibling("tuned", 1e-3), Sibling("slow", 4e-3))
     assert (found.time, found.tool, found.kernels, found.moved) == (3e-3, "", (), None)
     assert found.scenario == "a.scale"
-    assert command(found.scenario, found.case) == "harness profile ncu a --only 'scale/naive/float32/N1024'"
+    assert command(found) == "harness profile ncu a --only 'scale/naive/float32/N1024'"
 
 
 def kernels(*times: float) -> tuple[KernelProfile, ...]:

@@ -50,7 +50,7 @@ def test_the_role_of_every_bundled_variant_fits_what_it_is(op):
     assert {"baseline", "control"} & set(roles.values())
     for variant in op.variants.values():
         # The threads and queues of a pipeline are ours on every device.
-        if "cpu" in variant.devices and op.file.parent.name != "pipeline":
+        if variant.runs_on("cpu") and op.file.parent.name != "pipeline":
             assert variant.is_library, variant.name
         if variant.role == "published":
             assert variant.rows, variant.name

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.cuda.compile import cubin
+from harness.devices import MARK, cuda
 from harness.devices.cpu import Cpu
 from harness.model import Case, Job
-from harness.profile import MARK, _request, _target
+from harness.profile import CALLS, _request, _target
 from harness.profile._request import CaseRan, ProfileRequest
 
 PLUGIN = Path(__file__).parents[1] / "plugins" / "faults.py"
@@ -73,5 +74,28 @@ def test_an_answer_that_is_cut_short_is_left_out(tmp_path: Path) -> None:
 
 
 def test_the_mark_is_a_kernel_that_compiles() -> None:
-    code = cubin(Path(_target.__file__).with_name("mark.cu"), {}, "sm_90")
+    code = cubin(cuda._MARK, {}, "sm_90")
     assert MARK.encode() in code
+
+
+def test_a_case_is_marked_with_its_number_and_calls_ahead_of_its_range(
+    tmp_path: Path, recorded: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Cpu, "mark", lambda _, number, calls: recorded.append(("mark", f"{number} {calls}")))
+    ran(tmp_path, "fine", "slow")
+    told = [entry for entry in recorded if entry[0] == "mark" or entry[1].startswith("fault/")]
+    assert told == [
+        ("mark", f"1 {CALLS}"), ("push", "fault/fine/float32/N64"),
+        ("mark", f"2 {CALLS}"), ("push", "fault/slow/float32/N64"),
+    ]  # fmt: skip
+
+
+def test_the_mark_of_a_case_is_launched_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[tuple[object, ...]] = []
+
+    def load(file: Path, entry: str, macros: dict[str, int]) -> object:
+        return lambda *grid_and_block: launched.append((file.name, entry, *grid_and_block))
+
+    monkeypatch.setattr("harness.cuda.load", load)
+    cuda.Cuda().mark(3, 4)
+    assert launched == [("mark.cu", MARK, 3, 4)]

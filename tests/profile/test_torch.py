@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import between, common, merged, own, parts
-from harness.profile import MARK, tools
+from harness.profile import tools
 from harness.profile import torch as tool
 from harness.profile._record import recording
 

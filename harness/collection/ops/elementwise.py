@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from harness.model import Case
+from harness.ops import ANY_DEVICE
 
 if TYPE_CHECKING:
     import torch
@@ -17,8 +18,10 @@ WORD_TYPE = {2: "unsigned short", 4: "unsigned"}
 """The type of an element by its bytes, for kernels that only move elements."""
 INDEX_TYPE = {32: "unsigned", 64: "unsigned long long"}
 """The type of an index by its bits."""
-BOTH = ("cuda", "cpu")
+ANY = (ANY_DEVICE,)
 """Devices of a variant that is plain torch."""
+BOTH = ("cuda", "cpu")
+"""Devices of a variant in torch that takes other ways on a GPU, such as streams and autocast."""
 LIMIT_32 = 2**31
 """Elements that indexes of 32 bits can't count: one bit is left to the fast division, which adds."""
 

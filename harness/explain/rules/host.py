@@ -18,7 +18,7 @@ def judge(known: Known) -> Iterator[Reason]:
     It is no verdict: the time and the ceiling are the device's, so the loop doesn't explain what lies between.
     """
     seen = known.subject.call_time
-    if known.case.device != "cuda" or seen is None or seen <= SLOWER * known.time:
+    if known.kind is None or known.kind.on_host or seen is None or seen <= SLOWER * known.time:
         return
     lost = units.seconds(seen - known.time)
     yield Reason(
@@ -29,6 +29,6 @@ def judge(known: Known) -> Iterator[Reason]:
             f"{units.seconds(seen)} / {units.seconds(known.time)} = {seen / known.time:.2f}",
             f"such a loop loses {units.seconds(seen)} - {units.seconds(known.time)} = {lost} a call",
         ),
-        "capture the calls into a CUDA graph, or give each call more work; a faster kernel doesn't help such a loop",
+        "capture the calls into a graph, or give each call more work; a faster kernel doesn't help such a loop",
         aside=True,
     )

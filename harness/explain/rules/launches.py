@@ -10,16 +10,15 @@ from harness.explain.words import spared
 
 SUMMARY = "launch latency: short kernels, or many of them"
 EFFECT_OF = ()
-TYPICAL = 2e-6  # seconds from one kernel's end to the end of an empty one after it, in a graph; where none was measured
 SHORT = 3.0  # launches; a kernel that takes less than so many is mostly launch
 PART = 0.1  # of the time that launches beyond the first must take
 
 
 def judge(known: Known) -> Iterator[Reason]:
     """A reason if launches beyond the first take a part of the time; an aside if all of it is little more than one."""
-    if known.case.device != "cuda":
+    if known.kind is None:
         return
-    launch, source = _launch(known)
+    launch, source = _launch(known, known.kind.launch_seconds)
     count = sum(kernel.launches for kernel in known.kernels)
     more = max(0.0, count - 1) * launch
     if more >= PART * known.time:
@@ -49,9 +48,9 @@ def judge(known: Known) -> Iterator[Reason]:
         )
 
 
-def _launch(known: Known) -> tuple[float, str]:
+def _launch(known: Known, typical: float) -> tuple[float, str]:
     points = known.subject.limits.points if known.subject.limits else ()
-    least = min((point.seconds for point in points), default=TYPICAL)
-    if least < TYPICAL:
+    least = min((point.seconds for point in points), default=typical)
+    if least < typical:
         return least, "the shortest stream that was measured here, which is nearly all launch"
-    return TYPICAL, "typical"
+    return typical, "typical"

@@ -55,7 +55,7 @@ def cases(op: Op, device: str) -> Iterator[Case]:
     """
     steps = op.timer == "steady"
     shape, dtypes = shape_of(op, device), op.dtypes[: 1 if steps else None]
-    variants = [variant for variant in op.variants.values() if device in variant.devices]
+    variants = [variant for variant in op.variants.values() if variant.runs_on(device)]
     few = steps and device == "cpu"
     allowed = [[usual(*choice)] if few else values(*choice) for choice in op.choices.items()]
     for variant in variants[: 1 if few else None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.collection.ops.access import copy
 from harness.collection.ops.access._resident import grid_and_block, obstacles
-from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, blocks
 from harness.model import Case
 from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
@@ -54,7 +54,7 @@ def limits(case: Case) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-@OP.variant("eager", "torch's copy_; T, V and U don't concern it", role="baseline", devices=BOTH, timer="launch")
+@OP.variant("eager", "torch's copy_; T, V and U don't concern it", role="baseline", devices=ANY, timer="launch")
 def eager(ctx: Context) -> Launch:
     """The variant of the op `copy`."""
     launch: Launch = copy.eager(ctx)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.cuda import memcpy
 from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
@@ -30,7 +30,7 @@ OP = Op(
 _CONTROL: dict[str, Any] = {"role": "control", "rows": ("O1",), "timer": "launch"}
 
 
-@OP.variant("eager", "torch's copy_, which is a cudaMemcpyAsync", devices=BOTH, **_CONTROL)
+@OP.variant("eager", "torch's copy_, which is a cudaMemcpyAsync", devices=ANY, **_CONTROL)
 def eager(_: Context) -> Launch:
     """`y.copy_(x)` writes into the given output."""
 

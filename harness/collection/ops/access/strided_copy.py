@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, WORD_TYPE, aligned, blocks
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -43,7 +43,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "copy_ between strided views", role="baseline", rows=("O10",), devices=BOTH, traffic=sectors)
+@OP.variant("eager", "copy_ between strided views", role="baseline", rows=("O10",), devices=ANY, traffic=sectors)
 def eager(ctx: Context) -> Launch:
     """The code that users write today."""
     read, write = ctx.s.R, ctx.s.W

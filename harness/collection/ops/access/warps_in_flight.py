@@ -13,7 +13,7 @@ import ctypes
 from typing import Any
 
 from harness.collection.ops.access._resident import grid_and_block, obstacles
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.model import Case, Traffic, Work
 from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
 
@@ -74,7 +74,7 @@ def _every_step(symbols: Symbols, size: int) -> Traffic:
     return Traffic(read=moved, written=moved)
 
 
-@OP.variant("eager", "K calls of torch.add", role="baseline", devices=BOTH, returns=True, traffic=_every_step)
+@OP.variant("eager", "K calls of torch.add", role="baseline", devices=ANY, returns=True, traffic=_every_step)
 def eager(ctx: Context) -> Launch:
     """The code that users write; memory takes the time, and T and U don't concern it."""
     import torch

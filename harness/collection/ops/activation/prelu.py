@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import (
+    ANY,
     BLOCK,
-    BOTH,
     CUDA_TYPE,
     INDEX_TYPE,
     LIMIT_32,
@@ -49,7 +49,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "torch.nn.functional.prelu", role="baseline", rows=("R4",), devices=BOTH, returns=True)
+@OP.variant("eager", "torch.nn.functional.prelu", role="baseline", rows=("R4",), devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     from torch.nn.functional import prelu

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, power_of_2_from
 from harness.model import Traffic
 from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -104,7 +104,7 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, alpha: torch.Tensor) -> tuple[t
     "eager",
     "what autograd calls: the products, and a sum",
     role="baseline",
-    devices=BOTH,
+    devices=ANY,
     traffic=_unfused,
     returns=True,
 )

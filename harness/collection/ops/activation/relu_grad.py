@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.collection.ops.activation.relu_mask import GROUP, NATURAL, STRIDED, pack_strided
 from harness.collection.ops.bits import bytes_of_bits, pack
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Work
 from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -48,7 +48,7 @@ OP = Op(
     work=work,
 )
 
-_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "inputs": _WHOLE_Y, "returns": True}
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": ANY, "inputs": _WHOLE_Y, "returns": True}
 
 
 @OP.variant("eager", "what autograd calls, threshold_backward(dy, y, 0)", rows=("O9",), **_TORCH)

@@ -11,7 +11,7 @@ import ctypes
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.bits import WORDS, unpack
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Work
 from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -83,7 +83,7 @@ _Y_ALONE: dict[str, Any] = {"outputs": (_Y,), "decode": _signs}
 
 
 @OP.variant(
-    "eager", "relu(x), whose y is its own mask", role="baseline", rows=("O9",), devices=BOTH, returns=True, **_Y_ALONE
+    "eager", "relu(x), whose y is its own mask", role="baseline", rows=("O9",), devices=ANY, returns=True, **_Y_ALONE
 )
 def eager(_: Context) -> Launch:
     """What users have: autograd keeps y for the backward."""

@@ -12,7 +12,7 @@ from typing import Any
 from harness.collection.ops.activation import relu_grad, relu_mask
 from harness.collection.ops.activation.relu_mask import NATURAL
 from harness.collection.ops.bits import bytes_of_bits
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
 from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -56,7 +56,7 @@ _BITS: dict[str, Any] = {"outputs": (_Y, NATURAL, _DX), "traffic": with_bits}
 
 
 @OP.variant(
-    "eager", "relu(x), then what autograd calls", role="baseline", rows=("O9",), devices=BOTH, returns=True, **_FROM_Y
+    "eager", "relu(x), then what autograd calls", role="baseline", rows=("O9",), devices=ANY, returns=True, **_FROM_Y
 )
 def eager(_: Context) -> Launch:
     """What users have: y is kept, and the backward reads it."""

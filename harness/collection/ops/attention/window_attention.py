@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.attention import _window_attention as shared
 from harness.collection.ops.attention._window_attention import flex_obstacle
 from harness.collection.ops.chip import Chip
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.model import Case, Traffic, Work
 from harness.ops import (
     Choice,
@@ -95,7 +95,7 @@ def _added(t: Tensors) -> tuple[torch.Tensor | None, torch.Tensor | None]:
 # ---- What torch has.
 
 
-@OP.variant("eager", "matmul, add, add, softmax, matmul", role="baseline", rows=("S6",), devices=BOTH, returns=True)
+@OP.variant("eager", "matmul, add, add, softmax, matmul", role="baseline", rows=("S6",), devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """What Swin Transformer does."""
     return lambda t: (shared.by_torch(t.q, t.k, t.v, *_added(t)),)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from harness.collection.ops.attention import _window_attention_grad as grad
 from harness.collection.ops.attention._window_attention import flex_obstacle
 from harness.collection.ops.chip import RESERVED, WARP, Chip
-from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows import softmax_grad
 from harness.model import Case
 from harness.ops import Compile, Context, Launch, Op, Tensors, compiled, compiled_variants
@@ -72,7 +72,7 @@ _TORCH: dict[str, Any] = {"encode": grad.saved, "traffic": grad.by_products(scal
     "what autograd runs for matmul, additions, softmax and matmul, with P as it keeps it",
     role="baseline",
     rows=("S6",),
-    devices=BOTH,
+    devices=ANY,
     **_TORCH,
 )
 def eager(ctx: Context) -> Launch:

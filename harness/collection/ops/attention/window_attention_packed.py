@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.attention import _window_attention as shared
 from harness.collection.ops.chip import Chip
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.model import Case, Traffic, Work
 from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -122,7 +122,7 @@ def _by_torch(qkv: torch.Tensor, table: torch.Tensor, mask: torch.Tensor, index:
     "look-up, permute, and window_attention/eager between transposes",
     role="baseline",
     rows=("S9",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
 )
 def eager(ctx: Context) -> Launch:

@@ -33,7 +33,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
 from harness.collection.ops.batch_norm._bn_add_relu_check import check, make, reference
 from harness.collection.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPieces, StatisticsCut
 from harness.collection.ops.chip import WARP
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
 from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
@@ -124,7 +124,7 @@ def _needs_two(case: Case) -> str | None:
 
 _BASELINE: dict[str, Any] = {
     "role": "baseline",
-    "devices": BOTH,
+    "devices": ANY,
     "outputs": (_Y,),
     "returns": True,
     "unsupported": _needs_two,

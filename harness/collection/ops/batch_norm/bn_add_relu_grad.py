@@ -32,7 +32,7 @@ from harness.collection.ops.batch_norm._batch_norm import (
 from harness.collection.ops.batch_norm._bn_add_relu_grad_check import check, make, reference
 from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
 from harness.collection.ops.bits import pack
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
@@ -105,7 +105,7 @@ def _saved(ctx: Context, t: Tensors) -> dict[str, Any]:
     "what autograd runs: threshold_backward, then cuDNN's backward of batch norm or torch's own",
     role="baseline",
     rows=("O12",),
-    devices=BOTH,
+    devices=ANY,
     traffic=_with_y,
     returns=True,
     encode=_saved,

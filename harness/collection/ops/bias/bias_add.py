@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import (
+    ANY,
     BLOCK,
-    BOTH,
     CUDA_TYPE,
     INDEX_TYPE,
     LIMIT_32,
@@ -58,7 +58,7 @@ def _needs_outer_1(case: Case) -> str | None:
     return "for outer = 1 only" if case.symbols["outer"] != 1 else needs_32_bits(case)
 
 
-@OP.variant("eager", "torch's broadcast addition", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's broadcast addition", role="baseline", devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (add(t.x, t.bias),)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda, metrics, units
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -66,7 +66,7 @@ def _needs_halves(together: int) -> Callable[[Case], str | None]:
     return reason
 
 
-@OP.variant("eager", "two additions, two kernels", role="baseline", devices=BOTH, returns=True, traffic=two_passes)
+@OP.variant("eager", "two additions, two kernels", role="baseline", devices=ANY, returns=True, traffic=two_passes)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (add(t.x, t.bias, t.residual),)

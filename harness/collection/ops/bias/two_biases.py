@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import (
+    ANY,
     BLOCK,
-    BOTH,
     CUDA_TYPE,
     INDEX_TYPE,
     LIMIT_32,
@@ -59,7 +59,7 @@ def two_passes(symbols: Symbols, itemsize: int) -> Traffic:
     return Traffic(read=2 * tensor + (symbols["R"] + symbols["C"]) * itemsize, written=2 * tensor)
 
 
-@OP.variant("eager", "two additions, two kernels", role="baseline", devices=BOTH, returns=True, traffic=two_passes)
+@OP.variant("eager", "two additions, two kernels", role="baseline", devices=ANY, returns=True, traffic=two_passes)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (add(t.x, t.rows, t.columns),)

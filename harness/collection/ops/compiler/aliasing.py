@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.collection.ops.compiler._launches import by_elements, by_packs
-from harness.collection.ops.elementwise import BOTH, widened
+from harness.collection.ops.elementwise import ANY, widened
 from harness.model import Traffic
 from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -34,7 +34,7 @@ def unfused(symbols: Symbols, itemsize: int) -> Traffic:
     return Traffic(read=4 * tensor, written=2 * tensor)
 
 
-@OP.variant("eager", "x + w and x - w, two kernels", role="baseline", devices=BOTH, returns=True, traffic=unfused)
+@OP.variant("eager", "x + w and x - w, two kernels", role="baseline", devices=ANY, returns=True, traffic=unfused)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (t.x + t.w, t.x - t.w)

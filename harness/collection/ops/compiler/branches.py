@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.compiler._launches import by_elements, by_packs
-from harness.collection.ops.elementwise import BOTH, widened
+from harness.collection.ops.elementwise import ANY, widened
 from harness.model import Traffic
 from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -45,7 +45,7 @@ def select_by_sign(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     "eager",
     "torch.where(x > 0, x, w * x), three kernels",
     role="baseline",
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=unfused,
 )

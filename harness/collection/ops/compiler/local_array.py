@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, WORD_TYPE, aligned, blocks
 from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 GROUP = 8
@@ -33,7 +33,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "torch.roll along the groups", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch.roll along the groups", role="baseline", devices=ANY, returns=True)
 def eager(ctx: Context) -> Launch:
     """The code that users write today."""
     import torch

@@ -24,7 +24,7 @@ from harness.collection.ops.dropout._dropout import (
     input_itself,
     split,
 )
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
 from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -74,7 +74,7 @@ OP = Op(
     "an addition, native_dropout, an addition",
     role="baseline",
     rows=("D5",),
-    devices=BOTH,
+    devices=ANY,
     traffic=_unfused,
     returns=True,
 )

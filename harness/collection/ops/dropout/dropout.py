@@ -23,7 +23,7 @@ from harness.collection.ops.dropout._dropout import (
     input_itself,
     split,
 )
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks
 from harness.model import Work
 from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -70,7 +70,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "torch.native_dropout, byte mask", role="baseline", devices=BOTH, outputs=_BYTES, returns=True)
+@OP.variant("eager", "torch.native_dropout, byte mask", role="baseline", devices=ANY, outputs=_BYTES, returns=True)
 def eager(ctx: Context) -> Launch:
     """The function is the one that torch.nn.functional.dropout calls in training."""
     import torch

@@ -21,7 +21,7 @@ from harness.collection.ops.dropout._dropout import (
     input_itself,
     split,
 )
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks
 from harness.model import Traffic, Work
 from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -67,7 +67,7 @@ OP = Op(
     "native_dropout, then an addition",
     role="baseline",
     rows=("O7",),
-    devices=BOTH,
+    devices=ANY,
     traffic=_unfused,
     returns=True,
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.bits import WORDS, pack
 from harness.collection.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep, arguments, scale, seed, split
 from harness.collection.ops.dropout._philox import GROUP, draws
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Work
 from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
@@ -73,7 +73,7 @@ OP = Op(
     work=work,
 )
 
-_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "inputs": _BYTES, "returns": True}
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": ANY, "inputs": _BYTES, "returns": True}
 
 
 @OP.variant("eager", "torch's native_dropout_backward, byte mask", **_TORCH)

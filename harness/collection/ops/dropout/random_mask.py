@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.dropout._dropout import CALL, NARROW, WIDE, arguments, expected_share, seed
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.ops import Choice, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "torch.empty(N).bernoulli_(1 - p)", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch.empty(N).bernoulli_(1 - p)", role="baseline", devices=ANY, returns=True)
 def eager(ctx: Context) -> Launch:
     """PyTorch makes a Philox call for four elements, and stores a byte at a time. rand and < would be two kernels."""
     import torch

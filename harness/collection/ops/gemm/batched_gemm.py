@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
 from harness.collection.ops.gemm._products import expected, needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm
@@ -102,7 +102,7 @@ def _multiplied(s: Any) -> Any:
     return torch.bmm
 
 
-@OP.variant("eager", "torch.bmm at n tokens", role="baseline", rows=("S11",), devices=BOTH, returns=True)
+@OP.variant("eager", "torch.bmm at n tokens", role="baseline", rows=("S11",), devices=ANY, returns=True)
 def eager(ctx: Context) -> Launch:
     """What attention is without a fused kernel."""
     function = _multiplied(ctx.s)

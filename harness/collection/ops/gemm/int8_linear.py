@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, INDEX_TYPE, LIMIT_32, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, INDEX_TYPE, LIMIT_32, aligned, blocks
 from harness.collection.ops.gemm import _int8
 from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
@@ -137,7 +137,7 @@ def _too_odd(case: Case) -> str | None:
     "torch._int_mm, then the scales, then float16",
     role="baseline",
     rows=("S14",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=_eager_traffic,
     unsupported=_too_odd,
@@ -163,7 +163,7 @@ def _halves(ctx: Context, _: Tensors) -> dict[str, Any]:
     "F.linear of the same numbers in float16",
     role="baseline",
     rows=("S14", "S15"),
-    devices=BOTH,
+    devices=ANY,
     inputs=(Tensor("x", ("M", "K")), Tensor("weight", ("N", "K"))),
     encode=_halves,
     returns=True,

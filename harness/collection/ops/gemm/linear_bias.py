@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
 from harness.collection.ops.gemm._products import expected, needs, prepared
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
@@ -36,7 +36,7 @@ OP = Op(
 )
 
 
-@OP.variant("eager", "torch's F.linear", role="baseline", rows=("S10",), devices=BOTH, returns=True)
+@OP.variant("eager", "torch's F.linear", role="baseline", rows=("S10",), devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """What nn.Linear calls. For halves torch asks cuBLASLt to add the bias itself."""
     import torch

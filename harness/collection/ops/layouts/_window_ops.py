@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.layouts import _windows as windows
 from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensors, compiled_variants
 
@@ -32,7 +32,7 @@ def window_op(name: str, summary: str, eager: str, *, forward: bool) -> Op:
         f"{eager}; backward: what autograd runs",
         role="baseline",
         rows=("S5",),
-        devices=BOTH,
+        devices=ANY,
         returns=True,
         traffic=windows.eager_traffic,
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.collection.ops.chip import WARP
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, blocks, power_of_2_from
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, blocks, power_of_2_from
 from harness.collection.ops.layouts import _windows as windows
 from harness.collection.ops.layouts import window_partition
 from harness.collection.ops.rows import _norm as norm
@@ -93,7 +93,7 @@ def _one_more(moved: Traffic, s: Symbols, itemsize: int) -> Traffic:
     "layer_norm, then roll, view, permute and contiguous",
     role="baseline",
     rows=("S17",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=_eager_traffic,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_ops import add_matrix_variants
 from harness.collection.ops.layouts._transpose_plan import Matrices
@@ -73,7 +73,7 @@ def _user(x: torch.Tensor, order: list[int]) -> torch.Tensor:
     return x.permute(order).clone(memory_format=torch.contiguous_format)
 
 
-@OP.variant("eager", "torch's copy to the other memory format", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's copy to the other memory format", role="baseline", devices=ANY, returns=True)
 def eager(ctx: Context) -> Launch:
     """The code that users write today."""
     order = _order(ctx.case.values)

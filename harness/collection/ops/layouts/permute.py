@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_plan import WORD, Matrices
 from harness.model import Case
@@ -47,7 +47,7 @@ def _user(x: torch.Tensor) -> torch.Tensor:
     return x.permute(0, 2, 1, 3).clone(memory_format=torch.contiguous_format)
 
 
-@OP.variant("eager", "torch's copy of x.permute(0, 2, 1, 3)", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's copy of x.permute(0, 2, 1, 3)", role="baseline", devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (_user(t.x),)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_ops import add_matrix_variants
 from harness.collection.ops.layouts._transpose_plan import Matrices
@@ -38,7 +38,7 @@ def _user(x: torch.Tensor) -> torch.Tensor:
     return x.t().clone(memory_format=torch.contiguous_format)
 
 
-@OP.variant("eager", "torch's copy of x.t()", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's copy of x.t()", role="baseline", devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """The code that users write today."""
     return lambda t: (_user(t.x),)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BOTH, CUDA_TYPE
+from harness.collection.ops.elementwise import ANY, CUDA_TYPE
 from harness.collection.ops.lists import _models
 from harness.collection.ops.lists._tables import BLOCK, Tabled, side_by_side
 from harness.ops import (
@@ -133,7 +133,7 @@ OP = Op(
     check=check,
 )
 
-_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH, "rows": ("S4",)}
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": ANY, "rows": ("S4",)}
 _State = tuple["list[torch.Tensor]", "list[torch.Tensor]", "list[torch.Tensor]", "list[torch.Tensor]"]
 """Weights, gradients, first and second moments, all in float32."""
 _Way = Callable[[_State, "torch.Tensor", float], object]

@@ -11,7 +11,7 @@ import ctypes
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, blocks, widened
+from harness.collection.ops.elementwise import ANY, CUDA_TYPE, blocks, widened
 from harness.collection.ops.lists import _models
 from harness.collection.ops.lists._tables import BLOCK, Tabled, packed, starts
 from harness.model import Case
@@ -83,7 +83,7 @@ OP = Op(
     tolerance=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
 
-_TORCH: dict[str, Any] = {"role": "baseline", "devices": BOTH}
+_TORCH: dict[str, Any] = {"role": "baseline", "devices": ANY}
 
 
 def _takes_no_bfloat16(case: Case) -> str | None:

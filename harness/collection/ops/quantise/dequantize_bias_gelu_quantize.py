@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
@@ -65,7 +65,7 @@ def _by_torch(
     "multiply, add, gelu; divide, round, clamp, and convert",
     role="baseline",
     rows=("S14",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=traffic("int32 -> float32", *["float32 -> float32"] * 5, "float32 -> int8"),
 )

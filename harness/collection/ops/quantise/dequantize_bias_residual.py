@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._steps import CONVERSION, Steps, traffic
@@ -37,7 +37,7 @@ def _by_torch(dtype: torch.dtype, *tensors: torch.Tensor) -> torch.Tensor:
     "multiply, add twice, and convert",
     role="baseline",
     rows=("S14",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=traffic("int32 -> float32", "float32 -> float32", "float32 case -> float32", CONVERSION),
 )

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from harness import cuda
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, aligned
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned
 from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise._row_runs import RowRunPlan
@@ -94,7 +94,7 @@ def _by_torch(
     "multiply, add twice, convert; layer_norm; divide, round, clamp, and convert",
     role="baseline",
     rows=("S14",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=traffic(
         "int32 -> float32",

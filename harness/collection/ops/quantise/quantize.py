@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, blocks
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._dequantise import half_unit, parts
@@ -55,7 +55,7 @@ OP = Op(
     "divide, round, clamp, and convert",
     role="baseline",
     rows=("S14",),
-    devices=BOTH,
+    devices=ANY,
     returns=True,
     traffic=traffic("case -> float32", *["float32 -> float32"] * 2, "float32 -> int8"),
 )

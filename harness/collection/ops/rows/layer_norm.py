@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.chip import Chip
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows._norm_plan import InTurn
 from harness.model import Case
@@ -54,9 +54,7 @@ def _arguments(t: Tensors) -> tuple[Any, ...]:
     return t.x, t.gamma, t.beta, t.y, t.mean, t.rstd
 
 
-@OP.variant(
-    "eager", "torch.native_layer_norm, which layer_norm is made of", role="baseline", devices=BOTH, returns=True
-)
+@OP.variant("eager", "torch.native_layer_norm, which layer_norm is made of", role="baseline", devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """What a user writes today."""
     return lambda t: _layer_norm(t.x, t.gamma, t.beta)

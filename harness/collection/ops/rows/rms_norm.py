@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BOTH
+from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.rows import _norm as norm
 from harness.ops import Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
 
@@ -48,7 +48,7 @@ def _arguments(t: Tensors) -> tuple[Any, ...]:
     return t.x, t.gamma, t.y, t.rstd
 
 
-@OP.variant("eager", "torch's fused kernel, which rms_norm is made of", role="baseline", devices=BOTH, returns=True)
+@OP.variant("eager", "torch's fused kernel, which rms_norm is made of", role="baseline", devices=ANY, returns=True)
 def eager(_: Context) -> Launch:
     """What a user writes today."""
     return lambda t: _rms_norm(t.x, t.gamma)

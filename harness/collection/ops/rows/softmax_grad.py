@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
+from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
 from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
@@ -107,7 +107,7 @@ def _backward(dy: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     "eager",
     "what autograd calls: dy * y, then the rest",
     role="baseline",
-    devices=BOTH,
+    devices=ANY,
     traffic=_moves(4, 2),
     returns=True,
 )

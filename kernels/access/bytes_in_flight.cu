@@ -8,6 +8,14 @@
 // loads a thread a little less, since a round's stores stand between its loads and the next round's. Far below what the
 // memory can take, bandwidth is nearly proportional to that; beyond it, more only queues up, or costs a little.
 
+// Defaults for compiling this file alone.
+#ifndef VECTOR
+#define VECTOR uint4
+#endif
+#ifndef IN_FLIGHT
+#define IN_FLIGHT 4
+#endif
+
 // The widest vectors and most loads need more than the 32 registers with which two full blocks are resident.
 #define RESIDENT_BLOCKS (sizeof(VECTOR) * IN_FLIGHT <= 64 ? 2 : 1)
 

@@ -3,6 +3,14 @@
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), BLOCK (threads). Nothing is computed, so all types of
 // one width share a kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR unsigned
+#endif
+#ifndef BLOCK
+#define BLOCK 256
+#endif
+
 #include "pack.cuh"
 
 using T = SCALAR;

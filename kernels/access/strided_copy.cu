@@ -9,6 +9,11 @@
 // is how near to that bound it comes. A sector that is written in part costs more still: memory takes whole ones, so
 // the rest of it is read first (on an H200 the counter dram__bytes_read has y's sectors in it).
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR uint4
+#endif
+
 using T = SCALAR;
 
 // 1. One element a thread. Sectors that lanes have in common are moved once; the rest is what the curve shows. With

@@ -7,6 +7,11 @@
 // warps with a chain each, or 4 warps with four chains a thread. Fewer leave it idle in proportion, if `count` is large:
 // each round begins with a load of x, for which a warp waits some hundred cycles. By the text its steps take 4 * count.
 
+// Defaults for compiling this file alone.
+#ifndef CHAINS
+#define CHAINS 1
+#endif
+
 constexpr unsigned UNROLL = 64 / CHAINS;  // steps of the loop's body, which has 64 FMAs whatever CHAINS is
 
 // y[i] is what x[i] becomes by `count` steps v = v * factor + v. step: threads of the whole grid, which is resident;

@@ -8,6 +8,11 @@
 // access: memory gives about 16 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
 // 4-byte element can't keep up.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"

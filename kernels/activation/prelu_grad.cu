@@ -8,6 +8,11 @@
 // atomics: each part of a row has a slot of its own in `partial`, as (row, slot), and prelu_grad_total adds a channel's
 // slots in a fixed order, so that a result repeats bit by bit. Sums are floats, and are rounded once.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "fastdiv.cuh"
 #include "number.cuh"
 #include "pack.cuh"

@@ -7,6 +7,11 @@
 // halves, so two tensors and little more move. Steps 1 and 2 are one kernel with either, and so are steps 4 and 5: what
 // the bits save is their difference. What differs otherwise is how much a thread has in flight.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bitmask.cuh"
 #include "relu.cuh"
 

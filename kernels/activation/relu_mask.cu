@@ -9,6 +9,11 @@
 // All masks but that of relu_mask_strided are in the order of bitmask.cuh and have whole words. What a mask holds past
 // its last element is zero.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bitmask.cuh"
 #include "relu.cuh"
 

@@ -11,6 +11,11 @@
 // relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset, and the two tuned
 // kernels.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "relu.cuh"
 #include "warp.cuh"
 

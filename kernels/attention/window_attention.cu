@@ -9,6 +9,26 @@
 // products have 10 GFLOP, for which tensor cores need 14 us, and memory needs about 96 us. So the aim is to keep memory
 // busy.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __half
+#endif
+#ifndef TOKENS
+#define TOKENS 49
+#endif
+#ifndef HEAD
+#define HEAD 32
+#endif
+#ifndef BIAS
+#define BIAS 0
+#endif
+#ifndef MASK
+#define MASK 1
+#endif
+#ifndef PACKED
+#define PACKED 0
+#endif
+
 #include "attention_rows.cuh"
 
 using Operand = const Element* __restrict__;

@@ -34,6 +34,23 @@
 // take 100 us of instructions, 140 us of shared memory's bandwidth, 32 us of powers of 2 and, at 720 MB, 170 us of
 // memory. So memory is the limit as long as the four overlap; these are estimates, not measured.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __half
+#endif
+#ifndef TOKENS
+#define TOKENS 49
+#endif
+#ifndef HAS_BIAS
+#define HAS_BIAS 0
+#endif
+#ifndef HAS_MASK
+#define HAS_MASK 0
+#endif
+#ifndef DIM
+#define DIM 32
+#endif
+
 #include "window_attention_grad_strips.cuh"
 
 // 1. The text's form: one kernel with bias and mask as tensor inputs, a block a window and head. It loads, waits, works

@@ -9,6 +9,26 @@
 // of 32, where a tensor of q is D = 103 MB, these move 8 D for the transposes, 4 D for the operands of the products,
 // and 4 * 157 MB of scores: 1.9 GB. The essential bytes are 4 D = 411 MB.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __half
+#endif
+#ifndef TOKENS
+#define TOKENS 324
+#endif
+#ifndef HEAD
+#define HEAD 24
+#endif
+#ifndef BIAS
+#define BIAS 1
+#endif
+#ifndef MASK
+#define MASK 0
+#endif
+#ifndef PACKED
+#define PACKED 1
+#endif
+
 #include "attention_rows.cuh"
 
 using Operand = const Element* __restrict__;

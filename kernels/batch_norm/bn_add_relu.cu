@@ -20,6 +20,14 @@
 // 1e-5. This holds but for the parts of one or two elements that a tile may have of a row (bn_statistics_rows): there
 // at least two of the three are the same value, so one outlier is enough. It is the shift of that part alone.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+
 #include "batch_norm.cuh"
 #include "bitmask.cuh"
 #include "fastdiv.cuh"

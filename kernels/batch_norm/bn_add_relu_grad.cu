@@ -14,6 +14,14 @@
 // order, so that a result repeats bit by bit. The mean is subtracted from x before the product with dz. After the sum,
 // the difference would have lost most of its bits.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+
 #include "batch_norm.cuh"
 #include "bitmask.cuh"
 #include "fastdiv.cuh"

@@ -6,6 +6,11 @@
 // One addition an element: what costs is to find the channel. Steps 1 to 5 take one element a thread and differ in
 // nothing but that index arithmetic; steps 6 and 7 make one piece of it serve 16 bytes.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bias.cuh"
 
 using T = SCALAR;

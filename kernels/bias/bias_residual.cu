@@ -9,6 +9,14 @@
 // of any length; they add in float. Steps 4 and 5 are the text's packed halves, which add in halves, one and two at a
 // time. Step 7 is what fusing saves.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+
 #include "bias.cuh"
 #include "number.cuh"
 

@@ -19,6 +19,11 @@
 // remainder from the quotient. So the text's step gains nothing with a compiler of today; `twice` shows what it gains
 // with a compiler that doesn't do this.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bias.cuh"
 #include "number.cuh"
 #include "warp.cuh"

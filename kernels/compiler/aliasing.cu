@@ -5,6 +5,14 @@
 // Every kernel has to read x and w once and to write each result once. Whether it gets by with that depends on what the
 // compiler knows: any pointer may point into the same memory as any other, unless something says otherwise.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef BLOCK
+#define BLOCK 256
+#endif
+
 #include "number.cuh"
 #include "pack.cuh"
 

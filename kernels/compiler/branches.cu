@@ -5,6 +5,11 @@
 // Every kernel reads x and w and writes y. Where signs are mixed none gets by with less, though half of w isn't needed:
 // memory moves 32 bytes at a time, and of 8 or 16 neighbours some are nearly always negative.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "number.cuh"
 #include "pack.cuh"
 

@@ -6,6 +6,11 @@
 // Every kernel reads x once and writes y once, in accesses of 16 bytes. What differs is where a group lies in between.
 // Registers have no addresses: an array can live in them only if every index is known when the kernel is compiled.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR unsigned
+#endif
+
 #include "pack.cuh"
 
 using T = SCALAR;

@@ -9,6 +9,17 @@
 // As three kernels, two tensors are written only to be read again: 4 of the 7 that pass through memory. The bias is
 // small and stays in L1 and L2. What differs below is the size of the mask, and how many instructions an element takes.
 
+// Defaults for compiling this file alone.
+#ifndef WHOLE
+#define WHOLE 0
+#endif
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+
 #include "bias.cuh"
 #include "number.cuh"
 #include "pack.cuh"

@@ -8,6 +8,11 @@
 // rounds. They are four in kernels 1 to 4, and eight in kernel 5. From kernel 2 on the loads come first, so that the
 // rounds run while memory answers.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bitmask.cuh"
 #include "keep.cuh"
 #include "philox.cuh"

@@ -7,6 +7,11 @@
 // In one kernel it stays in registers. What differs below is the size of the mask, and how many instructions the random
 // numbers take: memory feeds a multiprocessor about 16 bytes a clock, so arithmetic that seems free may not be.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "number.cuh"
 #include "pack.cuh"
 #include "philox.cuh"

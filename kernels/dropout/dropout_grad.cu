@@ -4,6 +4,11 @@
 //
 // Next to no arithmetic, but in kernel 4: what differs is how many bytes say what was kept, and how wide the accesses are.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "bitmask.cuh"
 #include "keep.cuh"
 #include "philox.cuh"

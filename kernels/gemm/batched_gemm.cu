@@ -11,6 +11,14 @@
 // pack are loaded and shifted together; a neighbour's loads hit the same lines in L1, so that memory sees each byte once.
 // Where a word would lie outside of the tensor, and in the last pack of a row, elements are read one by one.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef SHIFTED
+#define SHIFTED 0
+#endif
+
 #include "fastdiv.cuh"
 #include "pack.cuh"
 

@@ -12,6 +12,20 @@
 // 8, one load and a store of 8 for other multiples of 4, single elements otherwise and at unaligned addresses. It finds
 // its row by a multiplication. Counting in units of WIDTH, 32 bits are enough for all that fits into a GPU.
 
+// Defaults for compiling this file alone.
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef WIDTH
+#define WIDTH 4
+#endif
+#ifndef BY_32
+#define BY_32 0
+#endif
+#ifndef PER_CHANNEL
+#define PER_CHANNEL 0
+#endif
+
 #include "fastdiv.cuh"
 #include "pack.cuh"
 

@@ -7,6 +7,14 @@
 // long. An epilogue adds the bias to the sums while they are in registers. This kernel is the best that can be done
 // without one, so that the difference to `epilogue` is the extra passes and nothing else.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+
 #include "bias.cuh"
 #include "number.cuh"
 

@@ -10,6 +10,17 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), EPS (epsilon,
 // 1e-5f unless told), THREADS (of a block), and those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef THREADS
+#define THREADS 128
+#endif
+
 #include "layer_norm_tiles.cuh"
 #include "number.cuh"
 #include "windows.cuh"

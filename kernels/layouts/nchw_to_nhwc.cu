@@ -6,6 +6,11 @@
 // transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
 // of 7 x 7. rows and cols are those of a matrix of x.
 
+// Defaults for compiling this file alone.
+#ifndef ELEMENT
+#define ELEMENT unsigned
+#endif
+
 #include "coordinates.cuh"
 #include "tile.cuh"
 #include "transposes.cuh"

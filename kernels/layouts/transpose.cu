@@ -7,6 +7,11 @@
 // arithmetic a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both
 // sides; where the change of order happens is what the steps differ in.
 
+// Defaults for compiling this file alone.
+#ifndef ELEMENT
+#define ELEMENT unsigned
+#endif
+
 #include "coordinates.cuh"
 #include "tile.cuh"
 #include "transposes.cuh"

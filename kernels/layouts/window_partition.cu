@@ -9,6 +9,17 @@
 // an element a thread and much index arithmetic. 2 D have to move. Where an element comes from is arithmetic alone, so
 // one kernel is enough.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR unsigned
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef TO_WINDOWS
+#define TO_WINDOWS 1
+#endif
+
 #include "windows.cuh"
 
 using T = SCALAR;

@@ -5,6 +5,17 @@
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
 // units on), TO_WINDOWS (0 in the forward, 1 in the backward), and those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR unsigned
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef TO_WINDOWS
+#define TO_WINDOWS 0
+#endif
+
 #include "windows.cuh"
 
 using T = SCALAR;

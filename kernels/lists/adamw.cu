@@ -10,6 +10,17 @@
 // for each piece of the tensors, as in unscale.cu, with an address for each list.
 // The betas are float32 numbers, as in the fused kernel of torch; 1 - beta is what follows from them.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef COPY
+#define COPY 0
+#endif
+#ifndef FOURS
+#define FOURS 1
+#endif
+
 #include "number.cuh"
 #include "pieces.cuh"
 

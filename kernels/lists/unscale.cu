@@ -7,6 +7,14 @@
 // takes, how a thread finds its tensor, and how much it has in flight. The kernels are called again and again on the
 // same list, whose tables stay on the device.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef PACKS
+#define PACKS 1
+#endif
+
 #include "number.cuh"
 #include "pack.cuh"
 #include "pieces.cuh"

@@ -4,6 +4,17 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: sw has a scale for each column, not one for all).
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef CHANNEL
+#define CHANNEL 0
+#endif
+
 // 1. The text before: a kernel that dequantises, and one that adds the bias. What the first one writes, the second
 //    reads: with int32 and halves 10 bytes an element move, where 6 have to.
 #ifdef STEPS

@@ -4,6 +4,17 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16: of the bias), INDEX (unsigned, or unsigned long long from 2^31 elements
 // on), CHANNEL (0 or 1: sw has a scale for each column, not one for all).
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef CHANNEL
+#define CHANNEL 0
+#endif
+
 // 1. The text before: four kernels, which dequantise, add the bias, apply GELU, and quantise. With halves 17 bytes an
 //    element move, where 5 have to.
 #ifdef STEPS

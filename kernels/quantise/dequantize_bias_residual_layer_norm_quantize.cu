@@ -5,6 +5,14 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
 // those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef CHANNEL
+#define CHANNEL 0
+#endif
+
 // 1. The text before: five kernels, which dequantise, add the bias, add the residual, normalise, and quantise. With
 //    int32 and halves 23 bytes an element move, where 9 have to.
 #ifdef STEPS

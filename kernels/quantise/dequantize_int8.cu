@@ -5,6 +5,18 @@
 // A thread takes 16 neighbours: 16 bytes of x an access. Rows are whole multiples of 16, so no thread has two rows.
 //
 // Macros: SCALAR (__half or __nv_bfloat16), COLUMNS (of a row), THREADS (of a block).
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __half
+#endif
+#ifndef COLUMNS
+#define COLUMNS 384
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+
 #include "eights.cuh"
 #include "gelu.cuh"
 

@@ -4,6 +4,17 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: there is a scale for each column, not one for all).
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef INDEX
+#define INDEX unsigned
+#endif
+#ifndef CHANNEL
+#define CHANNEL 0
+#endif
+
 #ifndef WHOLE
 
 // 1. One element a thread. The inverse of the scale is a real division, about ten instructions; the rounding and the

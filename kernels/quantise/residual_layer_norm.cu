@@ -12,6 +12,39 @@
 // a block. SIDE: pixels of an image's side. WINDOW: pixels of a window's side. X, Y: 0 if there is none, 1 for SCALAR,
 // 2 for int8. SHIFT_X, SHIFT_Y: pixels by which the windows were shifted, or -1 for the order of the images. EPS: the
 // norm's epsilon, 1e-5 unless told.
+
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR __half
+#endif
+#ifndef CHANNELS
+#define CHANNELS 96
+#endif
+#ifndef LANES
+#define LANES 4
+#endif
+#ifndef THREADS
+#define THREADS 128
+#endif
+#ifndef SIDE
+#define SIDE 56
+#endif
+#ifndef WINDOW
+#define WINDOW 7
+#endif
+#ifndef X
+#define X 1
+#endif
+#ifndef Y
+#define Y 1
+#endif
+#ifndef SHIFT_X
+#define SHIFT_X 0
+#endif
+#ifndef SHIFT_Y
+#define SHIFT_Y 0
+#endif
+
 #include "eights.cuh"
 
 #ifndef EPS

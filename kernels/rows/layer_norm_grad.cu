@@ -7,6 +7,11 @@
 // dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
 // _total adds.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "norm_grad.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"

@@ -4,6 +4,14 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+#ifndef THREADS
+#define THREADS 256
+#endif
+
 #include "norm.cuh"
 
 using T = SCALAR;

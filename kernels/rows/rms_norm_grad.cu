@@ -3,6 +3,11 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "norm_grad.cuh"
 #include "norm_grad_spread.cuh"
 #include "norm_grad_tiles.cuh"

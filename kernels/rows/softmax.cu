@@ -2,6 +2,11 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #ifdef SHARED
 #include <cub/block/block_reduce.cuh>
 #endif

@@ -5,6 +5,11 @@
 // The first dx of a row needs the sum over the whole row. So dy and y are either read twice, five passes over a matrix
 // in all, or kept on the chip in between, three passes. Products and sums are floats, and dx is rounded once.
 
+// Defaults for compiling this file alone.
+#ifndef SCALAR
+#define SCALAR float
+#endif
+
 #include "rows.cuh"
 
 using T = SCALAR;

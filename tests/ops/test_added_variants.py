@@ -87,7 +87,7 @@ def test_a_misspelt_op_is_said_with_the_line_and_the_nearest_name(tmp_path: Path
 
 def test_the_code_of_an_added_variant_covers_its_plugin_and_the_op_s_own_does_not(tmp_path: Path) -> None:
     def of(text: str) -> tuple[str, str]:
-        found = codes([Catalogue([plugin(tmp_path, "theirs", text)])["softmax"]])
+        found = codes([Catalogue([plugin(tmp_path, "theirs", text)])["softmax"]], "cpu")
         return found["softmax", "theirs"].digest, found["softmax", "tuned"].digest
 
     before = of(BY_NAME.format(name="theirs"))

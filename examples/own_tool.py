@@ -34,7 +34,7 @@ def commands(target: Sequence[str], base: Path) -> list[list[str]]:  # noqa: ARG
     return [[*target]]
 
 
-def failure(output: str) -> MachineError | None:  # noqa: ARG001 - no program writes messages here
+def failure(output: str) -> MachineError | None:
     """What a failed run means, where its output tells."""
 
 

@@ -102,8 +102,8 @@ def complaint(words: list[str]) -> str:
     """What is wrong with a command; empty if nothing is."""
     own = words[: words.index("--")] if "--" in words else words
     command, name = typer.main.get_command(app), "harness"
-    while own and own[0] in getattr(command, "commands", {}):
-        (name, *own), command = own, command.commands[own[0]]
+    while own and own[0] in (commands := getattr(command, "commands", {})):
+        (name, *own), command = own, commands[own[0]]
     if name == "harness":
         return f"no command {words[0]}"
     try:

@@ -16,6 +16,7 @@ from harness.errors import UsageError
 from harness.limits import Needs
 from harness.model import SCHEMA, Header, Job, Limits, Machine, Measurement, Run, Warning
 from harness.ops.codes import Codes, codes
+from harness.ops.known_cases import recognised_run
 from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer
@@ -78,8 +79,9 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     earlier, writer = store.reopen(folder) if resume else (None, store.create(folder, header))
     with writer:
         if earlier:
+            earlier = recognised_run(earlier, plan.ops)
             _refuse_another(folder, earlier, header, code_of)
-            header = earlier.header
+            header = replace(earlier.header, plan=header.plan)
         todo = _todo(plan, repeat, earlier)
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
@@ -87,7 +89,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
             with Workers(device, plugins) as workers:
                 request = _Request(header, todo, code_of, needs(plan), fresh)
                 _carry_out(request, writer, workers, observer)
-    finished = store.load(folder)
+    finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
     losses = dict.fromkeys((*(earlier.losses if earlier else ()), *finished.losses))
     return replace(finished, losses=tuple(losses))
@@ -177,7 +179,7 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
             header.machine.fingerprint != asked.machine.fingerprint
         ),
         f"it was measured by an older harness (schema {header.schema}, now {SCHEMA})": header.schema != SCHEMA,
-        "the cases or their timing differ": header.plan != asked.plan,
+        "the cases or their timing differ": header.differs_from(asked),
         f"the code that measured {', '.join(changed)} has changed": bool(changed) and header.schema == SCHEMA,
         f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
@@ -190,7 +192,8 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
 
 def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repeat: int) -> Header:
     revision, dirty = source.revision()
-    records = (*plan.jobs, *plan.scenarios)
+    timed = (f"{job.case.id} {store.dump(job.timing)}" for job in plan.jobs)
+    asked = "\n".join((*timed, *map(store.dump, plan.scenarios)))
     return Header(
         name=name,
         machine=devices.kinds()[device].machine(),
@@ -198,7 +201,7 @@ def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repea
         # Only the program's name: its path would tell readers of the report about the user's disk.
         command=("harness", *command[1:]),
         started=_now(),
-        plan=hashlib.sha256("\n".join(map(store.dump, records)).encode()).hexdigest(),
+        plan=hashlib.sha256(asked.encode()).hexdigest(),
         jobs=len(plan.jobs),
         repeat=repeat,
         git_revision=revision,

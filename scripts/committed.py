@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from harness import store
 from harness.metrics import METRICS, Subject, subjects
-from harness.model import Result, Run, by_group
-from harness.ops import Catalogue
+from harness.model import Case, Result, Run, by_group
+from harness.ops import Catalogue, known_cases
+from harness.ops.catalogue import LOADED
 from harness.report.frame import lines
 from harness.units import gigabytes, significant
 
@@ -98,7 +97,7 @@ class Runs:
         Catalogue()  # loading the ops registers the metrics that they declare
         files = [file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED]
         loaded = sorted(
-            ((store.load(file.parent), file.parent.name) for file in files),
+            ((known_cases.load(file.parent), file.parent.name) for file in files),
             key=lambda loaded: (loaded[1] not in COUNTED, loaded[0].header.started),
         )
         self.groups: dict[str, Group] = {}
@@ -110,26 +109,25 @@ class Runs:
 
     def group(self, op: str, dtype: str, setting: str) -> Group:
         """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
-        name = f"{op}/{dtype}/{setting}"
+        case = known_cases.named(f"{op}/{OURS}/{dtype}/{setting}", LOADED)
+        name = case.group if case else f"{op}/{dtype}/{setting}"
         if name not in self.groups:
             raise SystemExit(f"no committed run has the case {name}")
         return self.groups[name]
 
     @cached_property
-    def _cases(self) -> list[tuple[str, Group, str]]:
-        """The id of every case, with its group and its variant."""
+    def _cases(self) -> list[tuple[Case, Group, str]]:
+        """Every case, with its group and its variant."""
         return [
-            (result.case.id, group, variant)
-            for group in self.groups.values()
-            for variant, result in group.results.items()
+            (result.case, group, variant) for group in self.groups.values() for variant, result in group.results.items()
         ]
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
         values = [
             value
-            for name, group, variant in self._cases
-            if fnmatchcase(name, cases) and (value := group.value(variant, metric, over))
+            for case, group, variant in self._cases
+            if case.matches(cases) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

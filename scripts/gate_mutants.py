@@ -27,7 +27,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness import paths, scenario, store, units
@@ -180,7 +179,7 @@ def measured(group: Sequence[Mutant], noise: Path) -> tuple[str, list[Row]]:
         row(mutant, made, evidence, Mean.of(changes[evidence.case.id]))
         for evidence in made.cases
         for mutant in group
-        if any(fnmatchcase(evidence.case.id, glob) for glob in mutant.cases)
+        if any(evidence.case.matches(glob) for glob in mutant.cases)
     ]
 
 
@@ -268,7 +267,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen, file = mutants(options.only), options.output / "mutants.csv"
     with tempfile.TemporaryDirectory() as folder:
-        # Empty, so that no noise floor widens the margin.
+        # Empty, so that no noise widens the margin.
         noise = Path(folder) / "noise.json"
         for group in groups(chosen):
             device, found = measured(group, noise)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness import store
+from harness.ops import known_cases
 from harness.report import build
 from harness.report.formats.markdown import render
 
@@ -27,7 +28,7 @@ def audit(machine: Path) -> str | None:
     """The page of the machine whose runs lie in this folder; None if no case of them has counters."""
     # Most runs have no attachment, and reading all of them takes a while.
     folders = sorted(file.parent for file in machine.glob(f"*/{store.ATTACHMENTS}"))
-    page = build.page_of_audit({folder.name: store.load(folder) for folder in folders})
+    page = build.page_of_audit({folder.name: known_cases.load(folder) for folder in folders})
     return None if page is None else f"{render(page)}\nMade by `python scripts/make_audit.py`.\n"
 
 

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from harness import report, store
-from harness.ops import Catalogue
+from harness import report
+from harness.ops import Catalogue, known_cases
 from harness.scenario import load
 from harness.scenario.definition import Definition
 
@@ -50,7 +50,7 @@ def main(folders: list[Path]) -> None:
         file.write_text(json.dumps(header, ensure_ascii=False, indent=2) + "\n", encoding="utf-8")
         for old in folder.glob("plots/*"):
             old.unlink()
-        report.write(store.load(folder), folder, FORMATS)
+        report.write(known_cases.load(folder), folder, FORMATS)
         print(folder)
 
 

@@ -19,12 +19,13 @@ def command(
     Shown are both times and their ratio, REF over RUN: above 1, RUN is faster. A '~' stands where the 95% intervals of
     the two times overlap: the difference is no more than noise.
     """
-    from harness import compare, store
+    from harness import compare
     from harness.cli.console import open_console
     from harness.cli.messages import tell_losses
+    from harness.ops import known_cases
     from harness.report import terminal
 
-    before, after = store.load(reference), store.load(run)
+    before, after = known_cases.load(reference), known_cases.load(run)
     tell_losses(before, after)
     terminal.render_differences(compare.compare(before, after), open_console())
     for note in compare.mismatches(before, after):

@@ -136,7 +136,8 @@ def _refuse(measuring: Mapping[str, object]) -> None:
 def _stored(
     arguments: Sequence[str], margin: float | None, noise: Path | None, advisory: bool, accept: tuple[str, ...]
 ) -> GateRun:
-    from harness import gate, store
+    from harness import gate
+    from harness.ops import known_cases
 
     if len(arguments) != 2:
         raise UsageError(
@@ -145,8 +146,8 @@ def _stored(
         )
     reference, run = map(Path, arguments)
     return gate.stored(
-        (reference, store.load(reference)),
-        (run, store.load(run)),
+        (reference, known_cases.load(reference)),
+        (run, known_cases.load(run)),
         margin=options.USUAL_MARGIN if margin is None else margin,
         noise=noise,
         advisory=advisory,

@@ -189,19 +189,17 @@ def _planned(
 
 def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
     """The cases of a run that have a time, and its kind of device. Tells how many others it has."""
-    from fnmatch import fnmatchcase
-
-    from harness import store, units
+    from harness import units
     from harness.cli import values
     from harness.model import Job
+    from harness.ops import known_cases
 
-    run = store.load(folder)
+    run = known_cases.load(folder)
     named = values.names(list(variants or ()))
     meant = [
         result
         for result in run.results
-        if (not only or any(fnmatchcase(result.case.id, glob) for glob in only))
-        and (not named or result.case.variant in named)
+        if (not only or any(result.case.matches(glob) for glob in only)) and (not named or result.case.variant in named)
     ]
     if not meant:
         raise UsageError(f"{folder}: no case is like that", "leave out --only and --variants to have all")
@@ -220,11 +218,12 @@ def _refuse_another(
 
     same_kind: whether another machine with the same device will do.
     """
-    from harness import devices, store
-    from harness.ops import Catalogue
+    from harness import devices
+    from harness.ops import Catalogue, known_cases
     from harness.ops.codes import codes
 
-    run, catalogue = store.load(folder), Catalogue(plugins)
+    catalogue = Catalogue(plugins)
+    run = known_cases.load(folder)
     machine = devices.kinds()[devices.choose(kind)].machine()
     again = "measure anew: harness profile TOOL SCENARIO, without --run"
     timed_on = run.header.machine
@@ -345,14 +344,14 @@ def _show(attachments: Sequence[Attachment]) -> None:
 
 def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
     """Print what ops say of the run's cases, with what was found of them before, if a tool wants it shown."""
-    from harness import store
     from harness.cli.console import open_console
+    from harness.ops import known_cases
     from harness.profile import Ways, tools
     from harness.report import build, terminal
 
     wanted = {name for name, tool in tools().items() if Ways.of(tool).verdicts}
     if wanted & {attachment.tool for attachment in attachments}:
-        terminal.show(build.screen_of_verdicts(store.load(folder)), open_console())
+        terminal.show(build.screen_of_verdicts(known_cases.load(folder)), open_console())
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +16,6 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.model import Run
-    from harness.ops.codes import Codes
 
 EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
 
@@ -34,11 +33,15 @@ def command(
     The files go into the folder of each run; a link there is refused, not written through. A report says which of its
     results were measured with older code. Give --ops to check the results of plug-in ops too.
     """
-    from harness import report, store
+    from harness import report
     from harness.cli.messages import tell_losses
+    from harness.ops import Catalogue, known_cases
+    from harness.ops.codes import codes
 
-    loaded = [(folder, store.load(folder)) for folder in runs]
-    current = _codes({m.case.op for _, run in loaded for m in run.measurements}, tuple(ops or ()))
+    catalogue = Catalogue(tuple(ops or ()))
+    loaded = [(folder, known_cases.load(folder)) for folder in runs]
+    measured = {m.case.op for _, run in loaded for m in run.measurements}
+    current = codes(op for name, op in catalogue.items() if name in measured)
     for folder, run in loaded:
         tell_losses(run)
         for path in _write(run, folder, values.names(formats) or None, report.stale(run, current)):
@@ -63,11 +66,3 @@ def _write(run: Run, folder: Path, formats: Sequence[str] | None, notes: Sequenc
             (folder / file).parent.mkdir(exist_ok=True)
             (Path(draft) / file).replace(folder / file)
     return [folder / file for file in made]
-
-
-def _codes(ops: Collection[str], plugins: Sequence[Path]) -> Codes:
-    """The code of each variant of these ops that exists here."""
-    from harness.ops import Catalogue
-    from harness.ops.codes import codes
-
-    return codes(op for name, op in Catalogue(plugins).items() if name in ops)

@@ -194,6 +194,7 @@ def _measure(plan: Plan, *, folder: Path, quiet: bool, **request: Any) -> Run:
     from harness.cli.console import open_console
     from harness.cli.estimate import Estimate
     from harness.cli.progress import follow
+    from harness.ops import known_cases
 
     estimate = Estimate.make(plan, request["device"], request["repeat"], request["fresh"])
     arguments = ("harness", *sys.argv[1:])
@@ -202,7 +203,7 @@ def _measure(plan: Plan, *, folder: Path, quiet: bool, **request: Any) -> Run:
             return runner.run(plan, folder=folder, command=arguments, observer=observer, **request)
     except KeyboardInterrupt:
         if (folder / store.HEADER).exists():
-            run = store.load(folder)
+            run = known_cases.load(folder)
             _print(run, None, quiet)
             _tell_how_to_resume(run, folder)
         raise typer.Exit(130) from None

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,12 +35,13 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
     read are left out. Raises UsageError if no case matches, and as `store.load` does for a run folder among `folders`.
     """
     from harness import store
+    from harness.ops import known_cases
 
-    named = {folder: store.load(folder) for folder in folders if (folder / store.HEADER).exists()}
+    named = {folder: known_cases.load(folder) for folder in folders if (folder / store.HEADER).exists()}
     runs = list(named.items())
     for folder in (file.parent for top in folders if top not in named for file in sorted(top.rglob(store.HEADER))):
         with suppress(UsageError):
-            runs.append((folder, store.load(folder)))
+            runs.append((folder, known_cases.load(folder)))
     runs.sort(key=lambda found: _started(found[1]))
     counted = {a.case: folder for folder, run in runs for a in run.attachments if any(map(counts, a.kernels))}
     every = {
@@ -49,9 +49,9 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
         for folder, run in runs
         for result in run.results
     }
-    if pattern in every:
-        return {pattern: every[pattern]}
-    if chosen := {key: found for key, found in every.items() if fnmatchcase(key, pattern)}:
+    cases = {result.case.id: result.case for _, run in runs for result in run.results}
+    exact = {key: found for key, found in every.items() if pattern in (key, cases[key].whole_id)}
+    if chosen := exact or {key: found for key, found in every.items() if cases[key].matches(pattern)}:
         return chosen
     raise _unknown(pattern, every, [folder for folder, _ in runs])
 

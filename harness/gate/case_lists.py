@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness import scenario
@@ -13,6 +12,7 @@ from harness.gate.records import Side
 from harness.metrics import METRICS
 from harness.model import LIBRARY_ROLES, Case, Job, Scenario, usual_role
 from harness.ops import Op
+from harness.ops.known_cases import recognised
 from harness.processes.messages import Surveyed
 from harness.processes.strictness import laxer
 from harness.scenario import Definition, Selection
@@ -104,7 +104,8 @@ def common(
     files of the working tree that neither side can load.
     """
     files = (*asked.files, *asked.broken, *old)
-    loaded = dict(zip(files, base.files, strict=True))
+    found = [None if jobs is None else [_recognised(job, catalogue) for job in jobs] for jobs in base.files]
+    loaded = dict(zip(files, found, strict=True))
     hopeless = [error for file, error in asked.broken.items() if loaded[file] is None]
     if hopeless:
         raise InputError([problem for error in hopeless for problem in error.problems])
@@ -113,9 +114,11 @@ def common(
     new = [job for job in asked.jobs if job.case.id not in known]
     known_now = asked.known
     only_base = [job for file in (*asked.files, *old) for job in loaded[file] or () if job.case.id not in known_now]
-    scenarios = dict(zip(files, base.scenarios, strict=False))
+    today = {job.case.id: _recognised(job, catalogue).case.id for jobs in base.files for job in jobs or ()}
+    told_of = [[_renamed(scenario, today) for scenario in of_file] for of_file in base.scenarios]
+    scenarios = dict(zip(files, told_of, strict=False))
     before = tuple(scenario for file in old for scenario in scenarios.get(file, ()))
-    told = tuple(scenario for found in base.scenarios for scenario in found)
+    told = tuple(scenario for of_file in told_of for scenario in of_file)
     gone = {
         job.case.id: _timed(job, selection) for job in only_base if _is_wanted(job.case, told, catalogue, selection)
     }
@@ -130,6 +133,15 @@ def common(
         untold=tuple(_untold(old, loaded, base)),
         laxer=tuple(_laxer(base, catalogue)),
     )
+
+
+def _recognised(job: Job, catalogue: Mapping[str, Op]) -> Job:
+    """The job of a case that the base has, as the working tree's ops know the case."""
+    return replace(job, case=recognised(job.case, catalogue))
+
+
+def _renamed(scenario: Scenario, today: Mapping[str, str]) -> Scenario:
+    return replace(scenario, cases=tuple(today.get(key, key) for key in scenario.cases))
 
 
 def _untold(old: Sequence[Path], loaded: Mapping[Path, object], base: Surveyed) -> Iterator[str]:
@@ -156,7 +168,7 @@ def _is_wanted(case: Case, told: Sequence[Scenario], catalogue: Mapping[str, Op]
     op = catalogue.get(case.op)
     variant = op.variants.get(case.variant) if op else None
     role = role_of(case.op, case.variant, told, variant.role if variant else "")
-    chosen = not selection.only or any(fnmatchcase(case.id, glob) for glob in selection.only)
+    chosen = not selection.only or any(case.matches(glob) for glob in selection.only)
     return chosen and role not in LIBRARY_ROLES
 
 

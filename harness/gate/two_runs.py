@@ -81,7 +81,7 @@ def _differences(before: Run, after: Run) -> Iterator[str]:
             yield f"{name} was measured with changes that weren't committed"
         if run.losses:
             yield f"{name} has results that can't be read: {run.losses[0]}"
-    if before.header.plan != after.header.plan:
+    if before.header.differs_from(after.header):
         yield f"the scenarios, cases or their timing differ: {_plans(before, after)}"
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Literal
 
 Status = Literal["ok", "wrong", "unsupported", "skipped", "out_of_memory", "crashed", "timeout"]
 Cache = Literal["cold", "hot"]
 FAILED: frozenset[Status] = frozenset({"wrong", "crashed", "timeout"})
+SCALAR, USUAL = "scalar", "usual"
+"""What stands for the shape in an id: of an op without sizes, and of a case all of whose sizes are at their default."""
 Value = str | int | float
 """A value of a choice: a name such as 'nhwc', or a number such as 0.1."""
 
@@ -17,7 +21,9 @@ class Case:
     """One variant of one op at one shape and dtype on one kind of device.
 
     shape: the op's symbols with their sizes, in the op's order. choices: the op's named options that aren't sizes, in
-    the op's order. world: number of devices that work on it together, one process each.
+    the op's order. world: number of devices that work on it together, one process each. usual: names of sizes and
+    choices that are at the op's default. They aren't in the id, so an op that learns a choice keeps the ids of its
+    cases.
     """
 
     op: str
@@ -28,26 +34,40 @@ class Case:
     world: int = 1
     device: str = "cuda"
     cache: Cache = "cold"
+    usual: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def shape_text(self) -> str:
-        """The shape as it stands in ids and tables: 'N96-C64-H112-W112'."""
-        return "-".join(f"{symbol}{size}" for symbol, size in self.shape) or "scalar"
+        """The whole shape, as it stands in tables: 'N96-C64-H112-W112'."""
+        return self._shape(()) or SCALAR
 
     @property
     def choices_text(self) -> str:
-        """The choices as they stand in ids and tables: 'layout=nhwc,p=0.1'; empty if the op has none."""
-        return ",".join(f"{name}={written(value)}" for name, value in self.choices)
+        """All choices, as they stand in tables: 'layout=nhwc,p=0.1'; empty if the op has none."""
+        return self._choices(())
 
     @property
     def id(self) -> str:
         """Readable key of the case everywhere: NVTX range, table row, filter, resume, gate."""
-        return "/".join((self.op, self.variant, *self._rest))
+        return "/".join((self.op, self.variant, *self._rest(self.usual)))
+
+    @property
+    def whole_id(self) -> str:
+        """The id with the sizes and choices that are at the op's default, as harness 0.1 wrote it."""
+        return "/".join((self.op, self.variant, *self._rest(())))
 
     @property
     def group(self) -> str:
         """The id without the variant: cases of one group do the same work and are compared with each other."""
-        return "/".join((self.op, *self._rest))
+        return "/".join((self.op, *self._rest(self.usual)))
+
+    def matches(self, glob: str) -> bool:
+        """Whether the glob fits the id, or the whole id."""
+        return fnmatchcase(self.id, glob) or fnmatchcase(self.whole_id, glob)
+
+    def group_matches(self, glob: str) -> bool:
+        """Whether the glob fits the group, or the group with what is at the op's default."""
+        return fnmatchcase(self.group, glob) or fnmatchcase("/".join((self.op, *self._rest(()))), glob)
 
     @property
     def symbols(self) -> dict[str, int]:
@@ -59,12 +79,18 @@ class Case:
         """The sizes, the choices and `world` by name: what an op's expressions and functions are given."""
         return {**dict(self.shape), **dict(self.choices), "world": self.world}
 
-    @property
-    def _rest(self) -> tuple[str, ...]:
-        choices = (self.choices_text,) if self.choices else ()
+    def _shape(self, without: Collection[str]) -> str:
+        return "-".join(f"{symbol}{size}" for symbol, size in self.shape if symbol not in without)
+
+    def _choices(self, without: Collection[str]) -> str:
+        return ",".join(f"{name}={written(value)}" for name, value in self.choices if name not in without)
+
+    def _rest(self, without: Collection[str]) -> tuple[str, ...]:
+        shape = self._shape(without) or (USUAL if self.shape else SCALAR)
+        choices = (text,) if (text := self._choices(without)) else ()
         world = (f"world={self.world}",) if self.world > 1 else ()
         hot = ("hot",) if self.cache == "hot" else ()
-        return (self.dtype, self.shape_text, *choices, *world, *hot)
+        return (self.dtype, shape, *choices, *world, *hot)
 
 
 def written(value: int | Value) -> str:

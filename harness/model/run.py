@@ -19,7 +19,8 @@ SCHEMA = 2
 class Header:
     """Everything about a run but its results: what `run.json` holds.
 
-    plan: hash over cases and timing; `--resume` needs the same. Each measurement says which code made it.
+    plan: hash over the ids of the cases and their timing; empty where ids have changed since the run was stored. Each
+    measurement says which code made it.
     """
 
     name: str
@@ -36,6 +37,12 @@ class Header:
     git_revision: str = ""
     git_dirty: bool = False
     harness_version: str = ""
+
+    def differs_from(self, other: Header) -> bool:
+        """Whether the run was asked for other cases or another timing; other cases alone, where a hash is unknown."""
+        if self.plan and other.plan:
+            return self.plan != other.plan
+        return [s.cases for s in self.scenarios] != [s.cases for s in other.scenarios]
 
 
 @dataclass(frozen=True, slots=True)

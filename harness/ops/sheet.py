@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from harness.errors import UsageError, nearest, shown_place, user_place
-from harness.expressions import ExpressionError, evaluate, symbols_in
+from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Case, Timer, Traffic, Work
 from harness.ops import loading
 from harness.ops.declarations import (
@@ -202,13 +203,12 @@ class Op:
     def _check_names(self, expressions: Iterable[str | int]) -> None:
         allowed = ("world", *self.symbols, *self.choices)
         for expression in expressions:
-            try:
-                used = symbols_in(expression)
-            except ExpressionError as error:
-                raise refusal(f"op '{self.name}' has the expression '{expression}': {error}") from None
+            used = symbols_in(expression)
             if unknown := min(used - {*allowed}, default=None):
                 message = f"op '{self.name}' has no symbol '{unknown}', which its '{expression}' uses"
                 raise refusal(message, nearest(unknown, allowed))
+            with suppress(ExpressionError):  # what only some sizes break is said of the case that has them
+                _refuse_malformed(self.name, expression, used)
 
     def tensors(self, variant: Variant) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs as this variant declares them."""
@@ -260,6 +260,14 @@ class Op:
                 return own.parent / file
         bundled = data("kernels")
         return next(bundled.glob(f"*/{file}"), bundled / file)
+
+
+def _refuse_malformed(op: str, expression: str | int, used: Iterable[str]) -> None:
+    """Raise UsageError for what is no integer arithmetic, and ExpressionError for what sizes of 1 break."""
+    try:
+        evaluate(expression, dict.fromkeys(used, 1))
+    except MalformedError as error:
+        raise refusal(f"the expression '{expression}' of op '{op}' {error}") from None
 
 
 Amounts = TypeVar("Amounts", Work, Traffic)

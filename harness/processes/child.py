@@ -23,6 +23,7 @@ from harness import devices, limits, measure, ranks, scenario, source
 from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
+from harness.ops.known_cases import recognised
 from harness.processes import python
 from harness.processes.messages import (
     VERSION,
@@ -71,6 +72,7 @@ class Worker:
         """The answer to one question. Raises errors after which the device's context may be unusable."""
         match question:
             case Measure(job, process, timed):
+                job = replace(job, case=recognised(job.case, self._ops))
                 op = self._ops[job.case.op]
                 try:
                     measurement = measure.measure(job, op, self._device, self._group, process, timed=timed)
@@ -82,7 +84,7 @@ class Worker:
             case MeasureLimitsAgain(start):
                 return LimitsMeasured(limits.again(self._device, start))
             case SurveyCode(files, jobs, top):
-                known = tuple(job.case.id for job in jobs if self._knows(job.case))
+                known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]
                 asked = tuple(plan.jobs if plan else None for plan in plans)
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)

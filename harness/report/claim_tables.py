@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from harness.metrics import METRICS, Metric, named
 from harness.model import Claim, Scenario
@@ -57,7 +56,7 @@ def comparisons(scenario: Scenario, lines: Sequence[Line]) -> list[Comparison]:
 def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
     metric = named(claim.metric)
     relative = metric.relative == "variant"
-    matching = [group for name, group in groups.items() if fnmatchcase(name, claim.where)]
+    matching = [group for group in groups.values() if next(iter(group.values())).case.group_matches(claim.where)]
     counts: list[float] = []
     seen: list[tuple[float, float]] = []
     reasons = [] if matching else [f"no case here is like '{claim.where}'"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from harness.errors import InputError, Problem, nearest
 from harness.expressions import ExpressionError
 from harness.model import Case, Claim, Curve, Expectation, Timing
 from harness.ops import ITEMSIZE, Op
+from harness.ops.known_cases import recognised
 from harness.scenario.definition import Definition, Setting
 from harness.scenario.documents import Document, KeyPath, read
 from harness.scenario.schema import Names, ScenarioKeys, validate
@@ -66,7 +66,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         settings, unfit = expand(document, keys, names.op, names.dtypes, names.variants)
         # A claim about a shape that is wrong would only report the same mistake again.
         problems += unfit or [
-            *_places(document, keys, names.dtypes, settings),
+            *_places(document, keys, names.op, names.dtypes, settings),
             *_curve(document, keys, names.op, settings),
         ]
     if problems:
@@ -129,21 +129,23 @@ def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:
 
 
 def _places(
-    document: Document, keys: ScenarioKeys, dtypes: Sequence[str], settings: Sequence[Setting]
+    document: Document, keys: ScenarioKeys, op: Op, dtypes: Sequence[str], settings: Sequence[Setting]
 ) -> Iterator[Problem]:
     """Claims and floors about cases that this scenario doesn't have."""
-    groups = {
-        Case(keys.op, "", dtype, setting.shape, setting.choices, setting.world, cache=keys.cache).group
+    made = (
+        Case(op.name, "", dtype, setting.shape, setting.choices, setting.world, cache=keys.cache)
         for dtype in dtypes
         for setting in settings
-    }
+    )
+    cases = [recognised(case, {op.name: op}) for case in made]
     globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
     for variant, entries in keys.expect.items():
         globs |= {("expect", variant, index): entry.where for index, entry in enumerate(entries)}
     for path, where in globs.items():
-        if not any(fnmatchcase(group, where) for group in groups):
+        if not any(case.group_matches(where) for case in cases):
             message = f"'{where}' matches no case of this scenario"
-            yield document.problem((*path, "where"), message, f"cases are such as {min(groups, default='')}")
+            such = min((case.group for case in cases), default="")
+            yield document.problem((*path, "where"), message, f"cases are such as {such}")
 
 
 def _curve(document: Document, keys: ScenarioKeys, op: Op, settings: Sequence[Setting]) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from harness.errors import InputError, Problem, UsageError, nearest
 from harness.model import Case, Job, Scenario, Timing
 from harness.ops import Op
+from harness.ops.known_cases import recognised
 from harness.scenario.definition import Definition
 
 _Candidate = tuple[Definition, Case]
@@ -57,6 +58,8 @@ class _Filter:
     values: Callable[[Definition, Case], Sequence[str]]
 
     def keeps(self, candidate: _Candidate) -> bool:
+        if self.flag == "--only" and any(candidate[1].matches(glob) for glob in self.chosen):
+            return True  # also where a glob fits the whole id
         values = self.values(*candidate)
         return not self.chosen or any(fnmatchcase(value, choice) for value in values for choice in self.chosen)
 
@@ -70,7 +73,7 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
     """
     if not definitions:
         raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
-    candidates = [(d, case) for d in definitions for case in d.cases(selection.device)]
+    candidates = [(d, recognised(case, catalogue)) for d in definitions for case in d.cases(selection.device)]
     problems = [*_unknown(definitions, catalogue, selection), *_unmatched(candidates, catalogue, selection)]
     if problems:
         raise InputError(problems)
@@ -116,10 +119,11 @@ def _unmatched(
 ) -> Iterator[Problem]:
     """Globs of --only that match no case on the device."""
     device = _filters(catalogue, selection)[0]
-    ids = list(dict.fromkeys(case.id for definition, case in candidates if device.keeps((definition, case))))
+    here = {case.id: case for definition, case in candidates if device.keeps((definition, case))}
+    ids = list(here)
     for pattern in selection.only:
-        if ids and not any(fnmatchcase(id_, pattern) for id_ in ids):
-            elsewhere = [case for _, case in candidates if fnmatchcase(case.id, pattern)]
+        if ids and not any(case.matches(pattern) for case in here.values()):
+            elsewhere = [case for _, case in candidates if case.matches(pattern)]
             found = f", only cases on another device: {_needs(elsewhere, catalogue)}" if elsewhere else ""
             near = ", ".join(difflib.get_close_matches(pattern, ids, n=3, cutoff=0))
             yield Problem(

@@ -49,11 +49,11 @@ def words(text: str) -> str:
         ("softmax/unfused/float32/M131072-N1024", "softmax", "Perhaps at least two kernels in place of one"),
         ("softmax/unfused/float32/M131072-N1024", "softmax", "Bytes beyond need"),
         (
-            "local_array/runtime_index/float32/G16777216-K3",
+            "local_array/runtime_index/float32/G16777216",
             "compiler",
             "Perhaps local memory: each thread of local_array_runtime",
         ),
-        ("strided_copy/scalar/float32/N33554432-R32-W1", "access", "Bytes beyond need: it moves 4.50 times"),
+        ("strided_copy/scalar/float32/N33554432-R32", "access", "Bytes beyond need: it moves 4.50 times"),
     ],
 )
 def test_a_case_without_counters_is_explained_by_count(

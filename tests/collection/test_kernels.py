@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +39,7 @@ MANY = 10  # compilations of an op, in all of its types
 HUNGRIEST = 5  # of those with other numbers, which take most registers
 A_MONTH = 30 * 24 * 3600
 TESTS = Path(__file__).parent
+GENERATOR = SimpleNamespace(initial_seed=lambda: 2**40 + 1)
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,6 @@ class FakeTensor:
         return self
 
 
-class FakeGenerator:
-    def initial_seed(self) -> int:
-        return 2**40 + 1
-
-
 @dataclass
 class FakeKernel:
     """launched: told of each launch."""
@@ -165,15 +161,18 @@ class FakeMatmul:
 
 
 def told(op: str) -> ModuleType:
-    """tests/ops/test_<op>.py, which tells of its kernels:
+    """tests/collection/ops/<family>/test_<op>.py, which tells of its kernels:
 
     COMPILED: sizes and choices that together ask for every compilation that a launch may need.
     LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
     SPILLED (if any): bytes that a thread may spill, where measurements say that one more block on an SM is worth it.
     """
-    spec = importlib.util.spec_from_file_location(f"compiled_{op}", next(TESTS.rglob(f"test_{op}.py")))
+    file = next(TESTS.rglob(f"test_{op}.py"), None)
+    assert file, f"op '{op}' has no file of tests: add tests/collection/ops/<family>/test_{op}.py, with COMPILED in it"
+    spec = importlib.util.spec_from_file_location(f"compiled_{op}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert hasattr(module, "COMPILED"), f"{file} has no COMPILED: sizes and choices that ask for every compilation"
     return module
 
 
@@ -209,7 +208,7 @@ def requested(monkeypatch: pytest.MonkeyPatch, op: Op, cases: Iterable[Case]) ->
         variant = op.variants[case.variant]
         if variant.unsupported and variant.unsupported(case):
             continue
-        launch = variant.prepare(Context(case, None, None, FakeGenerator(), op))
+        launch = variant.prepare(Context(case, None, None, GENERATOR, op))
         inputs, outputs = op.tensors(variant)
         for tensors in alignments(inputs + outputs, case.values, case.dtype):
             launch(tensors)
@@ -310,7 +309,7 @@ def every() -> Callable[[Op], list[Request]]:
 @pytest.mark.parametrize("op", WITH_KERNELS, ids=lambda op: op.name)
 def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arch):
     found = chosen(every(op), arch)
-    assert found
+    assert found, f"no variant of '{op.name}' compiled a kernel at the sizes in COMPILED of its tests"
     allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []
     for request in found:
@@ -321,6 +320,14 @@ def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arc
             wasteful.append((request.name, frames))
         assert "warning" not in log, log
     assert not wasteful
+
+
+def test_an_op_that_does_not_say_what_to_compile_is_told_what_to_add(monkeypatch, tmp_path):
+    monkeypatch.setitem(globals(), "TESTS", tmp_path)
+    for said in ("add tests/collection/ops/", "has no COMPILED"):
+        with pytest.raises(AssertionError, match=said):
+            told("mine")
+        (tmp_path / "test_mine.py").touch()
 
 
 @pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])

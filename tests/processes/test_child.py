@@ -164,15 +164,15 @@ def test_a_process_tells_what_its_code_knows(worker: Bare, tmp_path: Path) -> No
         replace(known.case, shape=(("N", 8), ("M", 8))),
         replace(known.case, variant="memcpy"),  # not on a CPU
         replace(known.case, choices=(("p", 0.5),)),
-        replace(dropout.case, choices=()),
         replace(dropout.case, choices=(("p", 1.5),)),
         replace(dropout.case, choices=(("p", 0.5), ("layout", "nhwc"))),
     ]
+    whole = Job(replace(dropout.case, choices=()))  # of a code whose op had no choice yet: it is at its default
     together = Job(replace(known.case, world=2))
-    worker.ask(messages.SurveyCode((str(good), str(bad)), (known, dropout, together, *map(Job, others))))
+    worker.ask(messages.SurveyCode((str(good), str(bad)), (known, dropout, whole, together, *map(Job, others))))
     answer = worker.hear()
     assert isinstance(answer, messages.Surveyed)
-    assert answer.known == (known.case.id, dropout.case.id, together.case.id)
+    assert answer.known == (known.case.id, dropout.case.id, whole.case.id, together.case.id)
     [jobs, nothing] = answer.files
     assert nothing is None
     assert {job.case.variant for job in jobs} == {"eager", "compile"}

@@ -11,9 +11,9 @@ from typing import Any
 
 
 def name(case: dict[str, Any]) -> str:
-    shape = "-".join(f"{symbol}{size}" for symbol, size in case["shape"])
-    choices = [",".join(f"{choice}={value}" for choice, value in case["choices"])] if case["choices"] else []
-    return "/".join([case["op"], case["variant"], case["dtype"], shape, *choices])
+    shape = "-".join(f"{symbol}{size}" for symbol, size in case["shape"] if symbol not in case["usual"])
+    choices = ",".join(f"{choice}={value}" for choice, value in case["choices"] if choice not in case["usual"])
+    return "/".join(filter(None, [case["op"], case["variant"], case["dtype"], shape, choices]))
 
 
 def main(file: Path) -> None:

@@ -20,7 +20,7 @@ from harness.model import Case, Header, Job, Measurement, Run
 from harness.ops import Catalogue
 
 STORED = Path(__file__).parents[2] / "reports" / "h200" / "ci"
-TUNED = "dropout/tuned/float16/N67108864/p=0.1"
+TUNED = "dropout/tuned/float16/N67108864"
 APP = typer.Typer(pretty_exceptions_enable=False)
 APP.command(cls=profile.ProfileCommand)(profile.command)
 

@@ -141,13 +141,13 @@ def test_the_newest_run_of_a_case_counts(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / name / "run.json").touch()
     started = {"old": "2026-01-01T00:00:00", "new": "2026-02-01T00:00:00"}
     dated = {name: replace(run, header=replace(run.header, started=when)) for name, when in started.items()}
-    monkeypatch.setattr("committed.store.load", lambda folder: dated[folder.name])
+    monkeypatch.setattr("committed.known_cases.load", lambda folder: dated[folder.name])
     assert {group.folder for group in SCRIPT.Runs(tmp_path).groups.values()} == {"new"}
 
 
 def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(runs: Any) -> None:
-    ddp = runs.groups["resnet50_scaling/float16/B256/model=resnet50,step=eager,layout=nhwc/world=2"]
-    alone = runs.groups["resnet50_scaling/float16/B256/model=resnet50,step=eager,layout=nhwc"]
+    ddp = runs.groups["resnet50_scaling/float16/B256/world=2"]
+    alone = runs.groups["resnet50_scaling/float16/B256"]
     items = ddp.value("ddp", "items") / alone.value("replicas", "items")
     assert ddp.value("ddp", "efficiency") == pytest.approx(items / 2)
     assert alone.value("replicas", "efficiency") is None

@@ -10,6 +10,8 @@ from harness.gate.evidence import Evidence
 from harness.gate.records import CaseEvidence, Finding
 from harness.metrics import METRICS, Metric, Subject
 from harness.model import Expectation, Scenario
+from harness.ops.catalogue import LOADED
+from harness.ops.known_cases import named
 
 ACCEPT = "cases lie below a floor, or a floor can't be checked"
 
@@ -51,9 +53,11 @@ def floors_of(scenario: Scenario) -> Iterator[tuple[str, Expectation]]:
     """The id of each case of a scenario with each of its floors: for each metric the first that matches the case."""
     for case in scenario.cases:
         op, variant, rest = case.split("/", 2)
+        known = named(case, LOADED)
         floors: dict[str, Expectation] = {}
         for floor in scenario.expect:
-            if floor.variant == variant and fnmatchcase(f"{op}/{rest}", floor.where):
+            fits = known.group_matches(floor.where) if known else fnmatchcase(f"{op}/{rest}", floor.where)
+            if floor.variant == variant and fits:
                 floors.setdefault(floor.metric, floor)
         for floor in floors.values():
             yield case, floor

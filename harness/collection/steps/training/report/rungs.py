@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from harness import units
 from harness.collection.steps.training import _ladders, _traced
@@ -65,7 +64,7 @@ class RungGroup:
         for claim in first.scenario.claims:
             over = claim.over or first.scenario.baseline
             base, own = self.rate(over), self.rate(claim.variant)
-            fits = claim.metric == _SPEEDUP and claim.value and fnmatchcase(first.case.group, claim.where)
+            fits = claim.metric == _SPEEDUP and claim.value and first.case.group_matches(claim.where)
             if fits and claim.value and base and own:
                 found.setdefault(claim.variant, ClaimedRung(claim, over, own / base, claim.value * base))
         return found

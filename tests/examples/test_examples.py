@@ -59,7 +59,7 @@ def python(folder: Path) -> Harness:
 
     def run(*arguments: object) -> str:
         command = [sys.executable, *map(str, arguments)]
-        more = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
+        more = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
         done = subprocess.run(command, cwd=folder, env=os.environ | more, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -145,6 +145,12 @@ def test_the_fastest_variants_of_a_committed_run_are_those_of_its_samples(tmp_pa
 def test_a_model_with_our_functions_learns(python: Harness) -> None:
     first, last = map(float, re.findall(r"\d+\.\d+", python(EXAMPLES / "in_a_model.py")))
     assert last < first / 2
+
+
+@pytest.mark.gpu
+def test_a_model_with_our_kernels_learns() -> None:
+    losses = example("in_a_model").train(50, "cuda")
+    assert losses[-1] < losses[0] / 2
 
 
 def test_the_kernel_compiles() -> None:

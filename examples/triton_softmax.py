@@ -1,6 +1,7 @@
 """A kernel in Triton beside ours: `harness run softmax --ops examples/triton_softmax.py --variants tuned,triton`.
 
-A program has one row, which stays in registers: it is read once and written once.
+A program has one row, which stays in registers: the row is read once and written once. Triton is imported only where
+the kernel is prepared, so that `harness list` works without it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 from harness.ops import Case, Context, Launch, find
 
 LONGEST = 2**16
-"""Elements of the longest row: a program keeps a whole row, and a longer one doesn't fit its registers."""
+"""Elements of the longest row: a program keeps a whole row. At this length a part of the row spills to local memory."""
 
 
 def obstacle(case: Case) -> str | None:

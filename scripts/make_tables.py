@@ -1,10 +1,12 @@
-"""Write the figures of README.md and kernels/README.md from the committed runs. Run it after a change of either.
+"""Write the figures of the pages in PAGES from the committed runs. Run it after a change of a page or of a run.
 
-A page has two kinds of marks, HTML comments that a reader doesn't see:
+A page has marks, HTML comments that a reader doesn't see:
 
     <!-- table NAME -->                   the lines up to the end mark are what the function TABLES[NAME] gives
     <!-- figure CASES METRIC -->          a metric of the cases that the glob CASES matches: one value, or 'low to high'
     <!-- figure CASES METRIC OVER -->     the same of a metric that compares with the variant OVER
+    <!-- screen RUN COMMAND -->           COMMAND, and the table that it printed when it measured the run RUN
+    <!-- command COMMAND -->              COMMAND, and what it prints here
     <!-- end -->
 
 committed.py says which run a case is taken from. With --check nothing is written; the exit code is 1 if a page is old.
@@ -18,14 +20,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
+from screens import SCREENS
 
 from harness.ops import Catalogue
 from harness.units import percent
 
-PAGES = (ROOT / "README.md", ROOT / "kernels" / "README.md")
-KERNELS = "../"
-"""The way from kernels/README.md to the root."""
-MARK = re.compile(r"<!-- (table|figure) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
+NAMES = ("README.md", "kernels/README.md", "reports/README.md", "reports/training.md", "reports/scaling.md")
+PAGES = tuple(ROOT / name for name in NAMES)
+KERNELS = "../reports/"
+"""The way from kernels/README.md to the reports."""
+MARK = re.compile(r"<!-- (table|figure|screen|command) ([^\n]*?) -->(.*?)<!-- end -->", re.DOTALL)
 REFUSED = "A dash: torch's own result was refused by the check, so it has no time."
 TOO_LONG = "A dash: the variant has no kernel for rows of this length."
 LARGE = 100e6
@@ -52,7 +56,7 @@ def _origin(groups: Sequence[Group], up: str = "") -> str:
         found.setdefault((machine, group.torch), {})[group.folder] = day
     return " ".join(
         f"{machine}, torch {torch}; runs: "
-        + ", ".join(f"[{name}]({up}reports/h200/{name}/report.md) of {day}" for name, day in runs.items())
+        + ", ".join(f"[{name}]({up}h200/{name}/report.md) of {day}" for name, day in runs.items())
         + "."
         for (machine, torch), runs in found.items()
     )
@@ -356,22 +360,18 @@ TABLES: dict[str, Callable[[Runs], list[str]]] = {
 
 def written(text: str, runs: Runs) -> str:
     """The page with each mark's content as the runs have it. Raises SystemExit for a mark that means nothing."""
-    made: dict[str, list[str]] = {}
-
-    def table(name: str) -> list[str]:
-        if name not in made:
-            made[name] = TABLES[name](runs)
-        return made[name]
 
     def content(mark: re.Match[str]) -> str:
         kind, about = mark[1], mark[2].split()
         if kind == "table" and about[0] in TABLES:
-            inner = "\n".join(["", "", *table(about[0]), "", ""])
+            lines = TABLES[about[0]](runs)
+        elif kind in SCREENS:
+            lines = SCREENS[kind](mark[2])
         elif kind == "figure" and len(about) in (2, 3):
-            inner = runs.figure(*about)
+            return f"<!-- {kind} {mark[2]} -->{runs.figure(*about)}<!-- end -->"
         else:
             raise SystemExit(f"no mark is '{kind} {mark[2]}'; tables: {', '.join(TABLES)}")
-        return f"<!-- {kind} {mark[2]} -->{inner}<!-- end -->"
+        return "\n".join([f"<!-- {kind} {mark[2]} -->", "", *lines, "", "<!-- end -->"])
 
     return MARK.sub(content, text)
 
@@ -390,9 +390,8 @@ def main(arguments: Sequence[str]) -> int:
             if not check:
                 page.write_text(after, encoding="utf-8")
     for page in stale:
-        print(
-            f"{page.relative_to(ROOT)}: {'differs from the runs; run scripts/make_tables.py' if check else 'written'}"
-        )
+        told = "differs from the runs; run scripts/make_tables.py" if check else "written"
+        print(f"{page.relative_to(ROOT)}: {told}")
     return 1 if check and stale else 0
 
 

@@ -71,8 +71,8 @@ def test_the_wheel_carries_kernels_scenarios_schema_and_templates(built: Path) -
 def test_the_sdist_has_all_that_it_takes_to_build_and_test(built: Path) -> None:
     with tarfile.open(built / f"gpu_bench_harness-{__version__}.tar.gz") as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
-    files = {"LICENSE", "Makefile", "README.md", "CHANGELOG.md", "constraints.txt", "pyproject.toml"}
-    assert files | shipped("harness", "kernels", "scenarios", "scripts", "tests") <= names
+    files = {"LICENSE", "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "constraints.txt", "pyproject.toml"}
+    assert files | shipped("examples", "harness", "kernels", "scenarios", "scripts", "tests") <= names
 
 
 def test_an_installed_harness_finds_its_scenarios_without_a_checkout(built: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The figures of README.md and kernels/README.md: all of them are those of the committed runs."""
+"""The figures and the output of commands on pages: all of them are those of the committed runs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ SCRIPT = script()
 
 MEASURED = re.compile(r"\d+(?:\.\d+)?%|\d+\.\d+x\b|\b\d+(?:\.\d+)? (?:us|ns|ms|GB/s|TB/s|times)\b|\d+e\d+")
 """What a figure of a run looks like: a share, a factor, a time, a rate."""
-GIVEN = {"100%", "1%", "2%", "0.2%", "10%"}
-"""Figures that are no result: what everything would be, margins and precisions that are set."""
+GIVEN = {"100%", "1%", "2%", "0.2%", "10%", "95%"}
+"""Figures that are no result: what everything would be, margins, precisions and a confidence that are set."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def runs() -> Any:
     return SCRIPT.Runs()
 
 
-@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_table_and_figure_is_as_the_runs_have_it(page: Path, runs: Any) -> None:
     text = page.read_text(encoding="utf-8")
     assert SCRIPT.written(text, runs) == text, "run scripts/make_tables.py"
@@ -54,7 +54,7 @@ def typed(text: str) -> list[str]:
     return [found for found in MEASURED.findall(rest) if found not in GIVEN]
 
 
-@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.parent.name)
+@pytest.mark.parametrize("page", SCRIPT.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_no_figure_was_typed(page: Path) -> None:
     assert typed(page.read_text(encoding="utf-8")) == []
 
@@ -81,11 +81,30 @@ def test_a_changed_figure_fails_the_check(change: Callable[[str], str], runs: An
 
 
 @pytest.mark.parametrize(
-    "mark", ["table nothing", "figure copy/none/* time", "figure one", "figure copy/* speedup none"]
+    "mark",
+    [
+        "table nothing",
+        "figure copy/none/* time",
+        "figure one",
+        "figure copy/* speedup none",
+        "screen copy harness run copy --only 'none/*'",
+        "command harness explain 'none/*' --run reports/h200/copy",
+    ],
 )
 def test_a_mark_that_means_nothing_is_refused(mark: str, runs: Any) -> None:
     with pytest.raises(SystemExit, match="no "):
         SCRIPT.written(f"<!-- {mark} --><!-- end -->", runs)
+
+
+def test_a_screen_has_the_command_and_the_cases_that_it_names() -> None:
+    mark = "screen counters harness run prelu --only 'prelu/tuned/float32/N96-*' --only 'copy/stream/*'"
+    text = SCRIPT.written(f"<!-- {mark} --><!-- end -->", None)
+    lines = text.splitlines()
+    assert lines[3] == f"$ {mark.partition(' ')[2].partition(' ')[2]}"
+    assert "NVIDIA H200: 2 ok" in lines
+    assert "stream" in text
+    assert "packed" not in text
+    assert SCRIPT.written(text.replace("2 ok", "3 ok"), None) == text
 
 
 def test_the_check_says_which_page_is_stale(

@@ -7,6 +7,12 @@
 // for IN_FLIGHT loads of V bytes, has T * V * IN_FLIGHT bytes under way. Threads and vectors bring them about equally,
 // loads a thread a little less, since a round's stores stand between its loads and the next round's. Far below what the
 // memory can take, bandwidth is nearly proportional to that; beyond it, more only queues up, or costs a little.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/access):
+// float32 N134217728-T2048-V16-U1
+//   eager         257.9 us   97.2% of ceiling
+//   grid_stride   274.2 us   91.4% of ceiling  0.94x the speed of eager
+//   tuned         251.6 us   99.6% of ceiling  1.09x the speed of grid_stride
 
 // Defaults for compiling this file alone.
 #ifndef VECTOR

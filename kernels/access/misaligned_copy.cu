@@ -2,6 +2,13 @@
 //
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), BLOCK (threads). Nothing is computed, so all types of
 // one width share a kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/access):
+// float32 N134217728-F5-G0
+//   eager    261.5 us   95.9% of ceiling
+//   scalar   408.1 us   61.4% of ceiling  0.64x the speed of eager
+//   packed   407.8 us   61.5% of ceiling  1.00x the speed of scalar
+//   tuned    253.7 us   98.8% of ceiling  1.61x the speed of packed
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

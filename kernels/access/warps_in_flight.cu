@@ -6,6 +6,11 @@
 // multiprocessor issues 4 warps' FMAs a cycle and a result takes 4 cycles, so 16 must be under way to keep it busy: 16
 // warps with a chain each, or 4 warps with four chains a thread. Fewer leave it idle in proportion, if `count` is large:
 // each round begins with a load of x, for which a warp waits some hundred cycles. By the text its steps take 4 * count.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/access):
+// float32 N3244032-K8192-T32-U1
+//   chains   13.35 ms
+//   full     839.7 us  15.90x the speed of chains
 
 // Defaults for compiling this file alone.
 #ifndef CHAINS

@@ -7,6 +7,15 @@
 // Every kernel reads x once and writes y once. What differs is the arithmetic for each element and the width of each
 // access: memory gives about 16 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
 // 4-byte element can't keep up.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/prelu):
+// float32 N134217728-C1-H1-W1
+//   eager      363.5 us   69.0% of ceiling
+//   naive      500.2 us   50.2% of ceiling  0.73x the speed of eager
+//   naive64    531.9 us   47.2% of ceiling  0.94x the speed of naive
+//   packed     251.1 us  100.0% of ceiling  2.12x the speed of naive64
+//   packed64   252.2 us   99.5% of ceiling  1.00x the speed of packed
+//   tuned      251.3 us   99.9% of ceiling  1.00x the speed of packed64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -7,6 +7,13 @@
 // dx costs two reads and a write an element. What differs is the way of the products to the sum. No kernel adds with
 // atomics: each part of a row has a slot of its own in `partial`, as (row, slot), and prelu_grad_total adds a channel's
 // slots in a fixed order, so that a result repeats bit by bit. Sums are floats, and are rounded once.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/prelu_grad):
+// float32 N168-C64-H112-W112
+//   eager   845.7 us   43.6% of ceiling
+//   naive   716.3 us   51.5% of ceiling  1.18x the speed of eager
+//   fused   378.5 us   97.4% of ceiling  1.89x the speed of naive
+//   tuned   379.7 us   97.1% of ceiling  1.00x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

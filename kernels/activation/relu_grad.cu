@@ -6,6 +6,15 @@
 // PyTorch's backward reads y to find the sign: three tensors of D bytes move. The bits take D / 32 in floats, D / 16 in
 // halves, so two tensors and little more move. Steps 1 and 2 are one kernel with either, and so are steps 4 and 5: what
 // the bits save is their difference. What differs otherwise is how much a thread has in flight.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/masks):
+// float32 N134217728
+//   eager            369.6 us   68.9% of ceiling
+//   from_y           463.2 us   55.0% of ceiling  0.80x the speed of eager
+//   from_y_packed    368.4 us   69.1% of ceiling  1.26x the speed of from_y
+//   bitset           422.5 us   60.3% of ceiling  0.87x the speed of from_y_packed
+//   bitset_strided   266.1 us   95.7% of ceiling  1.59x the speed of bitset
+//   tuned            255.5 us   99.7% of ceiling  1.04x the speed of bitset_strided
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

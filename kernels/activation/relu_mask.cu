@@ -8,6 +8,15 @@
 //
 // All masks but that of relu_mask_strided are in the order of bitmask.cuh and have whole words. What a mask holds past
 // its last element is zero.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/masks):
+// float32 N134217728
+//   eager        253.2 us   99.1% of ceiling
+//   sequential   656.8 us   38.2% of ceiling  0.39x the speed of eager
+//   strided      268.1 us   93.6% of ceiling  2.45x the speed of sequential
+//   ballot       422.7 us   59.4% of ceiling  0.63x the speed of strided
+//   ballot8      268.3 us   93.5% of ceiling  1.58x the speed of ballot
+//   tuned        261.6 us   95.9% of ceiling  1.03x the speed of ballot8
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -10,6 +10,14 @@
 // Here are the forwards without a mask, so that each form with bits has its like without: steps 1 and 2 go with
 // relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset, and the two tuned
 // kernels.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/masks):
+// float32 N134217728
+//   eager           622.7 us   81.6% of ceiling
+//   from_y          857.6 us   59.3% of ceiling  0.73x the speed of eager
+//   bitset          845.2 us   60.1% of ceiling  1.01x the speed of from_y
+//   from_y_packed   620.0 us   82.0% of ceiling  1.36x the speed of bitset
+//   tuned           516.1 us   98.5% of ceiling  1.20x the speed of from_y_packed
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -8,6 +8,14 @@
 // and out are 103 MB each, together 411 MB, and that is all that has to move: bias and masks are 0.3 MB. The two
 // products have 10 GFLOP, for which tensor cores need 14 us, and memory needs about 96 us. So the aim is to keep memory
 // busy.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/attention):
+// float16 W8192-H4-T49-D32-G64 bias=yes,mask=shift
+//   eager     1.276 ms    7.4% of ceiling
+//   unfused   870.4 us   10.8% of ceiling  1.47x the speed of eager
+//   scalar    1.769 ms    5.3% of ceiling  0.49x the speed of unfused
+//   fused     414.7 us   22.7% of ceiling  4.27x the speed of scalar
+//   tuned     114.6 us   82.2% of ceiling  3.62x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -33,6 +33,13 @@
 // by stmatrix, 26 powers of 2 a lane, and about 700 instructions in all. For 8192 windows and 4 heads, an H200 would
 // take 100 us of instructions, 140 us of shared memory's bandwidth, 32 us of powers of 2 and, at 720 MB, 170 us of
 // memory. So memory is the limit as long as the four overlap; these are estimates, not measured.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/attention):
+// float16 W8192-H4-T49-D32-G1 bias=yes,mask=none
+//   eager     1.534 ms   10.9% of ceiling
+//   unfused   1.336 ms   12.5% of ceiling  1.15x the speed of eager
+//   fused     579.8 us   28.9% of ceiling  2.30x the speed of unfused
+//   tuned     257.9 us   65.0% of ceiling  2.25x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -8,6 +8,14 @@
 // products with a softmax between them, and a transpose of the result. For W = 8192 windows of 49 tokens with 4 heads
 // of 32, where a tensor of q is D = 103 MB, these move 8 D for the transposes, 4 D for the operands of the products,
 // and 4 * 157 MB of scores: 1.9 GB. The essential bytes are 4 D = 411 MB.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/attention):
+// float16 W8192-H4-side7-D32-G64 mask=shift
+//   eager     1.995 ms    4.7% of ceiling
+//   unfused   1.469 ms    6.4% of ceiling  1.36x the speed of eager
+//   scalar    1.763 ms    5.3% of ceiling  0.83x the speed of unfused
+//   fused     422.8 us   22.3% of ceiling  4.17x the speed of scalar
+//   tuned     134.2 us   70.2% of ceiling  3.15x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -19,6 +19,13 @@
 // than 12 deviations from the mean (Chebyshev's inequality); two of the three must be, for invstd to be off by about
 // 1e-5. This holds but for the parts of one or two elements that a tile may have of a row (bn_statistics_rows): there
 // at least two of the three are the same value, so one outlier is enough. It is the shift of that part alone.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/bn):
+// float32 N5376-C512-H7-W7 layout=nchw
+//   eager         2.438 ms   19.5% of ceiling
+//   unfused       1.567 ms   30.4% of ceiling  1.56x the speed of eager
+//   fused_apply   764.8 us   62.2% of ceiling  2.05x the speed of unfused
+//   tuned         513.3 us   92.7% of ceiling  1.49x the speed of fused_apply
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -13,6 +13,13 @@
 // k3. No kernel adds with atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed
 // order, so that a result repeats bit by bit. The mean is subtracted from x before the product with dz. After the sum,
 // the difference would have lost most of its bits.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/bn):
+// float32 N656-C64-H56-W56 layout=nchw
+//   eager         3.317 ms   21.6% of ceiling
+//   from_y        1.213 ms   59.0% of ceiling  2.73x the speed of eager
+//   from_bitset   1.072 ms   66.7% of ceiling  1.13x the speed of from_y
+//   tuned         746.9 us   95.8% of ceiling  1.44x the speed of from_bitset
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

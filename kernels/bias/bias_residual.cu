@@ -8,6 +8,15 @@
 // fetches 2 bytes or 16. Steps 1 to 3 are the text's kinds of element-wise kernels, and step 6 puts the widest into rows
 // of any length; they add in float. Steps 4 and 5 are the text's packed halves, which add in halves, one and two at a
 // time. Step 7 is what fusing saves.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/bias):
+// float32 R131072-C1024
+//   eager            747.0 us   49.4% of ceiling
+//   scalar           473.5 us   77.9% of ceiling  1.58x the speed of eager
+//   unrolled         365.4 us  100.9% of ceiling  1.30x the speed of scalar
+//   tuned            368.6 us  100.0% of ceiling  0.99x the speed of unrolled
+//   unfused          621.5 us   59.3% of ceiling  0.59x the speed of tuned
+//   eight_launches   382.6 us   96.4% of ceiling  1.62x the speed of unfused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -4,6 +4,14 @@
 //
 // Every kernel has to read x and w once and to write each result once. Whether it gets by with that depends on what the
 // compiler knows: any pointer may point into the same memory as any other, unless something says otherwise.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/compiler):
+// float32 N134217728
+//   eager        738.9 us   67.7% of ceiling
+//   may_alias    567.9 us   88.1% of ceiling  1.30x the speed of eager
+//   restrict     512.9 us   97.6% of ceiling  1.11x the speed of may_alias
+//   load_first   512.8 us   97.6% of ceiling  1.00x the speed of restrict
+//   tuned        508.4 us   98.4% of ceiling  1.01x the speed of load_first
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -5,6 +5,13 @@
 //
 // Every kernel reads x once and writes y once, in accesses of 16 bytes. What differs is where a group lies in between.
 // Registers have no addresses: an array can live in them only if every index is known when the kernel is compiled.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/compiler):
+// float32 G16777216-K3
+//   eager            609.1 us   41.2% of ceiling
+//   runtime_index    491.4 us   51.1% of ceiling  1.24x the speed of eager
+//   constant_index   272.0 us   92.3% of ceiling  1.81x the speed of runtime_index
+//   tuned            251.7 us   99.7% of ceiling  1.08x the speed of constant_index
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

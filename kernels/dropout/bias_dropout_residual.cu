@@ -8,6 +8,13 @@
 //
 // As three kernels, two tensors are written only to be read again: 4 of the 7 that pass through memory. The bias is
 // small and stays in L1 and L2. What differs below is the size of the mask, and how many instructions an element takes.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/dropout_fused):
+// float32 R174762-C768 p=0.1
+//   eager           1.114 ms   33.5% of ceiling
+//   fused_bytes     404.6 us   92.2% of ceiling  2.75x the speed of eager
+//   fused_bitmask   385.1 us   96.8% of ceiling  1.05x the speed of fused_bytes
+//   tuned           375.3 us   99.4% of ceiling  1.03x the speed of fused_bitmask
 
 // Defaults for compiling this file alone.
 #ifndef WHOLE

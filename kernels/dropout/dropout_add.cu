@@ -6,6 +6,13 @@
 // As two kernels, dropout writes a tensor that the addition reads again: 2 of the 5 tensors that pass through memory.
 // In one kernel it stays in registers. What differs below is the size of the mask, and how many instructions the random
 // numbers take: memory feeds a multiprocessor about 16 bytes a clock, so arithmetic that seems free may not be.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/dropout_fused):
+// float32 N134217728 p=0.1
+//   eager           736.4 us   50.6% of ceiling
+//   fused_bytes     404.6 us   92.2% of ceiling  1.82x the speed of eager
+//   fused_bitmask   374.3 us   99.6% of ceiling  1.08x the speed of fused_bytes
+//   tuned           375.3 us   99.4% of ceiling  1.00x the speed of fused_bitmask
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -3,6 +3,14 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
 // Next to no arithmetic, but in kernel 4: what differs is how many bytes say what was kept, and how wide the accesses are.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/dropout):
+// float32 N134217728 p=0.1
+//   eager     282.2 us   88.9% of ceiling
+//   bytes     280.9 us   89.3% of ceiling  1.00x the speed of eager
+//   bitmask   255.3 us   98.3% of ceiling  1.10x the speed of bytes
+//   tuned     255.2 us   98.3% of ceiling  1.00x the speed of bitmask
+//   replay    257.7 us   97.4% of ceiling  0.99x the speed of tuned
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

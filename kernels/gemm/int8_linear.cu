@@ -11,6 +11,13 @@
 // A thread takes WIDTH neighbours of one row: two loads of 16 bytes and one store of 16 for rows that are multiples of
 // 8, one load and a store of 8 for other multiples of 4, single elements otherwise and at unaligned addresses. It finds
 // its row by a multiplication. Counting in units of WIDTH, 32 bits are enough for all that fits into a GPU.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/gemm):
+// float16 M401408-K128-N384 scales=tensor,data=normal
+//   eager       1.003 ms    4.7% of ceiling
+//   int32_out   424.6 us   11.2% of ceiling  2.36x the speed of eager
+//   int8_out    74.22 us   63.9% of ceiling  5.72x the speed of int32_out
+//   tuned       74.32 us   63.8% of ceiling  1.00x the speed of int8_out
 
 // Defaults for compiling this file alone.
 #ifndef INDEX

@@ -6,6 +6,11 @@
 // where one is enough. At K = 128 in halves y is three quarters of all bytes, so the layer takes more than twice as
 // long. An epilogue adds the bias to the sums while they are in registers. This kernel is the best that can be done
 // without one, so that the difference to `epilogue` is the extra passes and nothing else.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/gemm):
+// float32 M401408-K128-N384
+//   eager   957.7 us   78.2% of ceiling
+//   tuned   963.9 us   77.7% of ceiling  0.99x the speed of eager
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -9,6 +9,10 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), EPS (epsilon,
 // 1e-5f unless told), THREADS (of a block), and those of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/windows):
+// float32 B256-H56-W56-C96-window7-shift0
+//   tuned   149.0 us   97.5% of ceiling
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

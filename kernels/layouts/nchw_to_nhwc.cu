@@ -5,6 +5,10 @@
 //
 // transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
 // of 7 x 7. rows and cols are those of a matrix of x.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/layouts):
+// float32 N256-C64-H112-W112 direction=to_nhwc
+//   tuned   389.6 us   98.8% of ceiling
 
 // Defaults for compiling this file alone.
 #ifndef ELEMENT

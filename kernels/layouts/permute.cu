@@ -5,6 +5,10 @@
 // or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two kernels.
 // UNROLL (packs of a thread) for permute_packs; those of cell_tile.cuh for permute_cell_tiles, and of word_tile.cuh for
 // permute_word_tiles.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/layouts):
+// float32 B256-S512-H12-D64
+//   tuned   190.9 us   99.4% of ceiling
 
 #include "coordinates.cuh"
 #include "fastdiv.cuh"

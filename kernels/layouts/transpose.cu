@@ -6,6 +6,13 @@
 // Nothing but bytes moves, so what counts is how wide accesses are, how much is in flight, and how much index
 // arithmetic a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both
 // sides; where the change of order happens is what the steps differ in.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/layouts):
+// float32 M8192-N8192
+//   eager   461.1 us   27.6% of ceiling
+//   naive   455.3 us   28.0% of ceiling  1.01x the speed of eager
+//   tiled   155.7 us   81.8% of ceiling  2.93x the speed of naive
+//   tuned   130.9 us   97.3% of ceiling  1.19x the speed of tiled
 
 // Defaults for compiling this file alone.
 #ifndef ELEMENT

@@ -8,6 +8,12 @@
 // Torch rolls (2 D), and copies what view() and permute() made of that (2 D): 4 D and more, as its kernels for both take
 // an element a thread and much index arithmetic. 2 D have to move. Where an element comes from is arithmetic alone, so
 // one kernel is enough.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/windows):
+// float16 B512-H56-W56-C49-window7-shift3 direction=forward
+//   eager       879.8 us    8.5% of ceiling
+//   index_map   526.5 us   14.2% of ceiling  1.67x the speed of eager
+//   tuned       79.69 us   94.1% of ceiling  6.61x the speed of index_map
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

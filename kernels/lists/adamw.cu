@@ -9,6 +9,12 @@
 // Nothing is left to save there, so one launch and accesses as wide as a copy's are all that counts. The table has a row
 // for each piece of the tensors, as in unscale.cu, with an address for each list.
 // The betas are float32 numbers, as in the fused kernel of torch; 1 - beta is what follows from them.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/lists):
+// float32 T0-N0 tensors=bert_base,weight_decay=0.01,master=none
+//   eager   826.6 us   85.7% of ceiling
+//   fused   791.9 us   89.5% of ceiling  1.04x the speed of eager
+//   tuned   724.0 us   97.9% of ceiling  1.09x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -6,6 +6,13 @@
 // Every element is read and written once, so the bytes are those of a copy. What differs is how many launches a list
 // takes, how a thread finds its tensor, and how much it has in flight. The kernels are called again and again on the
 // same list, whose tables stay on the device.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/lists):
+// float32 T0-N0 tensors=bert_base
+//   eager   254.8 us   80.6% of ceiling
+//   loop    560.7 us   36.6% of ceiling  0.45x the speed of eager
+//   fused   451.1 us   45.5% of ceiling  1.24x the speed of loop
+//   tuned   217.3 us   94.5% of ceiling  2.08x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

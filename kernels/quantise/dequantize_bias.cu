@@ -3,6 +3,13 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: sw has a scale for each column, not one for all).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/quantise):
+// float16 M131072-C1024 scales=channel
+//   eager      1.253 ms   14.7% of ceiling
+//   separate   759.5 us   24.3% of ceiling  1.65x the speed of eager
+//   fused      393.3 us   46.9% of ceiling  1.93x the speed of separate
+//   tuned      185.2 us   99.5% of ceiling  2.12x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

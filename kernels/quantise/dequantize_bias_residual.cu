@@ -3,6 +3,13 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: sw has a scale for each column, not one for all).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/quantise):
+// float16 M131072-C1024 scales=channel
+//   eager      1.721 ms   14.0% of ceiling
+//   separate   1.157 ms   20.8% of ceiling  1.49x the speed of eager
+//   fused      428.9 us   56.1% of ceiling  2.70x the speed of separate
+//   tuned      241.1 us   99.8% of ceiling  1.78x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

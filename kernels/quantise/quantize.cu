@@ -3,6 +3,13 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: there is a scale for each column, not one for all).
+//
+// What each step gained on an NVIDIA H200 (reports/h200/quantise):
+// float16 M131072-C1024 scales=channel
+//   eager      1.414 ms    6.6% of ceiling
+//   separate   753.8 us   12.4% of ceiling  1.88x the speed of eager
+//   fused      383.3 us   24.3% of ceiling  1.97x the speed of separate
+//   tuned      93.88 us   99.2% of ceiling  4.08x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -3,6 +3,13 @@
 // x.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/norms):
+// float32 M134217728-N1
+//   eager       624.6 ms    0.1% of ceiling
+//   two_pass    178.6 ms    0.3% of ceiling  3.50x the speed of eager
+//   registers   136.8 ms    0.4% of ceiling  1.31x the speed of two_pass
+//   tuned       527.1 us   90.8% of ceiling  259.45x the speed of registers
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

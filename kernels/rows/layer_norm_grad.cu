@@ -6,6 +6,13 @@
 // dx needs sums over a row; dgamma and dbeta are sums over a column. D is the size of x. Memory has to move dy, x and
 // dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
 // _total adds.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/norm_grads):
+// float32 M134217728-N1
+//   eager      92.02 ms    0.7% of ceiling
+//   separate   172.3 ms    0.3% of ceiling  0.53x the speed of eager
+//   fused      53.35 ms    1.1% of ceiling  3.23x the speed of separate
+//   tuned      671.1 us   89.2% of ceiling  79.49x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

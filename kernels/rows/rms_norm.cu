@@ -3,6 +3,11 @@
 // are the same, and layer_norm.cu tells why each of them helps.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/rms_norm):
+// float32 M134217728-N1
+//   eager   628.1 ms    0.1% of ceiling
+//   tuned   391.3 us   93.5% of ceiling  1605.06x the speed of eager
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -151,3 +151,14 @@ def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(ru
     items = ddp.value("ddp", "items") / alone.value("replicas", "items")
     assert ddp.value("ddp", "efficiency") == pytest.approx(items / 2)
     assert alone.value("replicas", "efficiency") is None
+
+
+def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
+    from make_gains import GAINS, written
+
+    for op in SCRIPT.Catalogue().values():
+        for file in (ROOT / "kernels").glob(f"*/{op.name}.cu"):
+            text = file.read_text(encoding="utf-8")
+            assert written(text, op, runs) == text, f"{file}: run scripts/make_gains.py"
+            if GAINS in text:
+                assert written(re.sub(r"\d% of ceiling", "x% of ceiling", text, count=1), op, runs) == text

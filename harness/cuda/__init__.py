@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from harness.cuda.compile import architecture, cubin, need_cccl
-from harness.cuda.divide import fast_divisor
+from harness.cuda.divide import Divisor, fast_divisor
 from harness.cuda.launch import Kernel, memcpy, stream_handle
 
 __all__ = [
+    "Divisor",
     "Kernel",
     "device",
     "devices",

@@ -3,6 +3,19 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Self
+
+
+class Divisor(ctypes.Structure):
+    """A number to divide by, as a kernel takes it by value. Twin of Divisor<unsigned> in fastdiv.cuh."""
+
+    _fields_ = (("size", ctypes.c_uint32), ("multiplier", ctypes.c_uint32), ("shift", ctypes.c_uint32))
+
+    @classmethod
+    def of(cls, size: int) -> Self:
+        """The divisor of this size, at least 1 and below 2**31."""
+        multiplier, shift = fast_divisor(size, 32)
+        return cls(size, multiplier.value, shift.value)
 
 
 def fast_divisor(divisor: int, bits: int) -> tuple[ctypes.c_uint32 | ctypes.c_uint64, ctypes.c_uint32]:

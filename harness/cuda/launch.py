@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,9 @@ class Kernel:
     """One `extern "C"` kernel. Call it as `kernel(grid, block, *args)`.
 
     Arguments: contiguous torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, or None (a
-    null pointer). An empty grid does nothing, since CUDA refuses it. Raises ValueError for a tensor with gaps or in
-    another order, whose elements a kernel would look for in the wrong places.
+    null pointer). The last argument may be a ctypes.Structure, for a struct that the kernel takes by value. An empty
+    grid does nothing, since CUDA refuses it. Raises ValueError for a tensor with gaps or in another order, whose
+    elements a kernel would look for in the wrong places.
     """
 
     def __init__(self, cubin: bytes, entry: str) -> None:
@@ -45,13 +47,21 @@ class Kernel:
         """Launch asynchronously.
 
         grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
-        along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`.
+        along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`, or for
+        clusters of a kernel that takes a struct.
         """
         from cuda.core import launch
 
         if grid == 0:
             return
         self._allow(shared)
+        if args and isinstance(args[-1], ctypes.Structure):
+            if cluster is not None:
+                raise ValueError(
+                    f"{self.facts.name} takes a struct, so it can't have clusters; pass the struct's members"
+                )
+            _launch_with_struct(self._kernel.handle, (grid, block, shared), [_argument(value) for value in args])
+            return
         launch(_stream(), _config(grid, block, shared, cluster), self._kernel, *map(_argument, args))
 
     def resident_clusters(self, block: int, shared: int, cluster: int) -> int:
@@ -95,6 +105,23 @@ def _config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int |
         raise ValueError(f"a grid of {first} blocks can't be cut into clusters of {cluster}")
     # cuda.core counts clusters.
     return LaunchConfig(grid=(first // cluster, *others), cluster=cluster, block=block, shmem_size=shared)
+
+
+def _launch_with_struct(kernel: Any, sizes: tuple[int | tuple[int, ...], int, int], arguments: list[Any]) -> None:
+    """A launch by the driver: cuda.core passes no structs (github.com/NVIDIA/cuda-python/issues/2343).
+
+    sizes: grid, block and dynamic bytes of shared memory. The driver copies the arguments before it returns.
+    """
+    from cuda.bindings import driver
+
+    grid, block, shared = sizes
+    blocks = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
+    values = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
+    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+    function, stream = driver.CUfunction(int(kernel)), _stream().handle
+    (status,) = driver.cuLaunchKernel(function, *blocks, block, 1, 1, shared, stream, ctypes.addressof(addresses), 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        raise MachineError(f"a launch of {blocks} blocks of {block} threads failed: {status.name}")
 
 
 def stream_handle() -> int:

@@ -290,10 +290,7 @@ __device__ __forceinline__ void tuned(const T* __restrict__ x, const T* __restri
 extern "C" __global__ void __launch_bounds__(BLOCK)
     prelu_grad_tuned(const T* __restrict__ x, const T* __restrict__ dy, const T* __restrict__ alpha, T* __restrict__ dx,
                      float* __restrict__ partial, long long n, unsigned period, unsigned rounds, unsigned aligned,
-                     unsigned short_rows, unsigned lanes, unsigned inner, unsigned inner_multiplier,
-                     unsigned inner_shift, unsigned channels, unsigned channels_multiplier, unsigned channels_shift,
-                     unsigned slots) {
-  const Rows rows{inner, inner_multiplier, inner_shift, channels, channels_multiplier, channels_shift, slots};
+                     unsigned short_rows, unsigned lanes, const Rows rows) {
   if (short_rows) {
     tuned<true>(x, dy, alpha, dx, partial, n, period, rounds, aligned, lanes, rows);
   } else {

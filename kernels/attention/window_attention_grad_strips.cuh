@@ -1,108 +1,51 @@
-// The backward of one window and head by a block, for window_attention_grad.cu, whose macros this file needs.
+// The backward of attention over one window and head, part 2: the five products on tensor cores, and the order of all
+// steps. Part 1, the softmax and its gradient, is window_attention_grad_softmax.cuh.
 //
-// A warp has a strip of 16 queries. With c = 2 * (l % 4) and r = l / 4, lane l has of each tile of 8 keys the queries r
-// and r + 8 of the strip and the keys c and c + 1, as mma.cuh draws it. So a query lies in four lanes, a quad.
+// Why this is written by hand: P and dS, the (TOKENS, TOKENS) matrices, would be written to memory and read again
+// between separate products. Here they stay in registers, and go through shared memory only where a product needs
+// columns of P or dS that other warps hold.
+//
+// Terms, for a window with TOKENS tokens and heads of DIM elements (window_attention_grad.cu has the formulas):
+//   stage    q, k, v and dout of the window and head in shared memory; a row is a token
+//   strip    16 rows (queries) of S, P, dP or dS, by all keys. Warp w has the strip of queries 16 * w .. 16 * w + 15
+//   tile     16 queries by 8 keys of a strip: the shape of one result of the tensor cores
+//   pair     two neighbouring tiles: 16 keys, the depth of one product of the tensor cores
+//   chunk    16 bytes, 8 halves, of a row of q, k, v or dout
+//   square   P or dS of all warps, rounded to halves, in shared memory
+//   room     16 rows of a result in shared memory, where a warp prepares its stores; each warp has its own
+//
+//     block = 1 window and head                  warp 1's strip: 16 queries by all keys
+//
+//            keys 0 .. TOKENS - 1                 tile 0  tile 1  tile 2  tile 3  ..
+//     warp 0 [ strip 0          ]                +-------+-------+-------+-------+
+//     warp 1 [ strip 1          ]     ------>    | 16x8  |       |       |       |
+//     warp 2 [ strip 2          ]                +-------+-------+-------+-------+
+//     warp 3 [ strip 3          ]                 \___ pair 0 __/ \___ pair 1 __/
+//
+// Steps of backward(), all by every warp:
+//   1. S = q k^T, dP = dout v^T           the warp's strip, in registers                   strip_by_rows
+//   2. P = softmax(S)                     in the same registers                            to_probabilities
+//   3. P, rounded, into a square          for the columns of step 6                        share_strip
+//   4. dS from dP and P                   in the registers of dP; added to the sum         to_gradients
+//   5. dQ = dS k                          the warp's strip of dS is the left operand       strip_product
+//   -- barrier: squares are complete
+//   6. dV = P^T dout, dK = dS^T q         columns of the squares are the left operand      columns_product
+//
+// Macros: those of window_attention_grad.cu.
 #pragma once
 
-#include "window_attention_grad_stage.cuh"
+#include "window_attention_grad_softmax.cuh"
 
-constexpr float LOG2_E = 1.4426950408889634f, LARGEST = 3.402823466e38f;
-constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
-constexpr bool SHORT = TOKENS <= 64;  // P and dS have room in shared memory at the same time
+// Short windows have a square for P and a square for dS; long windows have one square, which dS takes after P.
 constexpr unsigned SQUARES = SHORT ? 2 : 1;
-constexpr unsigned STRIP_PAIRS = STRIPS > 1 ? STRIPS / 2 : 1;  // of strips of keys
+constexpr unsigned STRIP_PAIRS = STRIPS > 1 ? STRIPS / 2 : 1;  // two strips of keys each
 
-using Strip = float[TILES][4];          // a warp's 16 queries by all keys
-using Halves = unsigned[2 * STRIPS][2];  // the same, rounded
+// What a lane has of a strip rounded to halves, two halves a word: of each tile, a word for each of the lane's two
+// queries. If the number of tiles is odd, one more tile of zeros completes the last pair.
+using RoundedStrip = unsigned[2 * STRIPS][2];
 
-// Where a lane's four elements of a tile are: the first has this row and this column.
-__device__ __forceinline__ unsigned first_row() { return threadIdx.x / WARP * 16 + threadIdx.x % WARP / 4; }
-__device__ __forceinline__ unsigned first_column(unsigned tile) { return tile * 8 + threadIdx.x % 4 * 2; }
-
-// Whether some lane's element e of a tile is a key's.
-__device__ constexpr bool exists(unsigned tile, unsigned e) { return tile * 8 + e % 2 < TOKENS; }
-
-// Two neighbouring elements, in one access where `pairs`: that needs an even number of tokens, and addresses that are
-// multiples of 4.
-__device__ __forceinline__ float2 two_of(const T* from, bool pairs) {
-  if (pairs) {
-    const Lanes<T> both(__ldg(reinterpret_cast<const unsigned*>(from)));
-    return make_float2(both.at[0], both.at[1]);
-  }
-  return make_float2(to_float(__ldg(from)), to_float(__ldg(from + 1)));
-}
-
-// What is added stays in registers where it can, and then in units of log2(e), so that powers of 2 need no factor.
-// Elsewhere it is read for each window, and the factor comes later, where it takes fewer instructions.
-constexpr float UNIT = SHORT ? LOG2_E : 1.0f;
-
-// A number in these units. What is finite stays finite: some masks have the lowest number there is in place of -inf.
-__device__ __forceinline__ float in_units(float x) {
-  return SHORT && x >= -LARGEST ? fmaxf(x * UNIT, -LARGEST) : x;
-}
-
-// What is added to a row's scores at `column` and the next: bias and mask, and -inf for keys that don't exist.
-// bias, mask: of the head and of the window, (TOKENS, TOKENS).
-__device__ __forceinline__ float2 added_at(const T* bias, const T* mask, unsigned row, unsigned column, bool pairs) {
-  float2 sum = make_float2(column < TOKENS ? 0.0f : MINUS_INFINITY, column + 1 < TOKENS ? 0.0f : MINUS_INFINITY);
-  if (row >= TOKENS || column >= TOKENS) return sum;
-  const unsigned at = row * TOKENS + column;
-  if (TOKENS % 2 == 1 && column + 1 == TOKENS) {
-    if (HAS_BIAS) sum.x += to_float(__ldg(bias + at));
-    if (HAS_MASK) sum.x += to_float(__ldg(mask + at));
-  } else {
-    const float2 of_bias = HAS_BIAS ? two_of(bias + at, pairs) : make_float2(0.0f, 0.0f);
-    const float2 of_mask = HAS_MASK ? two_of(mask + at, pairs) : make_float2(0.0f, 0.0f);
-    sum = make_float2(of_bias.x + of_mask.x, of_bias.y + of_mask.y);
-  }
-  return make_float2(in_units(sum.x), in_units(sum.y));
-}
-
-// What is added to the scores, read where it is needed.
-struct AddedFromMemory {
-  const T *bias, *mask;
-  bool pairs;
-  __device__ __forceinline__ float2 at(unsigned tile, unsigned half) const {
-    return added_at(bias, mask, first_row() + 8 * half, first_column(tile), pairs);
-  }
-};
-
-// The same, kept in registers.
-struct AddedInRegisters {
-  float2 kept[TILES][2];
-  __device__ __forceinline__ void load(const AddedFromMemory& from) {
-#pragma unroll
-    for (unsigned tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-      for (unsigned half = 0; half < 2; ++half) kept[tile][half] = from.at(tile, half);
-    }
-  }
-  __device__ __forceinline__ float2 at(unsigned tile, unsigned half) const { return kept[tile][half]; }
-};
-
-// The largest or the sum of what the four lanes of a quad have.
-__device__ __forceinline__ float most_of_quad(float value) {
-  value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 1));
-  return fmaxf(value, __shfl_xor_sync(ALL_LANES, value, 2));
-}
-__device__ __forceinline__ float sum_of_quad(float value) {
-  value += __shfl_xor_sync(ALL_LANES, value, 1);
-  return value + __shfl_xor_sync(ALL_LANES, value, 2);
-}
-__device__ __forceinline__ float power_of_2(float exponent) {
-  float power;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(exponent));
-  return power;
-}
-
-// 1 / x, where x is a sum of powers of 2 of which the largest is 1, or not a number.
-__device__ __forceinline__ float one_over(float x) {
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
-  return inverse;
-}
-
-// left (the warp's strip of a staged tensor) times the transpose of `right` (all rows of another one).
+// Step 1: the warp's 16 rows of `left` times the transpose of all rows of `right`. left, right: addresses of tensors of
+// a stage.
 __device__ __forceinline__ void strip_by_rows(Strip& sums, unsigned left, unsigned right) {
   const unsigned lane = threadIdx.x % WARP;
   unsigned a[DIM / 16][4];
@@ -116,7 +59,7 @@ __device__ __forceinline__ void strip_by_rows(Strip& sums, unsigned left, unsign
     for (unsigned e = 0; e < 4; ++e) sums[tile][e] = 0.0f;
 #pragma unroll
     for (unsigned k = 0; k < DIM / 16; k += 2) {
-      unsigned b[4];
+      unsigned b[4];  // 8 keys, 32 columns
       load_matrices(b, rows + tile * 8 * PITCH + 2 * k * PACK_BYTES);
       multiply_add<T>(sums[tile], a[k], {b[0], b[1]});
       multiply_add<T>(sums[tile], a[k + 1], {b[2], b[3]});
@@ -124,171 +67,85 @@ __device__ __forceinline__ void strip_by_rows(Strip& sums, unsigned left, unsign
   }
 }
 
-// Scores become probabilities: the softmax of s / sqrt(DIM) + what is added. A query whose scores are all -inf has NaN,
-// as torch's has. The inverse is an instruction without a branch, so the compiler may mix the work of both halves.
-template <typename Added>
-__device__ __forceinline__ void to_probabilities(Strip& s, const Added& added) {
-  float most[2], sum[2], inverse[2];
-#pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-    for (unsigned half = 0; half < 2; ++half) {
-      const float2 more = added.at(tile, half);
-      float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = fmaf(first, SCALE * UNIT, more.x);
-      if (exists(tile, 1)) second = fmaf(second, SCALE * UNIT, more.y);
-      const float larger = exists(tile, 1) ? fmaxf(first, second) : first;
-      most[half] = tile == 0 ? larger : fmaxf(most[half], larger);
-    }
-  }
-  most[0] = most_of_quad(most[0]), most[1] = most_of_quad(most[1]);
-#pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-    for (unsigned half = 0; half < 2; ++half) {
-      float &first = s[tile][2 * half], &second = s[tile][2 * half + 1];
-      first = power_of_2((first - most[half]) * (LOG2_E / UNIT));
-      second = exists(tile, 1) ? power_of_2((second - most[half]) * (LOG2_E / UNIT)) : 0.0f;
-      const float both = exists(tile, 1) ? first + second : first;
-      sum[half] = tile == 0 ? both : sum[half] + both;
-    }
-  }
-  inverse[0] = one_over(sum_of_quad(sum[0])), inverse[1] = one_over(sum_of_quad(sum[1]));
-#pragma unroll
-  for (unsigned tile = 0; tile < TILES; ++tile) {
-#pragma unroll
-    for (unsigned e = 0; e < 4; ++e) {
-      if (exists(tile, e)) s[tile][e] *= inverse[e / 2];
-    }
-  }
-}
-
-// P of two neighbouring tiles, from registers, or rounded from the warp's strip of a square.
-struct FromRegisters {
-  const Strip& p;
-  __device__ __forceinline__ void get(float (&two)[2][4], unsigned pair) const {
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i) two[i / 4][i % 4] = 2 * pair + i / 4 < TILES ? p[2 * pair + i / 4][i % 4] : 0.0f;
-  }
-};
-struct FromSquare {
-  unsigned strip;
-  __device__ __forceinline__ void get(float (&two)[2][4], unsigned pair) const {
-    unsigned words[4];
-    load_matrices(words, strip + 2 * pair * PACK_BYTES);
-#pragma unroll
-    for (unsigned i = 0; i < 8; ++i) two[i / 4][i % 4] = Lanes<T>(words[i / 2]).at[i % 2];
-  }
-};
-
-// dP becomes dS / sqrt(DIM), where dS = P * (dP - the row's sum of P * dP) is the gradient of scores after their
-// scaling. dQ and dK need it so, and here the factor costs nothing: it makes a subtraction a multiply-add.
-template <typename Probabilities>
-__device__ __forceinline__ void to_gradients(Strip& dp, const Probabilities& probabilities) {
-  float delta[2] = {};
-#pragma unroll
-  for (unsigned pair = 0; pair < STRIPS; ++pair) {
-    float p[2][4];
-    probabilities.get(p, pair);
-#pragma unroll
-    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
-#pragma unroll
-      for (unsigned e = 0; e < 4; ++e) {
-        if (exists(tile, e)) delta[e / 2] = fmaf(p[tile % 2][e], dp[tile][e], delta[e / 2]);
-      }
-    }
-  }
-  delta[0] = SCALE * sum_of_quad(delta[0]), delta[1] = SCALE * sum_of_quad(delta[1]);
-#pragma unroll
-  for (unsigned pair = 0; pair < STRIPS; ++pair) {
-    float p[2][4];
-    probabilities.get(p, pair);
-#pragma unroll
-    for (unsigned tile = 2 * pair; tile < 2 * pair + 2 && tile < TILES; ++tile) {
-#pragma unroll
-      for (unsigned e = 0; e < 4; ++e) {
-        dp[tile][e] = exists(tile, e) ? p[tile % 2][e] * fmaf(dp[tile][e], SCALE, -delta[e / 2]) : 0.0f;
-      }
-    }
-  }
-}
-
-// A strip as the A of four products a 16 keys. There is a tile more than TILES where those are odd: zeros.
-__device__ __forceinline__ void round_strip(Halves& halves, const Strip& strip) {
+// Rounds a strip to halves. mma.cuh says why a pair of tiles then is the left operand of a product, in the same lanes.
+__device__ __forceinline__ void round_strip(RoundedStrip& rounded, const Strip& strip) {
 #pragma unroll
   for (unsigned tile = 0; tile < 2 * STRIPS; ++tile) {
 #pragma unroll
     for (unsigned half = 0; half < 2; ++half) {
-      halves[tile][half] = tile < TILES ? rounded_pair<T>(strip[tile][2 * half], strip[tile][2 * half + 1]) : 0u;
+      rounded[tile][half] = tile < TILES ? rounded_pair<T>(strip[tile][2 * half], strip[tile][2 * half + 1]) : 0u;
     }
   }
 }
 
-// Puts the warp's strip of P or dS into a square of shared memory, where other warps find columns of it.
-__device__ __forceinline__ void share_strip(unsigned square, const Halves& halves) {
+// Step 3: stores the warp's strip of P or dS in a square, where other warps find columns of the strip.
+__device__ __forceinline__ void share_strip(unsigned square, const RoundedStrip& rounded) {
   const unsigned at = square + threadIdx.x / WARP * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH);
 #pragma unroll
-  for (unsigned s = 0; s < STRIPS; ++s) {
-    const unsigned words[4] = {halves[2 * s][0], halves[2 * s][1], halves[2 * s + 1][0], halves[2 * s + 1][1]};
-    store_matrices(at + 2 * s * PACK_BYTES, words);
+  for (unsigned pair = 0; pair < STRIPS; ++pair) {
+    const unsigned words[4] = {rounded[2 * pair][0], rounded[2 * pair][1], rounded[2 * pair + 1][0],
+                               rounded[2 * pair + 1][1]};
+    store_matrices(at + 2 * pair * PACK_BYTES, words);
   }
 }
 
-// One step of 16 rows of `right` (at the lane's place in it): adds what COUNT strips a give.
+// Adds the products of COUNT left operands (16 x 16 each) with the same 16 rows of a tensor. right: the lane's address
+// in these rows. What is loaded of the tensor serves all COUNT products.
 template <unsigned COUNT>
 __device__ __forceinline__ void add_products(float (&sums)[COUNT][CHUNKS][4], const unsigned (&a)[COUNT][4],
                                              unsigned right) {
 #pragma unroll
-  for (unsigned n = 0; n < CHUNKS; n += 2) {
+  for (unsigned chunk = 0; chunk < CHUNKS; chunk += 2) {
     unsigned b[4];
-    load_matrices_transposed(b, right + n * PACK_BYTES);
+    load_matrices_transposed(b, right + chunk * PACK_BYTES);
 #pragma unroll
     for (unsigned i = 0; i < COUNT; ++i) {
-      multiply_add<T>(sums[i][n], a[i], {b[0], b[1]});
-      multiply_add<T>(sums[i][n + 1], a[i], {b[2], b[3]});
+      multiply_add<T>(sums[i][chunk], a[i], {b[0], b[1]});
+      multiply_add<T>(sums[i][chunk + 1], a[i], {b[2], b[3]});
     }
   }
 }
 
-// The warp's strip in registers, times all rows of `right`: dQ = dS k.
-__device__ __forceinline__ void strip_product(float (&sums)[1][CHUNKS][4], const Halves& left, unsigned right) {
+// Step 5: the warp's strip, from registers, times all rows of `right`: dQ = dS k.
+__device__ __forceinline__ void strip_product(float (&sums)[1][CHUNKS][4], const RoundedStrip& left, unsigned right) {
   const unsigned rows = right + place_in_16(PITCH);
 #pragma unroll
-  for (unsigned s = 0; s < STRIPS; ++s) {
-    const unsigned a[1][4] = {{left[2 * s][0], left[2 * s][1], left[2 * s + 1][0], left[2 * s + 1][1]}};
-    add_products<1>(sums, a, rows + s * 16 * PITCH);
+  for (unsigned pair = 0; pair < STRIPS; ++pair) {
+    const unsigned a[1][4] = {{left[2 * pair][0], left[2 * pair][1], left[2 * pair + 1][0], left[2 * pair + 1][1]}};
+    add_products<1>(sums, a, rows + pair * 16 * PITCH);
   }
 }
 
-// COUNT strips of 16 columns of a square, as rows, times all rows of `right`: dV = P^T dout, dK = dS^T q.
+// Step 6: the transpose of a square times all rows of `right`, for the keys of COUNT strips from `first_strip` on:
+// dV = P^T dout, dK = dS^T q. Columns of the square are loaded as rows, by ldmatrix with .trans.
 template <unsigned COUNT>
-__device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4], unsigned square, unsigned strip,
+__device__ __forceinline__ void columns_product(float (&sums)[COUNT][CHUNKS][4], unsigned square, unsigned first_strip,
                                                 unsigned right) {
   const unsigned lane = threadIdx.x % WARP, rows = right + place_in_16(PITCH);
   const unsigned columns = square + (lane % 8 + lane / 16 * 8) * SQUARE_PITCH +
-                           (2 * strip + lane / 8 % 2) * PACK_BYTES;
+                           (2 * first_strip + lane / 8 % 2) * PACK_BYTES;
 #pragma unroll
-  for (unsigned s = 0; s < STRIPS; ++s) {
+  for (unsigned queries = 0; queries < STRIPS; ++queries) {  // a strip of queries: 16 rows of the square and of `right`
     unsigned a[COUNT][4];
 #pragma unroll
     for (unsigned i = 0; i < COUNT; ++i) {
-      load_matrices_transposed(a[i], columns + s * 16 * SQUARE_PITCH + 2 * i * PACK_BYTES);
+      load_matrices_transposed(a[i], columns + queries * 16 * SQUARE_PITCH + 2 * i * PACK_BYTES);
     }
-    add_products<COUNT>(sums, a, rows + s * 16 * PITCH);
+    add_products<COUNT>(sums, a, rows + queries * 16 * PITCH);
   }
 }
 
-// dV or dK of COUNT strips of keys from `strip` on.
+// Step 6 and its stores: COUNT strips of keys of dV or dK, whose first element is at `to`.
 template <unsigned COUNT>
-__device__ __forceinline__ void write_columns(unsigned room, T* to, unsigned square, unsigned strip, unsigned right,
-                                              bool aligned) {
+__device__ __forceinline__ void write_columns(unsigned room, T* to, unsigned square, unsigned first_strip,
+                                              unsigned right, bool aligned) {
   float sums[COUNT][CHUNKS][4] = {};
-  columns_product<COUNT>(sums, square, strip, right);
+  columns_product<COUNT>(sums, square, first_strip, right);
 #pragma unroll
-  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, strip + i, sums[i], aligned);
+  for (unsigned i = 0; i < COUNT; ++i) write_strip(room, to, first_strip + i, sums[i], aligned);
 }
 
-// Where a window and head goes: dq, dk, dv, each at its first element.
+// The first element of dq, dk and dv of one window and head.
 struct Results {
   T *dq, *dk, *dv;
 };
@@ -297,8 +154,9 @@ __device__ __forceinline__ Results results_at(T* dq, T* dk, T* dv, const Offsets
   return {dq + offsets.qkv, dk + offsets.qkv, dv + offsets.qkv};
 }
 
-// The backward of a window and head, from a full stage. squares: SQUARES of them; rooms: 16 rows for each warp.
-// Every dS / sqrt(DIM) is given to `sums`.
+// Steps 1 to 6 for one window and head, whose tensors are complete in `stage`.
+// squares: room for SQUARES squares. rooms: room for 16 rows of each warp. added: AddedFromMemory or AddedInRegisters.
+// sums.add(strip) is called once, with the warp's strip of dS / sqrt(DIM). aligned: results begin on 16 bytes.
 template <typename Added, typename Sums>
 __device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsigned rooms, const Added& added,
                                          Sums& sums, const Results& to, bool aligned) {
@@ -306,40 +164,42 @@ __device__ __forceinline__ void backward(unsigned stage, unsigned squares, unsig
   const unsigned dout = stage + DOUT * TENSOR_BYTES, q = stage + Q * TENSOR_BYTES;
   const unsigned k = stage + K * TENSOR_BYTES, v = stage + V * TENSOR_BYTES;
   const unsigned room = rooms + warp * 16 * PITCH;
-  Halves halves;
+  RoundedStrip rounded;  // of P, then of dS
   {
     Strip p, ds;
     strip_by_rows(p, q, k);
-    if (SHORT) strip_by_rows(ds, dout, v);  // this early, tensor cores work on it during the softmax
+    if (SHORT) strip_by_rows(ds, dout, v);  // this early, so that tensor cores work on dP during the softmax
     to_probabilities(p, added);
-    round_strip(halves, p);
-    share_strip(squares, halves);
+    round_strip(rounded, p);
+    share_strip(squares, rounded);
     if constexpr (SHORT) {
       to_gradients(ds, FromRegisters{p});
     } else {
-      // P and dS of so many keys don't fit into registers at a time.
+      // Strips of P and dP of a long window don't fit into registers together: P is read back from its square.
       strip_by_rows(ds, dout, v);
       __syncwarp();
       to_gradients(ds, FromSquare{squares + warp * 16 * SQUARE_PITCH + place_in_16(SQUARE_PITCH)});
     }
     sums.add(ds);
-    round_strip(halves, ds);
+    round_strip(rounded, ds);
   }
-  if (SHORT) share_strip(squares + SQUARE_BYTES, halves);
+  if (SHORT) share_strip(squares + SQUARE_BYTES, rounded);
   float dq[1][CHUNKS][4] = {};
-  strip_product(dq, halves, k);
+  strip_product(dq, rounded, k);
   write_strip(room, to.dq, warp, dq[0], aligned);
   __syncthreads();
   if constexpr (SHORT && STRIPS % 2 == 0) {
-    // Two strips of keys a warp: what it loads of dout or q serves both.
+    // Half of the warps make dV, the other half dK, of two strips of keys each: a loaded part of dout or q serves both
+    // strips.
     const bool of_k = warp / STRIP_PAIRS == 1;
     write_columns<2>(room, of_k ? to.dk : to.dv, of_k ? squares + SQUARE_BYTES : squares, warp % STRIP_PAIRS * 2,
                      of_k ? q : dout, aligned);
   } else {
+    // Each warp makes one strip of keys of dV, and then of dK.
     write_columns<1>(room, to.dv, squares, warp, dout, aligned);
     if (!SHORT) {
-      __syncthreads();
-      share_strip(squares, halves);
+      __syncthreads();  // P was read by all warps
+      share_strip(squares, rounded);
       __syncthreads();
     }
     write_columns<1>(room, to.dk, squares + (SQUARES - 1) * SQUARE_BYTES, warp, q, aligned);

@@ -74,6 +74,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
   }
 }
 
+// The sizes that elements of a period are counted by: the channels of a sample, and the elements of a row.
+struct Dimensions {
+  Divisor<unsigned> channels, inner;
+};
+
 // For shorter rows the tensor is cut into `rounds` equal periods, each a whole number of samples and of packs. So an
 // element and the one a period behind it are of the same channel. Only the last period may lack samples. A tile is some
 // neighbouring packs of a period. A block takes the same tile of several neighbouring periods, its rounds, so that all
@@ -146,11 +151,10 @@ struct Segment : Sums {
 extern "C" __global__ void __launch_bounds__(BLOCK, 4)
     bn_statistics_rows(const T* __restrict__ x, Partial* __restrict__ partial, long long n, unsigned period,
                        unsigned rounds, unsigned rounds_a_block, unsigned aligned, unsigned samples, unsigned slots,
-                       unsigned slots_a_row, unsigned lanes, unsigned channels, unsigned channels_multiplier,
-                       unsigned channels_shift, unsigned inner, unsigned inner_multiplier, unsigned inner_shift) {
+                       unsigned slots_a_row, unsigned lanes, const Dimensions dimensions) {
   __shared__ Segment own[BLOCK], next[BLOCK];
-  const Divisor<unsigned> of_channels{channels, channels_multiplier, channels_shift};
-  const Divisor<unsigned> rows{inner, inner_multiplier, inner_shift};
+  const Divisor<unsigned>&of_channels = dimensions.channels, &rows = dimensions.inner;
+  const unsigned inner = rows.size, channels = of_channels.size;
   const unsigned begin = blockIdx.y * rounds_a_block;
   const Rounds mine{x, n, period, begin, min(begin + rounds_a_block, rounds)};
   const unsigned tile = blockIdx.x * TILE, tile_end = min(tile + TILE, period);
@@ -194,11 +198,10 @@ constexpr unsigned MOST_ACROSS = 8;
 extern "C" __global__ void __launch_bounds__(BLOCK, 4)
     bn_statistics_columns(const T* __restrict__ x, Partial* __restrict__ partial, long long n, unsigned period,
                           unsigned rounds, unsigned rounds_a_block, unsigned aligned, unsigned samples, unsigned slots,
-                          unsigned across, unsigned along, unsigned channels, unsigned channels_multiplier,
-                          unsigned channels_shift, unsigned inner, unsigned inner_multiplier, unsigned inner_shift) {
+                          unsigned across, unsigned along, const Dimensions dimensions) {
   __shared__ float sum[TILE], squares[TILE], shifts[MOST_ACROSS * SIZE];
-  const Divisor<unsigned> of_channels{channels, channels_multiplier, channels_shift};
-  const Divisor<unsigned> rows{inner, inner_multiplier, inner_shift};
+  const Divisor<unsigned>&of_channels = dimensions.channels, &rows = dimensions.inner;
+  const unsigned inner = rows.size, channels = of_channels.size;
   const unsigned begin = blockIdx.y * rounds_a_block;
   const Rounds mine{x, n, period, begin, min(begin + rounds_a_block, rounds)};
   const unsigned width = across * SIZE, tile = blockIdx.x * width;

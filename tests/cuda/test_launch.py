@@ -7,10 +7,23 @@ import ctypes
 import pytest
 
 from harness import cuda
+from harness.cuda import launch
 from harness.cuda.launch import _config
 from harness.errors import MachineError
 
 SOURCE = 'extern "C" __global__ void twice(float* x, long long n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }'
+
+
+WITH_STRUCT = """
+struct Sizes { unsigned n; float factor; unsigned step; };
+extern "C" __global__ void scale(float* x, unsigned char first, const Sizes sizes) {
+  for (unsigned i = first + threadIdx.x; i < sizes.n; i += sizes.step) x[i] *= sizes.factor;
+}
+"""
+
+
+class Sizes(ctypes.Structure):
+    _fields_ = (("n", ctypes.c_uint32), ("factor", ctypes.c_float), ("step", ctypes.c_uint32))
 
 
 @pytest.fixture
@@ -71,3 +84,52 @@ def test_more_shared_memory_than_every_block_may_have(twice):
     assert x.tolist() == [2.0] * 8
     with pytest.raises(MachineError, match="twice can't have 1048576 bytes of shared memory"):
         twice(1, 32, x, ctypes.c_int64(8), shared=2**20)
+
+
+def test_the_driver_gets_the_address_of_each_argument_and_a_struct_as_it_lies(monkeypatch):
+    """The driver is a fake that reads the arguments as the driver does: so many bytes as the kernel's parameter has."""
+    from cuda.bindings import driver
+
+    seen = {}
+
+    def launched(function, *sizes_stream_and_arguments):
+        *sizes, stream, arguments, extra = sizes_stream_and_arguments
+        addresses = (ctypes.c_void_p * 4).from_address(arguments)
+        kinds = ctypes.c_uint64, ctypes.c_uint8, ctypes.c_uint64, Sizes
+        pointer, first, null, sizes_read = (kind.from_address(at) for kind, at in zip(kinds, addresses, strict=True))
+        seen["arguments"] = (pointer.value, first.value, null.value, (sizes_read.n, sizes_read.factor, sizes_read.step))
+        seen["launch"] = int(function), sizes, int(stream), extra
+        return (driver.CUresult.CUDA_SUCCESS,)
+
+    monkeypatch.setattr(driver, "cuLaunchKernel", launched)
+    monkeypatch.setattr(launch, "stream_handle", lambda: 0)
+    arguments = [2**40 + 64, ctypes.c_uint8(3), 0, Sizes(8, 0.5, 32)]
+    launch._launch_with_struct(driver.CUkernel(77), ((5, 2), 128, 1024), arguments)
+    assert seen["arguments"] == (2**40 + 64, 3, 0, (8, 0.5, 32))
+    legacy_stream = 1
+    assert seen["launch"] == (77, [5, 2, 1, 128, 1, 1, 1024], legacy_stream, 0)
+
+
+def test_a_launch_with_a_struct_that_the_driver_refuses_is_an_error(monkeypatch):
+    from cuda.bindings import driver
+
+    refused = (driver.CUresult.CUDA_ERROR_INVALID_VALUE,)
+    monkeypatch.setattr(driver, "cuLaunchKernel", lambda *_: refused)
+    monkeypatch.setattr(launch, "stream_handle", lambda: 0)
+    with pytest.raises(
+        MachineError, match=r"a launch of .*5.* blocks of 2048 threads failed: CUDA_ERROR_INVALID_VALUE"
+    ):
+        launch._launch_with_struct(driver.CUkernel(77), (5, 2048, 0), [Sizes(8, 0.5, 32)])
+
+
+@pytest.mark.gpu
+def test_a_kernel_gets_a_struct_by_value(tmp_path):
+    import torch
+
+    (tmp_path / "scale.cu").write_text(WITH_STRUCT)
+    scale = cuda.load(tmp_path / "scale.cu", "scale", {})
+    x = torch.ones(80, device="cuda")
+    scale(1, 32, x, ctypes.c_uint8(3), Sizes(72, 0.5, 32))
+    assert x.tolist() == [1.0] * 3 + [0.5] * 69 + [1.0] * 8
+    with pytest.raises(ValueError, match="scale takes a struct, so it can't have clusters"):
+        scale(2, 32, x, ctypes.c_uint8(3), Sizes(72, 0.5, 32), cluster=2)

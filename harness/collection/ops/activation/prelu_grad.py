@@ -200,6 +200,12 @@ def fused(ctx: Context) -> Launch:
     return launch
 
 
+class _SlottedRows(ctypes.Structure):
+    """Rows of a period, and of the slots. Twin of Rows in prelu_grad.cu."""
+
+    _fields_ = (("inner", cuda.Divisor), ("channels", cuda.Divisor), ("slots", ctypes.c_uint32))
+
+
 @OP.variant("tuned", "packs at any inner size; what several samples have at the same place is added in registers")
 def tuned(ctx: Context) -> Launch:
     """See prelu_grad.cu. It is `fused` where the elements of a single sample need more than 31 bits to be counted."""
@@ -212,16 +218,13 @@ def tuned(ctx: Context) -> Launch:
     partial = _partial(ctx, cut.rows, cut.slots)
     n, inner, channels = ctypes.c_int64(cut.elements), max(1, cut.rows.inner), max(1, cut.rows.channels)
     period = ctypes.c_uint32(cut.period), ctypes.c_uint32(cut.rounds)
-    rows = (
-        *(ctypes.c_uint32(inner < pack), ctypes.c_uint32(cut.lanes)),
-        *(ctypes.c_uint32(inner), *cuda.fast_divisor(inner, 32)),
-        *(ctypes.c_uint32(channels), *cuda.fast_divisor(channels, 32)),
-        ctypes.c_uint32(cut.slots),
-    )
+    short, lanes = ctypes.c_uint32(inner < pack), ctypes.c_uint32(cut.lanes)
+    rows = _SlottedRows(cuda.Divisor.of(inner), cuda.Divisor.of(channels), cut.slots)
 
     def launch(t: Tensors) -> None:
         packs = ctypes.c_uint32(aligned(t.x, t.dy, t.dx))
-        kernel(blocks(cut.period, cut.tile), BLOCK, t.x, t.dy, t.alpha, t.dx, partial, n, *period, packs, *rows)
+        sizes = n, *period, packs, short, lanes, rows
+        kernel(blocks(cut.period, cut.tile), BLOCK, t.x, t.dy, t.alpha, t.dx, partial, *sizes)
         total(partial, t.dalpha)
 
     return launch

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 _FILE = "window_attention_grad.cu"
-# As in window_attention_grad_stage.cuh, window_attention_grad_strips.cuh and window_attention_grad.cu.
+# As in window_attention_grad.cu and in the files that it includes: window_attention_grad_{stage,softmax,strips}.cuh.
 _STRIP = 16  # rows of a warp
 _TILE = 8  # columns
 _CHUNK = 8  # elements of 16 bytes

@@ -279,6 +279,12 @@ def _sums_of_pieces(ctx: Context, pieces: RowPieces) -> _Summed:
     return _Summed(partial, slots, lambda t: statistics(slots * sizes.channels, BLOCK, t.x, partial, *numbers))
 
 
+class _Dimensions(ctypes.Structure):
+    """The sizes that elements of a period are counted by. Twin of Dimensions in bn_add_relu_statistics.cuh."""
+
+    _fields_ = (("channels", cuda.Divisor), ("inner", cuda.Divisor))
+
+
 def _sums_of_places(ctx: Context, cut: StatisticsCut) -> _Summed:
     sizes = cut.sizes
     partial = _room(ctx, cut.slots)
@@ -288,10 +294,11 @@ def _sums_of_places(ctx: Context, cut: StatisticsCut) -> _Summed:
     else:
         statistics, own = _kernel(ctx, "bn_statistics_rows"), (cut.slots_a_row, cut.lanes)
     after = [ctypes.c_uint32(value) for value in (cut.samples, cut.slots, *own)]
-    numbers = *after, *divisor(sizes.channels), *divisor(sizes.inner)
+    # An empty tensor has a size of 0, by which no kernel divides.
+    dimensions = _Dimensions(*(cuda.Divisor.of(max(1, size)) for size in (sizes.channels, sizes.inner)))
     n, grid = ctypes.c_int64(sizes.elements), (cut.tiles, cut.stacked)
 
     def gather(t: Tensors) -> None:
-        statistics(grid, BLOCK, t.x, partial, n, *before, ctypes.c_uint32(aligned(t.x)), *numbers)
+        statistics(grid, BLOCK, t.x, partial, n, *before, ctypes.c_uint32(aligned(t.x)), *after, dimensions)
 
     return _Summed(partial, cut.slots, gather)

@@ -1,5 +1,6 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
 # make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
+# make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
 # make clean      remove what make made
@@ -17,13 +18,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: bench test lint gpu-test clean
+.PHONY: bench test test-instrument test-collection lint gpu-test clean
 
 bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
 
 test: lint
-	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(ARGS)
+test-instrument: WING := --ignore=tests/collection
+test-collection: WING := tests/collection
+test test-instrument test-collection: $(READY)
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(WING) $(ARGS)
 
 lint: $(READY)
 	@$(BIN)/ruff check --quiet

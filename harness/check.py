@@ -32,10 +32,10 @@ _LARGEST = 2**31 - 1
 
 
 def make_inputs(ctx: Context) -> SimpleNamespace:
-    """The op's declared inputs: those that it makes itself, or random ones.
+    """The op's declared inputs, made by the op itself, or random.
 
-    Floats are normal random numbers without zeros. Integers are uniform over all values of their type, those of more
-    than 32 bits over those of 32 bits, so that signed types have both signs. No tensor is all zeros.
+    Floats are normal random numbers without zeros. Integers are uniform over all values of their type; integers of
+    more than 32 bits are uniform over the values of 32 bits. So signed types have both signs. No tensor is all zeros.
     """
     if ctx.op.make is not None:
         return SimpleNamespace(**ctx.op.make(ctx))
@@ -65,7 +65,7 @@ def clone(tensors: SimpleNamespace) -> SimpleNamespace:
 
 
 def as_tuple(ctx: Context, variant: Variant, returned: Any) -> tuple[Any, ...]:
-    """What a variant that makes its own outputs returned: one value for each, or as many as it did return.
+    """What a variant that makes its own outputs returned: one value for each, or however many the variant returned.
 
     Several outputs come as a tuple or a list. A single one comes by itself too, and a list of tensors as a tuple too.
     """
@@ -191,7 +191,7 @@ class _Region:
 
 
 def _flattened(tensors: dict[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Each tensor that isn't empty with its name, also those of lists."""
+    """Each tensor that isn't empty with its name, tensors of lists included."""
     for name, value in tensors.items():
         for i, part in enumerate(_tensors(value)):
             if part.numel():
@@ -204,7 +204,7 @@ def _tensors(value: Any) -> tuple[Any, ...]:
 
 
 def _is_dense(value: Any) -> bool:
-    """Whether it is a tensor with all its elements in memory, or a list of such. Sparse inputs aren't watched."""
+    """Whether it is a tensor with all its elements in memory, or a list of them. Sparse inputs aren't watched."""
     import torch
 
     return all(isinstance(part, torch.Tensor) and part.layout == torch.strided for part in _tensors(value))

@@ -51,6 +51,14 @@ def _modules(package: str, nested: bool) -> Iterator[str]:
         yield ".".join((package, *inside))
 
 
+def names(package: str) -> list[str]:
+    """Names of what a plug-in folder offers and of the entry points of its group, none of which is imported."""
+    spec = importlib.util.find_spec(package)
+    folders = map(Path, spec.submodule_search_locations or () if spec else ())
+    files = [file.stem for folder in folders for file in folder.glob("[!_]*.py")]
+    return sorted({*files, *(entry.name for entry in entry_points(package))})
+
+
 def entry_points(group: str) -> list[EntryPoint]:
     """Entry points of a group: the harness's own, as far as what they name is there, then those of other packages.
 

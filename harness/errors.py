@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from harness.paths import COLLECTION
 
@@ -91,7 +94,7 @@ def without_exit(what: str) -> Iterator[None]:
 def described(error: BaseException) -> str:
     """The error, the place in the user's code that it comes from (marked by '>'), and all frames, the last one first.
 
-    The user's code is that of an op, bundled or not: neither Python's and other packages' nor the harness's own. Errors
+    The user's code is an op's, bundled or not: neither Python's and other packages' nor the harness's own. Errors
     that the harness itself reports say everything in their message and advice.
     """
     if isinstance(error, HarnessError):
@@ -129,6 +132,26 @@ def _written(frame: traceback.FrameSummary) -> str:
     return f"{frame.filename}:{frame.lineno} in {frame.name}{code}"
 
 
+def user_place() -> str:
+    """The file and line of the code outside the instrument that made the present call: '/home/me/mine.py:12'."""
+    package = Path(__file__).parent
+    frame: FrameType | None = sys._getframe(1)
+    while frame:
+        file = Path(frame.f_code.co_filename)
+        inside = file.is_relative_to(package) and file.relative_to(package).parts[0] not in COLLECTION
+        # Methods that dataclasses write have no file.
+        if not inside and not str(file).startswith("<"):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def shown_place(place: str) -> str:
+    """A place as messages name it: from the current folder, if it lies there."""
+    return _shortened(place, "")
+
+
+@cache
 def _is_of_an_op(file: str) -> bool:
     """Whether a file is code of an op rather than Python's, another package's or the harness's."""
     path = Path(file)

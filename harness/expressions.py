@@ -19,6 +19,10 @@ class ExpressionError(ValueError):
         self.symbol = symbol
 
 
+class MalformedError(ExpressionError):
+    """The expression has no value, whatever the sizes are."""
+
+
 def _floor_div(a: int, b: int) -> int:
     if b == 0:
         raise ExpressionError("divides by zero")
@@ -66,9 +70,9 @@ def evaluate(text: str | int, symbols: Mapping[str, Any]) -> int:
     try:
         tree = ast.parse(str(text).strip(), mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ExpressionError(f"isn't an expression ({ALLOWED})") from error
+        raise MalformedError(f"isn't an expression ({ALLOWED})") from error
     if _depth(tree) > _DEEPEST:
-        raise ExpressionError("is nested too deeply")
+        raise MalformedError("is nested too deeply")
     return _value(tree.body, symbols)
 
 
@@ -103,18 +107,18 @@ def _unchecked(node: ast.expr, symbols: Mapping[str, Any]) -> int:
         case ast.Constant(value=int(value)):
             return value
         case ast.Constant(value=float(value)):
-            raise ExpressionError(f"holds the fraction {value}; only integers are allowed")
+            raise MalformedError(f"holds the fraction {value}; only integers are allowed")
         case ast.Name(id=name):
             return _size(name, symbols)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, symbols)
         case ast.BinOp(op=ast.Div()):
-            raise ExpressionError("divides with '/', which gives a fraction; write '//'")
+            raise MalformedError("divides with '/', which gives a fraction; write '//'")
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
             return _BINARY[type(op)](_value(left, symbols), _value(right, symbols))
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]) if name in _FUNCTIONS and len(args) == 2:
             return _FUNCTIONS[name](*(_value(arg, symbols) for arg in args))
-    raise ExpressionError(f"isn't integer arithmetic ({ALLOWED})")
+    raise MalformedError(f"isn't integer arithmetic ({ALLOWED})")
 
 
 def _size(name: str, symbols: Mapping[str, Any]) -> int:

@@ -1,40 +1,43 @@
 """The only list of metrics: the name of each, its unit, which way is better, how it is computed and explained.
 
 Tables, CSV, JSON, plots, claims, floors, the gate, the scenario's schema and "how to read the tables" iterate over it.
-A new metric is one more entry: `add(Metric(...))`. A metric whose value only the variant knows is `fact(...)`.
+Metrics that every op may have stand here. An op adds its own ones where it is defined: `add(Metric(...))` for a metric
+that is computed, `fact(...)` for one whose value only the variant knows, `found(...)` for one that a tool tells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from harness import units
-from harness.errors import UsageError
+from harness.errors import UsageError, nearest
 from harness.model import KernelFacts
 from harness.stats import range_over_median
 from harness.subject import Subject, interval, subjects
 from harness.units import Unit
 
-__all__ = ["METRICS", "Metric", "Subject", "add", "fact", "interval", "named", "subjects", "values"]
+__all__ = [
+    "METRICS",
+    "Metric",
+    "Subject",
+    "add",
+    "fact",
+    "found",
+    "interval",
+    "named",
+    "over_variant",
+    "subjects",
+    "told",
+    "values",
+]
 
 Better = Literal["higher", "lower", ""]
 Relative = Literal["", "variant", "world"]
 KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
-SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
-"""Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
-OVERLAPPED, AFTER, WITHOUT = "ddp", "after", "no_sync"
-"""Variants of a training step on several devices: its gradients are summed during the backward, after it, or never."""
-COLLECTIVE = "collective_bytes"
-"""The fact that a collective over ranks has: its bytes, as nccl-tests counts them."""
-TOKENS = "tokens_a_call"
-"""The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
-PEAK_MEMORY, ENERGY, UNSCALE, LOSS = "peak_memory", "energy", "unscale_share", "training_loss"
-"""Facts of whole steps of a model, and of its inference. The last two are told by tools, not by a variant."""
-DECODE_RATE = "decode_rate"
-"""The fact that a pipeline has which decodes images."""
 ABOVE_CEILING = 1.02
 """From this share of the ceiling on, the time or the ceiling is wrong: ceilings are no more exact than that."""
 ALWAYS = 9
@@ -57,7 +60,9 @@ class Metric:
     figure, sweep: its ranks for the two; 0 for never. drawn: whether a plot with this subject may show it. limit: the
     metric that a plot draws as the limit of this one.
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
-    `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it.
+    `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it. by_trace: it is
+    found in a trace of torch's profiler. attached: computes it from the figures that tools found of a case, by their
+    names ('<tool>.<name>'), and from the case's time in seconds; None if no tool tells it.
     """
 
     name: str
@@ -78,6 +83,8 @@ class Metric:
     of_limits: bool = False
     reported: bool = False
     by_count: bool = False
+    by_trace: bool = False
+    attached: Callable[[Mapping[str, float], float | None], float | None] | None = None
 
     def written(self, value: float) -> str:
         """A value with its unit."""
@@ -86,31 +93,74 @@ class Metric:
 
 METRICS: dict[str, Metric] = {}
 """Every metric by name, in the order of tables."""
+_DECLARED: dict[str, str] = {}
+"""Where each metric is declared: its file and line."""
+_FUNCTIONS = ("value", "shown", "drawn", "attached")
+"""Fields that can't be compared: a module that is loaded twice has functions of its own each time."""
 
 
-def add(metric: Metric) -> Metric:
-    """Add a metric to the list. Raises ValueError if its name is taken."""
-    if metric.name in METRICS:
-        raise ValueError(f"there is a metric named '{metric.name}' already")
+def add(metric: Metric, *, after: str = "") -> Metric:
+    """Add a metric to the list, and give it back.
+
+    after: the metric that it stands right after in tables; without one it stands last. A metric that is there already,
+    with the same meaning, stays as it is. Raises UsageError if the name has another meaning, and if there is no metric
+    named `after`.
+    """
+    where, there = _caller(), METRICS.get(metric.name)
+    if there is not None:
+        if _meaning(there) != _meaning(metric):
+            differ = ", ".join(key for key, value in _meaning(metric).items() if _meaning(there)[key] != value)
+            raise UsageError(
+                f"{where}: there is a metric named '{metric.name}' already, '{there.title}', and its {differ} "
+                f"{'differs' if ', ' not in differ else 'differ'} ({_DECLARED[metric.name]})",
+                "choose another name, or give both the same meaning",
+            )
+        return there
+    names = list(METRICS)
+    if after and after not in METRICS:
+        raise UsageError(f"{where}: '{metric.name}' can't stand after '{after}', no metric", nearest(after, names))
+    place = names.index(after) + 1 if after else len(names)
+    following = {name: METRICS.pop(name) for name in names[place:]}
     METRICS[metric.name] = metric
+    METRICS.update(following)
+    _DECLARED[metric.name] = where
     return metric
 
 
-def fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
+def fact(  # noqa: PLR0913 - what a reader of a table needs to know
+    name: str,
+    title: str,
+    unit: Unit,
+    hint: str,
+    better: Better = "",
+    *,
+    head: str | None = None,
+    keep: int = 3,
+    after: str = "",
+) -> Metric:
     """Add a metric whose value variants report, by `ctx.report(name, value)`.
 
-    Several ops may add the same one. Raises UsageError if the name has another meaning already.
+    head: that of its column, the title unless told; '' for no column. The rest is as in `Metric` and `add`. Several ops
+    may add the same one. Raises UsageError as `add` does.
     """
     made = _fact(name, title, unit, hint, better)
-    there = METRICS.get(name)
-    if there is None:
-        return add(made)
-    if replace(there, value=made.value, shown=made.shown) != made:
-        raise UsageError(
-            f"'{name}' can't be a fact named '{title}': there is a metric of that name already, '{there.title}'",
-            "choose another name, or give both the same title, unit, hint and better way",
-        )
-    return there
+    return add(replace(made, head=title if head is None else head, keep=keep), after=after)
+
+
+def found(  # noqa: PLR0913, PLR0917 - as above
+    name: str,
+    title: str,
+    unit: Unit,
+    hint: str,
+    better: Better,
+    attached: Callable[[Mapping[str, float], float | None], float | None],
+    *,
+    by_trace: bool = False,
+    after: str = "",
+) -> Metric:
+    """Add a metric that tools tell, not a variant. attached: as in `Metric`. Raises UsageError as `add` does."""
+    made = replace(_fact(name, title, unit, hint, better), attached=attached, by_trace=by_trace)
+    return add(made, after=after)
 
 
 def named(name: str) -> Metric:
@@ -120,6 +170,22 @@ def named(name: str) -> Metric:
 
 def _fact(name: str, title: str, unit: Unit, hint: str, better: Better = "") -> Metric:
     return Metric(name, title, unit, lambda s: s.facts.get(name), hint, better, head=title, keep=3, reported=True)
+
+
+def _meaning(metric: Metric) -> dict[str, object]:
+    """All of a metric that can be compared. A unit counts by how it writes: ops make units of their own."""
+    known = {field.name: getattr(metric, field.name) for field in fields(Metric) if field.name not in _FUNCTIONS}
+    return known | {"unit": metric.unit.write(0.0)}
+
+
+def _caller() -> str:
+    """The file and line that declares a metric: outside of this module, but for the metrics that stand here."""
+    frame = sys._getframe(1)
+    while (
+        (outer := frame.f_back) and frame.f_code.co_filename == __file__ and "<frozen" not in outer.f_code.co_filename
+    ):
+        frame = outer
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def floors() -> dict[str, Metric]:
@@ -133,9 +199,28 @@ def claimed() -> dict[str, Metric]:
 
 
 def values(subject: Subject) -> dict[str, float | None]:
-    """Every metric of a subject by name, in SI units; metrics that variants report only if this one reported them."""
+    """Metrics of a subject by name, in SI units: those that every op may have, and of the rest those that are known."""
     own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
-    return own | dict(subject.facts)
+    return {name: own[name] for name in own if own[name] is not None or name in COMMON} | dict(subject.facts)
+
+
+def told(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
+    """Figures that tools tell of a case, by the names of their metrics, sorted.
+
+    attached: what tools found of it, as '<tool>.<name>'. time: seconds of a call, without a tool.
+    """
+    tell = {name: metric.attached(attached, time) for name, metric in sorted(METRICS.items()) if metric.attached}
+    return {name: value for name, value in tell.items() if value is not None}
+
+
+def over_variant(name: str) -> Callable[[Subject], float | None]:
+    """What computes the ratio of a fact to that of another variant, for a metric that is relative to a variant."""
+
+    def ratio(s: Subject) -> float | None:
+        over = s.over.facts.get(name) if s.over else None
+        return s.facts[name] / over if s.time and over and name in s.facts else None
+
+    return ratio
 
 
 # ---- How they are computed.
@@ -178,10 +263,6 @@ def _items(s: Subject) -> float | None:
     return s.work.items / s.time if s.work and s.work.items and s.time else None
 
 
-def _tokens(s: Subject) -> float | None:
-    return s.facts[TOKENS] / s.time if TOKENS in s.facts and s.time else None
-
-
 def _speedup(s: Subject) -> float | None:
     return s.over.time / s.time if s.over and s.over.time and s.time else None
 
@@ -189,14 +270,6 @@ def _speedup(s: Subject) -> float | None:
 def _traffic(s: Subject) -> float | None:
     over = s.over.traffic.moved if s.over and s.over.traffic else 0
     return s.traffic.moved / over if s.time and s.traffic and over else None
-
-
-def _of_another(name: str) -> Callable[[Subject], float | None]:
-    def ratio(s: Subject) -> float | None:
-        over = s.over.facts.get(name) if s.over else None
-        return s.facts[name] / over if s.time and over and name in s.facts else None
-
-    return ratio
 
 
 def _ideal_items(s: Subject) -> float | None:
@@ -219,26 +292,6 @@ def _efficiency_bound(end: int) -> Callable[[Subject], float | None]:
         return efficiency * (s.time / s.interval[1 - end]) * (alone.interval[end] / alone.time)
 
     return bound
-
-
-def _hidden(s: Subject) -> float | None:
-    times = [s.beside[name].time if name in s.beside else None for name in (AFTER, WITHOUT)]
-    after, without = times
-    if s.variant != OVERLAPPED or not (s.time and after and without and s.world > 1 and after > without):
-        return None
-    return (after - s.time) / (after - without)
-
-
-def _bus_bandwidth(s: Subject) -> float | None:
-    return s.work.sent / s.time if COLLECTIVE in s.facts and s.work and s.work.sent and s.time else None
-
-
-def _algorithm_bandwidth(s: Subject) -> float | None:
-    return s.facts[COLLECTIVE] / s.time if COLLECTIVE in s.facts and s.time else None
-
-
-def _link_bandwidth(s: Subject) -> float | None:
-    return s.limits.link(s.world) if COLLECTIVE in s.facts and s.limits else None
 
 
 def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], float | None]:
@@ -271,8 +324,6 @@ for _metric in (
            head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2, limit="ideal_items"),
-    Metric("tokens", "tokens a second", units.TOKENS, _tokens, "tokens of all sequences, over the time", "higher",
-           head="{unit}", keep=6, shown=lambda s: TOKENS in s.facts),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
            "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
@@ -287,16 +338,9 @@ for _metric in (
     Metric("traffic", "traffic", units.RATIO, _traffic,
            "bytes that the variant moves by its own account, over those of another variant", "lower",
            relative="variant", said="less", by_count=True),
-    Metric("kept", "bytes that a training step keeps", units.RATIO, _of_another(KEPT),
+    Metric("kept", "bytes that a training step keeps", units.RATIO, over_variant(KEPT),
            "bytes of masks that a training step keeps for its backward, over those of another variant", "lower",
            relative="variant", said="less", by_count=True),
-    Metric("memory", "peak memory of a step", units.RATIO, _of_another(PEAK_MEMORY),
-           "the most bytes that tensors take during a step, over those of another variant", "lower",
-           relative="variant", said="less"),
-    Metric("of_expected", "share of the expected rate", units.SHARE,
-           lambda s: rate / s.facts["expected_rate"] if "expected_rate" in s.facts and (rate := _items(s)) else None,
-           "items a second of a pipeline, over those that are expected by the rates of its stages alone", "higher",
-           head="of expected", keep=6),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
            "items a second of all devices, over those of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
@@ -305,17 +349,6 @@ for _metric in (
            "it is efficiency high", relative="world", head="efficiency low", keep=4),
     Metric("efficiency_high", "upper bound of the scaling efficiency", units.SHARE, _efficiency_bound(1),
            "the upper bound that belongs to efficiency low", relative="world", head="efficiency high", keep=4),
-    Metric("hidden_by_times", "communication hidden, by times", units.SHARE, _hidden,
-           f"how much of the time that the sum of gradients takes the backward hides: what {OVERLAPPED} is faster than "
-           f"{AFTER} by, over what {WITHOUT} is faster by", head="hidden (times)", keep=7),
-    Metric("bus_bandwidth", "bus bandwidth", units.BANDWIDTH, _bus_bandwidth,
-           "the bytes that each device has to send, over the time: busbw of nccl-tests, which no number of devices "
-           "changes as long as their links are the limit", "higher",
-           head="bus {unit}", keep=ALWAYS, figure=5, sweep=5, limit="link_bandwidth"),
-    Metric("algorithm_bandwidth", "algorithm bandwidth", units.BANDWIDTH, _algorithm_bandwidth,
-           "the bytes of the collective's larger buffer, over the time: algbw of nccl-tests",
-           head="algorithm {unit}", keep=8),
-    Metric("link_bandwidth", "link", units.BANDWIDTH, _link_bandwidth),
     Metric("ideal_items", "ideal", units.ITEMS, _ideal_items),
     Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, _ceiling_bandwidth),
     Metric("ceiling_flops", "ceiling", units.OPERATIONS, _ceiling_flops),
@@ -334,24 +367,11 @@ for _metric in (
     Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
-    replace(_fact(COLLECTIVE, "bytes of the collective", units.BYTES, "its bytes, as nccl-tests counts them"), head=""),
-    replace(_fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call"), head=""),
-    _fact(PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower"),
-    _fact(DECODE_RATE, "decode alone", units.ITEMS,
-          "images a second of the part of a stage alone that decodes images; it is a part of 'prepare'", "higher"),
-    _fact(ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower"),
-    _fact(UNSCALE, "share of unscaling", units.FINE_SHARE, "unscaling's share of a step's time, by a trace", "lower"),
-    _fact(LOSS, "loss of trainings", units.PLAIN, "mean loss of longer trainings, from several seeds", "lower"),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
                   "bytes of masks that a training step keeps for its backward, by count from the declared tensors"),
             by_count=True),
-    replace(_fact(SNR, "signal to noise", units.DECIBELS,
-                  "the energy of the same result in float64, computed before anything was quantised or rounded, over "
-                  "that of the error; 6 dB are a bit", "higher"), keep=6),
-    _fact(MEAN_ERROR, "mean error", units.FINE_SHARE,
-          "the mean absolute error, over the root mean square of the same result in float64", "lower"),
-    _fact(LARGEST_ERROR, "largest error", units.FINE_SHARE,
-          "the largest absolute error, over the root mean square of the same result in float64", "lower"),
 ):
     add(_metric)
 # fmt: on
+COMMON = frozenset(METRICS)
+"""Metrics that every case has, be they known or not; tables of all kinds have a place for them."""

@@ -8,7 +8,9 @@ from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
 COLLECTION = ("collection", "nn")
-"""Folders of this package that hold what is measured. The rest is the instrument, which works without them."""
+"""The folder of this package that holds what is measured, and the module that is a short name of a part of it.
+
+The rest of the package is the instrument, which works without both."""
 
 
 def data(name: str) -> Path:

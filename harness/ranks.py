@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 _LONGEST = 1800.0  # seconds to wait for another rank, which may compile at that time; a job's own limit is shorter
-_PATIENCE = 3.0  # seconds that a rank with an error waits for the others, which may wait for it in a collective
+_PATIENCE = 3.0  # seconds that a rank with an error waits for the other ranks, which may wait in a collective
 
 Gather = Callable[[Any, float], list[Any]]
 _Value = TypeVar("_Value")
@@ -36,10 +36,10 @@ class Group:
     gather(value, seconds): every rank's value on every rank, in the order of ranks; raises TimeoutError if a rank sends
     none within so many seconds.
 
-    local_rank, local_size: the rank among those on this host, and how many they are; all are here unless told.
+    local_rank, local_size: the rank among the ranks on this host, and their number; all are here unless told.
 
-    A rank that fails sends its failure in place of its next value. So the others learn of the failure at their next
-    exchange: every method but `failed` raises PeerError once another rank has failed.
+    A rank that fails sends its failure in place of its next value. So the other ranks learn of the failure at
+    their next exchange: every method but `failed` raises PeerError once another rank has failed.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Group:
         """End the case on every rank, since this one can't go on. Gives the failure that all ranks report.
 
         If several ranks failed in the same step, all report the failure of the first of them. Raises TimeoutError if
-        the others make no exchange: they may wait for this rank in a collective of the op.
+        the other ranks make no exchange: they may wait for this rank in a collective of the op.
         """
         own = (status, self._signed(text))
         failure = _first_failure(self._gather((own, None), _PATIENCE))
@@ -122,8 +122,8 @@ def from_environment() -> Group:
 class _Exchange:
     """Objects exchanged through torch's key-value store, which all ranks reach.
 
-    A collective can't be used. If a rank fails inside a collective of the op, its next collective would be another one
-    than that of the others. And a collective can't stop waiting and leave its process usable.
+    A collective can't be used. If a rank fails inside a collective of the op, its next collective wouldn't be the
+    one that the other ranks are in. And a collective can't stop waiting and leave its process usable.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:

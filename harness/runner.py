@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
@@ -14,7 +14,8 @@ import harness
 from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
-from harness.model import SCHEMA, Code, Header, Job, Limits, Machine, Measurement, Run, Warning
+from harness.model import SCHEMA, Header, Job, Limits, Machine, Measurement, Run, Warning
+from harness.ops.codes import Codes, codes
 from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer
@@ -28,7 +29,7 @@ class _Request:
 
     header: Header
     todo: Sequence[_Task]
-    codes: Mapping[str, Code]
+    codes: Codes
     needs: Needs
     fresh: bool
 
@@ -73,18 +74,18 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     until then.
     """
     header = _header(plan=plan, name=name, device=device, command=command, repeat=repeat)
-    codes = {name: source.code(name, op.file) for name, op in plan.ops.items() if op.file}
+    code_of = codes(plan.ops.values())
     earlier, writer = store.reopen(folder) if resume else (None, store.create(folder, header))
     with writer:
         if earlier:
-            _refuse_another(folder, earlier, header, codes)
+            _refuse_another(folder, earlier, header, code_of)
             header = earlier.header
         todo = _todo(plan, repeat, earlier)
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
             with Workers(device, plugins) as workers:
-                request = _Request(header, todo, codes, needs(plan), fresh)
+                request = _Request(header, todo, code_of, needs(plan), fresh)
                 _carry_out(request, writer, workers, observer)
     finished = store.load(folder)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
@@ -130,7 +131,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
         workers.restart()
         for _, job in tasks:
             observer.started(job, process)
-            measured = replace(workers.measure(job, process), code=request.codes.get(job.case.op))
+            measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
             measurement = _checked(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
@@ -167,10 +168,10 @@ def _todo(plan: Plan, repeat: int, earlier: Run | None) -> list[_Task]:
     return [(process, job) for process in range(repeat) for job in plan.jobs if (job.case.id, process) not in done]
 
 
-def _refuse_another(folder: Path, stored: Run, asked: Header, codes: Mapping[str, Code]) -> None:
+def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) -> None:
     """Raise UsageError naming everything in which the stored run isn't the one asked for."""
     header = stored.header
-    changed = sorted({m.case.op for m in stored.measurements if m.code != codes.get(m.case.op)})
+    changed = sorted({m.case.op for m in stored.measurements if m.code != code_of.get((m.case.op, m.case.variant))})
     different = {
         f"the machine was {header.machine.name}, this is {asked.machine.name}": (
             header.machine.fingerprint != asked.machine.fingerprint

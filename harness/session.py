@@ -69,9 +69,14 @@ class Session:
     """
 
     def __init__(self, case: Case, op: Op, device: Device, group: Group = ALONE) -> None:
-        """Measure nothing yet. Raises ValueError if the group has another number of ranks than the case needs."""
+        """Measure nothing yet.
+
+        Raises ValueError if the group has another number of ranks than the case needs, and UsageError for a case that
+        isn't one of the op's.
+        """
         if group.size != case.world:
             raise ValueError(f"{case.id} is a case of {case.world} ranks, the group has {group.size}")
+        op.refuse(case)
         self.case = case
         self.op = op
         self.device = device
@@ -140,6 +145,8 @@ class Session:
         little off isn't wrong, but there is a warning.
         """
         ctx, ready = self._ready()
+        if self.op.unchecked:
+            self.warn("unchecked", f"no result of this op is checked: {self.op.unchecked}", "check results elsewhere")
         with self.phase("check"):
             fault, after = self._watched_call(ctx, ready)
             # All ranks agree before the reference runs, since it may wait for the other ranks.

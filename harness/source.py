@@ -23,22 +23,22 @@ _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
 _GIT_TIMEOUT = 10
 
 
-def code(op: str, file: Path) -> Code:
-    """The code that makes the numbers of an op, which `file` defines.
+def code(op: str, *files: Path) -> Code:
+    """The code that makes the numbers of an op, or of a variant of it, which `files` declare.
 
-    It covers the code that measures every op; the op's file, with the modules of ops, models and `harness.nn` that it
-    imports; and the kernels that these files name, with the headers that the kernels include. It covers neither tables,
-    reports and the command line, nor other ops. For an op that isn't bundled it also covers all kernels beside the op's
-    file. Comments and docstrings don't count: they make no number.
+    It covers the code that measures every op; the files, with the modules of the collection that they import; and the
+    kernels that these files name, with the headers that the kernels include. It covers neither tables, reports and the
+    command line, nor other ops. For a file that isn't bundled it also covers all kernels beside it. Comments and
+    docstrings don't count: they make no number.
     """
-    measuring = [path for name in _MEASURING for path in _python(_PACKAGE / name)]
-    beside = [] if file.is_relative_to(_PACKAGE) else _kernels_beside(file)
-    files = {*measuring, *_needed(file), *beside}
-    return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in files))
+    measuring = [path for name in _MEASURING for path in _code(_PACKAGE / name)]
+    beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
+    every = {*measuring, *beside, *(path for file in files for path in _needed(file))}
+    return Code(op, _hash((path.name, without_comments(path.name, path.read_bytes())) for path in every))
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the package's Python files, the kernels, and plug-ins with theirs.
+    """SHA-256 over the names and contents of the package's Python files and kernels, and of plug-ins with theirs.
 
     root: a checkout of another revision, in place of this installation.
     """
@@ -69,7 +69,7 @@ def _hash(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in _python(package):
+    for path in _code(package):
         yield f"harness/{path.relative_to(package).as_posix()}", path
     for path in kernels.rglob("*"):
         if path.suffix in _KERNEL_SUFFIXES and path.is_file():
@@ -80,9 +80,16 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
             yield f"plugin/{plugin.name}/{path.name}", path
 
 
-def _python(place: Path) -> list[Path]:
-    """The Python files at a place. An editor's lock is a link to nothing with the name of a file."""
-    return [place] if place.suffix == ".py" else sorted(path for path in place.rglob("*.py") if path.is_file())
+def _code(place: Path) -> list[Path]:
+    """The Python files at a place, and the kernels beside them.
+
+    An editor's lock is a link to nothing with the name of a file. The kernels inside an installed package are bundled
+    ones, which are counted as such.
+    """
+    if place.suffix == ".py":
+        return [place]
+    found = (path for path in place.rglob("*") if path.suffix in {".py", *_KERNEL_SUFFIXES} and path.is_file())
+    return sorted(path for path in found if "_data" not in path.relative_to(place).parts)
 
 
 def _kernels_beside(file: Path) -> list[Path]:
@@ -93,7 +100,7 @@ def _needed(file: Path) -> list[Path]:
     """The op's file, the modules that it imports, and the kernels that these name, each with what it needs."""
     modules = _closure(file, _imported)
     # Modules of harness.nn run the ops that they import, with the kernels of these.
-    run = [op for module in modules if module.parent == _PACKAGE / "nn" for op in _imported(module)]
+    run = [op for module in modules if module.parent == _PACKAGE / "collection" / "nn" for op in _imported(module)]
     texts = [module.read_text("utf-8") for module in modules]
     named = {f"{op.stem}.cu" for op in (file, *run)}.union(*(re.findall(r'"(\w+\.cu)"', text) for text in texts))
     sources = [path for path in paths.data("kernels").glob("*/*.cu") if path.name in named]

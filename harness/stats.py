@@ -115,7 +115,7 @@ class Tested:
 
 
 def holm(ps: Sequence[float], level: float, family: int) -> list[Tested]:
-    """Holm's step-down method over a family of hypotheses, for those of them whose p is in `ps`, in their order.
+    """Holm's step-down method over a family of hypotheses, for the hypotheses whose p is in `ps`, in their order.
 
     The chance to reject any true hypothesis of the family is at most `level`, however the hypotheses depend on each
     other. The smallest p is compared with level / family, the next with level / (family - 1), and so on up to the first

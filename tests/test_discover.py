@@ -12,7 +12,8 @@ from harness.discover import discover
 from harness.errors import UsageError
 
 PLACES = {
-    "harness.ops": (["OP"], True),
+    "harness.collection.ops": (["OP"], True),
+    "harness.collection.steps": (["OP"], True),
     "harness.report.formats": (["SUMMARY", "write"], False),
     "harness.report.gate.formats": (["write"], False),
     "harness.gate.rules": (["judge"], False),

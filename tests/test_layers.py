@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 
 import harness
+from harness import metrics
+from harness.ops import Catalogue
 
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
     {"comments", "errors", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
-    {"discover", "model"},
+    {"discover", "families", "model"},
     {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},
@@ -40,7 +42,7 @@ ROWS = [
     {"cli"},
     {"__main__"},
 ]
-COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"nn"}, {"collection/steps"}]
+COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"collection/nn"}, {"collection/steps"}, {"nn"}]
 """The collection may import all that stands above it, and of the instrument what plug-ins use, too."""
 ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumerate(rows) for room in rooms}
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
@@ -143,6 +145,52 @@ def test_the_instrument_imports_nothing_of_the_collection() -> None:
     assert {file: rooms(file) & IN_COLLECTION for file in instrument if rooms(file) & IN_COLLECTION} == {}
 
 
+PUBLIC = {"cuda", "errors", "expressions", "families", "intervals", "metrics", "model", "ops", "paths", "units"}
+"""Rooms of the instrument that an op may use, a plug-in's as well as one of the collection."""
+PUBLIC_FOR_PAGES = {"report"}
+"""Rooms for what an op says of its reports, which `Op.pages` names."""
+PUBLIC_FOR_TOOLS = {"devices", "profile", "session", "store"}
+"""Rooms for a tool of `harness profile`, which the entry point `harness.tools` names."""
+
+
+def test_the_collection_uses_only_what_plugins_may_use() -> None:
+    found = {}
+    for file in (file for file in FILES if room(file).startswith("collection/")):
+        place = file.relative_to(PACKAGE / "collection")
+        allowed = set(PUBLIC)
+        if {"report", "_report.py"} & set(place.parts):
+            allowed |= PUBLIC_FOR_PAGES
+        if "profile" in place.parts:
+            allowed |= PUBLIC_FOR_TOOLS
+        if other := rooms(file) - IN_COLLECTION - allowed:
+            found[place] = other
+    assert found == {}
+
+
+def test_the_collection_uses_no_module_of_the_instrument_that_is_private() -> None:
+    found = {}
+    for file in (file for file in FILES if room(file).startswith("collection/")):
+        named = (name.split(".") for name in modules(file) if name.startswith("harness."))
+        if hidden := {".".join(n) for n in named if n[1] != "collection" and any(part.startswith("_") for part in n)}:
+            found[file] = hidden
+    assert found == {}
+
+
+COMMON_WORDS = {"all_gather", "all_reduce", "broadcast", "copy", "softmax", "unscale"}
+"""Names of ops that are words of other things as well: families of kernels, and what ranks do."""
+
+
+def test_the_instrument_knows_no_op_variant_or_metric_of_the_collection_by_name() -> None:
+    """Examples in the texts of help are fine: they stand in longer texts."""
+    names = {*Catalogue(), "ddp", "no_sync", "fused_optimizer", "half_norm"} - COMMON_WORDS
+    names |= {name for name in metrics.METRICS.keys() - metrics.COMMON if "_" in name}
+    assert {"prelu", "swin_train", "unscale_share", "decode_rate", "peak_memory"} <= names
+    # What version1 knows are the ops of runs that are stored.
+    files = [file for file in FILES if room(file) not in IN_COLLECTION and file.name != "version1.py"]
+    constants = [(file, node) for file in files for node in ast.walk(tree_of(file)) if isinstance(node, ast.Constant)]
+    assert [f"{file}:{node.lineno}: {node.value!r}" for file, node in constants if node.value in names] == []
+
+
 def test_the_parent_process_has_no_way_to_torch() -> None:
     parents = [file for file in FILES if room(file) not in WORKER]
     assert named(f for f in parents if {name.split(".")[0] for name in modules(f)} & {"torch", "triton"}) == []
@@ -150,7 +198,7 @@ def test_the_parent_process_has_no_way_to_torch() -> None:
 
 def test_models_that_load_torch_are_imported_inside_functions() -> None:
     loads_torch = {
-        "harness.nn",
+        "harness.collection.nn",
         *(f"harness.collection.models.{name}" for name in ("bert", "images", "resnet", "swin")),
     }
 
@@ -160,7 +208,9 @@ def test_models_that_load_torch_are_imported_inside_functions() -> None:
 
     assert (
         named(
-            file for file in FILES if room(file) not in ("collection/models", "nn") and at_its_top(file) & loads_torch
+            file
+            for file in FILES
+            if room(file) not in ("collection/models", "collection/nn", "nn") and at_its_top(file) & loads_torch
         )
         == []
     )

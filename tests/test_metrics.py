@@ -18,6 +18,7 @@ from harness import metrics, report, scenario, units
 from harness.errors import UsageError
 from harness.metrics import METRICS, Metric, Subject, interval
 from harness.model import (
+    Attachment,
     Case,
     Claim,
     ComputePoint,
@@ -56,8 +57,7 @@ LIMITS = Limits(
 WORK = Work(read=2000, written=2000, flops=(("float16", 10**6),), items=5, item="rows")
 
 
-SEVERAL = {"efficiency", "efficiency_low", "efficiency_high", "ideal_items", "hidden_by_times"}
-SEVERAL |= {"bus_bandwidth", "algorithm_bandwidth", "link_bandwidth"}
+SEVERAL = {"efficiency", "efficiency_low", "efficiency_high", "ideal_items"}
 """Metrics that only cases on several devices have."""
 
 
@@ -75,13 +75,7 @@ def subject(*found: Measurement, limits: Limits | None = LIMITS) -> Subject:
 EVERYTHING = measured(
     call_samples=(3e-6,),
     kernels=(KernelFacts("a", 20, 8, 0), KernelFacts("b", 40, 0, 0)),
-    facts=(
-        ("hidden", 0.5),
-        ("kept_bytes", 100.0),
-        ("tokens_a_call", 640.0),
-        ("peak_memory", 300.0),
-        ("expected_rate", 5e6),
-    ),
+    facts=(("hidden", 0.5), ("kept_bytes", 100.0)),
 )
 
 
@@ -97,14 +91,11 @@ EVERYTHING = measured(
         ("flops", 5e11),
         ("intensity", 250),
         ("items", 2.5e6),
-        ("tokens", 3.2e8),
         ("of_peak", 2e9 / 2e9),
         ("of_ceiling", 0.5),
         ("speedup", 1.5),
         ("traffic", 2.0),
         ("kept", 0.125),
-        ("memory", 0.75),
-        ("of_expected", 0.5),
         ("ceiling_bandwidth", 4e9),
         ("ceiling_flops", 1e12),
         ("noise", 0.2),
@@ -117,26 +108,22 @@ EVERYTHING = measured(
         ("efficiency", None),
         ("efficiency_low", None),
         ("efficiency_high", None),
-        ("hidden_by_times", None),
-        ("bus_bandwidth", None),
-        ("algorithm_bandwidth", None),
-        ("link_bandwidth", None),
         ("ideal_items", None),
         ("process_range", None),
     ],
 )
 @pytest.mark.parametrize("of", [subject, lambda found: Subject.of(found, LIMITS)], ids=["result", "measurement"])
 def test_each_metric(of: Any, name: str, value: float | None) -> None:
-    over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0), ("peak_memory", 400.0))))
+    over = subject(measured(3e-6, traffic=Traffic(2000, 2000), facts=(("kept_bytes", 800.0),)))
     assert METRICS[name].value(of(EVERYTHING).against(over)) == (None if value is None else pytest.approx(value))
 
 
 def test_every_bundled_metric_is_computed_by_a_test() -> None:
     (values,) = [mark for mark in test_each_metric.pytestmark if mark.args[0] == ("name", "value")]
-    assert {name for name, _ in values.args[1]} == {name for name, metric in METRICS.items() if not metric.reported}
+    assert {name for name, _ in values.args[1]} == {name for name in metrics.COMMON if not METRICS[name].reported}
 
 
-@pytest.mark.parametrize("name", [name for name in METRICS if name not in ("read_bytes", "written_bytes")])
+@pytest.mark.parametrize("name", sorted(metrics.COMMON - {"read_bytes", "written_bytes"}))
 def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
     failed = subject(Measurement(CASE, "wrong", work=WORK)).against(subject(measured()))
     known = {"ceiling_bandwidth": 4e9, "ceiling_flops": 1e12, "intensity": 250}
@@ -146,7 +133,7 @@ def test_a_case_without_a_time_has_no_metric_of_it(name: str) -> None:
 def test_without_limits_only_what_needs_them_is_unknown() -> None:
     found = metrics.values(subject(EVERYTHING, limits=None).against(subject(measured())))
     unknown = {name for name, value in found.items() if value is None}
-    assert unknown - SEVERAL - {"process_range", "sent_bytes", "kept", "memory"} == {
+    assert unknown - SEVERAL - {"process_range", "sent_bytes", "kept"} == {
         "of_peak", "of_ceiling", "ceiling_bandwidth", "ceiling_flops",
     }  # fmt: skip
     assert {name for name, metric in METRICS.items() if metric.of_limits} == {"of_peak", "of_ceiling"}
@@ -320,9 +307,22 @@ def test_a_metric_from_outside_is_a_floor_of_the_gate(joules: Metric) -> None:
     assert (finding.severity, "work a joule" in finding.message, "0.50x" in finding.message) == ("failure", True, True)
 
 
-def test_a_name_is_taken_once(own: None) -> None:
-    with pytest.raises(ValueError, match="there is a metric named 'time' already"):
-        metrics.add(METRICS["time"])
+def test_a_metric_of_some_ops_is_told_where_a_case_has_it(own: None) -> None:
+    name = "work_an_item"
+    metrics.add(Metric(name, "", units.PLAIN, lambda s: s.work.moved / s.work.items if s.work.items else None))
+    assert metrics.values(subject(measured()))[name] == 800
+    assert name not in metrics.values(subject(measured(work=replace(WORK, items=0))))
+
+
+def test_what_a_tool_found_is_a_metric(own: None, tmp_path: Path) -> None:
+    metrics.found("busy", "busy", units.SHARE, "a share", "higher", lambda found, time: found.get("mine.seconds") / time
+                  if "mine.seconds" in found else None, by_trace=True)  # fmt: skip
+    claims = (Claim("R1", "tuned", "busy", 0.9, "V100"),)
+    run = replace(a_run(measured(), claims=claims), attachments=(Attachment(CASE.id, "mine", (("seconds", 1e-6),)),))
+    text = drawn(run)
+    assert re.search(r"busy.*\n.*50\.0%", text)
+    assert "R1 claims 90.0% (tuned: busy, V100): here 50.0% by a trace" in text
+    assert metrics.told({}, 1.0) == {}
 
 
 # ---- What a variant reports of itself.
@@ -349,7 +349,9 @@ def test_a_fact_whose_op_is_not_loaded_is_shown_plainly() -> None:
 def test_several_ops_may_report_the_same_fact_but_not_two_under_one_name(own: None) -> None:
     first = metrics.fact("hidden", "hidden", units.SHARE, "a share")
     assert metrics.fact("hidden", "hidden", units.SHARE, "a share") is first
-    with pytest.raises(UsageError, match="there is a metric of that name already, 'hidden'"):
+    with pytest.raises(
+        UsageError, match="there is a metric named 'hidden' already, 'hidden', and its title, head differ"
+    ):
         metrics.fact("hidden", "concealed", units.SHARE, "a share")
     with pytest.raises(UsageError, match="'speed-up'"):
         metrics.fact("speedup", "hidden", units.SHARE, "a share")
@@ -377,21 +379,12 @@ def scaled(variant: str, time: float, world: int = 2, **fields: Any) -> Measurem
     return measured(time, Case("op", variant, "float16", (("N", 8),), world=world), work=work, **fields)
 
 
-def test_what_several_devices_do_is_compared_with_one_and_with_what_hides_nothing() -> None:
-    every = (scaled("ddp", 2e-6, 1), scaled("ddp", 2.5e-6), scaled("after", 4e-6), scaled("no_sync", 2e-6))
+def test_what_several_devices_do_is_compared_with_one() -> None:
+    every = (scaled("ddp", 2e-6, 1), scaled("ddp", 2.5e-6))
     found = metrics.subjects([Result(m.case, (m,)) for m in every], LIMITS)
-    alone, ddp, after, _ = (metrics.values(found[m.case.id]) for m in every)
-    assert (alone["ideal_items"], alone["efficiency"], alone["hidden_by_times"]) == (2.5e6, None, None)
+    alone, ddp = (metrics.values(found[m.case.id]) for m in every)
+    assert (alone["ideal_items"], alone["efficiency"]) == (2.5e6, None)
     assert ddp["ideal_items"] == 5e6
     assert ddp["efficiency"] == pytest.approx(0.8)
     assert ddp["efficiency_low"] == pytest.approx(0.8 / 1.1 * 0.9)
     assert ddp["efficiency_high"] == pytest.approx(0.8 / 0.9 * 1.1)
-    assert ddp["hidden_by_times"] == pytest.approx(0.75)
-    assert (after["hidden_by_times"], after["efficiency"], after["bus_bandwidth"]) == (None, None, None)
-
-
-def test_a_collective_has_bandwidths_as_nccl_tests_count_them() -> None:
-    found = metrics.values(subject(scaled("nccl", 4e-6, facts=(("collective_bytes", 2000.0),))))
-    assert found["bus_bandwidth"] == pytest.approx(1000 / 4e-6)
-    assert found["algorithm_bandwidth"] == pytest.approx(2000 / 4e-6)
-    assert found["link_bandwidth"] == pytest.approx(1e9)

@@ -59,6 +59,15 @@ def test_what_python_leaves_behind_does_not_change_the_hash(package: Path) -> No
     assert source.digest() == before
 
 
+def test_kernels_of_the_package_count_and_those_that_it_bundles_count_once(package: Path) -> None:
+    before = source.digest()
+    (package / "harness" / "_data" / "kernels").mkdir(parents=True)
+    (package / "harness" / "_data" / "kernels" / "copy.cu").write_text("// as a wheel has it\n")
+    assert source.digest() == before
+    (package / "harness" / "ops" / "stream.cu").write_text("// kernel\n")
+    assert source.digest() != before
+
+
 def test_the_lock_of_an_editor_does_not_change_the_hash(package: Path, tmp_path: Path) -> None:
     """It's a link to nothing."""
     plugin = tmp_path / "mine.py"
@@ -155,7 +164,7 @@ STEPS |= {"resnet50_scaling", "bert_scaling", "swin_scaling", "image_pipeline"}
             {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias", *STEPS},
         ),
         ("harness/collection/models/swin.py", STEPS),
-        ("harness/nn/_scaler.py", STEPS),
+        ("harness/collection/nn/_scaler.py", STEPS),
         ("kernels/attention/window_attention.cu", {"window_attention", *STEPS}),
         ("harness/collection/models/sizes.py", STEPS),
         ("harness/session.py", EVERY),
@@ -172,7 +181,7 @@ def test_the_code_of_an_op_is_what_makes_its_numbers(file: str, ops: set[str], m
     assert ops_that_change(file, monkeypatch) == ops
 
 
-@pytest.mark.parametrize("room", ["ops", "collection", "nn"])
+@pytest.mark.parametrize("room", ["ops", "collection"])
 def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: Path) -> None:
     folder = package / "harness" / room
     folder.mkdir(exist_ok=True)
@@ -189,16 +198,18 @@ def test_the_code_of_an_op_follows_modules_into_these_rooms(room: str, package: 
 def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: Path) -> None:
     """An op needs the kernels of another op only where it names them; nn calls the other op itself."""
     for name in (
-        "harness/nn/__init__.py",
+        "harness/collection/nn/__init__.py",
         "harness/collection/ops/rows/norm.py",
         "kernels/rows/norm.cu",
         "harness/ops/other.py",
     ):
         (package / name).parent.mkdir(parents=True, exist_ok=True)
         (package / name).write_text("")
-    (package / "harness" / "nn" / "__init__.py").write_text("from harness.collection.ops.rows import norm\n")
+    (package / "harness" / "collection" / "nn" / "__init__.py").write_text(
+        "from harness.collection.ops.rows import norm\n"
+    )
     op, other = package / "harness" / "ops" / "mine.py", package / "harness" / "ops" / "other.py"
-    op.write_text("def prepare(ctx):\n    from harness import nn\n")
+    op.write_text("def prepare(ctx):\n    from harness.collection import nn\n")
     other.write_text("from harness.collection.ops.rows import norm\n")
     kernel = package / "kernels" / "rows" / "norm.cu"
     assert kernel in source._needed(op)
@@ -211,6 +222,7 @@ def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: P
         ("harness/ops/sheet.py", True),
         ("harness/ops/baselines.py", True),
         ("kernels/access/copy.cu", True),
+        ("harness/cuda/stream.cu", True),
         ("harness/collection/ops/activation/prelu.py", False),
         ("kernels/activation/prelu.cu", False),
     ],

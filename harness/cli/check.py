@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,11 +72,19 @@ def command(
 def _chosen(catalogue: Mapping[str, Op], plugins: Sequence[Path]) -> tuple[Definition, ...]:
     """A scenario for each op that has variants and comes from one of the files. Raises UsageError if there is none."""
     files = {plugin.resolve() for plugin in plugins}
-    own = [op for op in catalogue.values() if op.file in files and op.variants]
+    own = [op for op in map(partial(_of_files, files), catalogue.values()) if op.variants]
     if not own:
         names = ", ".join(map(str, plugins))
         raise UsageError(f"{names}: no op has a variant, so there is nothing to check", "add one with @OP.variant(...)")
     return tuple(map(_definition, own))
+
+
+def _of_files(files: Collection[Path], op: Op) -> Op:
+    """The op with the variants that the files declare, and its first one, which they are compared with."""
+    if op.file in files:
+        return op
+    added = {name: variant for name, variant in op.variants.items() if variant.file in files}
+    return replace(op, variants=added)
 
 
 def _definition(op: Op) -> Definition:

@@ -87,6 +87,7 @@ def command(
     pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
     """
     from harness import gate
+    from harness.ops import Catalogue
 
     accepted = tuple(dict.fromkeys(accept or ()))
     gate.check_accept(accepted)
@@ -107,8 +108,9 @@ def command(
         )
         made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
     else:
-        measuring = {"--device": device, "--only": only, "--ops": ops, "--seed": seed}
+        measuring = {"--device": device, "--only": only, "--seed": seed}
         _refuse(measuring | {"--precision": precision, "--max-time": max_time})
+        Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
         made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"
     now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     raise typer.Exit(_finish(made, output or Path("reports") / f"gate-{name}-{now}"))

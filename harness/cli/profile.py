@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from harness.cli import completion
+from harness.cli import completion, tool_options
 from harness.cli.choosing import Variants
 from harness.cli.options import Device, Only, Ops
 from harness.errors import Exit, UsageError, brief, nearest
@@ -21,7 +21,6 @@ from harness.errors import Exit, UsageError, brief, nearest
 if TYPE_CHECKING:
     from harness.model import Attachment, Job
     from harness.profile import Tool
-    from harness.profile._request import LossPlan
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -31,20 +30,26 @@ EXAMPLES = (
     "  harness profile nsys prelu --print           to run it elsewhere\n"
     "  harness profile ncu --run reports/mine --import tuned.ncu-rep\n"
     "  harness profile nsys --import mine.sqlite    the kernels of any recording\n"
-    "  harness profile torch -- python train.py     a program of your own\n"
-    "  harness profile losses --run reports/mine --only '*swin_tiny*' --batch 8\n"
-    "\n\b\nTools:\n"
-    "  ncu     counters of each kernel: bytes, stalls, pipes (Nsight Compute)\n"
-    "  nsys    a timeline of kernels, copies and calls (Nsight Systems)\n"
-    "  torch   shares of the time by kernel and by family; needs nothing else\n"
-    "  losses  the losses of a few hundred steps of training, from several seeds"
+    "  harness profile torch -- python train.py     a program of your own"
 )
 _PROGRAM = "harness.program"
 """Where the arguments behind '--' are kept for the command."""
+_OPTIONS = "harness.tool_options"
+"""Where the options of tools that were given are kept for the command."""
 
 
 class ProfileCommand(TyperCommand):
-    """`profile`: what stands behind '--' is a program, not a scenario."""
+    """`profile`: what stands behind '--' is a program, not a scenario. Tools have options and examples of their own."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters; the options of tools stand ahead of --help."""
+        *own, last = super().get_params(ctx)
+        return [*own, *tool_options.parameters(), last]
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write the examples, and what each tool tells."""
+        self.epilog = f"{EXAMPLES}{tool_options.epilog()}"
+        super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments parsed; a program is put aside."""
@@ -59,6 +64,7 @@ class ProfileCommand(TyperCommand):
         def leave(number: int, _frame: object) -> None:
             raise typer.Exit(128 + number)
 
+        ctx.meta[_OPTIONS] = tool_options.taken(ctx.params)
         previous = signal.signal(signal.SIGTERM, leave)
         try:
             return super().invoke(ctx)
@@ -70,7 +76,7 @@ class ProfileCommand(TyperCommand):
 
 def command(
     ctx: typer.Context,
-    tool: Annotated[str, typer.Argument(metavar="TOOL", help="ncu, nsys, torch or losses.", show_default=False)],
+    tool: Annotated[str, typer.Argument(metavar="TOOL", help="One of the tools below.", show_default=False)],
     scenarios: Annotated[
         list[str] | None,
         typer.Argument(
@@ -96,28 +102,25 @@ def command(
     import_file: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Read a file of the tool that was made elsewhere.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=10, help="losses: steps of a training; 300 unless told.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="losses: trainings of a case; 5 unless told.")] = None,
-    batch: Annotated[int | None, typer.Option(min=1, help="losses: size of a batch; 16 unless told.")] = None,
 ) -> None:
     """Say what a profiler sees of cases, beside their times.
 
     The cases are timed first, unless a run is named by --run. Then each is prepared, checked, and called a few times
     under the tool. What it found stands in the run's folder, and in its report.
     """
-    from harness.profile import tools
+    from harness.profile import Ways, tools
 
-    known = tools()
+    known, given = tools(), ctx.meta[_OPTIONS]
     if tool not in known:
         raise UsageError(f"no tool is named '{tool}'", nearest(tool, known))
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
-        if any((scenarios, run, only, variants, device, ops, print_only, import_file, steps, seeds, batch)):
+        if any((scenarios, run, only, variants, device, ops, print_only, import_file, given)):
             raise UsageError("a program behind '--' takes no option but --output", "leave the others out")
         _profile_program(tool, program, output)
         return
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
-    losses = _loss_plan(tool, steps=steps, seeds=seeds, size=batch)
+    tool_options.refuse_others(tool, given)
     plugins = tuple(ops or ())
     chosen = {"only": only, "variants": variants}
     folder = run or output or Path("reports") / f"profile-{tool}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
@@ -125,28 +128,16 @@ def command(
         _import(known[tool], import_file, run, plugins, **chosen)
     elif print_only:
         planned = _of_run(run, **chosen) if run else _planned(scenarios or [], device, plugins, **chosen)
-        _print_commands(tool, *planned, plugins, folder, losses)
+        _print_commands(tool, *planned, plugins, folder, given)
     else:
         code: int = Exit.OK
         if run is None:
             known[tool].refuse()  # before minutes of timing
             code = _time(scenarios or [], device, plugins, folder, **chosen)
         jobs, kind = _of_run(folder, **chosen)
-        _refuse_another(folder, jobs, kind, plugins, same_kind=losses is not None)
-        if code := _profile(tool, jobs, kind, plugins, folder, losses) or code:
+        _refuse_another(folder, jobs, kind, plugins, same_kind=Ways.of(known[tool]).any_machine)
+        if code := _profile(tool, jobs, kind, plugins, folder, given) or code:
             raise typer.Exit(code)
-
-
-def _loss_plan(tool: str, **given: int | None) -> LossPlan | None:
-    """How cases are trained, for the tool `losses`. Raises UsageError for another tool that is told so."""
-    from harness.profile._request import LossPlan
-
-    named: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if tool == "losses":
-        return LossPlan(**named)
-    if named:
-        raise UsageError(f"{tool} trains nothing: --steps, --seeds and --batch are for losses", "leave them out")
-    return None
 
 
 def _refuse_together(
@@ -166,7 +157,9 @@ def _refuse_together(
 def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: Chosen) -> None:
     """Show what a file tells, and attach it to the run if there is one."""
     from harness import store
+    from harness.ops import Catalogue
 
+    Catalogue(plugins)  # whose ops say of which families their kernels are
     if run is None:
         _show(tool.imported(file, []))
         return
@@ -225,10 +218,11 @@ def _refuse_another(
 ) -> None:
     """Raise UsageError if the run is of another machine, or of other code: counters must be of what was timed.
 
-    same_kind: whether another machine with the same device will do. For losses it does, since they have no times.
+    same_kind: whether another machine with the same device will do.
     """
-    from harness import devices, source, store
+    from harness import devices, store
     from harness.ops import Catalogue
+    from harness.ops.codes import codes
 
     run, catalogue = store.load(folder), Catalogue(plugins)
     machine = devices.kinds()[devices.choose(kind)].machine()
@@ -238,12 +232,12 @@ def _refuse_another(
     if not same:
         raise UsageError(f"{folder}: is a run of another machine ({timed_on.name})", again)
     wanted = {job.case.id for job in jobs}
-    timed = {m.case.op: m.code.digest for m in run.measurements if m.case.id in wanted and m.code}
-    for name, digest in timed.items():
-        op = catalogue.get(name)
-        if op is None:
-            raise UsageError(f"{folder}: has cases of '{name}', an op that isn't here", "name its file by --ops")
-        if op.file is None or source.code(name, op.file).digest != digest:
+    timed = {(m.case.op, m.case.variant): m.code for m in run.measurements if m.case.id in wanted and m.code}
+    here = codes(op for name, op in catalogue.items() if name in {op for op, _ in timed})
+    for (name, variant), code in timed.items():
+        if name not in catalogue or variant not in catalogue[name].variants:
+            raise UsageError(f"{folder}: has cases of '{name}/{variant}', which isn't here", "name its file by --ops")
+        if here.get((name, variant)) != code:
             raise UsageError(f"{folder}: '{name}' was measured with other code than is here", again)
 
 
@@ -284,17 +278,17 @@ def _time(
 
 
 def _print_commands(
-    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, losses: LossPlan | None
+    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, given: Mapping[str, int]
 ) -> None:
     from harness.profile import _procedure
 
-    part = _procedure.prepared(tool, jobs, device=kind, plugins=plugins, folder=folder, losses=losses)
+    part = _procedure.prepared(tool, jobs, device=kind, plugins=plugins, folder=folder, options=given)
     for line in part.commands:
         typer.echo(_procedure.shown(line))
 
 
 def _profile(
-    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, losses: LossPlan | None
+    tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, given: Mapping[str, int]
 ) -> int:
     """Run the cases under the tool, and keep what it found. Gives the exit code: that of cases that failed, or 0."""
     from harness import store
@@ -319,7 +313,7 @@ def _profile(
         plugins=plugins,
         folder=folder,
         told=told,
-        losses=losses,
+        options=given,
         keep=lambda attachments: store.attach(folder, attachments),
     )
     _tell(folder, found.attachments, plugins)
@@ -350,23 +344,27 @@ def _show(attachments: Sequence[Attachment]) -> None:
 
 
 def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
-    """Print what the losses say that were found now, with those of the rungs that were trained before."""
+    """Print what ops say of the run's cases, with what was found of them before, if a tool wants it shown."""
     from harness import store
     from harness.cli.console import open_console
+    from harness.profile import Ways, tools
     from harness.report import build, terminal
 
-    if any(attachment.tool == "losses" for attachment in attachments):
-        terminal.show(build.screen_of_losses(store.load(folder)), open_console())
+    wanted = {name for name, tool in tools().items() if Ways.of(tool).verdicts}
+    if wanted & {attachment.tool for attachment in attachments}:
+        terminal.show(build.screen_of_verdicts(store.load(folder)), open_console())
 
 
 def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:
     """Profile a user's own program by torch's profiler, and end with its exit code."""
     from harness.cli.console import open_console
+    from harness.ops import Catalogue
     from harness.profile import torch
     from harness.report import terminal, timeline
 
     if tool != "torch":
         raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
+    Catalogue()  # whose ops say of which families their kernels are; the program may use them by harness.nn
     folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
     found = torch.of_script(program, folder)
     terminal.show(timeline.page(found.timeline, found.trace), open_console())

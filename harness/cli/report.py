@@ -16,6 +16,7 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.model import Run
+    from harness.ops.codes import Codes
 
 EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
 
@@ -37,7 +38,7 @@ def command(
     from harness.cli.messages import tell_losses
 
     loaded = [(folder, store.load(folder)) for folder in runs]
-    current = _digests({m.case.op for _, run in loaded for m in run.measurements}, tuple(ops or ()))
+    current = _codes({m.case.op for _, run in loaded for m in run.measurements}, tuple(ops or ()))
     for folder, run in loaded:
         tell_losses(run)
         for path in _write(run, folder, values.names(formats) or None, report.stale(run, current)):
@@ -64,10 +65,9 @@ def _write(run: Run, folder: Path, formats: Sequence[str] | None, notes: Sequenc
     return [folder / file for file in made]
 
 
-def _digests(ops: Collection[str], plugins: Sequence[Path]) -> dict[str, str]:
-    """The hash over the code of each of these ops that exists here, by name."""
-    from harness import source
+def _codes(ops: Collection[str], plugins: Sequence[Path]) -> Codes:
+    """The code of each variant of these ops that exists here."""
     from harness.ops import Catalogue
+    from harness.ops.codes import codes
 
-    there = {name: op.file for name, op in Catalogue(plugins).items() if name in ops}
-    return {name: source.code(name, file).digest for name, file in there.items() if file}
+    return codes(op for name, op in Catalogue(plugins).items() if name in ops)

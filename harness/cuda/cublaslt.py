@@ -1,7 +1,7 @@
 """Matrix products by cuBLASLt, whose functions the package nvmath-python gives to Python.
 
 A `Gemm` says what is multiplied. `obstacle` says why cuBLASLt can't do it here, and a `Matmul` does it. Matrices of
-ops lie in memory row by row, those of cuBLASLt column by column: the transposed matrix. So cuBLASLt is asked for
+ops lie in memory row by row, matrices of cuBLASLt column by column: the transposed matrix. So cuBLASLt is asked for
 y^T = w x^T, whose first operand is w. Then a column of y is a row of cuBLASLt's result, and gets one bias.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 WORKSPACE = 32 * 2**20
-"""Bytes that an algorithm may use beside its operands; torch gives as many on Hopper."""
+"""Bytes that an algorithm may use beside its operands; torch gives the same number on Hopper."""
 MANY = 24
 """Algorithms that are tried where the fastest is searched for."""
 MISSING = "needs nvmath-python, which gives cuBLASLt to Python: pip install 'gpu-bench-harness[gemm]'"
@@ -49,7 +49,7 @@ class Gemm:
     alpha: 'one'; 'device', a factor in the device's memory; 'columns', a factor for each column of y there. order: one
     of cuBLASLt's own orders of the weights; then x and y are in its order COL32. All matrices are contiguous.
 
-    Sums of int8 are int32, those of floats float32: products of float32 aren't rounded to TF32.
+    Sums of int8 are int32, sums of floats float32: products of float32 aren't rounded to TF32.
     """
 
     m: int
@@ -168,7 +168,7 @@ class Matmul:
     Products that are called on one stream share its workspace. A graph that is captured has one of its own.
 
     The first call with tensors of some alignment chooses the algorithm for it. A session makes that call before
-    anything is timed. algorithms: how many of those that cuBLASLt proposes are timed then, in its order; with 1 its
+    anything is timed. algorithms: how many of cuBLASLt's proposals are timed then, in its order; with 1 its
     first choice is taken as it is.
 
     Raises MachineError in cuBLASLt's words where it refuses a call.

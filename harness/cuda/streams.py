@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import cuda, paths
+from harness import cuda
 
 if TYPE_CHECKING:
     import torch
 
 BLOCK = 256
 PACK_BYTES = 16
-SOURCE = paths.data("kernels") / "access" / "copy.cu"
-
-
-def macros(reads: int, writes: int, unroll: int, evict_first: bool) -> dict[str, str | int]:
-    """The macros that kernels/access/copy.cu is compiled with."""
-    return {"READS": reads, "WRITES": writes, "UNROLL": unroll, "EVICT_FIRST": int(evict_first), "BLOCK": BLOCK}
+SOURCE = Path(__file__).with_name("stream.cu")
 
 
 class StreamKernel:
@@ -29,7 +25,8 @@ class StreamKernel:
     """
 
     def __init__(self, reads: int, writes: int, unroll: int, evict_first: bool = False) -> None:
-        self.kernel = cuda.load(SOURCE, "stream", macros(reads, writes, unroll, evict_first))
+        mix = {"READS": reads, "WRITES": writes, "UNROLL": unroll}
+        self.kernel = cuda.load(SOURCE, "stream", mix | {"EVICT_FIRST": int(evict_first), "BLOCK": BLOCK})
         self._per_block = BLOCK * unroll
 
     def __call__(self, sources: Sequence[torch.Tensor], destinations: Sequence[torch.Tensor]) -> None:

@@ -152,7 +152,7 @@ class Known:
 
     @property
     def major(self) -> tuple[Seen, ...]:
-        """The kernels that take a part of the time that matters: large ones, and as many as most of the time takes."""
+        """The kernels that matter: each large one, and the largest that together take most of the time."""
         covered, chosen = 0.0, set()
         for kernel in sorted(self.kernels, key=lambda kernel: kernel.share, reverse=True):
             if kernel.share >= MINOR or covered < MOST:
@@ -189,8 +189,8 @@ class Known:
     def busy(self, kernel: Seen) -> float:
         """Seconds of a call that the kernel takes even if no latency is left to wait for.
 
-        The most of: a plain stream of the bytes that it moves; the cycles in which instructions are issued; those that
-        its fullest pipe needs.
+        The most of: a plain stream of the bytes that it moves; the cycles in which instructions are issued; the
+        cycles that its fullest pipe needs.
         """
         issued = kernel.seconds * max(kernel.get("issue_active") or 0.0, kernel.fullest[1])
         return max(issued, self.streaming(kernel) or 0.0)
@@ -222,7 +222,7 @@ class Known:
 
     @property
     def resident(self) -> float | None:
-        """Bytes that a kernel, alone in its case, moves through memory, if they are less than half of those needed."""
+        """Bytes that a case's only kernel moves through memory, if they are less than half of the bytes needed."""
         if len(self.kernels) != 1 or not self.counted:
             return None
         moved = sum(self.counted)

@@ -39,7 +39,7 @@ def all_rules() -> dict[str, _Rule]:
 
 
 def explain(known: Known) -> tuple[Reason, ...]:
-    """The reasons of all rules: those that could save most first, an effect behind its cause, asides last."""
+    """The reasons of all rules: what could save most first, an effect behind its cause, asides last."""
     rules = all_rules()
     found = [reason for rule in rules.values() for reason in _told(list(rule.judge(known)), known)]
     ordered = sorted(found, key=lambda reason: (not reason.aside, _saves(reason)), reverse=True)
@@ -91,7 +91,7 @@ def _near(of_ceiling: float, rest: str, cache: Cache) -> str:
 
 
 def _longest(known: Known) -> str:
-    """What the warps of the largest kernel wait for most, as a sentence behind others; '' if that isn't known."""
+    """What the warps of the largest kernel wait for most, as a sentence to add; '' if that isn't known."""
     kernel = max(known.kernels, key=lambda kernel: kernel.share)
     name, part = max(kernel.beginning(STALL).items(), key=lambda item: item[1], default=("", 0.0))
     return f" Its warps spend most of their time in '{STALL}{name}': {share(part)}." if name else ""

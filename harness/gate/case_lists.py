@@ -1,4 +1,4 @@
-"""The cases that a gate measures: those of the working tree's scenarios, as either code understands them."""
+"""The cases that a gate measures: the working tree's scenarios, as either code understands them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the working tree asks for. files: those that it can load; broken: the others, with all their problems.
+    """What the working tree asks for. files: scenarios that load; broken: scenarios that don't, with their problems.
 
     every: the scenarios with all their cases, whether the gate measures them or not. left_out: the variants that don't
     run on the device, and why, in one line; '' if all do.
@@ -53,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Cases:
-    """What each side measures: first the common cases, in the same order, then those that only this side has.
+    """What each side measures: first the common cases, in the same order, then the cases that only this side has.
 
     asked, before, untold, laxer: as in the evidence.
     """

@@ -34,7 +34,7 @@ LOOK_ALPHAS = (0.001, 0.009)
 LOOKS = len(LOOK_ALPHAS)
 PASS_LEVEL = 0.05
 TELL_POWER = 0.9
-"""The chance of a decision with as many pairs as `Decision.pairs_to_tell` says."""
+"""The chance of a decision with the number of pairs that `Decision.pairs_to_tell` gives."""
 
 
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
@@ -42,7 +42,7 @@ def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margi
 
     A case that is too noisy to pass, and whose loss is clearly below its noise floor, is decided: it is inconclusive.
 
-    Suspects are measured again. changes: those of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect
+    Suspects are measured again. changes: of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect
     too.
     """
     means = _means(changes)
@@ -55,8 +55,9 @@ def looked(
     """Decide about suspects from the pairs of this look (1 or 2) and of the looks before, without the screen's.
 
     An 'inconclusive' case goes on to the next look; after the last look it stays so. suspects: how many cases Holm's
-    method counts: those that came into the confirmation, less those that an earlier look found regressed. (Their share
-    of the level passes on to the others: a closed test.) Cases with fewer than LEAST_PAIRS are left out of the answer.
+    method counts: the cases that came into the confirmation, less the cases that an earlier look found regressed. (The
+    share of the level that these had passes on to the rest: a closed test.) Cases with fewer than LEAST_PAIRS are left
+    out of the answer.
     """
     return _confirmed(_means(changes), margins, LOOK_ALPHAS[look - 1], suspects)
 
@@ -79,8 +80,8 @@ def decided(
 ) -> dict[str, Decision]:
     """The whole procedure on pairs that exist already: the decisions of a gate that measured these pairs.
 
-    confirm: enough pairs for all looks, for each case; only those of suspects are used. A case with too few pairs is
-    left out.
+    confirm: enough pairs for all looks, for each case; only the pairs of suspects are used. A case with too few pairs
+    is left out.
     """
     decisions = {key: decision for key, decision in screened(screen, margins).items() if decision}
     going = [key for key in screen if key not in decisions]

@@ -17,10 +17,10 @@ class Evidence:
 
     base: what the user called the base. limits: what the machine can do; None if no floor needs it. broken: scenario
     files that only the base can load. shared: who else used the device before the first measurement; empty if nobody
-    did. asked: the scenarios of the working tree with all their cases, also those that --only leaves out. before: the
-    scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all known.
-    same_code: code that both sides used though it belongs to the repository, so that it wasn't compared. laxer: what is
-    checked less strictly than by the base, one sentence each.
+    did. asked: the scenarios of the working tree with all their cases, also the cases that --only leaves out. before:
+    the scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all
+    known. same_code: code that both sides used though it belongs to the repository, so that it wasn't compared. laxer:
+    what is checked less strictly than by the base, one sentence each.
     """
 
     base: str

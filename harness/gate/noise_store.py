@@ -74,7 +74,7 @@ def floor(means: Sequence[float]) -> float | None:
     """The noise floor that blocks with these means give, as a share; None for fewer than LEAST_BLOCKS.
 
     It is the largest difference of a block, but at most OUTLIER robust standard deviations. So a few bad blocks can't
-    raise it: the robust standard deviation is the median difference over that of a standard normal variable, and stays
+    raise it: the robust standard deviation is the median difference over a standard normal variable's, and stays
     small until half of the blocks are bad. Differences are counted from zero, since the code is identical.
 
     With n blocks of normal noise, the next block of identical code loses more than the floor with a chance of about

@@ -37,7 +37,7 @@ class PairMeasurer:
 
     draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
     measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn.
-    measurements: those of each side by case id, one a process.
+    measurements: of each side by case id, one a process.
     """
 
     device: str
@@ -109,9 +109,9 @@ def order(draw: random.Random) -> Iterator[Side]:
     """Which side goes first in each pair, without end.
 
     A machine that becomes steadily slower makes the second process of each pair look slower. That cancels over any
-    BALANCED pairs in sequence, as those of a look are, since each side goes first in half of them. It holds wherever
+    BALANCED pairs in sequence, as a look has them, since each side goes first in half of them. It holds wherever
     the sequence begins, since the order repeats after BALANCED pairs. In the first two pairs each side goes first once,
-    by a random draw, and so on for each two that follow. So the three pairs of a screen never have all one order.
+    by a random draw, and so on for each two pairs that follow. So the three pairs of a screen never have all one order.
     """
     period: list[Side] = []
     for _ in range(BALANCED // 2):

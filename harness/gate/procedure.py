@@ -35,7 +35,7 @@ class Procedure:
         return tuple(self._evidence())
 
     def _screen(self, keys: Sequence[str]) -> list[str]:
-        """Screen all cases. Returns those that the screen leaves open."""
+        """Screen all cases. Returns the cases that the screen leaves open."""
         if any(self.cases.jobs.values()):
             self.pairs.measure("screen", deciding.SCREEN_PAIRS, self.cases.jobs)
         self.margins = {key: self._margin(key) for key in keys}

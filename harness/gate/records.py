@@ -1,7 +1,8 @@
 """Records of the gate: pairs of measurements, what was decided about each case, and how a gate run ended.
 
-Records are frozen and hold SI units, as those of harness/model do. A change is ln(time of the base / time now), so a
-negative change is slower. `share` turns a change into a share of the base's speed (calls a second), which people read.
+Records are frozen and hold SI units, as the records of harness/model do. A change is ln(time of the base / time now),
+so a negative change is slower. `share` turns a change into a share of the base's speed (calls a second), which people
+read.
 """
 
 from __future__ import annotations

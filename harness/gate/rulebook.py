@@ -27,7 +27,7 @@ class Reviewer(Protocol):
     """What the file of a rule has that judges the findings of all rules."""
 
     def review(self, evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]:
-        """More findings, given those that every rule's `judge` made."""
+        """More findings, given the findings that every rule's `judge` made."""
 
 
 def all_rules() -> dict[str, Rule]:

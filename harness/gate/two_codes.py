@@ -37,7 +37,7 @@ _CORES_AHEAD = 4  # for each process that loads torch
 class Request:
     """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
 
-    folders: those of the folders that were named whose scenarios `files` has. accept: rules whose findings pass.
+    folders: which of the named folders `files` has scenarios of. accept: rules whose findings pass.
 
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
     of noise floors; in the user's cache folder if None. command: the command line, program first.
@@ -102,7 +102,7 @@ def prepare(
 ) -> Sides:
     """Find out what there is to measure. Raises what `paired` raises.
 
-    repository: that of a working tree which is compared with its base; None where one revision is compared with itself.
+    repository: the working tree's, which is compared with its base; None where one revision is compared with itself.
     """
     device = devices.kinds()[request.selection.device]
     shared = device.shared() or ""

@@ -42,7 +42,8 @@ class Checkout:
     def digest(self) -> str:
         """The hash that each process of this code must tell, or the code was edited since the gate began; "" for any.
 
-        Another revision of the harness may make its hash in another way, so only that of the harness that runs counts.
+        Another revision of the harness may make its hash in another way, so only the hash of the harness that runs
+        counts.
         """
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
@@ -50,14 +51,14 @@ class Checkout:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """The git repository with the code to compare: that of the user's ops and scenarios, or of the harness itself."""
+    """The git repository with the code to compare: of the user's ops and scenarios, or the harness's own."""
 
     top: Path
     plugins: tuple[Path, ...]
 
     @classmethod
     def find(cls, plugins: Sequence[Path], scenarios: Sequence[Path] = ()) -> Repository:
-        """The repository that the plug-ins lie in; without any, that of the scenarios; for bundled ones the harness's.
+        """The repository that the plug-ins lie in; without plug-ins, the scenarios'; for bundled ones the harness's.
 
         The harness may be installed from a repository too, as editable installs are, which isn't the user's. Raises
         UsageError if there is none.
@@ -102,7 +103,7 @@ class Repository:
         return tuple(file for file in named if not self._moved(file.resolve(), base).is_file())
 
     def belonging(self, files: Sequence[str]) -> list[str]:
-        """Those of the files that are code of this repository, by their paths in it.
+        """The files that are code of this repository, by their paths in it.
 
         Whatever git doesn't ignore belongs to it, and so do libraries, which a build puts beside the sources.
         """
@@ -113,7 +114,7 @@ class Repository:
         return [inside.get(f, f) for f in files if f not in inside or inside[f] in known or f.endswith(".so")]
 
     def _moved(self, file: Path, base: Checkout) -> Path:
-        """The file of the base's revision in place of that of the working tree."""
+        """The file of the base's revision in place of the working tree's."""
         if base.folder is None or not file.is_relative_to(self.top):
             return file
         return base.folder / file.relative_to(self.top)

@@ -15,34 +15,36 @@ as they are, unless they are declared with `inplace=True`. A case that breaks th
 
 from __future__ import annotations
 
-from harness.ops.catalogue import Catalogue
-from harness.ops.comparer import Expected
-from harness.ops.sheet import (
-    FLOATS,
-    ITEMSIZE,
-    Choice,
-    Context,
-    Launch,
-    Op,
-    Role,
-    Symbols,
-    Tensor,
-    Tensors,
-    Variant,
-)
+from harness.model import Case, Traffic, Work
+from harness.ops.baselines import MODES, Compile, compiled, compiled_variants
+from harness.ops.catalogue import Catalogue, find
+from harness.ops.comparer import Expected, complaint
+from harness.ops.sheet import Op
+from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Shape, Symbols, Tensor
+from harness.ops.variant import Context, Launch, Role, Tensors, Variant
 
 __all__ = [
     "FLOATS",
     "ITEMSIZE",
+    "MODES",
+    "Case",
     "Catalogue",
     "Choice",
+    "Compile",
     "Context",
     "Expected",
     "Launch",
     "Op",
     "Role",
+    "Shape",
     "Symbols",
     "Tensor",
     "Tensors",
+    "Traffic",
     "Variant",
+    "Work",
+    "compiled",
+    "compiled_variants",
+    "complaint",
+    "find",
 ]

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from harness.collection.ops.elementwise import BOTH
-from harness.ops.sheet import Context, Launch, Op
+from harness.ops.sheet import Op
+from harness.ops.variant import Context, Launch
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function by torch.compile in one of its modes."""
 
+BOTH = ("cuda", "cpu")
+"""Devices of a variant that is plain torch."""
 MODES = {"compile": "default", "compile_autotune": "max-autotune-no-cudagraphs"}
 """Variants of torch.compile, each with its mode. The second one tries several launches of each kernel, on GPUs only."""
 
@@ -40,7 +42,7 @@ def compiled_variants(
 
     def add(prepare: Callable[[Context, Compile], Launch]) -> Callable[[Context, Compile], Launch]:
         for name, mode in MODES.items():
-            shared = options | {"role": "baseline", "devices": BOTH if mode == "default" else ("cuda",)}
+            shared = options | {"role": "baseline", "devices": ("cuda", "cpu") if mode == "default" else ("cuda",)}
             said = summary if mode == "default" else f"{summary}; mode {mode}"
             op.variant(name, said, returns=returns, **shared)(_in_mode(prepare, mode))
         return prepare

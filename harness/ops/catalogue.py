@@ -10,37 +10,58 @@ from pathlib import Path
 from types import ModuleType
 
 from harness.discover import discover, entry_points
-from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest
+from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest, shown_place
+from harness.ops import loading
+from harness.ops.declarations import at, refusal
 from harness.ops.sheet import Op
+
+LOADED: dict[str, Op] = {}
+"""Every op that this process has loaded, by name. Who reads a stored run finds there what its ops say of reports."""
 
 
 class Catalogue(Mapping[str, Op]):
-    """Ops by name.
+    """Ops by name, each with the variants that the loaded plug-ins add to it.
 
-    An entry point names a module that defines ops, or a package: then each `<family>/<op>.py` in it defines OP.
+    An entry point names a module that defines ops or adds variants, or a package: then each `<family>/<op>.py` in it
+    defines OP. plugins: Python files that do the same. Raises UsageError for a plug-in that does neither.
     """
 
     def __init__(self, plugins: Sequence[Path] = ()) -> None:
         self._ops: dict[str, Op] = {}
         for entry in entry_points("harness.ops"):
+            before = self._variants()
             with _loading(f"entry point '{entry.name}' ({entry.value})"):
                 module = entry.load()
                 is_package = hasattr(module, "__path__") and not _ops_in(module)
                 modules = discover(module.__name__, ["OP"], nested=True).values() if is_package else [module]
             for each in modules:
-                self._add(each, Path(each.__file__ or entry.value))
-        for file in plugins:
-            self._add(_load_file(file), file)
+                self._add(each, Path(each.__file__ or entry.value), adds=self._variants() > before)
+        files = [file.resolve() for file in plugins]
+        for file in files:
+            with loading.of_file(file, self):
+                module = _load_file(file)
+            self._add(module, file, adds=any(file in op.added for op in self._ops.values()))
+        for name, op in self._ops.items():
+            self._ops[name] = op.with_added(files)
+            self._ops[name].refuse_unchecked()
 
-    def _add(self, module: ModuleType, file: Path) -> None:
-        found = _ops_in(module)
-        if not found:
-            raise UsageError(f"{file}: defines no op", "assign an Op to a name at the top level, e.g. OP = Op(...)")
+    def _variants(self) -> int:
+        return sum(len(op.variants) for op in self._ops.values())
+
+    def _add(self, module: ModuleType, file: Path, *, adds: bool) -> None:
+        """Add the ops that a module defines. adds: whether it added variants to ops that are here already."""
+        known = {id(op) for op in self._ops.values()}
+        found = [op for op in _ops_in(module) if id(op) not in known]
+        if not found and not adds:
+            advice = "assign an Op to a name at the top level (OP = Op(...)), or add a variant: harness.ops says how"
+            raise UsageError(f"{file}: defines no op and adds no variant to one", advice)
         for op in found:
             if op.name in self._ops:
-                raise UsageError(f"{file}: there is an op named '{op.name}' already ({self._ops[op.name].file})")
+                there = self._ops[op.name]
+                advice = f"rename it; or add a variant to the op that is there: @find('{op.name}').variant(...)"
+                raise at(op.place, f"there is an op named '{op.name}' already ({shown_place(there.place)})", advice)
             op.file = file.resolve()
-            self._ops[op.name] = op
+            self._ops[op.name] = LOADED[op.name] = op
 
     def __getitem__(self, name: str) -> Op:
         try:
@@ -53,6 +74,18 @@ class Catalogue(Mapping[str, Op]):
 
     def __len__(self) -> int:
         return len(self._ops)
+
+
+def find(name: str) -> Op:
+    """The op of that name, so that a plug-in can add a variant to it. Raises UsageError if there is none.
+
+    A plug-in file that is being loaded finds the ops of the files that were loaded before it, too.
+    """
+    load = loading.now()
+    ops = load.catalogue if load else Catalogue()
+    if name not in ops:
+        raise refusal(f"no op is named '{name}'", nearest(name, ops))
+    return ops[name]
 
 
 def _ops_in(module: ModuleType) -> list[Op]:
@@ -83,6 +116,8 @@ def _loading(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except HarnessError as error:
+        if Path(what).name in error.message:
+            raise  # it names the file, and the line, itself
         raise UsageError(f"{what}: {error.message}", error.advice) from error
     except SyntaxError as error:
         # It names the line itself, and the innermost frame is the import, not the mistake.

@@ -1,232 +1,48 @@
-"""The data sheet of an op: symbols, choices, tensors, a reference and variants.
-
-Nothing here or at the top of an op's file imports torch: a listing of ops must stay instant. Functions do, when they
-run.
-"""
+"""The data sheet of an op: symbols, choices, tensors, a reference and variants."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from harness import metrics
-from harness.errors import UsageError, nearest
-from harness.expressions import evaluate, symbols_in
-from harness.model import LIBRARY_ROLES, Case, KernelFacts, Timer, Traffic, Value, Work
-from harness.ranks import Group
+from harness.errors import UsageError, nearest, shown_place, user_place
+from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
+from harness.model import COMPUTE_KINDS, Case, Timer, Traffic, Work
+from harness.ops import loading
+from harness.ops.declarations import (
+    at,
+    check_callable,
+    check_fields,
+    check_mapping,
+    check_name,
+    check_one_of,
+    check_text,
+    check_tuple,
+    refusal,
+)
+from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
+from harness.ops.variant import Context, Launch, Tensors, Variant
 
 if TYPE_CHECKING:
-    import torch
-
-    from harness.cuda import Kernel
     from harness.ops.comparer import Expected
 
-Tensors = SimpleNamespace
-Launch = Callable[[Tensors], Any]
-Symbols = Mapping[str, Any]
-"""Sizes (integers) and choices (names or numbers) of a case by name, and `world`, its number of devices."""
-Shape = tuple[int, ...]
-Shapes = tuple[str | int, ...] | Callable[[Symbols], Shape | list[Shape]]
-Role = Literal["baseline", "peer", "published", "ours", "control"]
-"""What a variant is in a comparison.
-
-baseline: what a good user would write in torch. peer: another library. published: a text's before or after. ours: what
-this project adds. control: a library's copy, which no change of ours can slow down.
-"""
-
-ITEMSIZE = {
-    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2,
-    "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1,
-}  # fmt: skip
-FLOATS = ("float32", "float16", "bfloat16")
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A named option of an op that isn't a size: one of `values`, or a number from `low` to `high`.
-
-    meaning: what it decides, in a few words. default: the first of `values`, or `low`, unless told. Raises UsageError
-    where the default isn't allowed.
-    """
-
-    meaning: str
-    values: tuple[Value, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    default: Value | None = None
-
-    def __post_init__(self) -> None:
-        if not self.accepts(self.usual):
-            raise UsageError(f"the default of a choice is {self.usual!r}, which it doesn't allow", self.allowed)
-
-    @property
-    def usual(self) -> Value:
-        """The value where a scenario gives none."""
-        if self.default is not None:
-            return self.default
-        return self.values[0] if self.values else self.low
-
-    @property
-    def allowed(self) -> str:
-        """What may be chosen, in words."""
-        if self.values:
-            return ", ".join(map(str, self.values))
-        return f"a number from {self.low:g} to {self.high:g}"
-
-    def accepts(self, value: object) -> bool:
-        """Whether the value may be chosen."""
-        if isinstance(value, bool):
-            return False  # Python takes True for 1
-        if self.values:
-            return value in self.values
-        return isinstance(value, int | float) and self.low <= value <= self.high
-
-
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """Declaration of a tensor, or of a list of tensors.
-
-    shape: one expression of the op's symbols a dimension; or a function of sizes and choices that gives a shape (a
-    tuple of integers), or a list of shapes, which declares a list of tensors. dtype: 'case' for the case's, or a name
-    such as 'uint8'. inplace: an input that is updated: read once and written once. kept: an output that only the
-    backward reads, such as a mask: a training step keeps its bytes.
-    """
-
-    name: str
-    shape: Shapes
-    dtype: str = "case"
-    inplace: bool = False
-    kept: bool = False
-
-    def is_list(self, symbols: Symbols) -> bool:
-        """Whether it is a list of tensors."""
-        return callable(self.shape) and isinstance(self.shape(symbols), list)
-
-    def shapes(self, symbols: Symbols) -> list[Shape]:
-        """Sizes of each tensor declared."""
-        if not callable(self.shape):
-            return [tuple(evaluate(size, symbols) for size in self.shape)]
-        given = self.shape(symbols)
-        return [tuple(shape) for shape in given] if isinstance(given, list) else [tuple(given)]
-
-    def dtype_of(self, case_dtype: str) -> str:
-        return case_dtype if self.dtype == "case" else self.dtype
-
-    def bytes(self, symbols: Symbols, case_dtype: str) -> int:
-        """Bytes of all tensors declared."""
-        elements = 0
-        for shape in self.shapes(symbols):
-            count = 1
-            for extent in shape:
-                count *= extent
-            elements += count
-        return elements * ITEMSIZE[self.dtype_of(case_dtype)]
+RENAME = "rename one of them"
 
 
 @dataclass(slots=True)
-class Context:
-    """What a variant is prepared with.
+class Addition:
+    """The variants that one load of a plug-in file added to an op. load: the number of that load."""
 
-    case, s: the case, and its sizes and choices as attributes (`ctx.s.N`, `ctx.s.layout`). dtype, device: torch's.
-    generator: seeded by the group of cases, so that every variant gets the same data. group: the ranks of the case;
-    where it has several, torch.distributed has a default group of them, gloo's.
-    """
-
-    case: Case
-    dtype: torch.dtype
-    device: torch.device
-    generator: torch.Generator
-    op: Op
-    group: Group = field(default_factory=Group)
-    kernels: list[KernelFacts] = field(default_factory=list)
-    facts: dict[str, float] = field(default_factory=dict)
-    closing: ExitStack = field(default_factory=ExitStack)
-    later: list[Callable[[], object]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        variant = self.op.variants.get(self.case.variant)
-        if variant and (kept := self.op.kept_by(variant, self.case.values, self.case.dtype)):
-            self.facts[metrics.KEPT] = float(kept)
-
-    @property
-    def s(self) -> SimpleNamespace:
-        return SimpleNamespace(**self.case.values)
-
-    def kernel(self, file: str, entry: str, macros: Mapping[str, str | int] | None = None) -> Kernel:
-        """Compile and load the kernel `entry` of kernels/<family>/`file`; a plug-in's own folder is searched first.
-
-        Raises CompileError with the compiler's log.
-        """
-        from harness import cuda
-
-        loaded = cuda.load(self.op.find(file), entry, macros or {})
-        self.kernels.append(loaded.facts)
-        return loaded
-
-    def defer(self, close: Callable[[], object]) -> None:
-        """Call `close` when the case is over, however it ends; what was deferred last is called first."""
-        self.closing.callback(close)
-
-    def afterwards(self, call: Callable[[], object]) -> None:
-        """Call `call` once the case has been timed and nothing was wrong, on every rank: there it may report figures.
-
-        Unlike what is deferred, it may make calls in which ranks wait for each other.
-        """
-        self.later.append(call)
-
-    def report(self, name: str, value: float) -> None:
-        """Report a figure that only the variant knows, such as the share of time that a queue was empty.
-
-        name: a metric made with `metrics.fact`. Raises UsageError for any other name.
-        """
-        known = [metric.name for metric in metrics.METRICS.values() if metric.reported]
-        if name not in known:
-            advice = f"metrics.fact(...) adds one; {nearest(name, known)}"
-            raise UsageError(f"'{name}' can't be reported: no fact has this name", advice)
-        self.facts[name] = float(value)
+    load: int
+    variants: dict[str, Variant] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One way of doing the op.
-
-    summary: one line, what it does differently. role: what it is in a comparison. rows: techniques of public texts that
-    it reproduces. inputs, outputs: declared where they differ from the op's; then `encode(ctx, tensors)` gives this
-    variant's inputs (a dict by name) from the op's inputs and its own empty outputs, for each set of buffers, and
-    `decode(ctx, tensors)` gives the op's outputs (a dict by name) from what this variant wrote. What `encode` gives
-    need not be declared, nor be a tensor: a table of addresses, for one, which no launch can make while a graph is
-    captured. traffic(symbols, itemsize): bytes that it moves, where its declarations don't tell. unsupported: a reason
-    why it can't run a case, or None. timer: how it is timed; the op's unless told. returns: it makes its own outputs,
-    as torch does, and returns them. Raises UsageError for an unknown role.
-    """
-
-    name: str
-    summary: str
-    prepare: Callable[[Context], Launch]
-    role: Role = "ours"
-    rows: tuple[str, ...] = ()
-    devices: tuple[str, ...] = ("cuda",)
-    inputs: tuple[Tensor, ...] | None = None
-    outputs: tuple[Tensor, ...] | None = None
-    encode: Callable[[Context, Tensors], dict[str, Any]] | None = None
-    decode: Callable[[Context, Tensors], dict[str, Any]] | None = None
-    traffic: Callable[[Symbols, int], Traffic] | None = None
-    unsupported: Callable[[Case], str | None] | None = None
-    timer: Timer = ""
-    returns: bool = False
-
-    def __post_init__(self) -> None:
-        if self.role not in get_args(Role):
-            raise UsageError(f"variant '{self.name}' has the role '{self.role}'", nearest(self.role, get_args(Role)))
-
-    @property
-    def is_library(self) -> bool:
-        """Whether it is somebody else's code, which is the same whatever changes in ours."""
-        return self.role in LIBRARY_ROLES
+def _origin() -> Path | None:
+    load = loading.now()
+    return load.file if load else None
 
 
 @dataclass(slots=True)
@@ -242,9 +58,16 @@ class Op:
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
     by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
-    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say.
+    call; `item` names it. `work` may give both itself. timer: how variants are timed unless they say. pages: what
+    reports have of the op beside the table of its cases, as the name of a module, or a function that gives it;
+    harness.report.sections says what it may have.
 
-    Raises UsageError where a symbol and a choice share a name, and where a dtype or a name in an expression is unknown.
+    unchecked: why an op without `reference` and `check` may be timed all the same; each of its cases says so.
+    origin: the plug-in file that defines the op, None for an op of an installed package. added: the variants that
+    plug-in files add to the op, by file; a catalogue shows the variants of the files that it has loaded.
+
+    Raises UsageError, with the file and line of the declaration, for a field of another type, a name that two things
+    share, and an unknown timer, dtype, or name in an expression.
     """
 
     name: str
@@ -264,44 +87,128 @@ class Op:
     items: str = "0"
     item: str = ""
     timer: Timer = "graph"
+    unchecked: str = ""
+    pages: str | Callable[[], object] = ""
     file: Path | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
+    place: str = field(default_factory=user_place)
+    origin: Path | None = field(default_factory=_origin)
+    added: dict[Path, Addition] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
+        check_name("an op", self.name)
+        self._check_types(f"op '{self.name}'")
         if both := ", ".join(self.symbols.keys() & self.choices.keys()):
-            raise UsageError(f"op '{self.name}' has a symbol and a choice named {both}", "rename one of them")
+            raise refusal(f"op '{self.name}' has a symbol and a choice named {both}", "rename one of them")
         if "world" in {*self.symbols, *self.choices}:
             advice = "rename it: 'world' is the number of devices of a case"
-            raise UsageError(f"op '{self.name}' has a symbol or a choice named world", advice)
-        _known_dtypes(f"op '{self.name}'", {*self.dtypes, *self.tolerance})
+            raise refusal(f"op '{self.name}' has a symbol or a choice named world", advice)
+        for name in self.defaults:
+            check_one_of(f"the defaults of op '{self.name}'", name, "symbol", self.symbols)
+        for kind in self.flops:
+            check_one_of(f"flops of op '{self.name}'", kind, "type", ("case", *COMPUTE_KINDS))
         self._check_names([*self.defaults.values(), *self.flops.values(), self.items])
-        self._check(*self.inputs, *self.outputs)
+        self._check_shapes(*self.inputs, *self.outputs)
+
+    def _check_types(self, whose: str) -> None:
+        check_text(whose, summary=self.summary, items=self.items, item=self.item, unchecked=self.unchecked)
+        check_mapping(whose, self.symbols, "symbols", str, "{'N': 'elements'}")
+        check_mapping(whose, self.defaults, "defaults", str, "{'K': '3'}")
+        check_mapping(whose, self.choices, "choices", Choice, "{'layout': Choice('the layout', ('nchw', 'nhwc'))}")
+        check_mapping(whose, self.flops, "flops", str, "{'case': '2 * M * N * K'}")
+        check_mapping(whose, self.tolerance, "tolerance", tuple, "{'float16': (1e-3, 1e-5)}")
+        for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
+            check_tuple(whose, tensors, what, Tensor, "(Tensor('x', ('N',)),)")
+        check_tuple(whose, self.dtypes, "dtypes", str, "('float32', 'float16')")
+        for dtype in (*self.dtypes, *self.tolerance):
+            check_one_of(whose, dtype, "dtype", ITEMSIZE)
+        check_one_of(whose, self.timer, "timer", get_args(Timer))
+        check_callable(whose, 2, reference=self.reference, check=self.check, work=self.work)
+        check_callable(whose, 1, make=self.make)
+        if not isinstance(self.pages, str):
+            check_callable(whose, 0, pages=self.pages)
 
     def variant(self, name: str, summary: str, **options: Any) -> Callable[[Callable[[Context], Launch]], Any]:
-        """Decorator that adds a variant; `options` are Variant's fields. Raises UsageError if the name is taken."""
+        """Decorator that adds a variant; `options` are Variant's fields.
+
+        Raises UsageError, with the file and line, for what Variant refuses, and for a name that is taken.
+        """
+        check_fields(f"variant '{name}' of op '{self.name}'", options, {each.name for each in fields(Variant)})
 
         def add(prepare: Callable[[Context], Launch]) -> Callable[[Context], Launch]:
-            if name in self.variants:
-                raise UsageError(f"op '{self.name}' has two variants named '{name}'", "rename one of them")
             made = Variant(name, summary, prepare, **options)
-            self._check(*(made.inputs or ()), *(made.outputs or ()))
-            self.variants[name] = made
+            self._check_shapes(*(made.inputs or ()), *(made.outputs or ()))
+            taken = self._own_variants()
+            if name in taken:
+                there = shown_place(taken[name].place)
+                raise refusal(f"op '{self.name}' has a variant named '{name}' already ({there})", RENAME)
+            taken[name] = made
             return prepare
 
         return add
 
-    def _check(self, *tensors: Tensor) -> None:
+    def _own_variants(self) -> dict[str, Variant]:
+        """Where a variant belongs that is declared now: to the op, or to the plug-in file that is being loaded."""
+        load = loading.now()
+        if load is None or load.file == self.origin:
+            return self.variants
+        found = self.added.get(load.file)
+        if found is None or found.load != load.number:
+            found = self.added[load.file] = Addition(load.number)
+        return found.variants
+
+    def with_added(self, files: Iterable[Path]) -> Op:
+        """The op with the variants that plug-in files added; the op itself if they added none.
+
+        Raises UsageError for two variants of one name.
+        """
+        variants = dict(self.variants)
+        for file in files:
+            for name, variant in (self.added[file].variants if file in self.added else {}).items():
+                if name in variants:
+                    places = " and ".join(shown_place(each.place) for each in (variants[name], variant))
+                    raise UsageError(f"op '{self.name}' has two variants named '{name}': {places}", RENAME)
+                variants[name] = variant
+        return replace(self, variants=variants) if len(variants) > len(self.variants) else self
+
+    def files_of(self, variant: str) -> tuple[Path, ...]:
+        """The files that declare the op and the variant."""
+        return tuple(dict.fromkeys(filter(None, (self.file, self.variants[variant].file))))
+
+    def refuse(self, case: Case) -> None:
+        """Raise UsageError for a case that isn't one of this op: an unknown variant, dtype, size or choice."""
+        whose = f"case {case.id}"
+        check_one_of(whose, case.variant, "variant", self.variants)
+        check_one_of(whose, case.dtype, "dtype", self.dtypes)
+        given: dict[str, list[str]] = {"sizes": list(case.symbols), "choices": list(dict(case.choices))}
+        for what, known in (("sizes", self.symbols), ("choices", self.choices)):
+            if given[what] != list(known):
+                found = ", ".join(given[what]) or "none"
+                raise refusal(f"{whose} has the {what} {found}", f"op '{self.name}' has {', '.join(known) or 'none'}")
+        for name, value in case.choices:
+            if not self.choices[name].accepts(value):
+                raise refusal(f"{whose}: {value!r} isn't a value of '{name}'", f"allowed: {self.choices[name].allowed}")
+
+    def refuse_unchecked(self) -> None:
+        """Raise UsageError if nothing says whether a result of the op is right."""
+        if self.variants and self.reference is None and self.check is None and not self.unchecked:
+            message = f"op '{self.name}' has neither reference nor check, so a wrong result would get a time"
+            raise at(self.place, message, "give one of the two, or unchecked='why no result can be checked'")
+
+    def _check_shapes(self, *tensors: Tensor) -> None:
         for tensor in tensors:
-            _known_dtypes(f"tensor '{tensor.name}' of op '{self.name}'", {tensor.dtype} - {"case"})
             if not callable(tensor.shape):
                 self._check_names(tensor.shape)
 
     def _check_names(self, expressions: Iterable[str | int]) -> None:
         allowed = ("world", *self.symbols, *self.choices)
         for expression in expressions:
-            if unknown := min(symbols_in(expression) - {*allowed}, default=None):
+            used = symbols_in(expression)
+            if unknown := min(used - {*allowed}, default=None):
                 message = f"op '{self.name}' has no symbol '{unknown}', which its '{expression}' uses"
-                raise UsageError(message, nearest(unknown, allowed))
+                raise refusal(message, nearest(unknown, allowed))
+            with suppress(ExpressionError):  # what only some sizes break is said of the case that has them
+                _refuse_malformed(self.name, expression, used)
 
     def tensors(self, variant: Variant) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Inputs and outputs as this variant declares them."""
@@ -312,7 +219,7 @@ class Op:
     def work_of(self, symbols: Symbols, dtype: str) -> Work:
         """What one call has to do, whichever variant does it."""
         if self.work is not None:
-            work = self.work(symbols, ITEMSIZE[dtype])
+            work = _whole(self.work(symbols, ITEMSIZE[dtype]), self.work)
         else:
             moved = moved_by(self.inputs, self.outputs, symbols, dtype)
             work = Work(moved.read, moved.written)
@@ -330,7 +237,7 @@ class Op:
         Those that it gives; else of the tensors that it declares; else, where it declares none, those of the work.
         """
         if variant.traffic is not None:
-            return variant.traffic(symbols, ITEMSIZE[dtype])
+            return _whole(variant.traffic(symbols, ITEMSIZE[dtype]), variant.traffic)
         if variant.inputs is None and variant.outputs is None:
             work = self.work_of(symbols, dtype)
             return Traffic(work.read, work.written)
@@ -341,27 +248,37 @@ class Op:
         _, outputs = self.tensors(variant)
         return sum(tensor.bytes(symbols, dtype) for tensor in outputs if tensor.kept)
 
-    def find(self, file: str) -> Path:
-        """Path of a kernel source: beside a plug-in op's file, or in a family's folder of the bundled kernels."""
+    def find(self, file: str, beside: Path | None = None) -> Path:
+        """Path of a kernel source: beside a plug-in's file, or in a family's folder of the bundled kernels.
+
+        beside: the file of the plug-in that declares the variant, where that isn't the op's file.
+        """
         from harness.paths import data
 
-        own = self.file.parent / file if self.file else None
-        if own is not None and own.is_file():
-            return own
+        for own in filter(None, (beside, self.file)):
+            if (own.parent / file).is_file():
+                return own.parent / file
         bundled = data("kernels")
         return next(bundled.glob(f"*/{file}"), bundled / file)
 
 
-def _known_dtypes(whose: str, dtypes: Iterable[str]) -> None:
-    for dtype in dtypes:
-        if dtype not in ITEMSIZE:
-            raise UsageError(f"{whose} has the dtype '{dtype}', which isn't known", nearest(dtype, ITEMSIZE))
+def _refuse_malformed(op: str, expression: str | int, used: Iterable[str]) -> None:
+    """Raise UsageError for what is no integer arithmetic, and ExpressionError for what sizes of 1 break."""
+    try:
+        evaluate(expression, dict.fromkeys(used, 1))
+    except MalformedError as error:
+        raise refusal(f"the expression '{expression}' of op '{op}' {error}") from None
 
 
-def moved_by(inputs: Sequence[Tensor], outputs: Sequence[Tensor], symbols: Symbols, dtype: str) -> Traffic:
-    """Each input read once, each output written once; what is updated in place is both."""
-    updated = sum(t.bytes(symbols, dtype) for t in inputs if t.inplace)
-    return Traffic(
-        read=sum(t.bytes(symbols, dtype) for t in inputs),
-        written=sum(t.bytes(symbols, dtype) for t in outputs) + updated,
-    )
+Amounts = TypeVar("Amounts", Work, Traffic)
+
+
+def _whole(amounts: Amounts, function: Callable[..., Amounts]) -> Amounts:
+    """The amounts that a declared function gave. Raises UsageError unless all are whole numbers from 0 on."""
+    counts = [getattr(amounts, name) for name in ("read", "written", "sent", "again") if hasattr(amounts, name)]
+    counts += [count for _, count in getattr(amounts, "flops", ())]
+    if any(not isinstance(count, int) or count < 0 for count in counts):
+        code = getattr(function, "__code__", None)
+        place = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
+        raise at(place, f"gives {amounts}", "bytes and operations are whole numbers from 0 on: use // in place of /")
+    return amounts

@@ -2,18 +2,26 @@
 
 The cases are prepared and checked as for timing, in a process of their own (`_target`), which runs under the tool. What
 the tool found becomes attachments, which stand beside the results by the id of the case.
+
+A tool of another package comes in by the entry point group `harness.tools`, which names its module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from harness.discover import discover
-from harness.errors import MachineError
-from harness.model import Attachment
+from harness.discover import discover, entry_points
+from harness.errors import MachineError, UsageError
+from harness.model import Attachment, Job
+
+if TYPE_CHECKING:
+    from harness.devices import Device
+    from harness.ops import Catalogue
 
 CALLS = 4
 """Calls of each case that a profiler sees. They rotate over sets of buffers, as timed calls do."""
@@ -21,12 +29,28 @@ MARK = "harness_mark"
 """The kernel that is launched before the calls of a case, where a profiler watches: its grid has as many blocks as the
 case has number, counted from 1, and a block as many threads as the case has calls. So a list of kernels tells which
 case each belongs to."""
+RunCase = Callable[[int], None]
+"""Runs the case of a number, counted from 1."""
+Running = Callable[[Sequence[Job], Mapping[str, int], Path, "Catalogue", "Device"], AbstractContextManager[RunCase]]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOption:
+    """A whole number that the command line takes for a tool: `--name`.
+
+    meaning: a few words. usual: the value unless told. least: the smallest one allowed.
+    """
+
+    name: str
+    meaning: str
+    usual: int
+    least: int = 1
 
 
 class Tool(Protocol):
-    """What the file of a tool offers.
+    """What the file of a tool offers. It may also offer what `Ways` has.
 
-    SUMMARY: what it is good for, in one line. SUFFIXES: of the files that `imported` understands.
+    SUMMARY: what it tells, in one line. SUFFIXES: of the files that `imported` understands.
     """
 
     SUMMARY: str
@@ -55,8 +79,53 @@ class Tool(Protocol):
         """
 
 
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What a tool may offer besides, by these names in capitals, but for `running`; a tool without them is as here.
+
+    options: what the command line takes for the tool. examples: command lines, for the help. a_file_a_case: whether the
+    tool writes what it found of a case once the case has ended, so that an interrupt leaves what was found until then.
+    any_machine: whether what it finds doesn't depend on the machine, so that another one with the same device will do.
+    verdicts: whether a console shows what ops say of their scenarios once the tool has run.
+
+    running(jobs, options, files, catalogue, device): a context in which the process that runs the jobs gets a function.
+    The function runs the case of a number in the tool's own way, in the place of preparing and calling it. It raises
+    harness.session.EndedError for a case that can't be run. options: their values by name. files: the beginning of the
+    names of the files that the function writes.
+    """
+
+    options: tuple[ToolOption, ...] = ()
+    examples: tuple[str, ...] = ()
+    a_file_a_case: bool = False
+    any_machine: bool = False
+    verdicts: bool = False
+    running: Running | None = None
+
+    @classmethod
+    def of(cls, tool: Tool) -> Ways:
+        """What this tool offers."""
+        names = ("options", "examples", "a_file_a_case", "any_machine", "verdicts")
+        given: dict[str, Any] = {name: getattr(tool, name.upper()) for name in names if hasattr(tool, name.upper())}
+        return cls(**given, running=getattr(tool, "running", None))
+
+    def asked(self, given: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+        """The value of each option: the one that was given, else the usual one."""
+        return tuple((option.name, given.get(option.name, option.usual)) for option in self.options)
+
+
+_OFFERS = ("SUMMARY", "SUFFIXES", "refuse", "commands", "failure", "read", "imported")
+
+
 @cache
 def tools() -> dict[str, Tool]:
-    """Every tool by name. Raises UsageError for a file of this folder that isn't one."""
-    found = discover("harness.profile", ["SUMMARY", "SUFFIXES", "refuse", "commands", "failure", "read", "imported"])
+    """Every tool by name, those of this folder first. Raises UsageError for a module that isn't one."""
+    found = dict(discover("harness.profile", _OFFERS))
+    for entry in entry_points("harness.tools"):
+        module = entry.load()
+        if missing := [offer for offer in _OFFERS if not hasattr(module, offer)]:
+            message = f"entry point '{entry.name}' ({entry.value}): defines no {' and no '.join(missing)}"
+            raise UsageError(message, "harness.profile.Tool says what a tool offers")
+        if entry.name in found:
+            raise UsageError(f"entry point '{entry.name}' ({entry.value}): there is a tool of this name already")
+        found[entry.name] = module
     return {name: cast(Tool, module) for name, module in found.items()}

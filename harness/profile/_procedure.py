@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,8 +16,8 @@ from pathlib import Path
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.processes import python
-from harness.profile import Tool, _request, tools
-from harness.profile._request import CaseRan, LossPlan, ProfileRequest
+from harness.profile import Tool, Ways, _request, tools
+from harness.profile._request import CaseRan, ProfileRequest
 
 FOLDER = "profile"
 """The folder of a run that has the files of profilers."""
@@ -26,7 +26,6 @@ _SLOWER = 3.0  # how many times as long as when it is timed a case may take unde
 _LAST_LINES = 12  # of a tool's output that an error repeats
 _TARGET = "harness.profile._target"
 _WRITES_TRACES = ("torch",)  # tools that are a part of the process which they watch
-_A_FILE_A_CASE = ("torch", "losses")  # tools that write what they found of a case once it has ended
 
 Told = Callable[[CaseRan, str], None]
 """Called for each case that has ended under the tool, with which of several runs it was, such as '2/2'; else ''."""
@@ -62,25 +61,25 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     plugins: Sequence[Path],
     folder: Path,
     told: Told,
-    losses: LossPlan | None = None,
+    options: Mapping[str, int] | None = None,
     keep: Callable[[Sequence[Attachment]], None] = lambda _: None,
 ) -> Profiled:
     """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
-    A case that ends the process doesn't keep the cases after it from being run: they run in another process. losses:
-    how cases are trained, for the tool of that name. keep: gets what was found as soon as it is known, so that nothing
-    is lost with what comes later; after an interrupt, what torch and losses have found until then. Raises MachineError
-    if the tool can't be used here, or leaves nothing to read.
+    A case that ends the process doesn't keep the cases after it from being run: they run in another process. options:
+    those that were given to the tool. keep: gets what was found as soon as it is known, so that nothing is lost with
+    what comes later; after an interrupt, what a tool with a file a case has found until then. Raises MachineError if
+    the tool can't be used here, or leaves nothing to read.
     """
     tool = tools()[name]
     tool.refuse()
     todo, found = list(jobs), Profiled()
     while todo:
-        part = prepared(name, todo, device=device, plugins=plugins, folder=folder, losses=losses)
+        part = prepared(name, todo, device=device, plugins=plugins, folder=folder, options=options)
         try:
             ran, outputs = _carried_out(part, tool, told)
         except KeyboardInterrupt:
-            if name in _A_FILE_A_CASE:
+            if Ways.of(tool).a_file_a_case:
                 keep(_read(tool, part, _request.answers(_request.answers_file(part.request_file)), []))
             raise
         attachments = _read(tool, part, ran, outputs)
@@ -100,16 +99,22 @@ def prepared(  # noqa: PLR0913 - as above
     device: str,
     plugins: Sequence[Path],
     folder: Path,
-    losses: LossPlan | None = None,
+    options: Mapping[str, int] | None = None,
 ) -> Part:
-    """Write the request for these cases, and give the command lines that carry it out under the tool."""
+    """Write the request for these cases, and give the command lines that carry it out under the tool.
+
+    options: those that were given to the tool; the usual values stand for the rest.
+    """
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)
     base = next(_unused(home, name)).resolve()
     traces = str(base) if name in _WRITES_TRACES else ""
     files = tuple(str(plugin.resolve()) for plugin in plugins)
-    training = replace(losses, files=str(base)) if losses else None
-    part = Part(base, ProfileRequest(device, files, tuple(jobs), traces=traces, losses=training), ())
+    request = ProfileRequest(device, files, tuple(jobs), traces=traces)
+    ways = Ways.of(tools()[name])
+    if ways.running:
+        request = replace(request, tool=name, options=ways.asked(options or {}), files=str(base))
+    part = Part(base, request, ())
     _request.write(part.request, part.request_file)
     target = python.command(_TARGET, [str(part.request_file)])
     return replace(part, commands=tuple(map(tuple, tools()[name].commands(target, base))))

@@ -14,19 +14,6 @@ REQUEST = ".request.json"
 
 
 @dataclass(frozen=True, slots=True)
-class LossPlan:
-    """How long the model of each case is trained where its losses are asked for, and from how many seeds.
-
-    size: of a batch, in the place of the case's. files: the beginning of the names of the files that have the losses.
-    """
-
-    steps: int = 300
-    seeds: int = 5
-    size: int = 16
-    files: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class ProfileRequest:
     """The cases to run, as for timing, but each only `calls` times. plugins: files with more ops.
 
@@ -34,7 +21,8 @@ class ProfileRequest:
     is enough. numbers: of the cases to run, from 1; all if empty.
 
     traces: where torch's own profiler writes a trace of each case, as the beginning of file names; "" for none.
-    losses: how each case is trained, in the place of preparing and calling it; None where it is called.
+    tool: the name of the tool that runs each case in a way of its own, in the place of preparing and calling it; "" for
+    none. options: those of this tool. files: the beginning of the names of the files that it writes.
     """
 
     device: str
@@ -42,7 +30,9 @@ class ProfileRequest:
     jobs: tuple[Job, ...]
     calls: int = CALLS
     traces: str = ""
-    losses: LossPlan | None = None
+    tool: str = ""
+    options: tuple[tuple[str, int], ...] = ()
+    files: str = ""
     checked: bool = False
     numbers: tuple[int, ...] = ()
 

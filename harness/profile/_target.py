@@ -1,15 +1,15 @@
 """The process that a profiler watches: `harness.profile._target REQUEST`.
 
 It prepares and checks each case as for timing. Then it calls the case a few times, between the start and the stop of
-the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone. Where losses
-are asked for, the case's model is trained in the place of all that.
+the CUDA profiler and in an NVTX range with the case's id, so that a profiler can record these calls alone. A tool may
+run the cases in a way of its own in the place of all that.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from harness.devices import Device
 from harness.errors import described
 from harness.model import Job
 from harness.ops import Catalogue, Op
-from harness.profile import MARK, _request, _trainings
+from harness.profile import MARK, Ways, _request, tools
 from harness.profile._request import CaseRan, ProfileRequest
 from harness.session import EndedError, Session
 from harness.store import dump
@@ -35,15 +35,18 @@ def main(arguments: list[str]) -> int:
     request = _request.read(file)
     device = devices.kinds()[request.device]
     catalogue = Catalogue(tuple(map(Path, request.plugins)))
-    with (
-        _request.answers_file(file).open("a", encoding="utf-8") as answers,
-        _trainings.started(request, catalogue, device) as train,
-    ):
+    running = Ways.of(tools()[request.tool]).running if request.tool else None
+    with ExitStack() as stack:
+        answers = stack.enter_context(_request.answers_file(file).open("a", encoding="utf-8"))
+        own = None
+        if running:
+            files, options = Path(request.files), dict(request.options)
+            own = stack.enter_context(running(request.jobs, options, files, catalogue, device))
         for number, job in enumerate(request.jobs, 1):
             if request.numbers and number not in request.numbers:
                 continue
             run = partial(_run, request, job, number, catalogue[job.case.op], device)
-            ran = _ran(job, number, partial(train, number) if request.losses else run)
+            ran = _ran(job, number, partial(own, number) if own else run)
             answers.write(f"{dump(ran)}\n")
             answers.flush()
             if ran.status == "crashed":

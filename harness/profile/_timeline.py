@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from harness.families import FAMILIES, family
 from harness.intervals import Interval, between, common, length, merged, parts
-from harness.profile._families import FAMILIES, family
 from harness.profile._trace import Span, Trace
 
 SHORT_GAP = 10e-6

@@ -16,7 +16,7 @@ from harness.model import Attachment, KernelProfile
 from harness.profile import MARK, _request
 from harness.profile._ncu_metrics import BYTES, DETAILS, SECTIONS, translated
 
-SUMMARY = "hardware counters of each kernel (Nsight Compute)"
+SUMMARY = "counters of each kernel: bytes, stalls, pipes (Nsight Compute)"
 SUFFIXES = (".ncu-rep", ".csv")
 
 _OLDEST = (2022, 3)  # of CUDA 11.8, the first toolkit for sm_90

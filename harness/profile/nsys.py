@@ -16,7 +16,7 @@ from harness.errors import MachineError, UsageError, brief
 from harness.model import Attachment
 from harness.profile import CALLS, _nsys_cases, _nsys_sqlite, _request
 
-SUMMARY = "kernels of each call with their times, the gaps between them, copies, and the time in CUDA calls"
+SUMMARY = "a timeline of kernels, copies and calls (Nsight Systems)"
 SUFFIXES = (".sqlite", ".nsys-rep")
 
 _OLDEST = (2022, 4)

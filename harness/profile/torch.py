@@ -13,19 +13,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import MachineError, UsageError
+from harness.families import FAMILIES
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
 from harness.profile import _request, _timeline, _trace
-from harness.profile._families import FAMILIES
 from harness.profile._script import OWN
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
-    "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "commands", "failure", "imported",
-    "of_script", "read", "refuse", "timeline", "trace_of",
+    "A_FILE_A_CASE", "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "commands", "failure",
+    "imported", "of_script", "read", "refuse", "timeline", "trace_of",
 ]  # fmt: skip
 
-SUMMARY = "a timeline: shares of the time by kernel and family, gaps between kernels, the host's share"
+SUMMARY = "shares of the time by kernel and by family; needs nothing else"
+A_FILE_A_CASE = True
 SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""

@@ -7,7 +7,7 @@ here loads pandas or matplotlib until it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, cast
@@ -15,6 +15,7 @@ from typing import Protocol, cast
 from harness.discover import discover
 from harness.errors import MachineError, UsageError, nearest
 from harness.model import Limits, Machine, Run
+from harness.ops.codes import Codes
 from harness.report.pictures import drawn, write_all
 
 
@@ -70,10 +71,10 @@ def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
         return [page, *tables, *pictures]
 
 
-def stale(run: Run, current: Mapping[str, str]) -> list[str]:
+def stale(run: Run, current: Codes) -> list[str]:
     """Sentences about results that were measured with other code than the present; none if all have the same code.
 
-    current: the hash over the present code of each op, by the op's name.
+    current: the present code of each variant, by the names of its op and its own.
     """
     from harness.report import preface
 

@@ -22,7 +22,7 @@ from harness.report import (
     plotting,
     preface,
     roofline_plot,
-    steps,
+    sections,
     sweeps,
 )
 from harness.report.frame import Line, by_scenario
@@ -60,8 +60,8 @@ _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": ""
 def page(run: Run, notes: Sequence[str] = ()) -> Page:
     """The page of a run. notes: sentences that it begins with, such as that results were measured with older code."""
     plots, left_out = plotting.plan(run)
-    sections = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
-    blocks: list[Block] = [*_ahead(run, notes), *sections]
+    shown = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
+    blocks: list[Block] = [*_ahead(run, notes), *shown]
     if left_out:
         blocks.append(
             Note(
@@ -122,13 +122,14 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plo
     sweep = sweeps.of(scenario.curve, lines, scenario.plot)
     # The reasons are told with the stops.
     every = columns.table(lines, errors=not sweep)
-    own = tuple(Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
+    drawn = (Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
+    own = (*drawn, *sections.figures(lines))
     blocks: list[Block] = [Prose(scenario.shows.strip())] if scenario.shows.strip() else []
     blocks.append(Note(preface.origin(scenario)))
     blocks += [*own, *sweep.tables] if sweep else [every, *own]
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (sweeps.stop_table(sweep.over, sweep.stops),)))
-    blocks += steps.sections(lines)
+    blocks += sections.sections(lines)
     if claims := claim_tables.comparisons(scenario, lines):
         notes = [Note(text) for text in claim_tables.explained(claims, run.header.machine.name)]
         blocks.append(Section("Claims", (*notes, claim_tables.table(claims))))
@@ -162,15 +163,15 @@ def screen(run: Run) -> Page:
     blocks: list[Block] = []
     for scenario, lines in by_scenario(run):
         sweep = sweeps.of(scenario.curve, lines, scenario.plot)
-        claims = claim_tables.notes(claim_tables.comparisons(scenario, lines))
+        told_of = (*claim_tables.notes(claim_tables.comparisons(scenario, lines)), *sections.verdicts(lines))
         if sweep:
             told.update(line.case.id for line in lines if line.result.status not in FAILED)
             stops = (Section("", tuple(sweeps.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()
-            blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *claims)))
+            blocks.append(Section(scenario.title or scenario.name, (*sweep.tables, *stops, *told_of)))
         else:
             common, table = columns.brief(lines)
             title = ": ".join(filter(None, [scenario.title or scenario.name, ", ".join(common)]))
-            blocks.append(Section(title, (table, *claims, *steps.verdicts(lines))))
+            blocks.append(Section(title, (table, *told_of)))
     blocks += audit.section(counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
     blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
@@ -200,9 +201,9 @@ def _closing(run: Run) -> Iterator[Note]:
     yield Note(f"{run.header.machine.name}: {preface.outcome(run)}", "strong")
 
 
-def screen_of_losses(run: Run) -> Page:
-    """Whether the rungs of a run learn alike, as far as they were trained, for a console."""
-    every = [Section(own.title or own.name, tuple(steps.verdicts(lines))) for own, lines in by_scenario(run)]
+def screen_of_verdicts(run: Run) -> Page:
+    """What ops say of the scenarios of a run, and nothing else, for a console."""
+    every = [Section(own.title or own.name, tuple(sections.verdicts(lines))) for own, lines in by_scenario(run)]
     return Page("", tuple(section for section in every if section.blocks))
 
 
@@ -224,10 +225,10 @@ def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
         by_op[found.line.case.op].append(found)
     names = dict.fromkeys(name for name, _ in newest.values())
     origin = ", ".join(f"[{name}]({name}/report.md) of {runs[name].header.started[:10]}" for name in names)
-    sections = [Section(op, audit.blocks(found)) for op, found in sorted(by_op.items())]
+    by_name = [Section(op, audit.blocks(found)) for op, found in sorted(by_op.items())]
     every = [found for _, found in newest.values()]
     machine = next(iter(runs.values())).header.machine.name
-    blocks: list[Block] = [*audit.summary(every), *sections]
+    blocks: list[Block] = [*audit.summary(every), *by_name]
     if terms := _terms(blocks):
         blocks.append(Section("How to read the tables", (terms,)))
     return Page(f"{audit.TITLE}: {machine}", (*blocks, Prose(f"Runs: {origin}.")))

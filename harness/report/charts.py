@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import units
 from harness.metrics import METRICS
-from harness.report import roofline_plot, stages
+from harness.report import roofline_plot
 from harness.report.canvas import LOOKS, WIDE, WIDTH, Look, canvas, legend, peak_line, save, variant_lines
 from harness.report.plotting import Layout, Plot, size_label
 from harness.report.sweeps import over_world
@@ -51,7 +51,8 @@ def draw(plot: Plot, peak: float | None, path: Path) -> list[Path]:
     """Draw one plot and save it as SVG. `peak` is the library copy's bandwidth in B/s."""
     with canvas(_height(plot), plot.title, WIDE if plot.layout in _WIDE else WIDTH) as (drawing, axes):
         _LAYOUTS[plot.layout](axes, plot)
-        if plot.metric.unit is units.BANDWIDTH and plot.metric.limit != "link_bandwidth":
+        # What a bandwidth is compared with may be another limit than the memory's.
+        if plot.metric.unit is units.BANDWIDTH and plot.metric.limit in ("", "ceiling_bandwidth"):
             peak_line(axes.axvline if plot.layout == "ranking" else axes.axhline, peak)
         legend(drawing, axes)
         return save(drawing, path)
@@ -71,8 +72,6 @@ def _height(plot: Plot) -> float:
         return 0.85 + 0.13 * len(plot.rows)
     if plot.layout == "calls":
         return 0.95 + _ROW * (len(plot.rows) + plot.rows["setting"].nunique())
-    if plot.layout == "stages":
-        return stages.height(plot.rows)
     if plot.layout in _WIDE:
         return 3.6 if plot.layout == "variants" else 3.2
     return 2.6 + 0.1 * max(label.count("\n") for label in plot.labels.values())
@@ -315,10 +314,6 @@ def _roofs(axes: matplotlib.axes.Axes, plot: Plot) -> None:
         roofline_plot.draw(axes, plot.rows, plot.roofs, plot.roles, plot.labels)
 
 
-def _stages_of(axes: matplotlib.axes.Axes, plot: Plot) -> None:
-    stages.draw(axes, plot.rows)
-
-
 def _look(plot: Plot, series: str) -> Look:
     """The same series looks the same in all figures of a scenario."""
     return LOOKS[plot.series.index(series) % len(LOOKS)]
@@ -329,7 +324,7 @@ def _ceilings(plot: Plot) -> pd.Series[float]:
 
     Where variants have different ones, as those have that do another step on one device, it is the highest.
     """
-    if not plot.metric.limit:
+    if plot.metric.limit not in plot.rows:
         return plot.rows[plot.metric.name].iloc[:0]
     return plot.rows.groupby("setting", sort=False)[plot.metric.limit].max().dropna()
 
@@ -358,5 +353,4 @@ _LAYOUTS: dict[Layout, Callable[[matplotlib.axes.Axes, Plot], None]] = {
     "ranking": _ranking,
     "calls": _calls,
     "roofline": _roofs,
-    "stages": _stages_of,
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from harness.metrics import METRICS, UNSCALE, Metric, named
+from harness.metrics import METRICS, Metric, named
 from harness.model import Claim, Scenario
 from harness.report.counted import LIMIT, bytes_of
 from harness.report.frame import Line
@@ -95,7 +95,7 @@ def _how(metric: Metric, seen: int, cases: int) -> str:
         return ""
     if seen:
         return BY_COUNTERS + (f" ({seen} of {cases} cases)" if seen < cases else "")
-    if metric.name == UNSCALE:
+    if metric.by_trace:
         return BY_TRACE
     return BY_COUNT if metric.by_count else MEASURED
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.collection.steps.training._ladders import LADDERS
 from harness.metrics import ALWAYS, METRICS, Metric, named
 from harness.model import COUNTERS, FAILED, Case, Scenario
 from harness.model.case import written
-from harness.report import call_times
+from harness.report import call_times, sections
 from harness.report.frame import Line
 from harness.report.sweeps import asked
 from harness.report.text import first_line
@@ -20,8 +19,6 @@ _BOUND = (
     "Operations are compared with the burst peak, or with the settled one if the case keeps the machine under load"
 )
 
-_APART = ("losses.", "torch.family_")
-"""Beginnings of figures of steps of training that have sections of their own."""
 _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 """How counters of these units are written."""
 _OF_TRACES = {
@@ -112,18 +109,14 @@ def _cell(metric: Metric, line: Line) -> Cell:
 
 def _attached(lines: Sequence[Line]) -> Iterator[Column]:
     """A column for each figure that tools found. One that has the name of a counter or a metric is written as it is."""
-    for key in dict.fromkeys(key for line in lines for key in line.attached if not _is_apart(line, key)):
+    shown = (key for line in lines for key in line.attached if not sections.is_elsewhere(line.case.op, key))
+    for key in dict.fromkeys(shown):
         tool, _, name = key.partition(".")
         counter, metric = COUNTERS.get(name), METRICS.get(name)
         title = counter.title if counter else metric.title if metric else name
         unit = _UNITS.get(counter.unit, PLAIN) if counter else metric.unit if metric else _OF_TRACES.get(key, PLAIN)
         cells = tuple(line.attached.get(key, "") for line in lines)
         yield Column(f"{key} ({{unit}})", cells, unit, keep=3, hint=f"{title}, as {tool} found it")
-
-
-def _is_apart(line: Line, key: str) -> bool:
-    """Whether a figure of a step of training stands in a table of its own, with those of the other rungs."""
-    return line.case.op in LADDERS and key.startswith(_APART)
 
 
 def _findings(lines: Sequence[Line], errors: bool) -> Iterator[Column]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from harness import metrics
 from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, Scenario, Value, by_group
-from harness.report import traced
 from harness.report.roles import roles
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def _lines(run: Run) -> Iterator[Line]:
                 on_one = replace(case, world=1)
                 if case.world > 1 and (on_one.id not in results or results[on_one.id].status == "unsupported"):
                     subject = replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
-                subject = replace(subject, facts={**subject.facts, **traced.facts(attached, result.time)})
+                subject = replace(subject, facts={**subject.facts, **metrics.told(attached, result.time)})
                 yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
 
 
@@ -85,10 +84,13 @@ def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:
 def records(run: Run) -> list[dict[str, Any]]:
     """One record a line, for other programs: names, sizes, choices, metrics, conditions of the measurement, findings.
 
-    Every record has the same keys. None stands for what isn't known.
+    Every record has the same keys: a metric that only some ops have is there if some case has it. None stands for what
+    isn't known.
     """
     made = [_record(line) for line in lines(run)]
-    keys = dict.fromkeys(key for part in _PARTS for record in made for key in record[part])
+    found = {part: dict.fromkeys(key for record in made for key in record[part]) for part in _PARTS}
+    computed = [name for name, metric in metrics.METRICS.items() if name in found["metrics"] and not metric.reported]
+    keys = dict.fromkeys(key for part in _PARTS for key in (*(computed if part == "metrics" else ()), *found[part]))
     return [{key: merged.get(key) for key in keys} for record in made if (merged := _merged(record))]
 
 

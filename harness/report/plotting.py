@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from harness.metrics import METRICS, Metric, named
 from harness.model import Curve, Run, Scenario, Value
 from harness.model.case import written
-from harness.report import call_times, roofline_plot, stages
+from harness.report import call_times, roofline_plot
 from harness.report.frame import Line, Settings, by_scenario, frame, setting, settings_of
 from harness.report.roles import roles
 from harness.report.sweeps import asked, over_world, places
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 T = TypeVar("T")
-Layout = Literal["bars", "lines", "curve", "variants", "world", "ranking", "calls", "roofline", "stages"]
+Layout = Literal["bars", "lines", "curve", "variants", "world", "ranking", "calls", "roofline"]
 
 FOLDER = "plots"
 MOST_FIGURES = 10
-"""The most figures of a run; of those of call times, of rooflines, and of stages, as many beside them."""
+"""The most figures of a run; of those of call times and of rooflines as many beside them."""
 MOST_SERIES = 8
 """The most series with a colour, a hatch and a marker of their own; with more, each bar has its name beside it."""
 _MOST_VARIANTS = 9
@@ -79,7 +79,7 @@ class Plot:
     @property
     def sort(self) -> str:
         """Figures of one sort stand for each other where there are too many."""
-        return self.layout if self.layout in ("calls", "roofline", "stages") else "usual"
+        return self.layout if self.layout in ("calls", "roofline") else "usual"
 
     @property
     def path(self) -> str:
@@ -102,7 +102,6 @@ def plan(run: Run) -> tuple[list[Plot], int]:
             _of_scenario(scenario, own, lines),
             _of_calls(scenario, own, lines),
             _rooflines(run, own, lines),
-            _of_stages(scenario, own, lines),
         ):
             wanted += [replace(plot, turn=turn, multiprocessors=count) for turn, plot in enumerate(plots)]
     ordered = sorted(wanted, key=lambda plot: plot.turn)
@@ -162,20 +161,6 @@ def _rooflines(run: Run, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plo
         yield replace(plot, metric=METRICS["flops"], axis=METRICS["intensity"].title, roles=role)
 
 
-def _of_stages(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:
-    """The stages of pipelines, a figure for each setting. A curve shows only the whole, over what varies."""
-    if scenario.curve is not None:
-        return
-    for kind, rows in stages.of(_with_settings(table, lines)).groupby(["dtype", "cache"], sort=False):
-        plot = _plot(scenario, kind, rows, settings_of(lines))
-        plot = replace(plot, name=f"{plot.name}-stages", layout="stages", metric=METRICS["items"])
-        titled = [
-            replace(plot, rows=own, title=f"{plot.title}: {stages.TITLE}, {name}")
-            for name, own in rows.groupby("setting", sort=False)
-        ]
-        yield from _numbered(titled)
-
-
 def _with_settings(table: pd.DataFrame, lines: list[Line]) -> pd.DataFrame:
     names = {line.case.id: setting(line.case) for line in lines}
     return table.assign(setting=table["case"].map(names))
@@ -211,7 +196,7 @@ def _metric(lines: Sequence[Line], wanted: str) -> Metric | None:
     known = (
         metric
         for metric in ranked
-        if any(line.values[metric.name] is not None and metric.drawn(line.subject) for line in lines)
+        if any(line.values.get(metric.name) is not None and metric.drawn(line.subject) for line in lines)
     )
     return next(known, None)
 

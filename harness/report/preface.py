@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from harness import units
 from harness.model import DeviceFacts, Machine, Run, Scenario, Warning
+from harness.ops.codes import Codes
 from harness.report.text import plural
 from harness.report.tree import Facts, Note
 from harness.stats import range_over_median
@@ -122,27 +123,28 @@ def _how_often(code: str, cases: int) -> str:
     return f"{code} in" if cases == 1 else f"{code} in {cases} cases, such as"
 
 
-def stale(run: Run, current: Mapping[str, str]) -> list[str]:
+def stale(run: Run, current: Codes) -> list[str]:
     """Sentences about results that were measured with other code than the present; none if all have the same code.
 
-    current: the hash over the present code of each op. A result of an op that isn't among them can't be checked.
+    current: the present code of each variant. A result of a variant that isn't among them can't be checked.
     """
     if run.header.schema < 2:
         return ["This run is of schema 1, which doesn't say which code measured each result. A new run says it."]
-    older: dict[tuple[str, str], set[str]] = defaultdict(set)
+    older: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     unknown: dict[str, set[str]] = defaultdict(set)
     for m in run.measurements:
-        if m.code is None or m.case.op not in current:
+        now = current.get((m.case.op, m.case.variant))
+        if m.code is None or now is None:
             unknown[m.case.op].add(m.case.id)
-        elif m.code.digest != current[m.case.op]:
-            older[m.case.op, m.code.digest].add(m.case.id)
-    return [*_older(older, current), *_unknown(unknown)]
+        elif m.code.digest != now.digest:
+            older[m.case.op, m.code.digest, now.digest].add(m.case.id)
+    return [*_older(older), *_unknown(unknown)]
 
 
-def _older(older: Mapping[tuple[str, str], set[str]], current: Mapping[str, str]) -> list[str]:
+def _older(older: Mapping[tuple[str, str, str], set[str]]) -> list[str]:
     if not older:
         return []
-    ops = [f"{op} (code {digest[:_DIGEST]}, now {current[op][:_DIGEST]})" for op, digest in sorted(older)]
+    ops = [f"{op} (code {digest[:_DIGEST]}, now {now[:_DIGEST]})" for op, digest, now in sorted(older)]
     count = len(set().union(*older.values()))
     verb = "was" if count == 1 else "were"
     return [f"{plural(count, 'result')} {verb} measured with older code: {', '.join(ops)}."]

@@ -105,7 +105,7 @@ def _table(curve: Curve, kind: str, lines: Sequence[Line], place: Mapping[str, i
 def foremost(lines: Sequence[Line]) -> Metric:
     """The metric with the highest rank for sweeps that some line has; the time if none has."""
     ranked = sorted((m for m in METRICS.values() if m.sweep), key=lambda metric: -metric.sweep)
-    known = (m for m in ranked if any(line.values[m.name] is not None for line in lines))
+    known = (m for m in ranked if any(line.values.get(m.name) is not None for line in lines))
     return next(known, METRICS["time"])
 
 
@@ -113,7 +113,7 @@ def _best(metric: Metric, lines: Sequence[Line]) -> dict[str, float]:
     """The best value of each row."""
     found: dict[str, list[float]] = defaultdict(list)
     for line in lines:
-        value = line.values[metric.name]
+        value = line.values.get(metric.name)
         if value is not None:
             found[setting(line.case)].append(value)
     choose = min if metric.better == "lower" else max
@@ -124,7 +124,7 @@ def _cell(metric: Metric, line: Line | None) -> Cell:
     """The value of the case; if there is none, nothing (not measured), a word (failed), or '-' (can't run)."""
     if line is None:
         return ""
-    value, status = line.values[metric.name], line.result.status
+    value, status = line.values.get(metric.name), line.result.status
     if value is not None:
         return value
     return status if status in FAILED else "" if status == "ok" else "-"

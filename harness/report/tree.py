@@ -5,8 +5,9 @@ Nothing in it is formatted: a quantity is a number in SI units, with the unit th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from harness.metrics import ALWAYS
@@ -77,10 +78,15 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture in a file beside the page. alt: what it shows, for those who can't see it."""
+    """A picture in a file beside the page. alt: what it shows, for those who can't see it.
+
+    path: in the folder of the page. draw: writes the picture to a path, and gives the paths written; None where
+    something else draws it.
+    """
 
     path: str
     alt: str
+    draw: Callable[[Path], list[Path]] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,3 +172,12 @@ def tables(blocks: Sequence[Block]) -> Iterator[Table]:
             yield block
         elif isinstance(block, Section | Details):
             yield from tables(block.blocks)
+
+
+def figures_in(blocks: Sequence[Block]) -> Iterator[Figure]:
+    """Every figure below, in order."""
+    for block in blocks:
+        if isinstance(block, Figure):
+            yield block
+        elif isinstance(block, Section | Details):
+            yield from figures_in(block.blocks)

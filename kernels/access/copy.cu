@@ -1,41 +1,10 @@
-// Plain streams: READS arrays read and WRITES arrays written, all of the same size, with next to no arithmetic. As an
-// op they are the copy; with other mixes they are what every other kernel is held against.
+// Copy: the op with the least to do, which every other kernel is compared with.
 //
-// Macros: READS (0 to 3), WRITES (0 or 1), UNROLL (16-byte packs a thread), EVICT_FIRST (0 or 1), BLOCK (threads).
-// A block covers BLOCK * UNROLL consecutive packs; a thread's packs lie BLOCK apart, so that each access of a warp is
-// one contiguous 512 bytes and a thread has READS * UNROLL loads in flight.
+// Nearly all of it is done by the plain stream of harness/cuda/stream.cu, the kernel that measures what the memory can
+// do: the variants differ in its packs a thread and in its hint to the cache. The kernel below copies what that one
+// can't: the bytes after the last full pack of 16 bytes, or all of a tensor that isn't aligned to 16 bytes.
 
-#include "pack.cuh"
-
-__device__ __forceinline__ uint4 combine(uint4 a, uint4 b) {
-  return make_uint4(a.x ^ b.x, a.y ^ b.y, a.z ^ b.z, a.w ^ b.w);
-}
-
-extern "C" __global__ void __launch_bounds__(BLOCK)
-    stream(const uint4* __restrict__ a, const uint4* __restrict__ b, const uint4* __restrict__ c, uint4* __restrict__ out,
-           long long packs) {
-  const long long first = static_cast<long long>(blockIdx.x) * (BLOCK * UNROLL) + threadIdx.x;
-  uint4 value[UNROLL];
-#pragma unroll
-  for (int k = 0; k < UNROLL; ++k) {
-    const long long i = first + k * BLOCK;
-    value[k] = make_uint4(1, 2, 3, 4);
-    if (i < packs) {
-      if (READS >= 1) value[k] = load_16<EVICT_FIRST>(a + i);
-      if (READS >= 2) value[k] = combine(value[k], load_16<EVICT_FIRST>(b + i));
-      if (READS >= 3) value[k] = combine(value[k], load_16<EVICT_FIRST>(c + i));
-    }
-  }
-#pragma unroll
-  for (int k = 0; k < UNROLL; ++k) {
-    const long long i = first + k * BLOCK;
-    // A read-only stream must use what it read, or the compiler drops the loads; this value never comes in practice.
-    const bool used = WRITES == 1 || (value[k].x == 0x9e3779b9u && value[k].y == 0x7f4a7c15u && value[k].z == 0xf39cc060u);
-    if (i < packs && used) store_16<EVICT_FIRST>(out + i, value[k]);
-  }
-}
-
-// Bytes from `begin` to `end`, one a thread: what is left after the last full pack, or all of an unaligned tensor.
+// Bytes from `begin` to `end`, one a thread.
 extern "C" __global__ void copy_bytes(const unsigned char* __restrict__ from, unsigned char* __restrict__ to, long long begin,
                                       long long end) {
   const long long i = begin + static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;

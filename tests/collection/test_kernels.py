@@ -165,15 +165,18 @@ class FakeMatmul:
 
 
 def told(op: str) -> ModuleType:
-    """tests/ops/test_<op>.py, which tells of its kernels:
+    """tests/collection/ops/<family>/test_<op>.py, which tells of its kernels:
 
     COMPILED: sizes and choices that together ask for every compilation that a launch may need.
     LOCAL_MEMORY (if there are any): variants that use local memory on purpose.
     SPILLED (if any): bytes that a thread may spill, where measurements say that one more block on an SM is worth it.
     """
-    spec = importlib.util.spec_from_file_location(f"compiled_{op}", next(TESTS.rglob(f"test_{op}.py")))
+    file = next(TESTS.rglob(f"test_{op}.py"), None)
+    assert file, f"op '{op}' has no file of tests: add tests/collection/ops/<family>/test_{op}.py, with COMPILED in it"
+    spec = importlib.util.spec_from_file_location(f"compiled_{op}", file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    assert hasattr(module, "COMPILED"), f"{file} has no COMPILED: sizes and choices that ask for every compilation"
     return module
 
 
@@ -310,7 +313,7 @@ def every() -> Callable[[Op], list[Request]]:
 @pytest.mark.parametrize("op", WITH_KERNELS, ids=lambda op: op.name)
 def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arch):
     found = chosen(every(op), arch)
-    assert found
+    assert found, f"no variant of '{op.name}' compiled a kernel at the sizes in COMPILED of its tests"
     allowed = getattr(told(op.name), "SPILLED", 0)
     wasteful = []
     for request in found:
@@ -321,6 +324,15 @@ def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arc
             wasteful.append((request.name, frames))
         assert "warning" not in log, log
     assert not wasteful
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "add tests/collection/ops/"), ("", "has no COMPILED")])
+def test_an_op_that_does_not_say_what_to_compile_is_told_what_to_add(monkeypatch, tmp_path, text, said):
+    monkeypatch.setitem(globals(), "TESTS", tmp_path)
+    if text is not None:
+        (tmp_path / "test_mine.py").write_text(text)
+    with pytest.raises(AssertionError, match=said):
+        told("mine")
 
 
 @pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])

@@ -72,13 +72,19 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (SHEET.format(name="prelu"), r"bad.py: there is an op named 'prelu' already \(.*ops/activation/prelu.py\)"),
+        (
+            SHEET.format(name="prelu"),
+            r"bad.py:2: there is an op named 'prelu' already \(.*ops/activation/prelu.py:\d+\)$",
+        ),
         ("x = 1\n", "bad.py: defines no op"),
         ("\n1 / 0\n", r"bad.py: ZeroDivisionError: division by zero \(.*bad\.py:2 in <module>: 1 / 0\)"),
         ("def f(:\n", "bad.py: SyntaxError"),
         ("import sys\nsys.exit(0)\n", "bad.py: SystemExit: 0"),
         ("raise GeneratorExit\n", "bad.py: GeneratorExit"),
-        (SHEET.format(name="a") + "OP.variant('v', '')(print)\nOP.variant('v', '')(print)\n", "two variants named 'v'"),
+        (
+            SHEET.format(name="a") + "OP.variant('v', '')(print)\nOP.variant('v', '')(print)\n",
+            r"bad.py:4: op 'a' has a variant named 'v' already \(.*bad.py:3\)$",
+        ),
     ],
 )
 def test_a_bad_plugin_is_one_clear_error(tmp_path, text, message):
@@ -88,7 +94,7 @@ def test_a_bad_plugin_is_one_clear_error(tmp_path, text, message):
 
 def test_a_mistake_that_the_harness_finds_in_a_plugin_keeps_its_advice(tmp_path):
     text = SHEET.format(name="a") + "OP.variant('v', '', role='baselin')(print)\n"
-    with pytest.raises(UsageError, match=r"bad\.py: variant 'v' has the role 'baselin'$") as caught:
+    with pytest.raises(UsageError, match=r"bad\.py:3: variant 'v' has the role 'baselin'$") as caught:
         Catalogue([plugin(tmp_path, "bad", text)])
     assert caught.value.advice == "did you mean 'baseline'?"
 

@@ -216,6 +216,7 @@ STEP = Op(
     symbols={"B": "batch"},
     work=no_bytes,
     dtypes=("float32",),
+    unchecked="its outputs are a model's weights",
 )
 
 
@@ -249,6 +250,7 @@ FEED = Op(
     work=lambda _symbols, _itemsize: Work(items=1, item="items"),
     timer="steady",
     dtypes=("float32",),
+    unchecked="a pipeline has no result",
 )
 
 

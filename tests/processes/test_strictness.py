@@ -15,7 +15,7 @@ def op(**fields: Any) -> Op:
     return Op("mine", "y = x", {"N": "elements"}, **{**known, **fields})
 
 
-def checked(**_: Any) -> list[str]:
+def checked(*_: Any) -> list[str]:
     return []
 
 

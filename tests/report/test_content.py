@@ -27,6 +27,7 @@ from harness.model import (
     Scenario,
     Work,
 )
+from harness.ops.codes import Codes
 from harness.report import plotting, preface
 from harness.report.roles import foremost, roles
 
@@ -312,14 +313,20 @@ def coded(measured: Build, op: str, digest: str, variant: str = "eager") -> Meas
     return measured(variant, "float32", SHAPE, op=op, code=Code(op, digest * 64))
 
 
+def present(**digits: str) -> Codes:
+    """The present code of each variant that these tests measure: its hash has one digit only."""
+    variants = ("eager", "tuned")
+    return {(op, variant): Code(op, digit * 64) for op, digit in digits.items() for variant in variants}
+
+
 def test_results_of_older_code_are_counted_with_their_op(measured: Build, make_run: MakeRun) -> None:
     cases = [coded(measured, "a", "1"), coded(measured, "a", "1", "tuned"), coded(measured, "b", "2")]
     run = make_run(cases)
-    assert report.stale(run, {"a": "1" * 64, "b": "2" * 64}) == []
-    assert report.stale(run, {"a": "3" * 64, "b": "2" * 64}) == [
+    assert report.stale(run, present(a="1", b="2")) == []
+    assert report.stale(run, present(a="3", b="2")) == [
         "2 results were measured with older code: a (code 111111111111, now 333333333333)."
     ]
-    assert report.stale(run, {"a": "1" * 64, "b": "3" * 64}) == [
+    assert report.stale(run, present(a="1", b="3")) == [
         "1 result was measured with older code: b (code 222222222222, now 333333333333)."
     ]
 
@@ -331,7 +338,7 @@ def test_an_op_that_is_not_there_cannot_be_compared(measured: Build, make_run: M
 
 def test_a_run_of_schema_1_says_that_it_does_not_know(run: Run) -> None:
     old = replace(run, header=replace(run.header, schema=1))
-    assert report.stale(old, {"prelu": "1" * 64}) == [
+    assert report.stale(old, present(prelu="1")) == [
         "This run is of schema 1, which doesn't say which code measured each result. A new run says it."
     ]
 
@@ -347,7 +354,8 @@ from harness import metrics, units
 from harness.ops import Op
 
 metrics.fact("depth_of_queue", "depth", units.COUNT, "how deep the queue was")
-OP = Op("mine", "a plug-in", symbols={"N": "elements"})
+OP = Op("mine", "a plug-in", symbols={"N": "elements"}, reference=lambda ctx, t: {})
+OP.variant("eager", "")(lambda ctx: print)
 """
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from harness import report
-from harness.metrics import COLLECTIVE
+from harness.collection.ops.collectives._collectives import COLLECTIVE
 from harness.model import ComputePoint, Curve, Limits, LinkPoint, Measurement, Run, Work
+from harness.ops import Catalogue
 from harness.report import build, charts, frame, plotting
 from harness.report.canvas import legend
 from harness.report.tree import tables
+
+Catalogue()  # whose collectives and steps add metrics
 
 SHAPE = (("B", 256),)
 FLOPS = (("float16", 10**13),)

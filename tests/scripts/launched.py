@@ -2,8 +2,8 @@
 
     PYTHONPATH=TREE python launched.py FOLDER GLOB...
 
-FOLDER keeps what was compiled (tests/cuda/test_kernels.py). Prints a JSON object: for each case its launches, each a
-list of the file's name, the entry, macros, grid, block, other options, and a hash of the entry's machine code.
+FOLDER keeps what was compiled (tests/collection/test_kernels.py). Prints a JSON object: for each case its launches,
+each a list of the file's name, the entry, macros, grid, block, other options, and a hash of the entry's machine code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from harness.ops import Catalogue, Context, Op
 
 
 def kernel_tests() -> ModuleType:
-    """tests/cuda/test_kernels.py, which knows how to prepare launches where there is no GPU."""
-    spec = importlib.util.spec_from_file_location("kernels", Path(__file__).parents[1] / "cuda" / "test_kernels.py")
+    """tests/collection/test_kernels.py, which knows how to prepare launches where there is no GPU."""
+    spec = importlib.util.spec_from_file_location(
+        "kernels", Path(__file__).parents[1] / "collection" / "test_kernels.py"
+    )
     module = importlib.util.module_from_spec(spec)
     sys.modules["kernels"] = module
     spec.loader.exec_module(module)

@@ -5,7 +5,7 @@ process may import it and this package. The files `resnet`, `bert` and `swin` ha
 their top: only a worker imports them. Every one of these files has
 
 - the model, whose parameters have the names and shapes of the reference implementation;
-- a dataclass of operators, with those of torch as defaults: a block calls the operators of its dataclass, so other
+- a dataclass of operators, with torch's operators as defaults: a block calls the operators of its dataclass, so other
   operators can take their place. An operator that has parameters is given the module that holds them. The tensors that
   an operator is given are contiguous, if it doesn't say otherwise. The gradients that its backward is given needn't be;
 - `batch`, which makes inputs and labels from a seed, and `loss`, which is what a training step minimises.

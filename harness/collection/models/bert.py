@@ -194,7 +194,7 @@ def batch(config: BertConfig, size: int, generator: torch.Generator, device: tor
     mask = places < lengths
     tokens = integers(PADDING + 1, config.vocabulary, size, config.tokens).where(mask, PADDING)
     types = (mask & (places >= lengths // 2)).long()
-    # Random places in a random order, those of the padding last.
+    # Random places in a random order; the places of the padding come last.
     order = (torch.rand(mask.shape, generator=generator, device=where) - 2.0 * mask).argsort(1)
     predicted = places[: config.predictions] < (lengths * _MASKED_SHARE).ceil()
     labels = integers(PADDING + 1, config.vocabulary, size, config.predictions).where(predicted, IGNORED)
@@ -203,7 +203,7 @@ def batch(config: BertConfig, size: int, generator: torch.Generator, device: tor
 
 
 def loss(model: nn.Module, given: BertBatch) -> Tensor:
-    """The mean cross entropy of the predicted tokens, and that of the second sentence following, added.
+    """The sum of two mean cross entropies: of the predicted tokens, and of whether the second sentence follows.
 
     Halves are summed in float32: their sums overflow.
     """

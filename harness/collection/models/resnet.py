@@ -86,7 +86,7 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Logits (B, classes) of images (B, 3, H, W).
 
-        Images of 224 x 224 have 56 x 56 pixels in layer1, and half as many along both sides in each stage after it.
+        Images of 224 x 224 have 56 x 56 pixels in layer1, and each stage after it halves both sides.
         """
         x = self.operators.bn_add_relu(self.bn1, self.conv1(images), None)
         x = functional.max_pool2d(x, 3, stride=2, padding=1)

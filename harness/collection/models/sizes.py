@@ -1,7 +1,7 @@
 """The configurations of models, and what they cost: parameters, and operations of a forward pass. It needs no torch.
 
-Operations are those of matrix products and convolutions, a multiplication and an addition counted as two. Everything
-else of a model (normalisation, activations, softmax) is left out, as is usual.
+Only matrix products and convolutions are counted as operations, a multiplication and an addition counted as two.
+Everything else of a model (normalisation, activations, softmax) is left out, as is usual.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class BertConfig:
 
     layers, hidden (size of a token's vector), heads, intermediate (size between the two products of a layer's end),
     vocabulary (tokens that there are), positions (tokens of the longest sequence), types (sentences of a sequence),
-    dropout: its probability. tokens: those of a sequence. predictions: tokens of a sequence that are predicted; the
+    dropout: its probability. tokens: how many a sequence has. predictions: tokens of a sequence that are predicted; the
     head of the masked language model is applied only to them.
     """
 
@@ -223,7 +223,7 @@ MODELS: Mapping[str, ResNetConfig | BertConfig | SwinConfig] = MappingProxyType(
         "swin_small": SwinConfig(depths=_LARGE, drop_path=0.3),
         "swin_base": SwinConfig(width=128, depths=_LARGE, heads=(4, 8, 16, 32), drop_path=0.5),
         "swin_large": SwinConfig(width=192, depths=_LARGE, heads=(6, 12, 24, 48)),
-        # These are small enough for a CPU to train within a test, and have every part of the others.
+        # These are small enough for a CPU to train within a test, and have every part of the large ones.
         "resnet_toy": ResNetConfig(depths=(1, 2, 1, 1), width=8, classes=10, image=32),
         "bert_toy": BertConfig(
             layers=2,
@@ -238,4 +238,4 @@ MODELS: Mapping[str, ResNetConfig | BertConfig | SwinConfig] = MappingProxyType(
         "swin_toy": SwinConfig(width=16, depths=(2, 2), heads=(2, 4), classes=10, image=56),
     }
 )
-"""Configurations by name. The probabilities of drop path are those that the models were published with."""
+"""Configurations by name. The models were published with these probabilities of drop path."""

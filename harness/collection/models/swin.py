@@ -109,7 +109,7 @@ class PatchEmbedding(nn.ModuleDict):
 
 
 class PatchMerging(nn.Module):
-    """Images (B, H, W, C) to (B, H / 2, W / 2, 2C): the channels of four pixels become those of one."""
+    """Images (B, H, W, C) to (B, H / 2, W / 2, 2C): the channels of four pixels become the channels of one."""
 
     def __init__(self, channels: int, operators: SwinOperators) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class SwinBlock(nn.Module):
         return x + self._dropped(self.mlp["3"](ours.gelu(self.mlp["0"](ours.layer_norm(self.norm2, x)))))
 
     def _dropped(self, branch: Tensor) -> Tensor:
-        """Stochastic depth: in training, a branch is 0 for some of the images, and larger for the others."""
+        """Stochastic depth: in training, a branch is 0 for some of the images, and larger for the other images."""
         if not self.training or self.drop_path == 0:
             return branch
         kept = 1 - self.drop_path

@@ -19,7 +19,7 @@ def unsupported_alone(case: Case) -> str | None:
 def process_group(backend: str) -> Any:
     """The group of all ranks: 'nccl' for GPUs, 'gloo' for processors. Every rank must make this call.
 
-    A process keeps the group to its end, since making one takes as long as many cases. NCCL's has its communicators
+    A process keeps the group to its end, since making one takes the time of many cases. NCCL's has its communicators
     captured in CUDA graphs, and would wait at its end until these are gone. After a failure, the processes of a team
     are killed, and with them whatever their groups still wait for.
     """

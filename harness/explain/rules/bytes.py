@@ -14,7 +14,7 @@ MORE = 1.03  # counters and declared bytes agree within 1.3% for kernels that mo
 
 
 def judge(known: Known) -> Iterator[Reason]:
-    """A reason if the bytes that were moved, by counters or else by count, are more than those of the work."""
+    """A reason if the bytes that were moved, by counters or else by count, are more than the work's bytes."""
     need, found, times = known.work.moved, known.moved, beyond(known)
     if not found or times <= MORE:
         return
@@ -38,7 +38,7 @@ def judge(known: Known) -> Iterator[Reason]:
 
 
 def beyond(known: Known) -> float:
-    """The bytes that are moved, over those that the op needs; 1 if that isn't known, or doesn't matter.
+    """The bytes that are moved, over the bytes that the op needs; 1 if that isn't known, or doesn't matter.
 
     Reads and writes each count for themselves, since writes that stay in the L2 don't make up for what is read twice.
     It doesn't matter where operations bound the work, and memory isn't busy: neither in the call nor in one of its

@@ -23,7 +23,7 @@ class _Side(NamedTuple):
     """Loads or stores of a kernel, in all launches of a call.
 
     need: bytes of the work, 0 if other kernels share it. other: sectors of a request of the other side, loads for
-    stores; 0 if they aren't known, or aren't those of a coalesced access. widest: sectors of the widest coalesced
+    stores; 0 if they aren't known, or the access isn't coalesced. widest: sectors of the widest coalesced
     request. used: the share of the bytes of sectors that lanes use; None if that wasn't counted.
     """
 
@@ -56,7 +56,7 @@ class _Side(NamedTuple):
         if self.each > self.widest * SLACK:
             return min(float(self.widest), least)
         wasted = self.need and self.moved is not None and self.moved > SLACK * self.need
-        # Packs of 16 bytes have 16 sectors, those of 32 bytes 32, so that what comes twice is read twice.
+        # Packs of 16 bytes have 16 sectors, packs of 32 bytes 32, so that what comes twice is read twice.
         packs = any(abs(self.each - width) <= NEAR for width in (WIDEST, self.widest))
         return least if wasted and self.each > SLACK * least and not packs else None
 
@@ -69,11 +69,11 @@ class _Side(NamedTuple):
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel whose loads or stores touch too many sectors.
 
-    Where a profiler tells how many bytes of a sector are used, that decides. Else what is ideal depends on the width
-    of the accesses, which counters don't tell. Certain is that no coalesced request has more than 16 sectors. Besides,
-    a kernel that is alone needs (bytes of the work / 32) sectors. Parts of sectors aren't used if it touches more, if
-    more bytes than needed come through memory too, and if it doesn't just read twice by accesses as wide as its stores
-    are, or by packs of 16 bytes.
+    Where a profiler tells how many bytes of a sector are used, this number decides. Elsewhere the ideal number of
+    sectors depends on the width of the accesses, which counters don't tell. Two things are certain. No coalesced
+    request has more than 16 sectors. And a kernel that is alone in its case needs (bytes of the work / 32) sectors: if
+    the kernel touches more sectors, and more bytes than needed come through memory too, then parts of sectors are
+    wasted, unless the kernel only reads twice, by accesses as wide as its stores or by packs of 16 bytes.
     """
     for kernel in known.major:
         sides = list(_sides(known, kernel))

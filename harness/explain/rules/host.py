@@ -15,7 +15,7 @@ SLOWER = 1.25  # times the device's time that a loop on the host takes; less is 
 def judge(known: Known) -> Iterator[Reason]:
     """An aside if a loop of calls on the host, without a graph, takes longer than the device does.
 
-    It is no verdict: the time and the ceiling are those of the device, so the loop doesn't explain what lies between.
+    It is no verdict: the time and the ceiling are the device's, so the loop doesn't explain what lies between.
     """
     seen = known.subject.call_time
     if known.case.device != "cuda" or seen is None or seen <= SLOWER * known.time:

@@ -31,7 +31,7 @@ _REMEDIES = {
     "fma": _INDEXES,
 }
 _OPERATIONS = ("fma", "fp16", "fp64", "fp32")
-"""Begin the names of pipes that do the operations of ops that compute bounds, besides those of tensor cores."""
+"""Begin the names of pipes that do the operations of ops that compute bounds, besides the pipes of tensor cores."""
 
 
 def judge(known: Known) -> Iterator[Reason]:

@@ -77,7 +77,7 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
 
 
 def _rate_of_blocks(known: Known, kernel: Seen) -> str:
-    """How fast blocks start, where so many wait that those at the grid's end don't matter; '' where they do."""
+    """How fast blocks start, where so many wait that the grid's last blocks don't matter; '' where they do."""
     grid, waves, count = kernel.get("grid"), kernel.get("waves"), known.device.multiprocessors
     if not grid or not waves or not count or waves < MANY or not kernel.seconds:
         return ""

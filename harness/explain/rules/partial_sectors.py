@@ -11,7 +11,7 @@ SUMMARY = "partial sectors: accesses that start inside of a sector"
 EFFECT_OF = ()
 WIDTHS = (4, 8, 16)  # sectors of an aligned request whose lanes access 4, 8 or 16 bytes each
 NEAR_ONE = 0.1  # how near to one sector more it must be: a mean over other mixes of accesses isn't
-SAME = 0.05  # how near the ratio of bytes touched to bytes needed must be to that of the sectors
+SAME = 0.05  # how near the ratio of bytes touched to bytes needed must be to the ratio of sectors
 
 
 def judge(known: Known) -> Iterator[Reason]:

@@ -31,7 +31,7 @@ def review(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]
 
 
 def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
-    """A finding if no case has a time with either code: otherwise such a gate would pass."""
+    """A finding if no case has a time with either code: otherwise the gate would pass."""
     known = [found for found in evidence.cases if found.base and found.now]
     if known and not any(m.time is not None for found in known for m in (*found.base, *found.now)):
         message = "no case that both sides have could be measured, on either side"

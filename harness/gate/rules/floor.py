@@ -16,7 +16,7 @@ ACCEPT = "cases lie below a floor, or a floor can't be checked"
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A case held to a floor. values: those of the metric, one a process. over: the variant it is compared with."""
+    """A case held to a floor. values: of the metric, one a process. over: the variant it is compared with."""
 
     found: CaseEvidence
     floor: Expectation

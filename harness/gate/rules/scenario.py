@@ -1,4 +1,4 @@
-"""Rule: the scenarios must hold the cases to as much as those of the base do.
+"""Rule: the scenarios must hold the cases to as much as the base's scenarios do.
 
 Cases that are gone are left to the rule `missing`.
 """
@@ -15,7 +15,7 @@ from harness.gate.rules.floor import floors_of
 from harness.metrics import METRICS
 from harness.model import LIBRARY_ROLES, Scenario
 
-ACCEPT = "the scenarios ask for less than those of the base: a floor is lowered or removed, or a role is changed"
+ACCEPT = "the scenarios ask for less than the base's scenarios: a floor is lowered or removed, or a role is changed"
 _KEEP = "bring it back, or, if that is meant: --accept scenario"
 _Key = tuple[str, str, str]
 """A case's id, a metric, and the variant that the metric compares with; empty for most."""

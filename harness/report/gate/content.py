@@ -22,7 +22,7 @@ MEANINGS = {
 KINDS: dict[Severity, Kind] = {
     "environment": "environment", "failure": "failure", "undecided": "undecided", "accepted": "undecided", "note": "",
 }  # fmt: skip
-_REVISION = 12  # digits: as many as tell revisions apart in any repository
+_REVISION = 12  # digits: enough to tell revisions apart in any repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class CaseRow:
 
 
 def rows(run: GateRun) -> list[CaseRow]:
-    """A row a case: those that fail first, then those that are undecided; among equals the largest loss first."""
+    """A row a case: failures first, then undecided cases; among equals the largest loss first."""
     found = [_row(evidence, findings(run, evidence.case.id)) for evidence in run.cases]
     return sorted(found, key=_rank)
 
 
 def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
-    """All findings, or those about one case, the gravest first."""
+    """All findings, or the findings about one case, the gravest first."""
     chosen = [f for f in run.findings if case is None or (f.case is not None and f.case.id == case)]
     return tuple(sorted(chosen, key=lambda finding: GRAVITY.index(finding.severity)))
 

@@ -12,8 +12,7 @@ from harness.collection.ops.access import copy
 from harness.collection.ops.access._resident import grid_and_block, obstacles
 from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 VECTOR = {4: "unsigned", 8: "uint2", 16: "uint4"}
 _MOST_A_THREAD = 128  # bytes: half of the 64 registers that a thread of a full block can have
@@ -78,11 +77,9 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
 )
 def grid_stride(ctx: Context) -> Launch:
     """The whole grid is resident: a block for each multiprocessor, or two where T needs two."""
-    from harness.cuda.streams import macros
-
     threads, vector = ctx.s.T, ctx.s.V
     kernel = ctx.kernel("bytes_in_flight.cu", "grid_stride", {"VECTOR": VECTOR[vector], "IN_FLIGHT": ctx.s.U})
-    rest = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, 1, False))
+    rest = ctx.kernel("copy.cu", "copy_bytes")
     grid, block = grid_and_block(threads)
 
     def launch(t: Tensors) -> None:

@@ -1,4 +1,4 @@
-"""Copy: the simplest kernel, which the others are compared with. Twin of copy.cu."""
+"""Copy: the simplest kernel, which all other kernels are compared with. Twin of copy.cu."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 
 from harness.collection.ops.elementwise import BOTH
 from harness.cuda import memcpy
-from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -62,7 +61,7 @@ def stream(ctx: Context) -> Launch:
 
 @OP.variant("stream2", "two 16-byte packs a thread", rows=("O1",))
 def stream2(ctx: Context) -> Launch:
-    """There are half as many blocks, and a thread has two loads in flight."""
+    """Half the blocks of `single`; a thread has two loads in flight."""
     return _streamed(ctx, unroll=2)
 
 
@@ -79,9 +78,9 @@ def evict_first(ctx: Context) -> Launch:
 
 
 def _streamed(ctx: Context, unroll: int, hinted: bool = False) -> Launch:
-    from harness.cuda.streams import BLOCK, PACK_BYTES, StreamKernel, macros
+    from harness.cuda.streams import BLOCK, PACK_BYTES, StreamKernel
 
-    copy_bytes = ctx.kernel("copy.cu", "copy_bytes", macros(1, 1, unroll, hinted))
+    copy_bytes = ctx.kernel("copy.cu", "copy_bytes")
     streaming = StreamKernel(1, 1, unroll, hinted)
     ctx.kernels.append(streaming.kernel.facts)
 

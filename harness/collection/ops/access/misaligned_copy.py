@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, blocks, split
 from harness.model import Work
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     from harness.cuda import Kernel
@@ -20,7 +19,7 @@ _WORDS_A_BLOCK = 4 * BLOCK  # of misaligned_words
 
 
 def work(symbols: Symbols, size: int) -> Work:
-    """The elements copied are read and written; those before them are neither."""
+    """The elements copied are read and written; the elements before them are neither read nor written."""
     moved = symbols["N"] * size
     return Work(read=moved, written=moved)
 

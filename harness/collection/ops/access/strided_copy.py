@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 SECTOR = 32  # bytes: the least that the memory moves
 
@@ -20,7 +19,7 @@ def work(symbols: Symbols, size: int) -> Work:
 
 
 def sectors(symbols: Symbols, size: int) -> Traffic:
-    """The memory moves whole sectors: those that the elements lie in."""
+    """The memory moves whole sectors: each sector that an element lies in."""
     return Traffic(
         read=symbols["N"] * min(symbols["R"] * size, SECTOR),
         written=symbols["N"] * min(symbols["W"] * size, SECTOR),
@@ -98,7 +97,7 @@ def tuned(ctx: Context) -> Launch:
 
 
 def per_thread(size: int, read: int, write: int) -> int:
-    """The elements a thread takes, a power of two up to 8: as many as the longer stride lays into one sector.
+    """The elements a thread takes, a power of two up to 8: the number that the longer stride lays into one sector.
 
     size: bytes of an element.
     """

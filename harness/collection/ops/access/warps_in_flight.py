@@ -2,7 +2,7 @@
 
 What bytes_in_flight shows of memory, this shows of arithmetic: T / 32 * U chains of warps run on each multiprocessor.
 
-The FMAs are counted as items and have no ceiling. The peak of float32 that limits know is that of the library's
+The FMAs are counted as items and have no ceiling. The float32 peak among the limits is the peak of the library's
 matrix products, which also fetch operands, so these chains may exceed it; and the few bytes of x and y aren't what
 takes the time.
 """

@@ -23,8 +23,7 @@ from harness.collection.ops.elementwise import (
     split,
     widened,
 )
-from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """The backward of ReLU, dx = dy where y > 0 else 0: row O9. Twin of relu_grad.cu.
 
-Eager and the variants named from_y read y; the others read the bits that relu_mask writes. PyTorch's drops dy where
-y <= 0, so it lets dy through where y is NaN; ours give 0 there.
+Eager and the variants named from_y read y; all other variants read the bits that relu_mask writes. PyTorch's drops dy
+where y <= 0, so it lets dy through where y is NaN; ours give 0 there.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from harness.collection.ops.activation.relu_mask import GROUP, NATURAL, STRIDED,
 from harness.collection.ops.bits import bytes_of_bits, pack
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Work
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 
 def make(ctx: Context) -> dict[str, Any]:

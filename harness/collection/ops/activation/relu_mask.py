@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.bits import WORDS, unpack
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Work
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ from harness.collection.ops.activation.relu_mask import NATURAL
 from harness.collection.ops.bits import bytes_of_bits
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:

@@ -35,18 +35,18 @@ _SCORES = 2**25
 # The numbers of the kernels of tiles.
 _TILE = 16  # queries
 _MOST_KEYS = 64  # whose scores a warp that holds K and V has in registers
-_HELD = 2048  # elements of K, and as many of V, that a warp holds in registers at most
-_FREE = 49 * 32  # as many that leave room for more such warps
+_HELD = 2048  # elements of K that a warp holds in registers at most; the same number of V
+_FREE = 49 * 32  # elements of K that leave room for more such warps
 _HOLDING = 16, 12  # warps of a block that hold K and V, for which there are enough registers: few elements, and many
 _SMALL = 32  # size of a head
 _LOADING = 18, 12  # the same for warps that don't: small heads, and others
-_ENOUGH = 0.9  # of the teams that would fit without tables: the time is that of so many warps
+_ENOUGH = 0.9  # of the teams that would fit without tables: the time is the time of so many warps
 _MOST_TOKENS = 256  # whose tiles a block of 16 warps has
 _HEADS = (16, 32, 48, 64)
 _TABLE_BYTES = 512  # of shared memory for a tile of 16 x 8 scores
 _TABLES = {False: (2, 1), True: (4, 2, 3, 1)}
 """Heads whose tables a block keeps, the best first, by whether heads are neighbours in memory: then more share an
-access. Pieces of two heads begin where lines of memory do, those of three don't."""
+access. Pieces of two heads begin where lines of memory begin; pieces of three heads don't."""
 _FEW = 8  # items for which it isn't worth it to make tables
 _WASTE = 0.1  # of the multiprocessors that may stay idle, so that each block has parts of one segment only
 _IN_TURN = True
@@ -59,7 +59,7 @@ _ROW_WARPS = BLOCK // WARP
 
 
 def masks(s: Symbols) -> int:
-    """The number of masks, 0 without any. Raises ExpressionError where the windows aren't those of whole images."""
+    """The number of masks, 0 without any. Raises ExpressionError where the windows don't make whole images."""
     if s["mask"] == "none":
         return 0
     if s["W"] % s["G"]:
@@ -81,7 +81,7 @@ def shift_mask(windows: int, tokens: int) -> torch.Tensor:
     regions = torch.zeros(1, 1, dtype=torch.int64)
     for of_windows, of_tokens in zip(sides(windows), sides(tokens), strict=True):
         place = torch.arange(of_windows * of_tokens)
-        # The last window has pixels from both ends of the image; all others are whole.
+        # The last window has pixels from both ends of the image; all other windows are whole.
         last, wrapped = (of_windows - 1) * of_tokens, of_windows * of_tokens - of_tokens // 2
         cut = ((place >= last).long() + (place >= wrapped).long()).view(of_windows, of_tokens)
         regions = (3 * regions[:, None, :, None] + cut[None, :, None, :]).flatten(2).flatten(0, 1)

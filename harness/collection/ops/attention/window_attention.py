@@ -14,8 +14,19 @@ from harness.collection.ops.attention._window_attention import flex_obstacle
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import BOTH
 from harness.model import Case, Traffic, Work
-from harness.ops import Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled, compiled_variants
+from harness.ops import (
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch

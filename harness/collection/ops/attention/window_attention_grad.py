@@ -6,7 +6,7 @@ be computed anew from q and k, which are read anyway, and the sums of P * dP fro
 Variants that autograd gives more, such as P or the output, get it as autograd has it. dbias has the bias's type, and is
 summed over windows in float32.
 
-The operations are those of five products: q k^T, dout v^T, P^T dout, dS k, dS^T q. They are counted at float16's peak;
+Five products make the operations: q k^T, dout v^T, P^T dout, dS k, dS^T q. They are counted at float16's peak;
 bfloat16's is the same on tensor cores, within a few percent.
 """
 
@@ -23,8 +23,7 @@ from harness.collection.ops.chip import RESERVED, WARP, Chip
 from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows import softmax_grad
 from harness.model import Case
-from harness.ops import Context, Launch, Op, Tensors
-from harness.ops.baselines import Compile, compiled, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, Tensors, compiled, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -287,7 +286,7 @@ class AttentionGradPlan:
         return cls(strips * WARP, groups, stages, shared, resident)
 
     def parts(self, windows: int, heads: int, multiprocessors: int) -> int:
-        """Blocks of a head: as many as let the last one end first, where blocks run in waves; fewer where equal."""
+        """Blocks of a head: the number whose last block ends first, where blocks run in waves; fewer where equal."""
         room = self.resident * multiprocessors
         counts = {max(1, wave * room // max(1, heads)) for wave in range(1, _WAVES + 1)}
         return min(

@@ -14,8 +14,7 @@ from harness.collection.ops.attention import _window_attention as shared
 from harness.collection.ops.chip import Chip
 from harness.collection.ops.elementwise import BOTH
 from harness.model import Case, Traffic, Work
-from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM, of_channels
 from harness.collection.ops.bits import pack
-from harness.ops import Context, Expected, Tensor, Tensors
-from harness.ops.baselines import MODES
+from harness.ops import MODES, Context, Expected, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ def make(ctx: Context) -> dict[str, Any]:
         return torch.randn(shape, generator=ctx.generator, device=ctx.device, dtype=dtype)
 
     made = {tensor.name: normal(tensor) for tensor in ctx.op.inputs}
-    deviation, mean = (normal(of_channels("")).view(1, -1, 1) for _ in range(2))
+    deviation, mean = (normal(of_channels("drawn")).view(1, -1, 1) for _ in range(2))
     made["x"].mul_(deviation.abs() + 0.5).add_(mean)
     made["running_var"].abs_()
     return made
@@ -66,7 +65,7 @@ class ChannelStatistics:
         return (self.variance + EPSILON).rsqrt()
 
     def running(self, t: Tensors) -> dict[str, torch.Tensor]:
-        """The running statistics by name after an update of those in `t`."""
+        """The running statistics by name, after `t`'s were updated."""
         unbiased = self.variance * (self.samples / max(1, self.samples - 1))
         new = {"running_mean": self.mean, "running_var": unbiased}
         return {name: (1 - MOMENTUM) * getattr(t, name).double() + MOMENTUM * value for name, value in new.items()}
@@ -87,7 +86,7 @@ def reference(_: Context, t: Tensors) -> dict[str, Any]:
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
-    """What each output must be: y to the roundings of its terms, statistics to 1e-5, the mask exactly that of y.
+    """What each output must be: y to the roundings of its terms, statistics to 1e-5, the mask exactly as y says.
 
     Statistics of a channel with an infinity or a NaN must not be finite; which of the two they are doesn't matter.
     """

@@ -21,7 +21,7 @@ _IN_FLIGHT = 4
 # The kernels don't know the numbers from here on.
 _MOST_COUNT = 2**24  # elements of a partial sum, whose number is a float
 _RESIDENT = 4  # blocks of a multiprocessor at a time, as the kernels' launch bounds have it
-_MOST_WAVES = 4  # a wave is as many blocks as run at a time
+_MOST_WAVES = 4  # a wave is the number of blocks that run at a time
 _BEFORE_AND_AFTER = 8  # what a block does besides adding takes as long as so many packs a thread
 LONG_ROW = 8  # tiles, from which on a row is worth a block, unless there are more samples than that
 _PERIOD = 32  # tiles of a period at least, so that the last one, which isn't full, is few of them

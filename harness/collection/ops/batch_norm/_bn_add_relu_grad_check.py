@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, image_shape
-from harness.ops import Context, Expected, Tensors
-from harness.ops.baselines import MODES
+from harness.ops import MODES, Context, Expected, Tensors
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from harness import cuda
 from harness.collection.ops.batch_norm._batch_norm import LIMIT_32, ImageSizes
 from harness.collection.ops.elementwise import BLOCK, blocks
 
-_NARROW = 16  # packs of a tile at most, where rows are short and a period has twice as many
+_NARROW = 16  # packs of a tile at most, where rows are short and a period has twice as many packs
 _RESIDENT = 4  # blocks of a multiprocessor at a time
 
 

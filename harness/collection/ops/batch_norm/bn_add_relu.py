@@ -1,6 +1,6 @@
 """Batch norm in training, a residual and ReLU, with a bit for each y > 0: technique O12. Twin of bn_add_relu.cu.
 
-y = relu((x - mean) * invstd * gamma + beta + z). mean is that of a channel's elements, and invstd is
+y = relu((x - mean) * invstd * gamma + beta + z). mean is the mean of a channel's elements, and invstd is
 1 / sqrt(variance + 1e-5), with the variance of a channel's elements. The running statistics move a tenth of the way to
 the mean and to the unbiased variance. (Where a channel has one element, which torch refuses, they move to the variance
 itself.) A channel with a NaN or an infinity in x gets statistics that aren't finite.
@@ -35,8 +35,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPiec
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -150,7 +149,7 @@ def _kernel(ctx: Context, entry: str) -> cuda.Kernel:
 
 @dataclass(frozen=True, slots=True)
 class _Summed:
-    """Partial sums of x: `gather(t)` launches the kernel that writes those of t.x to `partial`, `slots` a channel."""
+    """Partial sums of x: `gather(t)` launches the kernel that writes t.x's sums to `partial`, `slots` a channel."""
 
     partial: torch.Tensor
     slots: int

@@ -2,7 +2,7 @@
 
 Twin of bn_add_relu_grad.cu. dz is dy where y > 0, and 0 elsewhere. It is the gradient of z and, times gamma, of the
 normalised x. All of our variants but `from_y` read one bit an element in place of y, as the forward writes it. mean and
-invstd are those of the batch, which the forward keeps.
+invstd are the batch's, which the forward keeps.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
 from harness.collection.ops.bits import pack
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +54,7 @@ def _with_bits(symbols: Symbols, size: int) -> Traffic:
 
 
 def _with_y(symbols: Symbols, size: int) -> Traffic:
-    """The same with y in place of the mask. Eager makes dz once and reads it twice, which is as many bytes."""
+    """The same with y in place of the mask. Eager makes dz once and reads it twice: the same bytes."""
     return _twice(symbols, size, elements(symbols) * size)
 
 
@@ -155,7 +154,7 @@ def _backward(
 
 
 def _declared(symbols: Symbols, tensor: torch.Tensor) -> torch.Tensor:
-    """A user's (N, C, H, W) as the op declares it: a copy only where its memory format isn't that of `layout`."""
+    """A user's (N, C, H, W) as the op declares it: a copy only where its memory format isn't `layout`."""
     return in_declared_order(symbols, tensor).reshape(image_shape(symbols))
 
 

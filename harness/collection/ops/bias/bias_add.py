@@ -24,8 +24,7 @@ from harness.collection.ops.elementwise import (
     widened,
 )
 from harness.model import Case
-from harness.ops import ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +115,7 @@ def outer1(ctx: Context) -> Launch:
 
 @OP.variant("tuned", "16-byte packs at any sizes, multiplications in place of divisions", rows=("O14", "O15"))
 def tuned(ctx: Context) -> Launch:
-    """A thread computes the channel of its pack's first element; bias_add.cu says how the others follow from it."""
+    """A thread divides for its pack's first element; bias_add.cu says how the other channels follow from the first."""
     size = ITEMSIZE[ctx.case.dtype]
     pack, n = PACK_BYTES // size, _elements(ctx)
     bits = 32 if n < LIMIT_32 else 64

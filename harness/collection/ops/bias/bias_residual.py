@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda, metrics, units
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +44,7 @@ OP = Op(
     outputs=(Tensor("y", ("R", "C")),),
     reference=reference,
     # Relative as everywhere. Absolute: x + bias may be far larger than the sum, and rounding it alone is off by half a
-    # unit in its last place, which of normal random numbers is that of a number below 16.
+    # unit in its last place, and normal random numbers are below 16.
     tolerance={"float32": (1e-6, 2**-21), "float16": (1e-3, 2**-8), "bfloat16": (8e-3, 2**-5)},
 )
 
@@ -88,7 +87,7 @@ def scalar(ctx: Context) -> Launch:
 
 @OP.variant("unrolled", "four elements a thread, each an access of its own", role="published", rows=("S3",))
 def unrolled(ctx: Context) -> Launch:
-    """The text's scalar unrolled kind: more is in flight, in as many accesses."""
+    """The text's scalar unrolled kind: more is in flight, in the same number of accesses."""
     count = ctx.s.R * ctx.s.C
     kernel, word = _kernel(ctx, "bias_residual_unrolled", count)
     grid, scalars = blocks(count, BLOCK * UNROLL), (word(count), *_columns(ctx.s.C, word))
@@ -159,8 +158,8 @@ def eight_launches(ctx: Context) -> Launch:
     """What seven kernels more cost.
 
     A seventh of the difference to `tuned` is what one kernel more costs: the gap, and the time in which its first loads
-    and its last stores leave the memory idle. Bytes and arithmetic are those of `tuned` where an eighth of the rows is
-    whole packs.
+    and its last stores leave the memory idle. Bytes and arithmetic are the same as in `tuned` where an eighth of the
+    rows is whole packs.
     """
     add_all = _in_packs(ctx)
     ends = [ctx.s.R * part // PARTS for part in range(PARTS + 1)]

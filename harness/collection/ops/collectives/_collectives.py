@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness import metrics
+from harness import metrics, units
 from harness.collection.ops.process_groups import process_group, unsupported_alone
+from harness.metrics import ALWAYS, Metric, Subject
 from harness.model import Case, Work
-from harness.ops.comparer import Expected
-from harness.ops.sheet import FLOATS, Context, Launch, Op, Symbols, Tensor, Tensors
+from harness.ops import FLOATS, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,56 @@ Sent = Callable[[int, int], int]
 LARGEST = 8
 """Inputs are whole numbers from -8 to 8: sums over ranks are exact, in halves too, up to 32 ranks in bfloat16."""
 WHOLE, PART = ("N",), ("N // world",)
+COLLECTIVE = "collective_bytes"
+"""The fact that a collective has: its bytes, as nccl-tests counts them."""
+
+
+def _bus_bandwidth(s: Subject) -> float | None:
+    return s.work.sent / s.time if COLLECTIVE in s.facts and s.work and s.work.sent and s.time else None
+
+
+def _algorithm_bandwidth(s: Subject) -> float | None:
+    return s.facts[COLLECTIVE] / s.time if COLLECTIVE in s.facts and s.time else None
+
+
+def _link_bandwidth(s: Subject) -> float | None:
+    return s.limits.link(s.world) if COLLECTIVE in s.facts and s.limits else None
+
+
+metrics.fact(
+    COLLECTIVE, "bytes of the collective", units.BYTES, "its bytes, as nccl-tests counts them", head="",
+    after="local_bytes",
+)  # fmt: skip
+metrics.add(
+    Metric(
+        "bus_bandwidth",
+        "bus bandwidth",
+        units.BANDWIDTH,
+        _bus_bandwidth,
+        "the bytes that each device has to send, over the time: busbw of nccl-tests, which no number of devices "
+        "changes as long as their links are the limit",
+        "higher",
+        head="bus {unit}",
+        keep=ALWAYS,
+        figure=5,
+        sweep=5,
+        limit="link_bandwidth",
+    ),
+    after="efficiency_high",
+)
+metrics.add(
+    Metric(
+        "algorithm_bandwidth",
+        "algorithm bandwidth",
+        units.BANDWIDTH,
+        _algorithm_bandwidth,
+        "the bytes of the collective's larger buffer, over the time: algbw of nccl-tests",
+        head="algorithm {unit}",
+        keep=8,
+    ),
+    after="bus_bandwidth",
+)
+metrics.add(Metric("link_bandwidth", "link", units.BANDWIDTH, _link_bandwidth), after="algorithm_bandwidth")
 
 
 def twice_the_rest(size: int, world: int) -> int:
@@ -89,7 +139,7 @@ def collective(  # noqa: PLR0913 - what tells one collective from another
 def prepare(ctx: Context, library: str, call: Call) -> Launch:
     """The call in the library's group of all ranks."""
     group = process_group(library)
-    ctx.report(metrics.COLLECTIVE, ctx.s.N * ctx.dtype.itemsize)
+    ctx.report(COLLECTIVE, ctx.s.N * ctx.dtype.itemsize)
 
     def launch(t: Tensors) -> None:
         call(ctx, t, group)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.collectives._collectives import PART, WHOLE, collective, data, the_rest
-from harness.ops.sheet import Context, Tensor, Tensors
+from harness.ops import Context, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.collection.ops.collectives._collectives import WHOLE, collective, total, twice_the_rest
-from harness.ops.sheet import Context, Tensor, Tensors
+from harness.ops import Context, Tensor, Tensors
 
 
 def call(_ctx: Context, t: Tensors, group: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.collectives._collectives import WHOLE, all_of_it, collective, data
-from harness.ops.sheet import Context, Tensor, Tensors
+from harness.ops import Context, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch

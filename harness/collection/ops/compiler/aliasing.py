@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.collection.ops.compiler._launches import by_elements, by_packs
+from harness.collection.ops.elementwise import BOTH, widened
 from harness.model import Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
-
-if TYPE_CHECKING:
-    from harness.cuda import Kernel
+from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 ITEMS = 4  # elements a thread of all kernels but tuned
 
@@ -59,13 +55,13 @@ def compile_(_: Context, compiled: Compile) -> Launch:
 )
 def may_alias(ctx: Context) -> Launch:
     """The text before: every input is read twice, and each element's reads wait for the writes of the one before."""
-    return _by_items(ctx, "aliasing_may_alias")
+    return by_elements(ctx, "aliasing_may_alias", ITEMS)
 
 
 @OP.variant("restrict", "the same body, its pointers promised not to overlap", role="published", rows=("O20",))
 def restrict(ctx: Context) -> Launch:
     """The text after: one read of each input, all before the first write."""
-    return _by_items(ctx, "aliasing_restrict")
+    return by_elements(ctx, "aliasing_restrict", ITEMS)
 
 
 @OP.variant(
@@ -73,32 +69,10 @@ def restrict(ctx: Context) -> Launch:
 )
 def load_first(ctx: Context) -> Launch:
     """The text after, without a promise to the compiler."""
-    return _by_items(ctx, "aliasing_load_first")
+    return by_elements(ctx, "aliasing_load_first", ITEMS)
 
 
 @OP.variant("tuned", "one pack of x and one of w a thread")
 def tuned(ctx: Context) -> Launch:
     """It goes element by element where a tensor isn't aligned to 16 bytes."""
-    kernel = _kernel(ctx, "aliasing_tuned")
-    pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-
-    def launch(t: Tensors) -> None:
-        n = t.x.numel()
-        tensors = (t.x, t.w, t.sum, t.difference)
-        kernel(blocks(n, BLOCK * pack), BLOCK, *tensors, ctypes.c_int64(n), ctypes.c_int32(aligned(*tensors)))
-
-    return launch
-
-
-def _by_items(ctx: Context, entry: str) -> Launch:
-    kernel = _kernel(ctx, entry)
-
-    def launch(t: Tensors) -> None:
-        n = t.x.numel()
-        kernel(blocks(n, BLOCK * ITEMS), BLOCK, t.x, t.w, t.sum, t.difference, ctypes.c_int64(n))
-
-    return launch
-
-
-def _kernel(ctx: Context, entry: str) -> Kernel:
-    return ctx.kernel("aliasing.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype], "BLOCK": BLOCK})
+    return by_packs(ctx, "aliasing_tuned")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
+from harness.collection.ops.compiler._launches import by_elements, by_packs
+from harness.collection.ops.elementwise import BOTH, widened
 from harness.model import Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
-
-    from harness.cuda import Kernel
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
@@ -67,7 +64,7 @@ def compile_(_: Context, compiled: Compile) -> Launch:
 @OP.variant("branch", "one element a thread; w is read only where x isn't positive", role="published", rows=("O21",))
 def branch(ctx: Context) -> Launch:
     """The text before: the read of w waits for x."""
-    return _by_elements(ctx, "branches_branch")
+    return by_elements(ctx, "branches_branch")
 
 
 @OP.variant(
@@ -75,32 +72,10 @@ def branch(ctx: Context) -> Launch:
 )
 def select(ctx: Context) -> Launch:
     """The text after: two reads are in flight."""
-    return _by_elements(ctx, "branches_select")
+    return by_elements(ctx, "branches_select")
 
 
 @OP.variant("tuned", "one pack of x and one of w a thread, then selections")
 def tuned(ctx: Context) -> Launch:
     """It goes element by element where a tensor isn't aligned to 16 bytes."""
-    kernel = _kernel(ctx, "branches_tuned")
-    pack = PACK_BYTES // ITEMSIZE[ctx.case.dtype]
-
-    def launch(t: Tensors) -> None:
-        n = t.x.numel()
-        in_packs = ctypes.c_int32(aligned(t.x, t.w, t.y))
-        kernel(blocks(n, BLOCK * pack), BLOCK, t.x, t.w, t.y, ctypes.c_int64(n), in_packs)
-
-    return launch
-
-
-def _by_elements(ctx: Context, entry: str) -> Launch:
-    kernel = _kernel(ctx, entry)
-
-    def launch(t: Tensors) -> None:
-        n = t.x.numel()
-        kernel(blocks(n), BLOCK, t.x, t.w, t.y, ctypes.c_int64(n))
-
-    return launch
-
-
-def _kernel(ctx: Context, entry: str) -> Kernel:
-    return ctx.kernel("branches.cu", entry, {"SCALAR": CUDA_TYPE[ctx.case.dtype]})
+    return by_packs(ctx, "branches_tuned")

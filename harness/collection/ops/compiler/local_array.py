@@ -6,8 +6,7 @@ import ctypes
 from typing import Any
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, WORD_TYPE, aligned, blocks
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 GROUP = 8
 

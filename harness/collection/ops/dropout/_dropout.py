@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 NARROW, WIDE = 16, 24
 """The bits of an element's random number: eight elements share a Philox call, or four (philox.cuh)."""
 _NARROW_VARIANTS = ("tuned", "replay")
-"""Variants whose numbers are narrow, in the forward and in the backward; those of our other kernels are wide."""
+"""Variants whose numbers are narrow, in the forward and in the backward; the numbers of our other kernels are wide."""
 DROPPED = {"p": Choice("share of the elements that are dropped", low=0.0, high=1.0, default=0.1)}
 CALL = Tensor("call", ("1",), "int64")
 """The number of a call, which tells its random numbers from the next one's.
@@ -70,7 +70,7 @@ def _keep(ctx: Context) -> Keep:
 
 
 def scale(ctx: Context) -> float:
-    """The number that the case's variant multiplies kept elements by: torch by 1 / (1 - p), ours by that of `Keep`."""
+    """The number that the case's variant multiplies kept elements by: torch by 1 / (1 - p), ours by `Keep`'s scale."""
     if not _of_library(ctx):
         return _keep(ctx).scale
     return 1 / (1 - ctx.s.p) if ctx.s.p < 1 else 0.0

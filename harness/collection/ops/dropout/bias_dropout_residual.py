@@ -26,8 +26,7 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +99,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     outputs=_BYTES,
 )
 def fused_bytes(ctx: Context) -> Launch:
-    """The mask is that of row D2."""
+    """The mask has a byte an element, as in row D2."""
     kernel = _kernels(ctx, "bias_dropout_residual_bytes")(False)
     return _launch(ctx, WIDE, lambda _: kernel)
 

@@ -25,8 +25,7 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
 from harness.model import Work
-from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 _A_CALL = 4  # elements of a thread of `naive`, which are the words of a Philox call
 

@@ -23,8 +23,7 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +105,7 @@ def _decode(ctx: Context, t: Tensors) -> dict[str, Any]:
     decode=_decode,
 )
 def fused_bitmask(ctx: Context) -> Launch:
-    """The mask is that of row D3."""
+    """The mask has a bit an element, as in row D3."""
     return _launch(ctx, "dropout_add_bitmask", WIDE)
 
 

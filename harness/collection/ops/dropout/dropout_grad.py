@@ -1,8 +1,8 @@
 """The gradient of dropout, dx = dy * scale where an element was kept, else 0: row D4. Twin of dropout_grad.cu.
 
 The mask is the one that dropout's tuned variant draws in a call with the number REPLAYED, so that `replay` can do
-without it. The scale is exactly that of the forward which a variant belongs to: `tuned` and `replay` to dropout's
-tuned variant, `bytes` and `bitmask` to those with 24 bits a number, and torch's to torch's.
+without it. The scale is exactly the scale of the forward that a variant belongs to: `tuned` and `replay` to dropout's
+tuned variant, `bytes` and `bitmask` to the variants with 24 bits a number, and torch's to torch's.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from harness.collection.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep,
 from harness.collection.ops.dropout._philox import GROUP, draws
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Work
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

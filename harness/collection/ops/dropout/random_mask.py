@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda
 from harness.collection.ops.dropout._dropout import CALL, NARROW, WIDE, arguments, expected_share, seed
 from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, aligned, blocks
-from harness.ops import Choice, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Choice, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

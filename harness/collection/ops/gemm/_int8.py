@@ -12,18 +12,48 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.metrics import LARGEST_ERROR, MEAN_ERROR, SNR
+from harness import metrics, units
+from harness.metrics import KEPT
 from harness.ops import Context
 
 if TYPE_CHECKING:
     import torch
+
+SNR, MEAN_ERROR, LARGEST_ERROR = "snr", "mean_error", "largest_error"
+"""Facts of a variant whose result has fewer bits than what it stands for: how far off it is."""
+metrics.fact(
+    SNR,
+    "signal to noise",
+    units.DECIBELS,
+    "the energy of the same result in float64, computed before anything was quantised or rounded, over that of the "
+    "error; 6 dB are a bit",
+    "higher",
+    keep=6,
+    after=KEPT,
+)
+metrics.fact(
+    MEAN_ERROR,
+    "mean error",
+    units.FINE_SHARE,
+    "the mean absolute error, over the root mean square of the same result in float64",
+    "lower",
+    after=SNR,
+)
+metrics.fact(
+    LARGEST_ERROR,
+    "largest error",
+    units.FINE_SHARE,
+    "the largest absolute error, over the root mean square of the same result in float64",
+    "lower",
+    after=MEAN_ERROR,
+)
 
 LARGEST = 127
 LOWEST, HIGHEST = -128, 127
 OUTLIERS = 64
 """One channel of so many is an outlier, in data that has outliers."""
 OUTLIER_FACTORS = 20.0, 100.0
-"""Between these an outlier channel is larger than the others."""
+"""An outlier channel is larger than the other channels by a factor between these two."""
 _CHUNK = 2**25  # elements of a product in float64 that are computed at a time
 
 
@@ -52,7 +82,7 @@ def real(ctx: Context) -> tuple[torch.Tensor, torch.Tensor]:
 
     All choices of a size have the same numbers, so that the error changes by what is chosen and not by chance.
     x is normal, the weight too, with the deviation 1 / sqrt(K). With the choice data=outliers some columns of x are
-    larger than the others, as channels of activations are in real networks.
+    larger than the other channels, as in the activations of real networks.
     """
     import torch
 

@@ -26,7 +26,8 @@ def expected(
 
     Two errors are allowed. The product and the sum with the bias may each be rounded to the type of `got`: by a unit in
     the last place of both terms together. And the k terms of a sum are added in float32 in any order. Rounding moves
-    such a sum like a random walk: by sqrt(k) units of the length of the row of x times that of the weights.
+    such a sum like a random walk: by sqrt(k) units of the length of the row of x times the length of the row of the
+    weights.
     """
     import torch
 

@@ -2,7 +2,7 @@
 
 product=scores is q (B, n, D) times k (B, n, D) transposed, and product=context is p (B, n, n) times v (B, n, D); B
 counts windows and heads together. The dimension that makes rows of n elements is the one that is padded: to P, the next
-multiple of `pad`. Padding of factors is zeros; that of a result isn't looked at. The work is that of the n tokens:
+multiple of `pad`. Factors are padded with zeros; a result's padding isn't looked at. The work is the n tokens' alone:
 padding is work done, not needed.
 """
 
@@ -19,8 +19,19 @@ from harness.collection.ops.gemm._products import expected, needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -1,7 +1,7 @@
 """A linear layer in int8, y = (x w^T) * scales: rows S14 and S15. Twin of int8_linear.cu.
 
 x is (M, K) with one scale, the weight (N, K) with one scale, or one for each of its rows. The sums are int32, and
-exact. The dtype of a case is that of y. The leanest form that is known writes int8 in place of float16, and the work
+exact. The dtype of a case is y's. The leanest form that is known writes int8 in place of float16, and the work
 counts that, so a variant that writes more is further from the ceiling.
 
 Each case reports the error of its y against the product in float64 of what x and the weight were before they were
@@ -21,8 +21,7 @@ from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm, Order
 from harness.model import Case, Traffic, Work
-from harness.ops import Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Choice, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

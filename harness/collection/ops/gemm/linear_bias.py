@@ -15,8 +15,7 @@ from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, INDEX_TYP
 from harness.collection.ops.gemm._products import expected, needs, prepared
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 _X, _BIAS = Tensor("x", ("M", "K")), Tensor("bias", ("N",))
 

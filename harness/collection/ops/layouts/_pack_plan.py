@@ -12,9 +12,9 @@ from harness.collection.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS,
 # preferred. With larger ones, shared memory would leave less to the L1 cache, through which x is read.
 _PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
 _TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
-_FEWER_THREADS = THREADS, 1280  # the same where tiles are others
+_FEWER_THREADS = THREADS, 1280  # the same for other tiles
 _WAVES = 2  # of blocks that the preferred tiles should be at least
-_GAIN_OF_PREFERRED = 1.1  # what they may cost more than others and still be taken
+_GAIN_OF_PREFERRED = 1.1  # what preferred tiles may cost more than other tiles and still be taken
 _FLAT_TILES = (16, 8)  # packs of a row of y that a tile of a narrow matrix may have
 _WARP_PACKS = 8  # packs of a row of y that are stored at once: see pack_tile.cuh
 # What a tile of packs takes, as words of a thread of word_tile.cuh, which are about ten instructions each: beside its

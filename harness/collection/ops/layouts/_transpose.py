@@ -14,7 +14,7 @@ from harness.ops import ITEMSIZE, Context, Launch, Tensors
 
 _TILE_THREADS = 256  # TILE_LANES * TILE_LINES of tile.cuh
 _TILE_SIDE = 32  # elements, or pairs of halves
-# When tiles of packs are better than those of words. Where rows are whole sectors, by bytes of an element: there must
+# When tiles of packs are better than tiles of words. Where rows are whole sectors, by bytes of an element: there must
 # be so many waves of tiles, and elements must fill such a share of their room. Where rows aren't whole sectors: tiles
 # of packs may cost at most such a share of what tiles of words cost.
 _MANY = {2: (8, 0.97), 4: (2.5, 0.9)}

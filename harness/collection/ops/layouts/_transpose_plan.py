@@ -98,7 +98,7 @@ class Runs:
 class WordTiles:
     """What the kernel of word_tile.cuh is compiled for and launched with.
 
-    matrices: those that a block has as a whole, or 1. rows, cols: of a tile, in cells. flat_x, flat_y: whether the
+    matrices: how many whole matrices a block has, or 1. rows, cols: of a tile, in cells. flat_x, flat_y: whether the
     tile's memory is one run on that side. shifted: whether runs of halves may begin inside of a word.
     """
 
@@ -205,7 +205,7 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
     found = {size} if size * shape.cell <= items * THREADS * per_word else set()
     for most in {(count * per_word - shifted) // shape.cell for count in words}:
         if 1 <= most < size:
-            # About equal pieces, so that the last one isn't much smaller; of whole sectors where the others are.
+            # About equal pieces, so that the last one isn't much smaller; of whole sectors where the other pieces are.
             unit = _UNIT if most % _UNIT == 0 else 1 if shifted or shape.cell > 1 else per_word
             found |= {most, blocks(blocks(size, blocks(size, most)), unit) * unit}
     return {cut for cut in found if shifted or cut == size or cut * shape.cell % per_word == 0} or {1}
@@ -215,7 +215,7 @@ def _cuts(size: int, shape: Matrices, items: int, shifted: bool) -> set[int]:
 class RegisterBlocks:
     """What the kernel of register_blocks.cuh is compiled for and launched with.
 
-    warps_across: warps of a block that lie side by side. The others lie below them.
+    warps_across: warps of a block that lie side by side. The other warps lie below them.
     """
 
     shape: Matrices
@@ -228,11 +228,11 @@ class RegisterBlocks:
         short = shape.rows < _LANES_DOWN * _BLOCK_SIDE or shape.cols < _LANES_ACROSS * _BLOCK_SIDE
         if shape.cell > 1 or shape.elements > _FEW[shape.itemsize] or short or not shape.whole_sectors:
             return None
-        # Two warps side by side are the fastest where they leave no more of the tiles empty than others do.
+        # Two warps side by side are the fastest where they leave no more of the tiles empty than other shapes do.
         return min((cls(shape, warps) for warps in (2, 4, 1)), key=cls._cost)
 
     def _cost(self) -> int:
-        """Roughly, the elements that all tiles have room for, and those that the ends of their rows are worth."""
+        """Roughly, the elements that all tiles have room for, and the elements that the ends of rows cost."""
         return math.prod(self.grid) * (self.rows * self.cols + 8 * (self.rows + self.cols))
 
     @property

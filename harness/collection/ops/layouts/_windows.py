@@ -42,7 +42,7 @@ _TILE_BYTES = 13 * 1024
 _MOST_TILE_BYTES = 40 * 1024
 """The same for large windows. Of larger ones a run is so long that `ragged` has few packs with parts of two."""
 _TILE_THREADS = 256
-"""Threads of such a block. Each has some three packs of a tile."""
+"""Threads of a block of `tiles`. Each has some three packs of a tile."""
 _TILED_PIXEL_BYTES = 128
 """Bytes of a pixel up to which `tiles` moves it. Of wider ones `ragged` has few packs with parts of two runs."""
 
@@ -246,7 +246,7 @@ class WindowTiles:
         window = cls(1, 1).shared_bytes(s, itemsize, to_windows)
         if window > _MOST_TILE_BYTES:
             return None
-        # A tile of several windows takes less than as many tiles of one.
+        # A tile of several windows takes less than several tiles of one window.
         most = max(1, min(across, _TILE_BYTES // window))
         return cls(blocks(across, blocks(across, most)), 1)
 
@@ -323,7 +323,7 @@ def _units(ctx: Context, forward: bool, width: int) -> Launch:
 def _several(s: Any, itemsize: int) -> int:
     """1 if a pack may have parts of more than two pieces, else 0.
 
-    A pack with parts of three has all of the second one, and at least an element of each of the others.
+    A pack with parts of three pieces has all of the second, and at least an element of the first and the third.
     """
     return int(shortest_piece(s) * s.C < PACK_BYTES // itemsize - 1)
 

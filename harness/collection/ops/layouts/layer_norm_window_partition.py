@@ -1,6 +1,6 @@
 """LayerNorm over channels, the cyclic shift and the partition into windows: row S17. Twin of the .cu of this name.
 
-It is what a block of Swin Transformer begins with. gamma and beta are (C); the epsilon is that of layer_norm, 1e-5.
+It is what a block of Swin Transformer begins with. gamma and beta are (C); the epsilon is layer_norm's, 1e-5.
 Statistics aren't outputs: this is the form for inference.
 """
 
@@ -19,8 +19,7 @@ from harness.collection.ops.layouts import window_partition
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows import layer_norm
 from harness.model import Traffic
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +119,7 @@ def compile_(ctx: Context, compiled: Compile) -> Launch:
     traffic=_unfused_traffic,
 )
 def unfused(ctx: Context) -> Launch:
-    """The text before, with the best kernel for each step: those of "layer_norm.cu" and "window_partition.cu"."""
+    """The text before, with the best kernel for each step, from "layer_norm.cu" and "window_partition.cu"."""
     import torch
 
     s, case = ctx.s, ctx.case
@@ -128,8 +127,8 @@ def unfused(ctx: Context) -> Launch:
     rows, cut = layer_norm.OP, window_partition.OP
     of_rows = replace(case, op=rows.name, variant="tuned", shape=(("M", pixels), ("N", s.C)))
     of_windows = replace(case, op=cut.name, variant="tuned", choices=(("direction", "forward"),))
-    normalise = layer_norm.tuned(replace(ctx, case=of_rows, op=rows))
-    partition = window_partition.tuned(replace(ctx, case=of_windows, op=cut))
+    normalise = rows.variants["tuned"].prepare(replace(ctx, case=of_rows, op=rows))
+    partition = cut.variants["tuned"].prepare(replace(ctx, case=of_windows, op=cut))
     # All sets of buffers share these.
     normal = torch.empty(pixels * s.C, dtype=ctx.dtype, device=ctx.device)
     mean, rstd = (torch.empty(pixels, dtype=torch.float32, device=ctx.device) for _ in range(2))
@@ -285,7 +284,8 @@ class WindowTilePlan:
 def tuned(ctx: Context) -> Launch:
     """Rows that aren't whole packs come in tiles where WindowTilePlan has a plan, if packs are aligned.
 
-    Others have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a block.
+    Other rows have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a
+    block.
     """
     itemsize = ITEMSIZE[ctx.case.dtype]
     row = ctx.s.C * itemsize

@@ -12,8 +12,7 @@ from harness.collection.ops.elementwise import BLOCK, BOTH, PACK_BYTES, blocks
 from harness.collection.ops.layouts import _transpose
 from harness.collection.ops.layouts._transpose_plan import WORD, Matrices
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

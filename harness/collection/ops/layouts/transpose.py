@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.elementwise import BLOCK, BOTH, blocks
 from harness.collection.ops.layouts import _transpose
+from harness.collection.ops.layouts._transpose_ops import add_matrix_variants
 from harness.collection.ops.layouts._transpose_plan import Matrices
 from harness.model import Case
-from harness.ops import FLOATS, ITEMSIZE, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, ITEMSIZE, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -65,38 +65,4 @@ def _matrices(case: Case) -> Matrices:
     return Matrices(1, case.symbols["M"], case.symbols["N"], ITEMSIZE[case.dtype])
 
 
-def _too_long(case: Case) -> str | None:
-    return _transpose.too_long(_matrices(case))
-
-
-def _no_pairs(case: Case) -> str | None:
-    return _transpose.no_pairs(_matrices(case))
-
-
-@OP.variant("tiled", "32 x 32 elements through shared memory", role="published", rows=("O13",), unsupported=_too_long)
-def tiled(ctx: Context) -> Launch:
-    """The textbook's kernel."""
-    return _transpose.tiled(ctx, "transpose", _matrices(ctx.case))
-
-
-@OP.variant(
-    "packed",
-    "64 x 64 halves through shared memory, two an access",
-    role="published",
-    rows=("O13",),
-    unsupported=_no_pairs,
-)
-def packed(ctx: Context) -> Launch:
-    """The text after: index arithmetic for two halves at once."""
-    return _transpose.packed(ctx, "transpose", _matrices(ctx.case))
-
-
-@OP.variant(
-    "tuned",
-    "packs of 16 bytes through registers or shared memory, or words",
-    rows=("O13",),
-    unsupported=_too_long,
-)
-def tuned(ctx: Context) -> Launch:
-    """Sizes and addresses decide which of these ways is taken: transpose.cu says how."""
-    return _transpose.tuned(ctx, "transpose", _matrices(ctx.case))
+add_matrix_variants(OP, _matrices)

@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import paths
 from harness.errors import UsageError
 from harness.model import Case
-from harness.ops.sheet import Choice, Shape, Symbols
+from harness.ops import Choice, Shape, Symbols
 
 EQUAL = "equal"
 SYMBOLS = {"T": "tensors beside the model's", "N": "elements of each of these"}
@@ -28,7 +28,7 @@ def _folder() -> Path:
 
 
 def choice() -> Choice:
-    """The choice of a list: those that have a file, and `equal`, which has only T tensors of N elements each."""
+    """The choice of a list: each list that has a file, and `equal`, which has only T tensors of N elements each."""
     return Choice("whose tensors", (EQUAL, *sorted(file.stem for file in _folder().glob("*.csv"))))
 
 
@@ -52,7 +52,7 @@ def _tensor(file: Path, number: int, row: list[str]) -> tuple[str, Shape]:
 
 
 def shapes(symbols: Symbols) -> list[Shape]:
-    """The shapes of a case's list: those of the model, then T tensors of N elements."""
+    """The shapes of a case's list: the model's, then T tensors of N elements."""
     name = symbols["tensors"]
     return [*(() if name == EQUAL else _shapes(name)), *[(symbols["N"],)] * symbols["T"]]
 

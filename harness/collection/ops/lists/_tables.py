@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import metrics, units
 from harness.collection.ops.elementwise import PACK_BYTES
-from harness.ops.sheet import Context, Tensors
+from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,8 +35,8 @@ SECONDS = metrics.fact(
 class Rows:
     """What a table has: `numbers`, int64, and how many `blocks` a kernel needs for it.
 
-    whole: the blocks that take one row each. In the others each warp takes a row, so that small tensors and the ends
-    of large ones leave no threads idle.
+    whole: the blocks that take one row each. In all other blocks each warp takes a row, so that small tensors and the
+    ends of large ones leave no threads idle.
     """
 
     numbers: np.ndarray
@@ -107,7 +107,7 @@ class Tabled:
 class Pieces:
     """Pieces of tensors: of which tensor each is, where it starts in it, and its length, all in elements.
 
-    The first `whole` pieces are for a block each, the others for a warp each.
+    The first `whole` pieces are for a block each, all other pieces for a warp each.
     """
 
     owner: np.ndarray
@@ -142,7 +142,7 @@ class Pieces:
 
 
 def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(owner, place): for each tensor as many entries as it counts, with their places 0, 1, 2 ... in it."""
+    """(owner, place): for each tensor the number of entries that `counts` gives, with their places 0, 1, 2 ..."""
     import numpy as np
 
     owner = np.repeat(np.arange(len(counts)), counts)
@@ -172,7 +172,7 @@ def starts(tensors: Sequence[torch.Tensor], a_block: int) -> Rows:
 def packed(tensors: Sequence[torch.Tensor], packs: int) -> Rows:
     """A row for each piece of the tensors, which has an address and two numbers of 32 bits.
 
-    The address is that of the piece's first pack. The numbers say where its elements begin and end, counted from there.
+    The address is the piece's first pack's. The numbers say where its elements begin and end, counted from there.
     Packs lie on multiples of 16 bytes, whatever the address of the tensor: its first and its last pack may have
     elements that aren't its own. packs: of a thread.
     """

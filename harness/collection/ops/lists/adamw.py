@@ -17,9 +17,20 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.elementwise import BOTH, CUDA_TYPE
 from harness.collection.ops.lists import _models
 from harness.collection.ops.lists._tables import BLOCK, Tabled, side_by_side
-from harness.ops import FLOATS, Choice, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
-from harness.ops.sheet import Shape
+from harness.ops import (
+    FLOATS,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Shape,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -15,8 +15,7 @@ from harness.collection.ops.elementwise import BOTH, CUDA_TYPE, blocks, widened
 from harness.collection.ops.lists import _models
 from harness.collection.ops.lists._tables import BLOCK, Tabled, packed, starts
 from harness.model import Case
-from harness.ops import FLOATS, Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import FLOATS, Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +58,7 @@ def _below(ctx: Context, limit: int) -> int:
 
 
 def reference(_: Context, t: Tensors) -> dict[str, Any]:
-    """The products before they are rounded; those of halves in float32, which is how torch defines them."""
+    """The products before they are rounded; products of halves in float32, which is how torch defines them."""
     import torch
 
     finite = all(bool(grad.isfinite().all()) for grad in t.grads)

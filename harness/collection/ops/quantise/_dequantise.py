@@ -1,8 +1,8 @@
 """What the ops that dequantise share: their tensors, inputs, and how far off their results may be.
 
 acc is the int32 result of a product of two matrices of 8-bit integers. What it stands for is acc * sx * sw: sx is the
-scale of the left factor, sw that of the right one, or of each of its columns. A bias for each column is added, and a
-residual where there is one. The arithmetic is in float32, so that an acc beyond 2^24 is rounded.
+scale of the left factor, sw the scale of the right one, or of each of its columns. A bias for each column is added, and
+a residual where there is one. The arithmetic is in float32, so that an acc beyond 2^24 is rounded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PRODUCT = (ACC, SX, SW, BIAS)
 """What every op of these reads."""
 
 _SPREAD = 150_000.0
-"""The standard deviation of acc in inputs: that of 768 products of two uniform 8-bit integers, roughly."""
+"""The standard deviation of acc in inputs: roughly that 768 products of two uniform 8-bit integers have."""
 _STEPS = 2**-21
 """What the sums and products in float32 may lose: as a share of the sum of their terms' sizes."""
 _CHECKED = 2**24

@@ -61,7 +61,7 @@ def expected(name: str, got: torch.Tensor, of: Approximate, scale: torch.Tensor,
     ends = (of.value - error) / scale, (of.value + error) / scale
     low, high = torch.minimum(*ends), torch.maximum(*ends)
     low, high = low - loss * _finite(low).abs(), high + loss * _finite(high).abs()
-    # What is nearest to the kernel's own integer among those that are right.
+    # Of the integers that are right, the one nearest to the kernel's own.
     bounds = [rounded(end).to(got.dtype) for end in (low, high)]
     return Expected(name, got, got.clamp(*bounds), start=start)
 

@@ -29,7 +29,7 @@ class RepeatingTiles:
     """How the units of a matrix are shared out, so that a thread has the same columns in all of its units.
 
     elements: of the matrix; size: elements of a unit. period: units after which the columns are the same again, a
-    multiple of what a warp takes; or as many as there are, if all of them are less than a period.
+    multiple of what a warp takes; or all warps, if all of them take less than a period.
     """
 
     elements: int
@@ -83,7 +83,7 @@ def one_element(ctx: Context, entry: str, tensors: Arguments) -> Launch:
 def in_tiles(ctx: Context, size: int, tensors: Arguments, fallback: Launch, columns: int | None = None) -> Launch:
     """The kernel <op>_tuned, with units of `size` elements; `fallback` where a tensor doesn't begin on 16 bytes.
 
-    columns: after which the numbers of columns repeat: those of a row, unless told.
+    columns: after which the numbers of columns repeat: the columns of a row, unless told.
     """
     columns = ctx.s.C if columns is None else columns
     tiles = RepeatingTiles.of(elements(ctx), columns, size)

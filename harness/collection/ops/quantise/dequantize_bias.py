@@ -11,8 +11,7 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._steps import CONVERSION, Steps, traffic
-from harness.ops import Context, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -14,8 +14,7 @@ from harness.collection.ops.quantise import _dequantise as dequantise
 from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._steps import Steps, traffic
-from harness.ops import Context, Expected, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -2,7 +2,7 @@
 
 h = acc * sx * sw + bias + residual is the next residual, y = LayerNorm(h) / sy in int8 the next input. LayerNorm works
 on h as it is written, in the case's type. Twin of the .cu of this name. _dequantise.py says what the tensors are,
-_integers.py how y is rounded. The epsilon is that of layer_norm, 1e-5.
+_integers.py how y is rounded. The epsilon is layer_norm's, 1e-5.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from harness.collection.ops.quantise._row_runs import RowRunPlan
 from harness.collection.ops.quantise._row_units import UnitRowPlan
 from harness.collection.ops.quantise._steps import CONVERSION, Steps, rows_and_columns, rows_grid, traffic
 from harness.collection.ops.rows import _norm as norm
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -171,7 +170,7 @@ def tuned(ctx: Context) -> Launch:
 
 
 def _planned(ctx: Context) -> tuple[cuda.Kernel, int, int] | None:
-    """The kernel for rows that aren't whole units, or for those that are, its grid, and the threads of a block."""
+    """The kernel for rows that aren't whole units, or for rows that are, its grid, and the threads of a block."""
     runs = RowRunPlan.of(ctx.s.C, ITEMSIZE[ctx.case.dtype], channel=integers.per_channel(ctx))
     if runs:
         kernel = ctx.kernel(_FILE, f"{ctx.case.op}_runs", _macros(ctx) | runs.macros)

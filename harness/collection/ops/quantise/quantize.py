@@ -13,8 +13,7 @@ from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._dequantise import half_unit, parts
 from harness.collection.ops.quantise._steps import traffic
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

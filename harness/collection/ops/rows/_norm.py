@@ -33,7 +33,7 @@ Y = Tensor("y", ("M", "N"))
 MEAN = Tensor("mean", ("M",), "float32")
 RSTD = Tensor("rstd", ("M",), "float32")
 
-_KEPT = 16  # accesses of a row that a thread of `registers` and `half2` keeps, if the row has as many
+_KEPT = 16  # accesses of a row that a thread of `registers` and `half2` keeps at most
 _MOST_KEPT = _KEPT * 1024  # the same of the largest block
 _MOST_BLOCKS = 2**31 - 1  # of a grid
 _QUAD = 4  # rows of one element that a thread has

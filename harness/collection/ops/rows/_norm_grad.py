@@ -88,7 +88,7 @@ class _GradCase:
 
     @classmethod
     def of(cls, ctx: Context) -> _GradCase:
-        """The case of a context. An op has dx and as many other outputs as sums."""
+        """The case of a context. An op has dx, and one other output for each sum."""
         sizes = ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N)
         return cls(ctx, len(ctx.op.outputs) - 1, sizes)
 
@@ -168,7 +168,7 @@ def _inputs(t: Tensors) -> tuple[Any, ...]:
 
 
 def _groups(case: _GradCase, column_blocks: int, most_blocks: int) -> int:
-    """Groups of rows that sum columns at the same time: as many as keep the GPU busy, if there are enough rows."""
+    """Groups of rows that sum columns at the same time: enough to keep the GPU busy, if there are enough rows."""
     wanted = most_blocks * cuda.multiprocessors() // max(1, column_blocks)
     return max(1, min(wanted, blocks(case.rows, _GROUP_ROWS), _GRID_Y))
 
@@ -248,7 +248,7 @@ def _teams(case: _GradCase, plan: NormGradPlan) -> int:
     team = plan.team
     if team.cluster == 1:
         return plan.teams
-    # Not loaded through the context, whose list of kernels is of those that run.
+    # Not loaded through the context, whose list has the kernels that run.
     kernel = cuda.load(case.ctx.op.find(case.file), case.entry("tuned"), case.macros(plan.macros))
     return min(plan.teams, kernel.resident_clusters(team.threads, plan.shared, team.cluster))
 

@@ -27,12 +27,13 @@ _TILE_OF_WARPS = 33 * 512
 _MOST_STAGES = 3  # with so many, blocks work on a tile while they wait for the sums of the one before
 _BARRIERS = 1024  # bytes, more than enough for a block's barriers and for aligning them
 # Where lanes of a warp are a team and chunks are single elements, one store of a warp writes a piece of each of its
-# teams' rows. Memory is written in sectors: pieces should have as many bytes, unless a thread had too few elements.
+# teams' rows. Memory is written in sectors: pieces should have the bytes of a sector, unless a thread had too few
+# elements.
 _SECTOR = 32  # bytes
 _FEWEST_SINGLES = 4  # of a row that a thread has at most, before a row gets more lanes for that
 _THREAD_COLUMNS = 32  # of a row that a thread may have, so that their sums fit into its registers
 _THREAD_STEP = 16  # elements that a thread reduces at a time, of one row or of two
-_FEWEST_THREADS = 96  # of a block, if a row has as many packs
+_FEWEST_THREADS = 96  # of a block, if a row has a pack for each
 _MOST_THREADS = 1024  # of a block
 _BLOCK_BYTES = 16 * 1024  # of a row up to which a single block takes it, where clusters could take longer rows
 # Single elements of a row that a thread has at most: their addresses take registers, too. From 21 on the kernel of
@@ -76,9 +77,9 @@ class TeamShape:
 class NormGradPlan:
     """How the kernel on tiles works on the rows: what it is compiled for, and its arguments.
 
-    singles: whether chunks are single elements. stages: tiles that a block has room for. teams: as many as there is
-    work for, or as the multiprocessors have room for. most_teams: with more of them, the kernels that spread rows are
-    faster. tile_rows: rows of a tile. piece: columns of a block. tile_bytes, row_bytes: bytes of a stage for each
+    singles: whether chunks are single elements. stages: tiles that a block has room for. teams: the number that there
+    is work for, or as the multiprocessors have room for. most_teams: with more of them, the kernels that spread rows
+    are faster. tile_rows: rows of a tile. piece: columns of a block. tile_bytes, row_bytes: bytes of a stage for each
     matrix, and for each statistic of the rows. shared: bytes of a block's shared memory.
     """
 
@@ -120,7 +121,7 @@ class NormGradPlan:
 
     @classmethod
     def _for(cls, rows: int, row: _Row, team: TeamShape, tile_rows: int, chip: Chip) -> NormGradPlan | None:
-        """The plan with as many stages as there is room for; None if there is room for none."""
+        """The plan with all stages that there is room for; None if there is room for none."""
         piece = blocks(row.chunks, team.cluster) * row.size
         tile_bytes, row_bytes = row.tile_bytes(tile_rows * piece), row.row_bytes(tile_rows)
         stage = 2 * tile_bytes + row.sums * row_bytes
@@ -218,7 +219,7 @@ class _Row:
         return blocks((PACK_BYTES // FLOAT - 1 + tile_rows) * FLOAT, PACK_BYTES) * PACK_BYTES
 
     def team_of_warp(self, rows: int, chip: Chip) -> tuple[TeamShape, int]:
-        """(team of lanes of a warp, rows of a tile): as many rows as make tiles large, if all blocks get one."""
+        """(team of lanes of a warp, rows of a tile): rows that make tiles large, if all blocks get one."""
         # A thread has few packs, since lanes that read neighbouring packs are faster. But of single elements, and of
         # halves in longer rows, it has more, so that the costs of a row are shared.
         share = self.at_a_time if self.singles or (self.halves and self.chunks > WARP // 2) else 1
@@ -243,7 +244,7 @@ class _Row:
             # Few rows are spread over more of the chip.
             wide = [size for size in sizes if self.chunks >= size * 2 * self.at_a_time * WARP]
             return wide[::-1] + [size for size in sizes if size not in wide]
-        # Either one block, or many small ones: some of these work while others wait.
+        # Either one block, or many small ones: some blocks work while other blocks wait.
         return [1, MOST_BLOCKS] if self.columns * self.itemsize <= _BLOCK_BYTES else [MOST_BLOCKS]
 
     def team_of_blocks(self, cluster: int) -> TeamShape | None:
@@ -279,7 +280,8 @@ class _Row:
     def step(self, cluster: int) -> int:
         """Elements that a thread should reduce at a time, as was fastest on an H200.
 
-        With fewer elements there are more threads, which work while others wait, but also more sums to add for a row.
+        With fewer elements there are more threads, some of which work while some wait, but also more sums to add for a
+        row.
         """
         if self.sums == 2 and self.itemsize == FLOAT and cluster == 1 and not self.singles:
             return _THREAD_STEP // 2

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _THREADS = 512  # of a block at most: one half of the registers is for gamma and beta, the other half for the work
 _PACKS = 8  # of a row that a thread has
-# A stage is shared memory for one row. While one row waits for its sums, those of a second one are made, and a third
+# A stage is shared memory for one row. While one row waits for its sums, the sums of a second row are made, and a third
 # one is being loaded. To load more than two rows at a time was slower on an H200.
 _FEWEST_STAGES, _MOST_STAGES = 3, 4
 _FEWEST_TURNS = 3  # rows that a team must take for this to be faster

@@ -124,7 +124,7 @@ class RowPlan:
 
     @classmethod
     def _tile(cls, columns: int, itemsize: int, elements: int = _TILE_ELEMENTS) -> RowPlan:
-        """The plan for rows that come through a tile. elements: those of a row that a thread has at most."""
+        """The plan for rows that come through a tile. elements: how many of a row a thread has at most."""
         lanes = power_of_2_from(blocks(columns, elements))
         size = PACK_BYTES // itemsize
         # The more elements of a row a thread has, the more rows a tile has, so that all threads have a row.
@@ -161,7 +161,7 @@ class RowPlan:
     def _cluster(cls, packs: int, itemsize: int, matrices: int) -> int:
         """Blocks of a cluster that share a row which is too long for one block."""
         if itemsize == 2 and matrices == 1:
-            # Each thread has all that it can; blocks have _BLOCK threads, or more where eight of those are too few.
+            # Each thread has all that it can; blocks have _BLOCK threads, or more where eight such blocks have too few.
             block = _MOST_PACKS * _BLOCK
             return blocks(packs, block * power_of_2_from(blocks(packs, block * MOST_BLOCKS)))
         return 4 if packs <= _FOUR_BLOCKS * matrices else MOST_BLOCKS
@@ -169,7 +169,7 @@ class RowPlan:
     def _ragged_with_vectors(self, packs: int, itemsize: int) -> RowPlan:
         """The same where rows share vectors, but no packs of them, since rows begin at different places of a pack.
 
-        Then vectors take registers. Smaller blocks leave room for more blocks, so twice as many share a long row.
+        Then vectors take registers. Smaller blocks leave room for more blocks, so twice the number share a long row.
         """
         if itemsize == 2 and packs <= _RAGGED_WITH_VECTORS:
             return RowPlan(blocks(packs, WARP), WARP, _BLOCK, ragged=True)
@@ -214,7 +214,7 @@ class RowKernel:
     """
 
     def __init__(self, ctx: Context, plan: RowPlan, matrices: int, **macros: int) -> None:
-        """Compile it. matrices: how many have a tile in shared memory. macros: those besides the plan's."""
+        """Compile it. matrices: how many have a tile in shared memory. macros: besides the plan's."""
         itemsize = ITEMSIZE[ctx.case.dtype]
         self._plan = plan
         op, scalar = ctx.case.op, CUDA_TYPE[ctx.case.dtype]

@@ -14,8 +14,7 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.rows import _norm as norm
 from harness.collection.ops.rows._norm_plan import InTurn
 from harness.model import Case
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.rows import _norm as norm
-from harness.ops import Context, Expected, Launch, Op, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Expected, Launch, Op, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch

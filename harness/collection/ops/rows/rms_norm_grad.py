@@ -8,8 +8,7 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.rows import _norm_grad as grad
 from harness.collection.ops.rows import _norm_grad_check as exact
 from harness.collection.ops.rows._norm import GAMMA, RSTD, SYMBOLS, X, rms_normalised
-from harness.ops import Context, Launch, Op
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import Compile, Context, Launch, Op, compiled_variants
 
 if TYPE_CHECKING:
     import torch

@@ -19,8 +19,7 @@ from harness.collection.ops.elementwise import (
 )
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +34,7 @@ _FLOAT = 4  # bytes
 
 # The numbers of `registers` and `cluster`.
 _ELEMENTS = 8  # of a row that a thread has, until a block has no more threads
-_MOST_ELEMENTS = 16  # with twice as many, some architecture runs out of registers for 1024 threads
+_MOST_ELEMENTS = 16  # with twice the number, some architecture runs out of registers for 1024 threads
 _MOST_THREADS = 1024  # of a block
 
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.elementwise import BLOCK, BOTH, CUDA_TYPE, PACK_BYTES, aligned, blocks
 from harness.collection.ops.rows._rows import has_plan, planned
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Symbols, Tensor, Tensors
-from harness.ops.baselines import Compile, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +27,7 @@ _LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
 
 
 def make(ctx: Context) -> dict[str, Any]:
-    """Normal numbers as dy, and the softmax of others as y."""
+    """Normal numbers as dy, and the softmax of other normal numbers as y."""
     import torch
 
     dy, x = (torch.randn(ctx.s.M, ctx.s.N, generator=ctx.generator, device=ctx.device, dtype=ctx.dtype) for _ in "dx")

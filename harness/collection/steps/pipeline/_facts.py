@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from harness import metrics, units
+from harness.collection.steps.training._figures import PEAK_MEMORY
+from harness.metrics import METRICS, Metric, Subject
 from harness.units import Unit
 
 STAGES = ("read", "prepare", "copy", "train")
@@ -19,7 +21,8 @@ PARTS = ("decode", "resize")
 """The two parts of the stage 'prepare'."""
 DECODERS = ("Pillow", "torchvision on the CPU", "nvJPEG")
 EXPECTED = "expected_rate"
-"""The metric `of_expected` reads it."""
+DECODE_RATE = "decode_rate"
+"""The fact that a pipeline has which decodes images."""
 LIMITING, DOUBLED, GAIN = "limiting", "doubled", "doubled_gain"
 DECODER, ENGINES, ENGINE_USE, CACHED, FILE = "decoder", "jpeg_engines", "jpeg_engine_use", "in_page_cache", "file_bytes"
 THREADS, PROCESSES = "decoding_threads", "decoding_processes"
@@ -49,8 +52,34 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(f"{place} {name}" for place, name in enumerate(names))
 
 
+def _of_expected(s: Subject) -> float | None:
+    items = METRICS["items"].value(s)
+    return items / s.facts[EXPECTED] if EXPECTED in s.facts and items else None
+
+
 def _add() -> None:
-    """Add the metrics to the list of all, in the order of tables. That of decoding is there, as claims are of it."""
+    """Add the metrics to the list of all, in the order of tables."""
+    metrics.add(
+        Metric(
+            "of_expected",
+            "share of the expected rate",
+            units.SHARE,
+            _of_expected,
+            "items a second of a pipeline, over those that are expected by the rates of its stages alone",
+            "higher",
+            head="of expected",
+            keep=6,
+        ),
+        after="memory",
+    )
+    metrics.fact(
+        DECODE_RATE,
+        "decode alone",
+        units.ITEMS,
+        "images a second of the part of a stage alone that decodes images; it is a part of 'prepare'",
+        "higher",
+        after=PEAK_MEMORY,
+    )
     does = {
         "read": "reads files",
         "resize": "cuts and resizes images; it is a part of 'prepare'",

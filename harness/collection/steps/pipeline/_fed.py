@@ -19,7 +19,7 @@ from harness.collection.steps.pipeline._parts import Parts, Rates, Way, files_of
 from harness.collection.steps.pipeline._stages import Pipeline, Stage, halved
 from harness.collection.steps.pipeline._step import LOGS, statistics_of
 from harness.collection.steps.training._settings import seed_of
-from harness.ops.sheet import Context, Launch, Tensors
+from harness.ops import Context, Launch, Tensors
 
 if TYPE_CHECKING:
     import torch

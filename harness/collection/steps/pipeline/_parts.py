@@ -25,7 +25,7 @@ from harness.collection.steps.pipeline._stages import Crew, Stage, named
 from harness.collection.steps.pipeline._step import TrainingStep
 from harness.collection.steps.pipeline._workers import Decoders, ProcessImages
 from harness.collection.steps.training._settings import math_modes, seed_of
-from harness.ops.sheet import Context
+from harness.ops import Context
 
 Way = Literal["cpu", "gpu", "decoded"]
 """How images come to the step: decoded by processes on the CPU, by the GPU, or from a list of decoded ones."""

@@ -15,7 +15,7 @@ from harness.collection.steps.pipeline._stages import Loop, QueueClosed, StageEr
 from harness.collection.steps.training._rungs import FUSED
 from harness.collection.steps.training._settings import EAGER, captured, seed_of, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer
-from harness.ops.sheet import Context
+from harness.ops import Context
 
 if TYPE_CHECKING:
     import torch

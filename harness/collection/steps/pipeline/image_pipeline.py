@@ -25,7 +25,7 @@ from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.pipeline._fed import check, prepare
 from harness.collection.steps.pipeline._images import torchvision_missing
 from harness.model import Case, Work
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols
+from harness.ops import Choice, Context, Launch, Op, Symbols
 
 
 def work(symbols: Symbols, _itemsize: int) -> Work:
@@ -70,6 +70,7 @@ OP = Op(
     check=check,
     work=work,
     timer="steady",
+    pages="harness.collection.steps.pipeline._report",
 )
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from harness import metrics, units
-from harness.ops.sheet import Context
+from harness.collection.steps.training._figures import ENERGY, PEAK_MEMORY
+from harness.ops import Context
 
 OFF = "loss_distance"
 BUSY = "device_busy"
@@ -61,7 +62,7 @@ def allocated(ctx: Context) -> int:
 
     if ctx.device.type != "cuda":
         return 0
-    from harness import nn
+    from harness.collection import nn
 
     gc.collect()
     nn.forget()
@@ -83,7 +84,7 @@ def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Mad
     torch.cuda.reset_peak_memory_stats()
     made = steps()
     torch.cuda.synchronize()
-    ctx.report(metrics.PEAK_MEMORY, torch.cuda.max_memory_allocated() - before)
+    ctx.report(PEAK_MEMORY, torch.cuda.max_memory_allocated() - before)
     return made
 
 
@@ -107,7 +108,7 @@ def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     torch.cuda.synchronize()
     seconds, end = (time.perf_counter() - start) / count, _joules()
     if begin is not None and end is not None and end > begin:
-        ctx.report(metrics.ENERGY, (end - begin) / (count * items))
+        ctx.report(ENERGY, (end - begin) / (count * items))
     if busy := _busy_seconds(step):
         ctx.report(BUSY, min(1.0, busy / seconds))
 

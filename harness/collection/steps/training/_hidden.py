@@ -1,4 +1,4 @@
-"""What share of communication ran beside other kernels, by the intersection of intervals in a trace."""
+"""What share of communication the backward hides: by times, and by the intersection of intervals in a trace."""
 
 from __future__ import annotations
 
@@ -10,12 +10,36 @@ from typing import Any
 
 from harness import metrics, units
 from harness.intervals import common, length, merged
-from harness.ops.sheet import Context
+from harness.metrics import Metric, Subject
+from harness.ops import Context
 
 HIDDEN, COMMUNICATION = "hidden_by_trace", "communication"
+OVERLAPPED, AFTER, WITHOUT = "ddp", "after", "no_sync"
+"""Variants of a training step on several devices: its gradients are summed during the backward, after it, or never."""
 _STEPS = 5
 _MICROSECOND = 1e-6
 
+
+def _by_times(s: Subject) -> float | None:
+    after, without = (s.beside[name].time if name in s.beside else None for name in (AFTER, WITHOUT))
+    if s.variant != OVERLAPPED or not (s.time and after and without and s.world > 1 and after > without):
+        return None
+    return (after - s.time) / (after - without)
+
+
+metrics.add(
+    Metric(
+        "hidden_by_times",
+        "communication hidden, by times",
+        units.SHARE,
+        _by_times,
+        f"how much of the time that the sum of gradients takes the backward hides: what {OVERLAPPED} is faster than "
+        f"{AFTER} by, over what {WITHOUT} is faster by",
+        head="hidden (times)",
+        keep=7,
+    ),
+    after="efficiency_high",
+)
 metrics.fact(
     HIDDEN,
     "hidden (trace)",

@@ -21,7 +21,7 @@ def operators(rung: Rung, config: object) -> Any:
 
 def ours(rung: Rung, config: object) -> Any:
     """Our operators, as far as the rung has them. A BERT has our dropout, which `operators` may replace."""
-    from harness import nn
+    from harness.collection import nn
 
     if isinstance(config, ResNetConfig):
         return nn.resnet_operators()

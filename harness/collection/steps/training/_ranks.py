@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness import metrics
 from harness.collection.models import BertConfig, ResNetConfig, SwinConfig
 from harness.collection.ops.process_groups import backend_of, process_group
+from harness.collection.steps.training._hidden import AFTER, OVERLAPPED, WITHOUT
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._trainer import Setup, Trainer
 
@@ -43,9 +43,9 @@ class Way:
 
 WAYS = (
     Way("replicas", "each device trains for itself: what sharing the host and the power costs", False, False, ("O2",)),
-    Way(metrics.WITHOUT, "DistributedDataParallel that never communicates: what its hooks cost", True, False),
-    Way(metrics.AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
-    Way(metrics.OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
+    Way(WITHOUT, "DistributedDataParallel that never communicates: what its hooks cost", True, False),
+    Way(AFTER, "all gradients are averaged in one all-reduce after the backward", False, True),
+    Way(OVERLAPPED, "DistributedDataParallel: all-reduce during the backward", True, True, ("O2", "O6")),
 )
 OF_RUNGS = WAYS[-1]
 """How ranks train together whose step is a rung of a ladder."""

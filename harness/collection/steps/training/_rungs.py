@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from harness.ops.baselines import MODES
-from harness.ops.sheet import Role
+from harness.ops import MODES, Role
 
 Half = Literal["none", "mixed", "pure"]
 

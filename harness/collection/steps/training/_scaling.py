@@ -16,12 +16,12 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from harness import metrics
 from harness.collection.models import MODELS
 from harness.collection.ops.collectives._collectives import twice_the_rest
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.process_groups import unsupported_alone
 from harness.collection.steps.training import _facts
+from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
 from harness.collection.steps.training._rungs import DEFAULT, FLOAT32, Rung
@@ -29,7 +29,7 @@ from harness.collection.steps.training._settings import captured, forget_compile
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
 from harness.collection.steps.training._trainer import SCALE, Setup
 from harness.model import Case, Work
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     trainer = trainer_as_asked(ctx, way, rung, made["off"])
     step = trainer.loss_of_step
     if tokens := getattr(MODELS[ctx.s.model], "tokens", 0):
-        ctx.report(metrics.TOKENS, tokens * ctx.s.B * ctx.group.size)
+        ctx.report(TOKENS, tokens * ctx.s.B * ctx.group.size)
     numbers = iter(range(STEPS))
 
     def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:

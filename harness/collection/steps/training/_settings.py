@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.ops.sheet import Context
+from harness.ops import Context
 
 if TYPE_CHECKING:
     import torch

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from harness import metrics
 from harness.collection.models import MODELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _facts, _first_step
+from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, Rung
 from harness.collection.steps.training._settings import (
     EAGER,
@@ -29,7 +29,7 @@ from harness.collection.steps.training._settings import (
 )
 from harness.collection.steps.training._trainer import SCALE, Setup, Trainer
 from harness.model import Work
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +56,8 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
         **fields.pop("choices", {}),
     }
-    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
+    pages = "harness.collection.steps.training.report"
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, pages=pages, **fields)
     for rung in rungs:
         add(op, rung)
     return op
@@ -134,7 +135,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     trainer = Trainer(rung, setup_of(ctx))
     config = MODELS[ctx.s.model]
     if tokens := getattr(config, "tokens", 0):
-        ctx.report(metrics.TOKENS, tokens * ctx.s.B)
+        ctx.report(TOKENS, tokens * ctx.s.B)
     losses = make(ctx)["losses"]
     steps = TimedSteps(trainer, losses, complaints, trainer.loss_of_step)
 

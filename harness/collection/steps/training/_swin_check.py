@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.collection.ops.gemm._int8 import Inaccuracy
-from harness.metrics import SNR
-from harness.ops.comparer import Expected
-from harness.ops.sheet import Context
+from harness.collection.ops.gemm._int8 import SNR, Inaccuracy
+from harness.ops import Context, Expected
 
 if TYPE_CHECKING:
     import torch

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
 from harness.collection.steps.training import _operators
 from harness.collection.steps.training._rungs import Rung
-from harness.ops.baselines import compiled
+from harness.ops import compiled
 
 if TYPE_CHECKING:
     import torch
@@ -152,7 +152,7 @@ def _seed(rung: Rung, seed: int) -> None:
 
     torch.manual_seed(seed)
     if rung.norm:
-        from harness import nn
+        from harness.collection import nn
 
         nn.manual_seed(seed)
 
@@ -194,7 +194,7 @@ def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch
 
     options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
     if rung.adam:
-        from harness import nn
+        from harness.collection import nn
 
         return nn.AdamW(weights, **options)
     options |= {"fused": True} if rung.fused else {"foreach": True}
@@ -208,7 +208,7 @@ def _scaler(rung: Rung) -> Callable[..., Any]:
     import torch
 
     if rung.unscale:
-        from harness import nn
+        from harness.collection import nn
 
         return nn.GradScaler
     kind: Callable[..., Any] = loop_scaler() if rung.loop else torch.amp.GradScaler

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.collection.steps.training._rungs import FUSED
 from harness.collection.steps.training._scaling import scaling_op
-from harness.ops.sheet import Choice
+from harness.ops import Choice
 
 OP = scaling_op(
     "resnet50_scaling",

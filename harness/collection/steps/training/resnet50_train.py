@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.collection.steps.training._rungs import RESNET
 from harness.collection.steps.training._steps import training_op
-from harness.ops.sheet import Choice
+from harness.ops import Choice
 
 OP = training_op(
     "resnet50_train",

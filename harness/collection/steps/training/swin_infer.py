@@ -21,9 +21,19 @@ from harness.collection.steps.training._trainer import built
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import Gemm
 from harness.model import Case, Work
-from harness.ops.baselines import MODES, Compile, compiled, compiled_variants
-from harness.ops.comparer import Expected
-from harness.ops.sheet import Choice, Context, Launch, Op, Symbols, Tensors
+from harness.ops import (
+    MODES,
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Launch,
+    Op,
+    Symbols,
+    Tensors,
+    compiled,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -226,7 +236,7 @@ def compile_graph(ctx: Context) -> Launch:
 
 def with_attention(ctx: Context) -> Any:
     """The model with our attention, and biases looked up ahead. Inductor fuses all that lies between the products."""
-    from harness import nn
+    from harness.collection import nn
 
     return prepared(model_of(ctx, nn.swin_operators(norm=False, windows=False)))
 
@@ -235,7 +245,7 @@ def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:
     """The model in as few kernels as we have."""
     import torch
 
-    from harness.nn._swin_inference import SwinInference
+    from harness.collection.nn._swin_inference import SwinInference
 
     with torch.no_grad():
         return SwinInference(model_of(ctx, None), gelu)
@@ -245,7 +255,7 @@ def with_int8(ctx: Context) -> Model:
     """The same, with the products of blocks in int8. Its scales are measured on other images."""
     import torch
 
-    from harness.nn._swin_inference import SwinInference, calibrated
+    from harness.collection.nn._swin_inference import SwinInference, calibrated
 
     generator = torch.Generator(ctx.device).manual_seed(seed_of(ctx) + 1)
     batches, most = CALIBRATED

@@ -37,7 +37,7 @@ _COLORS = {"failure": "#D55E00", "environment": "#CC79A7", "undecided": "#E69F00
 def write(run: GateRun, folder: Path) -> list[Path]:
     """Draw pairs.png: cases worst first. Nothing where there is no pair.
 
-    A file of this name that the folder already has is removed first: that of another run must not stay.
+    A file of this name that the folder already has is removed first: another run's file must not stay.
     """
     (folder / "pairs.png").unlink(missing_ok=True)
     every = [row for row in rows(run) if row.evidence.pairs]
@@ -98,7 +98,7 @@ def _scale(axes: matplotlib.axes.Axes, table: Sequence[CaseRow]) -> None:
     """Linear around zero, where the decisions fall; logarithmic beyond, so that one huge loss hides no small one."""
     shown = [change for row in table for change in (*_changes(row.evidence.pairs), *_ends(row))]
     margins = [100 * row.evidence.margin.value for row in table]
-    # One case that is very noisy mustn't widen the linear part, in which all others would be too close to see.
+    # One case that is very noisy mustn't widen the linear part, in which all other cases would be too close to see.
     margin = max(_LEAST_LINEAR, min(margins))
     low, high = min([*shown, -margin, -max(margins)]), max([*shown, margin])
     linear = _LINEAR * margin

@@ -1,6 +1,6 @@
 """The backward of attention over heads as they lie in qkv: where PACKED reads and writes, and that it spills nothing.
 
-What it computes on a GPU is tested with the operator that asks for it, in tests/nn/test_on_the_gpu.py.
+What it computes on a GPU is tested with the operator that asks for it, in tests/collection/nn/test_on_the_gpu.py.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in fil
 print(*(one.pid for one in decoders.processes), flush=True)
 time.sleep(60)
 """
-    root = str(Path(_workers.__file__).parents[3])
+    root = str(Path(_workers.__file__).parents[4])
     command, environment = [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         pids = [int(one) for one in parent.stdout.readline().split()]

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import devices, metrics
-from harness.collection.steps.training import _facts, _first_step, _settings
+from harness import devices
+from harness.collection.steps.training import _facts, _figures, _first_step, _settings
 from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer
@@ -88,8 +88,8 @@ def facts_of(catalogue, variant, size=8):
 def test_a_measurement_has_memory_energy_and_a_busy_share(variant, catalogue):
     facts = facts_of(catalogue, variant)
     weights = sum(one.numel() for one in trainer_of("swin_train", SWIN[0]).weights)
-    assert 4 * 4 * weights < facts[metrics.PEAK_MEMORY] < 2**32  # weights, gradients and two moments at least
-    assert facts[metrics.ENERGY] > 0
+    assert 4 * 4 * weights < facts[_figures.PEAK_MEMORY] < 2**32  # weights, gradients and two moments at least
+    assert facts[_figures.ENERGY] > 0
     assert 0 < facts[_facts.BUSY] <= 1
 
 
@@ -99,7 +99,7 @@ def test_a_graph_keeps_the_gpu_busier_than_the_host_does(catalogue):
 
 
 def test_peak_memory_does_not_depend_on_the_cases_before(catalogue):
-    found = [facts_of(catalogue, variant, 32)[metrics.PEAK_MEMORY] for variant in ("amp", "graph", "attention", "amp")]
+    found = [facts_of(catalogue, variant, 32)[_figures.PEAK_MEMORY] for variant in ("amp", "graph", "attention", "amp")]
     assert found[0] == pytest.approx(found[-1], rel=0.01)
 
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from harness import nn
+from harness.collection import nn
 from harness.collection.models import MODELS
 from harness.collection.steps.training import _operators, _settings, _steps
 from harness.collection.steps.training._rungs import BERT, FLOAT32, RESNET, SWIN, UNSCALE, Rung

@@ -12,7 +12,7 @@ import torch
 
 from harness import metrics
 from harness.collection.models import MODELS
-from harness.collection.steps.training import _facts, _first_step, _steps
+from harness.collection.steps.training import _facts, _figures, _first_step, _steps
 from harness.collection.steps.training._rungs import FLOAT32, RESNET, SWIN
 from harness.collection.steps.training._trainer import Trainer
 from harness.devices.cpu import Cpu
@@ -120,8 +120,8 @@ def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
     with ready("bert_train", "amp") as session:
         assert session.check() is None
     facts = dict(session.facts)
-    assert facts.keys() == {metrics.TOKENS, _facts.OFF}
-    assert facts[metrics.TOKENS] == 8 * MODELS["bert_toy"].tokens
+    assert facts.keys() == {_figures.TOKENS, _facts.OFF}
+    assert facts[_figures.TOKENS] == 8 * MODELS["bert_toy"].tokens
     assert 0 < facts[_facts.OFF] < 0.1
 
 
@@ -196,7 +196,7 @@ def test_rates_and_shares_follow_from_the_declared_work(catalogue):
     assert work.flops == (("float16", 3 * 32 * forward),)
     assert (work.items, work.item, work.moved) == (32, "sequences", 0)
     peak = ComputePoint("float16", 8, 8, 8, 6e14, "torch.mm", "settled")
-    found = Measurement(case, "ok", (0.1,) * 7, timer="steady", work=work, facts=((metrics.TOKENS, 32.0 * 128),))
+    found = Measurement(case, "ok", (0.1,) * 7, timer="steady", work=work, facts=((_figures.TOKENS, 32.0 * 128),))
     values = metrics.values(Subject.of(found, Limits(compute=(peak,))))
     assert values["items"] == pytest.approx(320)
     assert values["tokens"] == pytest.approx(40960)

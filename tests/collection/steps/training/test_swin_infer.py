@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from harness import metrics
 from harness.collection.models import MODELS, swin
 from harness.collection.models.swin import SwinBlock
+from harness.collection.ops.gemm import _int8
 from harness.collection.steps.training import _facts, swin_infer
 from harness.collection.steps.training._operators import of_windows
 from harness.model import Case
@@ -24,7 +24,7 @@ def test_logits_in_halves_are_right(variant, dtype, ready):
         assert session.check() is None
         assert session.warnings == []
         assert len(session.calls()) == 1
-        assert dict(session.facts)[metrics.SNR] > 40
+        assert dict(session.facts)[_int8.SNR] > 40
 
 
 def instead(monkeypatch, change):
@@ -201,7 +201,7 @@ def test_int8_is_right_and_loses_what_int8_loses(dtype, ready, monkeypatch):
     played(monkeypatch, "int8", swin_infer.with_int8)
     with ready("swin_infer", "sdpa", dtype) as session:
         assert session.check() is None
-        assert 25 < dict(session.facts)[metrics.SNR] < 45
+        assert 25 < dict(session.facts)[_int8.SNR] < 45
 
 
 def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(ready, monkeypatch):

@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from harness import devices, metrics
+from harness import devices
 from harness.collection.models import MODELS
 from harness.collection.models.swin import window_partition
-from harness.collection.steps.training import _facts, swin_infer
+from harness.collection.nn import _inference as inference
+from harness.collection.nn import _kernels
+from harness.collection.ops.gemm import _int8
+from harness.collection.steps.training import _facts, _figures, swin_infer
 from harness.cuda import cublaslt
 from harness.measure import measure
 from harness.model import Case, Job, Timing
-from harness.nn import _inference as inference
-from harness.nn import _kernels
 from harness.ops import Tensors
 from harness.session import Session
 
@@ -150,7 +151,7 @@ def test_logits_are_right(variant, model, dtype, catalogue):
         session.prepare()
         assert session.check() is None
         assert session.warnings == []
-        assert metrics.SNR in dict(session.facts)
+        assert _int8.SNR in dict(session.facts)
 
 
 @pytest.mark.parametrize("variant", ["eager", "sdpa_graph", "compile", "fused", "graph", "int8_graph"])
@@ -163,8 +164,8 @@ def test_a_measurement_has_memory_energy_and_a_busy_share(variant, catalogue):
     assert found.status == "ok", found.error
     facts, config = dict(found.facts), MODELS["swin_toy"]
     least = 2 * (config.parameters() + 4 * 3 * config.image**2) if variant != "int8_graph" else 0
-    assert least < facts[metrics.PEAK_MEMORY] < 2**30
-    assert facts[metrics.ENERGY] > 0
+    assert least < facts[_figures.PEAK_MEMORY] < 2**30
+    assert facts[_figures.ENERGY] > 0
     assert 0 < facts[_facts.BUSY] <= 1
 
 

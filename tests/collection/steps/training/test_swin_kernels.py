@@ -19,9 +19,9 @@ import torch
 
 from harness.collection.models import MODELS
 from harness.collection.models.swin import Swin, SwinBlock, window_partition
+from harness.collection.nn import _attention, _inference, _kernels, _rows, _swin_inference
 from harness.collection.steps.training.swin_infer import products_of
 from harness.model import Case
-from harness.nn import _attention, _inference, _kernels, _rows, _swin_inference
 from harness.ops import Context
 
 HALF = torch.float16
@@ -30,7 +30,7 @@ HALF = torch.float16
 @pytest.fixture(scope="module")
 def tools() -> ModuleType:
     """tests/cuda/test_kernels.py, which knows how to prepare launches where there is no GPU."""
-    spec = importlib.util.spec_from_file_location("kernels", Path(__file__).parents[2] / "cuda" / "test_kernels.py")
+    spec = importlib.util.spec_from_file_location("kernels", Path(__file__).parents[2] / "test_kernels.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["kernels"] = module
     spec.loader.exec_module(module)

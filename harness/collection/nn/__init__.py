@@ -1,0 +1,51 @@
+"""The catalogue's kernels in a user's model: functions of tensors with gradients, AdamW, and a gradient scaler.
+
+    from harness import nn
+
+    y = nn.layer_norm(x, norm.weight, norm.bias)
+    y = nn.bias_dropout_residual(product, bias, y, p=0.1)
+    model = Swin(MODELS["swin_t"], nn.swin_operators()).cuda()
+    optimizer, scaler = nn.AdamW(model.parameters(), lr=1e-3), nn.GradScaler()
+
+Each function is an operator of torch (harness::layer_norm and so on), which torch.compile takes as it is, without a
+break. It launches our kernel `tuned` for the tensor's type and sizes; torch does what no kernel of ours can: float64,
+float32 where kernels take halves, and everything on a CPU. Second derivatives aren't there, but for the windows.
+
+A CUDA graph may capture all of them, once they have been called with the same sizes outside of it: kernels are compiled
+and loaded then. Memory that kernels of several steps need belongs to the stream of a call, so streams don't disturb
+each other; but two threads shouldn't use one stream. Graphs that torch.compile makes by itself (the modes
+`reduce-overhead` and `max-autotune`) aren't supported: that memory would lie where they put theirs.
+"""
+
+from harness.collection.nn._adamw import AdamW
+from harness.collection.nn._attention import window_attention
+from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._dropout import bias_dropout_residual, dropout, dropout_add, manual_seed
+from harness.collection.nn._memory import forget
+from harness.collection.nn._models import bert_operators, resnet_operators, swin_operators
+from harness.collection.nn._rows import layer_norm, rms_norm, softmax
+from harness.collection.nn._scaler import GradScaler
+from harness.collection.nn._unscale import unscale_
+from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
+
+__all__ = [
+    "AdamW",
+    "GradScaler",
+    "batch_norm_add_relu",
+    "bert_operators",
+    "bias_dropout_residual",
+    "dropout",
+    "dropout_add",
+    "forget",
+    "layer_norm",
+    "manual_seed",
+    "norm_partition",
+    "resnet_operators",
+    "rms_norm",
+    "softmax",
+    "swin_operators",
+    "unscale_",
+    "window_attention",
+    "window_partition",
+    "window_reverse",
+]

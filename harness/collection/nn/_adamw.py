@@ -1,0 +1,274 @@
+"""AdamW: one kernel updates all parameters of a type and group. Everything that changes in a step is on the device."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+
+from harness.collection.nn._kernels import of_lists, on
+from harness.collection.nn._pieces import PieceLayout, PieceTable, table_for
+from harness.collection.nn._unscale import is_dense, type_of
+from harness.collection.ops.elementwise import CUDA_TYPE
+from harness.collection.ops.lists import adamw
+from harness.collection.ops.lists._tables import BLOCK
+
+_STATE = ("exp_avg", "exp_avg_sq", "master")
+_TABLES = 64  # that an optimizer keeps: one for each set of parameters that had gradients together, the last ones
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Parameters of a group that are updated together: of one type and device, and at the same step.
+
+    weights: the parameters, or their masters in float32, which `copies` (the parameters) are rounded from.
+    """
+
+    weights: list[Tensor]
+    grads: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    copies: list[Tensor]
+    step: Tensor
+
+    @property
+    def lists(self) -> tuple[list[Tensor], ...]:
+        """The lists in the order of the kernel's table."""
+        return self.weights, self.grads, self.means, self.squares, self.copies
+
+
+class AdamW(torch.optim.Optimizer):
+    """AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, without its rarer options.
+
+    lr: learning rate; a graph keeps the one that it was captured with. betas, eps, weight_decay: as in torch. The state
+    has torch's names, so either may load what the other has saved. Parameters in halves have masters in float32, and
+    moments in float32: torch has neither.
+
+    With a GradScaler (ours or torch's) a step with an overflow is skipped on the device, so the host doesn't wait for
+    the flag. As torch's fused optimizers do, a step reads `grad_scale` and `found_inf`, where a scaler leaves the scale
+    and the flag. It divides gradients by the scale in float32, so that gradients in halves lose nothing; what the
+    parameters have as `grad` stays as it was. The number of the step lies on the device, too: capture a whole step once
+    step() has been called outside of the graph. Parameters of a CPU or in float64 are updated by torch's operators.
+    Raises ValueError for settings out of range, and for the options of a saved AdamW that this one doesn't have;
+    RuntimeError for sparse gradients, complex parameters, and gradients of another type than the parameter's.
+    """
+
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        numbers = {"lr": lr, "eps": eps, "weight_decay": weight_decay}
+        for name, number in numbers.items():
+            if not isinstance(number, int | float) or not number >= 0:
+                raise ValueError(f"{name} is {number!r}; it must be a number of 0 or more")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas are {betas}; each must be at least 0, and less than 1")
+        self._tables: dict[Any, PieceTable] = {}
+        super().__init__(params, {**numbers, "betas": betas})
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have gradients; return what `closure`, which is called first, gives."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        for group in self.param_groups:
+            for batch in self._batches(group):
+                device = batch.step.device
+                on_device = [None if one is None else one.to(device, torch.float32) for one in (found_inf, scale)]
+                self._update(group, batch, *on_device)
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything to be saved. Here each parameter has a number of the step of its own, as torch wants it."""
+        packed: dict[str, Any] = super().state_dict()
+        apart = {name: {**own, "step": own["step"].clone()} for name, own in packed["state"].items()}
+        return packed | {"state": apart}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what state_dict() of this class or of torch.optim.AdamW gave; moments of halves stay float32."""
+        super().load_state_dict(state_dict)
+        names = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+        own = chain.from_iterable(group["params"] for group in self.param_groups)
+        for name, param in zip(names, own, strict=True):
+            given = state_dict["state"].get(name, {})
+            for key in _STATE:
+                if key in given:
+                    self.state[param][key] = _as_state(param, given[key])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._tables = {}
+        for group in self.param_groups:
+            if any(group.get(option) for option in ("amsgrad", "maximize", "differentiable")):
+                raise ValueError("harness.nn.AdamW has no amsgrad, maximize or differentiable")
+            shared: dict[Any, Tensor] = {}
+            for param in group["params"]:
+                if param in self.state:
+                    own = self.state[param]
+                    number = float(own["step"])
+                    key = param.device, param.dtype, number
+                    own["step"] = shared.setdefault(key, _number_of_step(param, number))
+
+    # ---- What is updated together.
+
+    def _batches(self, group: dict[str, Any]) -> Iterator[_Batch]:
+        params = [param for param in group["params"] if param.grad is not None]
+        self._begin(params)
+        members = Counter(id(self.state[param]["step"]) for param in group["params"] if param in self.state)
+        together: dict[int, list[Tensor]] = {}
+        for param in params:
+            together.setdefault(id(self.state[param]["step"]), []).append(param)
+        for key, some in together.items():
+            step = self.state[some[0]]["step"]
+            if len(some) < members[key]:
+                # The other parameters have no gradient this time, so their number stays.
+                step = step.clone()
+                for param in some:
+                    self.state[param]["step"] = step
+            yield self._batch(some, step)
+
+    def _begin(self, params: list[Tensor]) -> None:
+        """Make the state of parameters that have none. Parameters of one device and type count their steps together."""
+        steps: dict[Any, Tensor] = {}
+        for param in params:
+            _check(param)
+            own = self.state[param]
+            if not own:
+                key = param.device, param.dtype
+                own["step"] = steps.setdefault(key, _number_of_step(param, 0.0))
+                for name in ("exp_avg", "exp_avg_sq"):
+                    own[name] = torch.zeros_like(param, dtype=_wide(param))
+            if param.dtype != _wide(param) and "master" not in own:
+                own["master"] = param.detach().to(_wide(param))
+            if own["exp_avg"].stride() != param.stride() and is_dense(param):
+                # Kernels go through memory, and the parameter has got another order since the last step.
+                own.update({name: _as_state(param, own[name]) for name in _STATE if name in own})
+
+    def _batch(self, params: list[Tensor], step: Tensor) -> _Batch:
+        states = [self.state[param] for param in params]
+        has_masters = params[0].dtype != _wide(params[0])
+        return _Batch(
+            weights=[own["master"] for own in states] if has_masters else params,
+            grads=[_as_laid_out(param, param.grad) for param in params if param.grad is not None],
+            means=[own["exp_avg"] for own in states],
+            squares=[own["exp_avg_sq"] for own in states],
+            copies=params if has_masters else [],
+            step=step,
+        )
+
+    # ---- Updates. skip: 1 if nothing shall change. scale: what gradients are to be divided by. Both are on the device
+    #      of the parameters.
+
+    def _update(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None, scale: Tensor | None) -> None:
+        first = batch.weights[0]
+        if first.is_cuda and type_of(first) == "float32" and all(map(is_dense, batch.copies or batch.weights)):
+            with on(first.device):
+                self._by_kernel(group, batch, skip, scale)
+        elif skip is None or not bool(skip):
+            batch.step.add_(1)
+            _by_torch(group, batch, scale)
+
+    def _by_kernel(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None, scale: Tensor | None) -> None:
+        table = self._table(batch)
+        for column, tensors in enumerate(batch.lists):
+            if tensors:
+                table.point(column, tensors)
+        wanted = None if skip is None else skip.view(()) == 0
+        table.only_if(wanted)
+        batch.step.add_(1 if wanted is None else wanted)
+        macros: dict[str, str | int] = {
+            "SCALAR": CUDA_TYPE[type_of(batch.grads[0])],
+            "COPY": int(bool(batch.copies)),
+            "FOURS": adamw.ELEMENTS // 4,
+            # Without a scale it is the kernel that the catalogue measures.
+            **({} if scale is None else {"SCALED": 1}),
+        }
+        kernel, layout = of_lists("adamw", macros), table.layout
+        kernel(layout.blocks, BLOCK, table.rows, batch.step, ctypes.c_uint32(layout.whole), *_numbers(group), scale)
+        # A backward that comes later must not take these parameters for the parameters that its forward had.
+        increment_version(batch.copies or batch.weights)
+
+    def _table(self, batch: _Batch) -> PieceTable:
+        """The table of these parameters."""
+        counts = [weight.numel() for weight in batch.weights]
+        # A parameter may be freed, and another one get its id; or it may get memory of another size.
+        key = tuple(map(id, batch.weights)), tuple(counts)
+        table = self._tables.get(key)
+        if table is None:
+            if len(self._tables) >= _TABLES:
+                del self._tables[next(iter(self._tables))]
+            layout = PieceLayout(counts, [0] * len(counts), BLOCK * adamw.ELEMENTS, batch.step.device, shift=0)
+            table = self._tables[key] = layout.table(len(batch.lists))
+        return table_for(table.layout, len(batch.lists), lambda: table)
+
+
+def _check(param: Tensor) -> None:
+    """Raise RuntimeError for a parameter or a gradient that steps can't be made with."""
+    grad = param.grad
+    if grad is not None and grad.is_sparse:
+        raise RuntimeError("harness.nn.AdamW takes no sparse gradients; make them dense, or use torch's SparseAdam")
+    if param.is_complex():
+        raise RuntimeError("harness.nn.AdamW takes no complex parameters; use torch's AdamW for them")
+    if grad is not None and grad.dtype != param.dtype:
+        raise RuntimeError(f"a parameter in {param.dtype} has a gradient in {grad.dtype}; make them alike")
+
+
+def _wide(param: Tensor) -> torch.dtype:
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def _number_of_step(param: Tensor, number: float) -> Tensor:
+    """The number of a step as the kernel reads it: float32, whatever torch's default type is."""
+    return torch.full((), number, dtype=torch.float32, device=param.device)
+
+
+def _as_laid_out(param: Tensor, tensor: Tensor) -> Tensor:
+    """The tensor with its elements in the order of the parameter's memory."""
+    if tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype).copy_(tensor)
+
+
+def _as_state(param: Tensor, given: Tensor) -> Tensor:
+    """A copy of a saved tensor of the state, as this class has it."""
+    return torch.empty_like(param, dtype=_wide(param)).copy_(given)
+
+
+def _numbers(group: dict[str, Any]) -> list[ctypes.c_float]:
+    """The kernel's settings: rate, decay, the betas as float32 and their logarithms, epsilon."""
+    rate, betas = group["lr"], [ctypes.c_float(beta).value for beta in group["betas"]]
+    logarithms = [math.log(beta) if beta else -math.inf for beta in betas]
+    numbers = rate, rate * group["weight_decay"], *betas, *logarithms, group["eps"]
+    return [ctypes.c_float(number) for number in numbers]
+
+
+def _by_torch(group: dict[str, Any], batch: _Batch, scale: Tensor | None) -> None:
+    """The same by torch's operators, tensor by tensor. The host waits for the number of the step."""
+    rate, (beta1, beta2), step = group["lr"], group["betas"], float(batch.step)
+    first, second = 1 - beta1**step, math.sqrt(1 - beta2**step)
+    for weight, given, mean, square in zip(*batch.lists[:4], strict=True):
+        grad = given.to(weight.dtype) if scale is None else given.to(weight.dtype) / scale
+        weight.mul_(1 - rate * group["weight_decay"])
+        mean.lerp_(grad, 1 - beta1)
+        square.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        weight.addcdiv_(mean, (square.sqrt() / second).add_(group["eps"]), value=-rate / first)
+    for copy, weight in zip(batch.copies, batch.weights, strict=False):
+        copy.copy_(weight)

@@ -1,0 +1,251 @@
+"""Batch norm in training, the addition of a residual, and ReLU, with one bit an element for the backward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import differentiable, is_eager, operator
+from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
+from harness.collection.ops.bits import pack, unpack
+
+
+def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm takes, and a residual
+    x: Tensor,
+    residual: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool = True,
+    momentum: float = MOMENTUM,
+    eps: float = EPSILON,
+) -> Tensor:
+    """Batch norm, a residual and ReLU, relu(batch_norm(x) + residual), as torch's batch_norm has it.
+
+    x, residual: (N, C, H, W); all other tensors: (C,). In training the running statistics move to the batch's. Images
+    may be contiguous or channels_last; the result lies in memory as x does. It has the type of x, also under autocast.
+    All is computed in float32. Ours is training with momentum 0.1, eps 1e-5 and at least two elements a channel; torch
+    does the rest, also where statistics or weight and bias are None. The backward has x, the batch's statistics, and a
+    bit an element in place of the result.
+    Raises ValueError for shapes that don't fit each other.
+    """
+    _checked(x, residual, running_mean, running_var, weight, bias)
+    ours = training and momentum == MOMENTUM and eps == EPSILON and x.numel() > x.shape[1]
+    if not ours or running_mean is None or running_var is None or weight is None or bias is None:
+        vectors = running_mean, running_var, weight, bias
+        y = functional.batch_norm(x, *vectors, training=training, momentum=momentum, eps=eps)
+        return functional.relu(y if residual is None else y + residual)
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    given, running = (x, residual, weight.to(wide), bias.to(wide)), [running_mean, running_var]
+    # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
+    # takes no operator with a gradient that does so.
+    moved = [one.to(wide).contiguous() for one in running]
+    if is_eager((*given, *running)):
+        y, *_ = _in_place(*given, *moved, last)
+    else:
+        y, _, _, _, *moved = _bn_add_relu(*given, *moved, last)
+    for own, new in zip(running, moved, strict=True):
+        if new is not own:
+            own.copy_(new)
+    return y
+
+
+def _checked(x: Tensor, residual: Tensor | None, *vectors: Tensor | None) -> None:
+    if x.ndim != 4 or any(vector is not None and vector.shape != x.shape[1:2] for vector in vectors):
+        raise ValueError(f"x is {tuple(x.shape)}; it must be (N, C, H, W), and statistics, weight and bias (C,)")
+    if residual is not None and (residual.shape != x.shape or residual.dtype != x.dtype):
+        found = f"{tuple(residual.shape)} of {residual.dtype}"
+        raise ValueError(f"the residual is {found}; x is {tuple(x.shape)} of {x.dtype}: make them alike")
+
+
+def _format(last: bool) -> torch.memory_format:
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def _ordered(x: Tensor, last: bool) -> Tensor:
+    """The images (N, C, H, W) in the wanted order of memory, as kernels see them: contiguous."""
+    x = x.contiguous(memory_format=_format(last))
+    return x.permute(0, 2, 3, 1) if last else x
+
+
+def _case(x: Tensor, last: bool) -> tuple[dict[str, int], dict[str, str]]:
+    return dict(zip("NCHW", x.shape, strict=True)), {"layout": "nhwc" if last else "nchw"}
+
+
+def _macros(has_residual: bool) -> dict[str, str | int] | None:
+    return None if has_residual else {"RESIDUAL": 0}
+
+
+def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    """Make y, its bits, mean and invstd. The running statistics are updated in place."""
+    launch = kernel("bn_add_relu", x, *_case(x, last), macros=_macros(residual is not None))
+    if launch is None:
+        return _by_torch(x, residual, weight, bias, running_mean, running_var, last)
+    y, bits, mean, invstd = _outputs(x, weight, last)
+    ordered = _ordered(x, last)
+    # Without a residual, z isn't read: x stands in its place.
+    images = {"x": ordered, "z": ordered if residual is None else _ordered(residual, last), "y": _ordered(y, last)}
+    vectors = {"gamma": weight.contiguous(), "beta": bias.contiguous(), "mean": mean, "invstd": invstd}
+    launch(**images, **vectors, running_mean=running_mean, running_var=running_var, mask=bits)
+    return y, bits, mean, invstd
+
+
+def _run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    new = running_mean.clone(), running_var.clone()
+    return *_run_in_place(x, residual, weight, bias, *new, last), *new
+
+
+def _by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    wide = x.to(weight.dtype)
+    var, mean = torch.var_mean(wide, (0, 2, 3), correction=0)
+    invstd = (var + EPSILON).rsqrt()
+    y = (wide - _channels(mean)) * _channels(invstd * weight) + _channels(bias)
+    y = functional.relu(y if residual is None else y + residual).to(x.dtype).contiguous(memory_format=_format(last))
+    count = x.numel() // x.shape[1]
+    running_mean.lerp_(mean, MOMENTUM)
+    running_var.lerp_(var * (count / (count - 1)), MOMENTUM)
+    return y, pack(_ordered(y, last).flatten() > 0), mean, invstd
+
+
+def _channels(vector: Tensor) -> Tensor:
+    return vector[:, None, None]
+
+
+def _outputs(x: Tensor, weight: Tensor, last: bool) -> tuple[Tensor, ...]:
+    y = torch.empty_like(x, memory_format=_format(last))
+    bits = x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
+    return y, bits, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+def _fake(
+    x: Tensor,
+    _residual: Tensor | None,
+    weight: Tensor,
+    _bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    return *_outputs(x, weight, last), torch.empty_like(running_mean), torch.empty_like(running_var)
+
+
+def _grad_run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    dy: Tensor,
+    x: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    has_residual: bool,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    """Make dx, dz, dgamma and dbeta. Without a residual, dz has no elements."""
+    launch = kernel("bn_add_relu_grad", x, *_case(x, last), macros=_macros(has_residual))
+    if launch is None:
+        return _grad_by_torch(dy, x, bits, weight, mean, invstd, has_residual, last)
+    dx, dz, dgamma, dbeta = _grad_fake(dy, x, bits, weight, mean, invstd, has_residual, last)
+    # Without a residual, dz isn't written: dx stands in its place.
+    images = {"dy": dy.to(x.dtype), "x": x, "dx": dx, "dz": dz if has_residual else dx}
+    given = {"mask": bits, "gamma": weight.contiguous(), "mean": mean, "invstd": invstd}
+    launch(**{name: _ordered(one, last) for name, one in images.items()}, **given, dgamma=dgamma, dbeta=dbeta)
+    return dx, dz, dgamma, dbeta
+
+
+def _grad_by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
+    dy: Tensor,
+    x: Tensor,
+    bits: Tensor,
+    weight: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    has_residual: bool,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    ordered = _ordered(dy, last)
+    dz = torch.where(unpack(bits, dy.numel()).view(ordered.shape), ordered, 0)
+    dz = dz.permute(0, 3, 1, 2) if last else dz
+    wide, over = dz.to(weight.dtype), (0, 2, 3)
+    xhat = (x.to(weight.dtype) - _channels(mean)) * _channels(invstd)
+    dbeta, dgamma = wide.sum(over), (wide * xhat).sum(over)
+    count = x.numel() // x.shape[1]
+    dx = _channels(invstd * weight) * (wide - _channels(dbeta / count) - xhat * _channels(dgamma / count))
+    dx = dx.to(x.dtype).contiguous(memory_format=_format(last))
+    return dx, dz.to(x.dtype) if has_residual else x.new_empty(0), dgamma, dbeta
+
+
+def _grad_fake(
+    _dy: Tensor,
+    x: Tensor,
+    _bits: Tensor,
+    weight: Tensor,
+    _mean: Tensor,
+    _invstd: Tensor,
+    has_residual: bool,
+    last: bool,
+) -> tuple[Tensor, ...]:
+    dx = torch.empty_like(x, memory_format=_format(last))
+    dz = torch.empty_like(dx) if has_residual else x.new_empty(0)
+    return dx, dz, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, residual, weight, *_, ctx.last = inputs
+    _, bits, mean, invstd, *new = output
+    ctx.has_residual = residual is not None
+    ctx.save_for_backward(x, bits, weight, mean, invstd)
+    ctx.mark_non_differentiable(bits, mean, invstd, *new)
+
+
+def _backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    dx, dz, dgamma, dbeta = _bn_add_relu_grad(dy, *ctx.saved_tensors, ctx.has_residual, ctx.last)
+    return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
+
+
+_OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_var"
+_SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
+_OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
+_in_place = differentiable("bn_add_relu", _run_in_place, _saves, _backward)
+_bn_add_relu = operator(
+    "bn_add_relu",
+    f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",
+    _run,
+    _fake,
+    _saves,
+    _backward,
+)
+_bn_add_relu_grad = operator(
+    "bn_add_relu_grad",
+    f"(Tensor dy, Tensor x, {_SAVED}, bool has_residual, bool last) -> {_OUTPUTS})",
+    _grad_run,
+    _grad_fake,
+)

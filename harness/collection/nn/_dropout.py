@@ -1,0 +1,243 @@
+"""Dropout, alone and with a bias and a residual. What is kept is remembered as one bit an element."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import Run, operator
+from harness.collection.ops.bits import pack, unpack
+from harness.collection.ops.dropout._dropout import NARROW, Keep
+from harness.collection.ops.dropout._philox import GROUP, draws
+
+_CALLS: dict[str, Tensor] = {}
+"""The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it."""
+_NO_BACKWARD = -1  # torch's number of the backward that is under way, where there is none
+_SEEDS = 2**63  # operators take signed integers
+_SEED = [torch.initial_seed() % _SEEDS]
+
+
+def manual_seed(seed: int) -> None:
+    """Begin the random numbers of dropout anew: equal seeds and equal calls after them give equal masks.
+
+    seed: 0 to 2^63 - 1. torch.manual_seed() changes nothing here. Before the first call, the seed is the one that torch
+    had when this package was imported. A captured graph goes on with the seed that it was captured with; the number of
+    the call that it goes on from is set to 0. Raises ValueError for other seeds.
+    """
+    if not 0 <= seed < _SEEDS:
+        raise ValueError(f"the seed is {seed}; it must be from 0 to 2^63 - 1")
+    _SEED[0] = seed
+    for call in _CALLS.values():
+        call.zero_()
+
+
+def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """X with a share `p` of its elements, chosen at random, set to 0, and the other elements multiplied by 1 / (1 - p).
+
+    The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device. A
+    graph draws anew at each replay. The share is the nearest one to p that 16 bits hold.
+    Raises ValueError for p below 0 or above 1, or for integers. Raises RuntimeError inside of a backward, where
+    torch.utils.checkpoint computes anew: it can't repeat our random numbers, so don't checkpoint what has dropout.
+    """
+    _checked(x, p)
+    if not training or p == 0:
+        return x
+    call, seed = _numbers(x)
+    y, _ = _dropout(x, call, p, seed)
+    call.add_(1)
+    return y
+
+
+def dropout_add(x: Tensor, residual: Tensor, p: float, training: bool = True) -> Tensor:
+    """The sum of dropout(x) and residual, in one kernel, rounded once. residual: as x. Randomness is as in dropout().
+
+    Raises ValueError for p below 0 or above 1, or a residual of another shape or type.
+    """
+    _checked(x, p)
+    _alike(x, residual)
+    if not training or p == 0:
+        return x + residual
+    call, seed = _numbers(x)
+    y, _ = _dropout_add(x, residual, call, p, seed)
+    call.add_(1)
+    return y
+
+
+def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, training: bool = True) -> Tensor:
+    """The sum of dropout(x + bias) and residual, in one kernel, rounded once. x, residual: (..., C); bias: (C,).
+
+    bias is rounded to the type of x. Randomness is as in dropout().
+    Raises ValueError for p below 0 or above 1, or for other shapes or a residual of another type.
+    """
+    _checked(x, p)
+    _alike(x, residual)
+    if not x.ndim or bias.shape != x.shape[-1:]:
+        raise ValueError(f"bias is {tuple(bias.shape)}; for x of {tuple(x.shape)} it must be {tuple(x.shape[-1:])}")
+    if not training or p == 0:
+        return x + bias.to(x.dtype) + residual
+    call, seed = _numbers(x)
+    y, _ = _bias_dropout_residual(x, bias.to(x.dtype), residual, call, p, seed)
+    call.add_(1)
+    return y
+
+
+def _checked(x: Tensor, p: float) -> None:
+    if not x.is_floating_point():
+        raise ValueError(f"x is of {x.dtype}; dropout takes floating-point numbers")
+    if not 0 <= p <= 1:
+        raise ValueError(f"p is {p}; it is a share, from 0 to 1")
+
+
+def _alike(x: Tensor, residual: Tensor) -> None:
+    if x.shape != residual.shape or x.dtype != residual.dtype:
+        found = f"{tuple(residual.shape)} of {residual.dtype}"
+        raise ValueError(f"the residual is {found}; x is {tuple(x.shape)} of {x.dtype}: make them alike")
+
+
+def _numbers(x: Tensor) -> tuple[Tensor, int]:
+    """The number of the next call on the device of x, and the seed."""
+    name = str(x.device)
+    call = _CALLS.get(name)
+    if call is None:
+        # Made in inference mode, it couldn't be advanced outside of it.
+        with torch.inference_mode(False):
+            call = _CALLS[name] = torch.zeros(1, dtype=torch.int64, device=x.device)
+    return call, _SEED[0]
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
+
+
+def _drawing(run: Run) -> Run:
+    """The function `run`, which draws random numbers, but an error where it would have to draw some again."""
+
+    def call(*arguments: Any) -> Any:
+        if torch._C._current_graph_task_id() != _NO_BACKWARD:
+            raise RuntimeError(
+                "dropout of harness.nn is called inside of a backward, as torch.utils.checkpoint does; it would draw "
+                "another mask than in the forward. Don't checkpoint what has dropout, or use torch's dropout there"
+            )
+        return run(*arguments)
+
+    return call
+
+
+def _drawn(x: Tensor, call: Tensor, p: float, seed: int) -> Tensor:
+    """The mask that our kernel draws, as booleans in the shape of x. The host waits for the number of the call."""
+    groups = torch.arange(-(-x.numel() // GROUP[NARROW]), device=x.device)
+    numbers = draws(seed, int(call), groups, NARROW).view(-1)[: x.numel()]
+    return (numbers < Keep(p, NARROW).threshold).view(x.shape)
+
+
+def _by_torch(x: Tensor, mask: Tensor, p: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The kernels' y and their bits, given the mask."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    y = torch.where(mask, wide * Keep(p, NARROW).scale, 0)
+    y = y if residual is None else y + residual
+    return y.to(x.dtype).contiguous(), pack(mask.flatten())
+
+
+# ---- Operators. Their outputs are y and the bits.
+
+
+def _dropout_run(x: Tensor, call: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    launch = kernel("dropout", x, {"N": x.numel()}, {"p": p}, seed)
+    if launch is None:
+        return _by_torch(x, _drawn(x, call, p, seed), p)
+    y, bits = _like(x), _bits(x)
+    launch(x=x.contiguous(), call=call, y=y, bits=bits)
+    return y, bits
+
+
+def _dropout_add_run(x: Tensor, residual: Tensor, call: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
+    launch = kernel("dropout_add", x, {"N": x.numel()}, {"p": p}, seed)
+    if launch is None:
+        return _by_torch(x, _drawn(x, call, p, seed), p, residual)
+    y, bits = _like(x), _bits(x)
+    launch(x=x.contiguous(), addend=residual.contiguous(), call=call, y=y, mask=bits)
+    return y, bits
+
+
+def _bias_dropout_residual_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
+    x: Tensor, bias: Tensor, residual: Tensor, call: Tensor, p: float, seed: int
+) -> tuple[Tensor, Tensor]:
+    columns = x.shape[-1]
+    sizes = {"R": x.numel() // max(1, columns), "C": columns}
+    launch = kernel("bias_dropout_residual", x, sizes, {"p": p}, seed)
+    if launch is None:
+        wide = x + bias if x.dtype == torch.float64 else x.float() + bias.float()
+        y, bits = _by_torch(wide, _drawn(x, call, p, seed), p, residual)
+        return y.to(x.dtype), bits
+    y, bits = _like(x), _bits(x)
+    given = {"x": x.contiguous(), "bias": bias.contiguous(), "residual": residual.contiguous()}
+    launch(**given, call=call, y=y, mask=bits)
+    return y, bits
+
+
+def _fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return _like(x), _bits(x)
+
+
+def _dropout_grad_run(dy: Tensor, bits: Tensor, p: float) -> Tensor:
+    launch = kernel("dropout_grad", dy, {"N": dy.numel()}, {"p": p})
+    if launch is None:
+        kept = unpack(bits, dy.numel()).view(dy.shape)
+        wide = dy if dy.dtype == torch.float64 else dy.float()
+        return torch.where(kept, wide * Keep(p, NARROW).scale, 0).to(dy.dtype).contiguous()
+    dx = _like(dy)
+    launch(dy=dy.contiguous(), bits=bits, dx=dx)
+    return dx
+
+
+def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.p = inputs[-2]
+    ctx.save_for_backward(output[1])
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradient(ctx: Any, dy: Tensor) -> Tensor:
+    return _dropout_grad(dy, *ctx.saved_tensors, ctx.p)
+
+
+def _dropout_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+    return _gradient(ctx, dy), None, None, None
+
+
+def _dropout_add_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+    return _gradient(ctx, dy), dy, None, None, None
+
+
+def _bias_dropout_residual_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+    dx = _gradient(ctx, dy)
+    return dx, dx.reshape(-1, dx.shape[-1]).sum(0), dy, None, None, None
+
+
+_RESULT = "Tensor call, float p, int seed) -> (Tensor, Tensor)"
+_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _drawing(_dropout_run), _fake, _saves, _dropout_backward)
+_dropout_add = operator(
+    "dropout_add",
+    f"(Tensor x, Tensor residual, {_RESULT}",
+    _drawing(_dropout_add_run),
+    _fake,
+    _saves,
+    _dropout_add_backward,
+)
+_bias_dropout_residual = operator(
+    "bias_dropout_residual",
+    f"(Tensor x, Tensor bias, Tensor residual, {_RESULT}",
+    _drawing(_bias_dropout_residual_run),
+    _fake,
+    _saves,
+    _bias_dropout_residual_backward,
+)
+_dropout_grad = operator(
+    "dropout_grad", "(Tensor dy, Tensor bits, float p) -> Tensor", _dropout_grad_run, lambda dy, *_: _like(dy)
+)

@@ -1,0 +1,20 @@
+"""What operators keep on a device between calls."""
+
+from __future__ import annotations
+
+from harness.collection.nn import _dropout, _kernels, _pieces, _unscale
+from harness.cuda import workspaces
+
+
+def forget() -> None:
+    """Give back the memory that operators keep on a device: launches, workspaces, tables of lists, numbers of calls.
+
+    The next calls make what they need anew; dropout draws again from its first call on. A graph that was captured
+    before reads this memory, so replay none after it, and call this only when all that was launched has ended.
+    """
+    workspaces.forget()
+    _kernels._launcher.cache_clear()
+    _unscale._table.cache_clear()
+    _unscale._layout.cache_clear()
+    _pieces._CAPTURED.clear()
+    _dropout._CALLS.clear()

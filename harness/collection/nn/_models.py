@@ -1,0 +1,69 @@
+"""The operators of the project's models, with the catalogue's kernels in place of torch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness.collection.models.bert import BertOperators
+from harness.collection.models.resnet import ResNetOperators
+from harness.collection.models.swin import SwinOperators
+from harness.collection.nn._attention import window_attention
+from harness.collection.nn._batch_norm import batch_norm_add_relu
+from harness.collection.nn._dropout import bias_dropout_residual, dropout
+from harness.collection.nn._rows import layer_norm, softmax
+from harness.collection.nn._windows import norm_partition, window_partition, window_reverse
+
+
+def swin_operators(*, norm: bool = True, windows: bool = True, attention: bool = True) -> SwinOperators:
+    """The operators of a Swin Transformer, with ours in place of some.
+
+    norm: layer_norm, and softmax where attention isn't ours; under autocast what lies between the blocks is in halves
+    then, as the patches' convolution leaves it, and not in float32. windows: window_partition and window_reverse; with
+    `norm` also norm_partition, which is one kernel where no gradient is wanted. attention: window_attention.
+    """
+    ours: dict[str, Any] = {}
+    if norm:
+        ours |= {"layer_norm": _layer_norm, "softmax": softmax}
+    if windows:
+        ours |= {"window_partition": window_partition, "window_reverse": window_reverse}
+    if norm and windows:
+        ours["norm_partition"] = _norm_partition
+    if attention:
+        ours["window_attention"] = window_attention
+    return SwinOperators(**ours)
+
+
+def resnet_operators() -> ResNetOperators:
+    """The operators of a ResNet: batch norm, residual and ReLU in one."""
+    return ResNetOperators(bn_add_relu=_bn_add_relu)
+
+
+def bert_operators() -> BertOperators:
+    """The operators of a BERT: layer norm, softmax, dropout, and dropout with a product's bias and a residual.
+
+    Residuals are rounded to the type of the product. Under autocast what lies between the layers is in halves, since
+    our layer norm hands on halves, where torch's hands on float32.
+    """
+    return BertOperators(layer_norm=_layer_norm, softmax=softmax, dropout=dropout, dense_dropout_add=_dense_dropout_add)
+
+
+def _layer_norm(norm: nn.LayerNorm, x: Tensor) -> Tensor:
+    return layer_norm(x, norm.weight, norm.bias, norm.eps)
+
+
+def _norm_partition(norm: nn.LayerNorm, x: Tensor, window: int, shift: int) -> Tensor:
+    return norm_partition(x, norm.weight, norm.bias, window, shift, norm.eps)
+
+
+def _bn_add_relu(norm: nn.BatchNorm2d, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    if norm.training:
+        norm.num_batches_tracked.add_(1)
+    running = norm.running_mean, norm.running_var
+    return batch_norm_add_relu(x, residual, *running, norm.weight, norm.bias, norm.training, norm.momentum, norm.eps)
+
+
+def _dense_dropout_add(dense: nn.Linear, x: Tensor, residual: Tensor, p: float) -> Tensor:
+    product = nn.functional.linear(x, dense.weight)
+    return bias_dropout_residual(product, dense.bias, residual.to(product.dtype), p)

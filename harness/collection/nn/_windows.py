@@ -1,0 +1,154 @@
+"""Windows of images, as Swin Transformer cuts them. Images are (B, H, W, C); windows are (N, window * window, C)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from harness.collection.models import swin
+from harness.collection.nn._kernels import kernel
+from harness.collection.nn._operators import operator
+from harness.collection.nn._rows import layer_norm, norm_kernel
+from harness.collection.ops.rows._norm import EPS
+
+
+def window_partition(x: Tensor, window: int, shift: int = 0) -> Tensor:
+    """Images (B, H, W, C), rolled by -shift pixels along H and W, to windows (B * H / window * W / window, T, C).
+
+    T is window * window. Raises ValueError where windows can't tile the images, or for a negative shift.
+    """
+    _checked(x.shape, window, shift)
+    return _window_partition(x, window, shift)
+
+
+def window_reverse(windows: Tensor, height: int, width: int, window: int, shift: int = 0) -> Tensor:
+    """Windows to images (B, height, width, C): the inverse of window_partition(). Raises ValueError as that does."""
+    images, tokens, channels = windows.shape
+    of_image = height * width
+    if tokens != window * window or not of_image or images * tokens % of_image:
+        raise ValueError(f"{images} windows of {tokens} pixels don't make images of {height} x {width} pixels")
+    _checked((images * tokens // of_image, height, width, channels), window, shift)
+    return _window_reverse(windows, height, width, window, shift)
+
+
+def norm_partition(  # noqa: PLR0913, PLR0917 - what layer_norm and window_partition take
+    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int = 0, eps: float = EPS
+) -> Tensor:
+    """Normalise images (B, H, W, C) by layer_norm(), and cut them by window_partition(). weight, bias: (C,).
+
+    It is one kernel where no gradient is wanted. In training it is the two kernels of these functions, since the
+    backward wants the statistics, which the one kernel doesn't write. Raises ValueError as both functions do.
+    """
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or bias.requires_grad):
+        return window_partition(layer_norm(x, weight, bias, eps), window, shift)
+    _checked(x.shape, window, shift)
+    if weight.shape != x.shape[-1:] or bias.shape != x.shape[-1:]:
+        raise ValueError(f"weight and bias of images with {x.shape[-1]} channels must be ({x.shape[-1]},)")
+    return _norm_partition(x, weight.to(x.dtype), bias.to(x.dtype), window, shift, eps)
+
+
+def _checked(shape: tuple[int, ...], window: int, shift: int) -> None:
+    if len(shape) != 4 or window < 1 or shape[1] % window or shape[2] % window:
+        raise ValueError(f"windows of {window} x {window} pixels don't tile images (B, H, W, C) of {tuple(shape)}")
+    if shift < 0:
+        raise ValueError(f"a shift of {shift} pixels: it must be 0 or more")
+
+
+def _sizes(shape: tuple[int, ...], window: int, shift: int) -> dict[str, int]:
+    return {**dict(zip("BHWC", shape, strict=True)), "window": window, "shift": shift}
+
+
+def _windows(x: Tensor, window: int) -> Tensor:
+    """Room for the windows of x."""
+    images, height, width, channels = x.shape
+    return x.new_empty(images * (height // window) * (width // window), window * window, channels)
+
+
+def _window_partition_run(x: Tensor, window: int, shift: int) -> Tensor:
+    launch = kernel("window_partition", x, _sizes(x.shape, window, shift), {"direction": "forward"})
+    if launch is None:
+        return _own(swin.window_partition(x.contiguous(), window, shift))
+    y = _windows(x, window)
+    launch(x=x.contiguous(), y=y)
+    return y
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """A copy: a single window has the memory of its image."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _window_partition_fake(x: Tensor, window: int, _shift: int) -> Tensor:
+    return _windows(x, window)
+
+
+def _window_reverse_run(windows: Tensor, height: int, width: int, window: int, shift: int) -> Tensor:
+    y = _window_reverse_fake(windows, height, width, window, shift)
+    launch = kernel("window_reverse", windows, _sizes(y.shape, window, shift), {"direction": "forward"})
+    if launch is None:
+        return _own(swin.window_reverse(windows.contiguous(), height, width, window, shift)) if y.numel() else y
+    launch(x=windows.contiguous(), y=y)
+    return y
+
+
+def _window_reverse_fake(windows: Tensor, height: int, width: int, _window: int, _shift: int) -> Tensor:
+    count, tokens, channels = windows.shape
+    return windows.new_empty(count * tokens // (height * width), height, width, channels)
+
+
+def _partition_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
+    x, *ctx.cut = inputs
+    ctx.image = x.shape[1:3]
+
+
+def _partition_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _window_reverse(dy, *ctx.image, *ctx.cut), None, None
+
+
+def _reverse_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
+    ctx.cut = inputs[3:]
+
+
+def _reverse_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    return _window_partition(dy, *ctx.cut), None, None, None, None
+
+
+def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
+    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
+) -> Tensor:
+    sizes = _sizes(x.shape, window, shift)
+    launch = norm_kernel("layer_norm_window_partition", x, sizes, eps)
+    if launch is None:
+        normal = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+        return _window_partition_run(normal, window, shift)
+    y = _windows(x, window)
+    launch(x=x.contiguous(), gamma=weight.contiguous(), beta=bias.contiguous(), y=y)
+    return y
+
+
+_CUT = "SymInt window, SymInt shift"
+_window_partition = operator(
+    "window_partition",
+    f"(Tensor x, {_CUT}) -> Tensor",
+    _window_partition_run,
+    _window_partition_fake,
+    _partition_saves,
+    _partition_backward,
+)
+_window_reverse = operator(
+    "window_reverse",
+    f"(Tensor windows, SymInt height, SymInt width, {_CUT}) -> Tensor",
+    _window_reverse_run,
+    _window_reverse_fake,
+    _reverse_saves,
+    _reverse_backward,
+)
+_norm_partition = operator(
+    "norm_partition",
+    f"(Tensor x, Tensor weight, Tensor bias, {_CUT}, float eps) -> Tensor",
+    _norm_partition_run,
+    lambda x, _weight, _bias, window, _shift, _eps: _windows(x, window),
+)

@@ -1,0 +1,73 @@
+"""Figures of whole steps of a model, and of its inference: those that variants report, and those that tools tell."""
+
+from __future__ import annotations
+
+from harness import metrics, units
+from harness.collection.steps.training import _traced
+from harness.metrics import Metric, Subject, over_variant
+
+TOKENS = "tokens_a_call"
+"""The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
+PEAK_MEMORY, ENERGY = "peak_memory", "energy"
+UNSCALE, LOSS = "unscale_share", "training_loss"
+"""Told by tools, not by a variant."""
+
+
+def _tokens(s: Subject) -> float | None:
+    return s.facts[TOKENS] / s.time if TOKENS in s.facts and s.time else None
+
+
+metrics.add(
+    Metric(
+        "tokens",
+        "tokens a second",
+        units.TOKENS,
+        _tokens,
+        "tokens of all sequences, over the time",
+        "higher",
+        head="{unit}",
+        keep=6,
+        shown=lambda s: TOKENS in s.facts,
+    ),
+    after="items",
+)
+metrics.add(
+    Metric(
+        "memory",
+        "peak memory of a step",
+        units.RATIO,
+        over_variant(PEAK_MEMORY),
+        "the most bytes that tensors take during a step, over those of another variant",
+        "lower",
+        relative="variant",
+        said="less",
+    ),
+    after="kept",
+)
+metrics.fact(TOKENS, "tokens of a call", units.COUNT, "tokens of all sequences of a call", head="", after="local_bytes")
+metrics.fact(
+    PEAK_MEMORY, "peak memory", units.BYTES, "the most bytes that tensors take during a step", "lower", after=TOKENS
+)
+metrics.fact(
+    ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower",
+    after=PEAK_MEMORY,
+)  # fmt: skip
+metrics.found(
+    UNSCALE,
+    "share of unscaling",
+    units.FINE_SHARE,
+    "unscaling's share of a step's time, by a trace",
+    "lower",
+    _traced.unscaling,
+    by_trace=True,
+    after=ENERGY,
+)
+metrics.found(
+    LOSS,
+    "loss of trainings",
+    units.PLAIN,
+    "mean loss of longer trainings, from several seeds",
+    "lower",
+    lambda attached, _time: attached.get("losses.loss"),
+    after=UNSCALE,
+)

@@ -1,0 +1,102 @@
+"""Trains the models of cases from several seeds. On a GPU several processes do so at a time.
+
+A step of eager torch waits for its host most of the time, so that processes beside each other hardly slow each other
+down.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+
+from harness import devices
+from harness.collection.steps.training import _curves, _ladders
+from harness.collection.steps.training._curves import TrainingCurve
+from harness.collection.steps.training.profile import losses
+from harness.collection.steps.training.profile.losses import LossPlan
+from harness.devices import Device, is_out_of_memory
+from harness.errors import described
+from harness.model import Case
+from harness.ops import Catalogue
+from harness.profile import RunCase
+from harness.session import EndedError
+from harness.store import dump
+
+_MOST_PROCESSES = 6
+"""Processes that train at a time, each with a model and a context of its own in the device's memory."""
+_FIRST_SEED = 1
+
+
+@contextmanager
+def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device: Device) -> Iterator[RunCase]:
+    """A function that writes the losses of the case of a number, counted from 1, once its trainings are over.
+
+    It raises EndedError for a case that can't be trained, and what a training raised. At the end of the context no
+    training begins any more.
+    """
+    cases = dict(enumerate(every, 1))
+    reasons = {number: _obstacle(case, catalogue) for number, case in cases.items()}
+    todo = [(number, case) for number, case in cases.items() if not reasons[number]]
+    count = min(_processes(device), plan.seeds * len(todo))
+    pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) if count > 1 else None
+    made = {number: [_submitted(pool, case, device.kind, seed, plan) for seed in _seeds(plan)] for number, case in todo}
+
+    def train(number: int) -> None:
+        if reason := reasons[number]:
+            raise EndedError("unsupported", reason)
+        try:
+            curves = tuple(curve() for curve in made.pop(number))
+        except MemoryError as error:
+            raise EndedError("out_of_memory", str(error)) from None
+        text = dump(losses.CaseCurves(cases[number].id, plan.steps, plan.size, curves))
+        losses.file_of(plan.files, number).write_text(text, encoding="utf-8")
+
+    try:
+        yield train
+    finally:
+        if pool:
+            pool.shutdown(cancel_futures=True)
+
+
+def _seeds(plan: LossPlan) -> range:
+    return range(_FIRST_SEED, _FIRST_SEED + plan.seeds)
+
+
+def _processes(device: Device) -> int:
+    """How many processes may train at a time. Each keeps a core busy, and a CPU that trains has none left over."""
+    return max(1, min(_MOST_PROCESSES, (os.cpu_count() or 1) // 2)) if device.kind == "cuda" else 1
+
+
+def _obstacle(case: Case, catalogue: Catalogue) -> str:
+    """Why a case can't be trained; '' if it can."""
+    if _ladders.rung_of(case.op, case.variant) is None:
+        return "it isn't a step of a training"
+    unsupported = catalogue[case.op].variants[case.variant].unsupported
+    return (unsupported(case) if unsupported else None) or ""
+
+
+def _submitted(
+    pool: ProcessPoolExecutor | None, case: Case, kind: str, seed: int, plan: LossPlan
+) -> Callable[[], TrainingCurve]:
+    """A function that waits for a training, or makes it if there is no other process to do so."""
+    if pool is None:
+        return lambda: _trained(case, kind, seed, plan)
+    future: Future[TrainingCurve] = pool.submit(_trained, case, kind, seed, plan)
+    return future.result
+
+
+def _trained(case: Case, kind: str, seed: int, plan: LossPlan) -> TrainingCurve:
+    """One training. It runs in any of the processes, so it raises only errors that can be sent to another one.
+
+    These are MemoryError where the device has too little memory, and RuntimeError for all others.
+    """
+    device = devices.kinds()[kind].torch_device
+    try:
+        return _curves.trained(case, device, size=plan.size, seed=seed, steps=plan.steps)
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise MemoryError(next(iter(str(error).splitlines()), type(error).__name__)) from None
+        raise RuntimeError(described(error)) from None

@@ -1,0 +1,137 @@
+"""Plots of steps of training: losses by step, items a second by rung, and the time of a step by family of kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from harness import units
+from harness.collection.steps.training.report.losses import LossGroup
+from harness.collection.steps.training.report.rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
+from harness.families import FAMILIES
+from harness.report.canvas import WIDE, canvas, legend, save
+
+_BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
+_COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
+_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1)), (0, (5, 1, 1, 1)))
+"""Lines are told apart by colour first, then by dashes."""
+_ROW = 0.2
+"""Inches from one bar to the next."""
+_MARGINS = 1.0
+_ROOM = 1.42
+"""The end of the axis over the longest bar, so that texts beside bars have room."""
+_BAR: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.4}
+_ROLES = {"ours": "#E69F00", "baseline": "#CCCCCC"}
+_CLAIM: dict[str, Any] = {"marker": "D", "color": "#0072B2", "markersize": 4.5, "linestyle": "", "zorder": 3}
+_HATCHES = ("", "////")
+"""Families are told apart by colour first, then by a hatch."""
+_BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+_LOSSES = 5.2
+"""Inches of the height of a figure of losses, with its legend."""
+_LINEAR = 1e-3
+"""Differences of losses up to this one are on a linear scale, larger ones on a logarithmic one."""
+
+
+def losses(group: LossGroup, path: Path) -> list[Path]:
+    """Draw the losses of the baseline over the steps, and below how far those of each rung are from them.
+
+    Lines are means of seeds. Those of the rungs differ too little to be told apart above. The range of the baseline's
+    seeds is a band in both.
+    """
+    base = group.baseline
+    name = f"Losses of training, {group.setting}: means of {base.plan[2]} seeds"
+    with canvas(_LOSSES, name, WIDE) as (drawing, only):
+        only.remove()
+        upper, lower = drawing.subplots(2, sharex=True, height_ratios=(1, 3))
+        zeros = (0.0,) * len(base.curve)
+        for axes, less in ((upper, zeros), (lower, base.curve)):
+            low, high = (_less(map(end, zip(*base.curves, strict=True)), less) for end in (min, max))
+            axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
+            axes.plot(base.steps, _less(base.curve, less), "k", linewidth=1.6, label=base.name)
+            axes.margins(x=0)
+            axes.grid()
+        for place, rung in enumerate(group.others):
+            row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
+            look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
+            lower.plot(rung.steps, _less(rung.curve, base.curve), label=rung.name, **look)
+        # Some rungs are a hundred times as near to the baseline as others, and both have to be seen.
+        lower.set_yscale("symlog", linthresh=_LINEAR)
+        lower.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
+        lower.set_xlabel("step")
+        upper.set_ylabel(f"loss of {base.name}")
+        lower.set_ylabel(f"loss minus that of {base.name}, logarithmic beyond ±{_LINEAR:g}")
+        legend(drawing, lower)
+        return save(drawing, path)
+
+
+def _less(values: Iterable[float], others: Iterable[float]) -> list[float]:
+    return [value - other for value, other in zip(values, others, strict=True)]
+
+
+def ladder(group: RungGroup, path: Path) -> list[Path]:
+    """Draw a bar for each rung, its items a second, and a mark where a text's speed-up would be."""
+    rates = [group.rate(name) for name in group.names]
+    claimed = group.claimed
+    unit, scale = units.ITEMS.axis(rates, group.item)
+    most = max(*rates, *(found.rate for found in claimed.values()))
+    with canvas(_MARGINS + _ROW * len(rates), f"{group.op} rung by rung, {group.setting}", WIDE) as (drawing, axes):
+        for role, color in _ROLES.items():
+            own = [place for place, line in enumerate(group.lines) if (line.role == "ours") == (role == "ours")]
+            named = "with kernels of ours" if role == "ours" else "torch"
+            if own:  # no bars would be named in the legend too
+                axes.barh(own, [rates[place] / scale for place in own], 0.72, color=color, label=named, **_BAR)
+        for place, name in enumerate(group.names):
+            axes.annotate(units.significant(rates[place] / scale), (0, place), (4, 0), **_BESIDE)
+            if found := claimed.get(name):
+                axes.plot(found.rate / scale, place, label="where the text's factor would be", **_CLAIM)
+                factors = f"{units.ratio(found.measured)} of {found.over}; the text {_written(found)}"
+                axes.annotate(factors, (max(rates[place], found.rate) / scale, place), (6, 0), **_BESIDE)
+        _rows(axes, group.names)
+        axes.set_xlim(0, (_ROOM if claimed else 1.02) * most / scale)
+        axes.set_xlabel(unit)
+        legend(drawing, axes)
+        return save(drawing, path)
+
+
+def _written(found: ClaimedRung) -> str:
+    return units.ratio(found.claim.value or 0.0)
+
+
+def families(group: RungGroup, path: Path) -> list[Path]:
+    """Draw a bar for each traced rung, the time of its step, in parts by family of kernels."""
+    names = [name for name in group.names if name in group.parts]
+    seconds = [group.seconds(name) for name in names]
+    scale, unit = units.time_scale([max(sum(own.values()) for own in seconds)])
+    name = f"{group.op}: the time of a step by family of kernels, {group.setting}"
+    with canvas(_MARGINS + 0.25 + _ROW * len(names), name, WIDE) as (drawing, axes):
+        starts = [0.0] * len(names)
+        for key in (*group.families, IDLE):
+            lengths = [own[key] / scale for own in seconds]
+            axes.barh(range(len(names)), lengths, 0.72, left=starts, label=title(key), **_look(key))
+            starts = [start + length for start, length in zip(starts, lengths, strict=True)]
+        for place, end in enumerate(starts):
+            axes.annotate(units.significant(end, 3), (end, place), (3, 0), **_BESIDE)
+        _rows(axes, names)
+        axes.set_xlim(0, 1.08 * max(starts))
+        axes.set_xlabel(f"time of a step ({unit}), lower is better")
+        legend(drawing, axes)
+        return save(drawing, path)
+
+
+def _look(family: str) -> dict[str, Any]:
+    """How the parts of a family look in every figure. Where no kernel runs is white."""
+    if family == IDLE:
+        return {"color": "white", **_BAR}
+    if family == OTHER:
+        return {"color": "#EEEEEE", "hatch": "----", **_BAR}
+    row, place = divmod(list(FAMILIES).index(family), len(_COLORS))
+    return {"color": _COLORS[place], "hatch": _HATCHES[row % len(_HATCHES)], **_BAR}
+
+
+def _rows(axes: Any, names: list[str]) -> None:
+    """An axis of names, the first at the top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")

@@ -1,0 +1,173 @@
+"""Steps of training, rung by rung: how many a second, and what each rung takes off a step by family of kernels."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from harness import units
+from harness.collection.steps.training import _ladders, _traced
+from harness.collection.steps.training._traced import StepParts
+from harness.families import FAMILIES
+from harness.metrics import METRICS
+from harness.model import Claim
+from harness.report.frame import Line, setting
+from harness.report.tree import Block, Column, Note, Table, text_column
+
+OTHER, IDLE = "other", "idle"
+_LEAST = 0.01
+"""Families with less than this share of every rung's step are counted as others."""
+_SPEEDUP = "speedup"
+_BASE = "the rung above it whose steps differ least from its own"
+_CHANGE = "time of a step, or of its kernels of this family, less that of the rung that it is compared with"
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedRung:
+    """A claimed speed-up beside the measured one. rate: items a second that the claimed one would be here."""
+
+    claim: Claim
+    over: str
+    measured: float
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class RungGroup:
+    """The rungs of one setting that have a time, in the order of the scenario. parts: of those that were traced."""
+
+    op: str
+    setting: str
+    lines: tuple[Line, ...]
+    parts: Mapping[str, StepParts]
+
+    @property
+    def names(self) -> list[str]:
+        return [line.case.variant for line in self.lines]
+
+    def rate(self, name: str) -> float:
+        """Items a second of a rung; 0 if it isn't one of them."""
+        return next((line.values["items"] or 0.0 for line in self.lines if line.case.variant == name), 0.0)
+
+    @property
+    def item(self) -> str:
+        """What is counted, such as images."""
+        work = self.lines[0].result.work
+        return work.item if work else "items"
+
+    @property
+    def claimed(self) -> dict[str, ClaimedRung]:
+        """For each rung the first speed-up with a figure that a text claims of it, where both rungs were measured."""
+        found: dict[str, ClaimedRung] = {}
+        first = self.lines[0]
+        for claim in first.scenario.claims:
+            over = claim.over or first.scenario.baseline
+            base, own = self.rate(over), self.rate(claim.variant)
+            fits = claim.metric == _SPEEDUP and claim.value and fnmatchcase(first.case.group, claim.where)
+            if fits and claim.value and base and own:
+                found.setdefault(claim.variant, ClaimedRung(claim, over, own / base, claim.value * base))
+        return found
+
+    @property
+    def families(self) -> list[str]:
+        """The families that matter in some rung, those that take most in all rungs first; `other` comes last."""
+        sums: dict[str, float] = defaultdict(float)
+        matter = set()
+        for parts in self.parts.values():
+            for family, seconds in parts.families.items():
+                sums[family] += seconds
+                if seconds >= _LEAST * parts.time:
+                    matter.add(family)
+        ordered = [name for name in sorted(sums, key=lambda name: -sums[name]) if name in matter - {OTHER}]
+        return [*ordered, *([OTHER] if sums.keys() - set(ordered) else [])]
+
+    def seconds(self, name: str) -> dict[str, float]:
+        """Seconds of a traced rung's step by the names of `families`, and `idle`. They add up to the step."""
+        parts, shown = self.parts[name], [family for family in self.families if family != OTHER]
+        found = {family: parts.families.get(family, 0.0) for family in shown}
+        if OTHER in self.families:
+            found[OTHER] = sum(seconds for family, seconds in parts.families.items() if family not in shown)
+        return found | {IDLE: parts.idle}
+
+
+def groups(lines: Sequence[Line]) -> list[RungGroup]:
+    """The rungs of one scenario by their setting; none if its op isn't one of training."""
+    found: dict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.case.op in _ladders.LADDERS and line.result.time:
+            found[line.case.group].append(line)
+    return [_group(own) for own in found.values()]
+
+
+def _group(lines: Sequence[Line]) -> RungGroup:
+    case = lines[0].case
+    parts = {line.case.variant: _traced.parts(line.attached, line.result.time) for line in lines}
+    known = {name: found for name, found in parts.items() if found}
+    return RungGroup(case.op, f"{case.dtype}, {setting(case)}", tuple(lines), known)
+
+
+def title(name: str) -> str:
+    """A family as tables and legends call it."""
+    return name if name == IDLE else FAMILIES[name].title
+
+
+def tables(group: RungGroup) -> Iterator[Block]:
+    """Two tables of the traced rungs: the time of a step by family, and what each rung takes off."""
+    if not group.parts:
+        return
+    yield _by_family(group)
+    yield _taken_off(group)
+    yield Note(
+        "Times of families are those of a trace; kernels that run at the same time share it. Idle is the rest of a "
+        "step as it was timed without the profiler, which slows the host down."
+    )
+
+
+def _by_family(group: RungGroup) -> Table:
+    """A row for each rung: the step, its families, and what is left without a kernel."""
+    names = list(group.parts)
+    seconds = [group.seconds(name) for name in names]
+    steps = [group.parts[name].time for name in names]
+    columns = [
+        text_column("rung", names),
+        Column("step", tuple(map(_milliseconds, steps)), hint=METRICS["time"].hint),
+        *(Column(title(key), tuple(_milliseconds(own[key]) for own in seconds)) for key in (*group.families, IDLE)),
+        Column(
+            "idle share",
+            tuple(own[IDLE] / step for own, step in zip(seconds, steps, strict=True)),
+            units.SHARE,
+            hint="share of a step in which no kernel ran, since the host hadn't launched one yet",
+        ),
+    ]
+    return Table(tuple(columns), f"Milliseconds of a step by family of kernels, {group.setting}")
+
+
+def _taken_off(group: RungGroup) -> Table:
+    """A row for each rung that has one to be compared with: the changes of the step and of each family."""
+    bases = {name: _ladders.base(group.op, name, group.parts.keys()) for name in group.parts}
+    pairs = [(name, base) for name, base in bases.items() if base]
+
+    def change(key: str) -> tuple[str, ...]:
+        found = [group.seconds(name)[key] - group.seconds(base)[key] for name, base in pairs]
+        return tuple(map(_signed, found))
+
+    steps = (_signed(group.parts[name].time - group.parts[base].time) for name, base in pairs)
+    columns = [
+        text_column("rung", (name for name, _ in pairs)),
+        text_column("compared with", (base for _, base in pairs), hint=_BASE),
+        Column("step", tuple(steps), hint=_CHANGE),
+        *(Column(title(key), change(key), hint=_CHANGE) for key in (*group.families, IDLE)),
+    ]
+    return Table(tuple(columns), f"Milliseconds that each rung adds to a step (+) or takes off (-), {group.setting}")
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:.2f}"
+
+
+def _signed(seconds: float) -> str:
+    """A change in milliseconds; one that rounds to zero has no sign."""
+    rounded = round(1e3 * seconds, 2)
+    return f"{rounded:+.2f}" if rounded else "0.00"

@@ -1,0 +1,125 @@
+"""The family of a kernel or of a CPU operator, by its name.
+
+Operators of torch are looked up first. Then the first rule whose pattern occurs in the name decides, whatever the case
+of its letters. So a rule for what is special stands before one for what is general: the kernel of a convolution may
+have "gemm" in its name, and that of attention "softmax". A name that no rule knows is of the family "other".
+
+Who brings kernels declares their families: `declare("copy", "^my_copy")`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+
+from harness.errors import UsageError, nearest
+
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Kernels that do work of one kind. title: its name in tables. hint: what belongs to it."""
+
+    name: str
+    title: str
+    hint: str
+
+
+_EVERY = (
+    Family("gemm", "GEMM", "products of matrices, and of a matrix and a vector"),
+    Family("convolution", "convolution", "forward and both gradients"),
+    Family("attention", "attention", "fused kernels; attention of separate kernels counts as GEMM, softmax and others"),
+    Family("normalisation", "normalisation", "layer, batch, group and RMS norm, forward and backward"),
+    Family("softmax", "softmax", "also its logarithm, forward and backward"),
+    Family("elementwise_vectorised", "element-wise vectorised", "a thread loads and stores several neighbours at once"),
+    Family("elementwise_unrolled", "element-wise unrolled", "a thread loads and stores one element at a time"),
+    Family("reduction", "reduction", "sums, means, maxima, losses and pooling"),
+    Family("copy", "copy", "copies, casts, fills, concatenations, gathers, scatters, changes of layout"),
+    Family("optimiser", "optimiser", "fused updates of many tensors, and other work on lists of tensors"),
+    Family("unscale", "unscale", "in mixed precision, gradients are divided by the loss's scale and checked"),
+    Family("communication", "communication", "between devices; its time includes waiting for the other ones"),
+    Family(OTHER, "other", "names that no rule knows; on a CPU also views, allocations and autograd's own work"),
+)
+FAMILIES = {family.name: family for family in _EVERY}
+
+_OPERATORS = {
+    "gemm": "mm addmm bmm baddbmm addbmm addmv addr mv dot linear matmul einsum _int_mm _scaled_mm mkldnn_linear",
+    "copy": "copy _to_copy to clone contiguous cat stack fill zero zeros ones full index pad roll flip constant_pad_nd "
+    "_index_put_impl masked_select repeat tile triu tril",
+    "reduction": "sum mean amax amin max min norm linalg_vector_norm var std var_mean any all argmax argmin prod "
+    "logsumexp cumsum mse_loss l1_loss _local_scalar_dense item count_nonzero topk",
+    "elementwise_vectorised": "add sub rsub mul div neg abs pow square sqrt rsqrt exp log sin cos tanh sigmoid relu "
+    "gelu silu elu leaky_relu hardtanh hardswish softplus mish clamp clamp_min clamp_max threshold where masked_fill "
+    "maximum minimum eq ne lt le gt ge logical_and logical_or logical_not bitwise_and bitwise_or bitwise_not "
+    "reciprocal lerp addcmul addcdiv erf sign floor round ceil native_dropout dropout bernoulli normal uniform random "
+    "_prelu_kernel threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
+    "hardswish_backward leaky_relu_backward native_dropout_backward _prelu_kernel_backward",
+}
+"""Operators of torch on the CPU that are known by their whole name, without the '_' of those that work in place."""
+_BY_OPERATOR = {f"aten::{word}": name for name, words in _OPERATORS.items() for word in words.split()}
+
+_NORM = r"layer_?norm|batch_?norm|group_?norm|instance_?norm|rms_?norm"
+_CONVOLUTION = r"conv(olution|olve|[123]d|_depthwise|fwd|dgrad|wgrad|_)|fprop|dgrad|wgrad|winograd|scudnn|\dcudnn|"
+_COPY = (
+    r"memcpy|memset|copy_kernel|CatArray|roll_cuda|gather|scatter|indexing_backward|"
+    r"index_?(select|put|copy|fill|func|_elementwise)|"
+)
+_FIRST = (
+    # What the wrappers of autograd take on the CPU is no work of the operators that they are named after.
+    (OTHER, r"^autograd::|^\w+Backward\d+$|^torch::"),
+    ("communication", r"nccl|c10d::|^gloo|all_?reduce|all_?gather|reduce_scatter|cross_device_reduce"),
+    # What torch.compile makes: poi is element-wise, red and per are reductions, tem is a template, such as that of mm.
+    ("attention", r"^triton_tem_\w*attention"),
+    ("convolution", r"^triton_tem_\w*conv"),
+    ("gemm", r"^triton_(tem_|mm|bmm|addmm)"),
+    ("elementwise_vectorised", r"^triton_poi_"),
+    ("normalisation", rf"^triton_(red|per|for)\w*({_NORM})"),
+    ("softmax", r"^triton_(red|per|for)\w*softmax"),
+    ("reduction", r"^triton_(red|per|split_scan)_"),
+)
+"""Rules that come before all others."""
+_RULES = (
+    ("copy", r"^stream$"),  # which measures what a memory can do
+    ("unscale", r"non_finite_check_and_unscale"),
+    ("optimiser", r"amp_update_scale"),
+    ("optimiser", r"multi_tensor_apply|^aten::_foreach_|^aten::_fused_(adam|sgd|adagrad)|fused_?adam|fused_?sgd"),
+    ("attention", r"flash|fmha|attention|sdpa|^mha_|_mha_"),
+    ("convolution", rf"{_CONVOLUTION}im2col|col2im|cudnn::gemm|fft2d|implicit_gemm"),
+    ("normalisation", rf"{_NORM}|RowwiseMoments|GammaBetaBackward|batchnorm|cudnn::bn_|ComputeFusedParams"),
+    ("softmax", r"softmax"),
+    ("gemm", r"gemm|gemv|nvjet|cublas|cutlass|_xmma_|splitkreduce|^dot_kernel|reduce_1Block|linear_pointwise|qlinear"),
+    ("copy", rf"{_COPY}embedding|transpose_|nchw_?to|nhwc_?to|window_[pr]|FillFunctor|permute|triu|tril"),
+    ("reduction", r"reduce_kernel|_reduce_|reduction|nll_loss|pool|cross_entropy|cub::.*Reduce"),
+    ("elementwise_vectorised", r"vectorized_elementwise|fused_dropout_kernel_vec"),
+    ("elementwise_unrolled", r"elementwise|fused_dropout|masked_fill|where_kernel|pointwise"),
+)
+_DECLARED: dict[tuple[str, str], None] = {}
+"""Rules for kernels that ops bring along, in the order in which they were declared."""
+
+
+def declare(family_name: str, pattern: str) -> None:
+    """Say that kernels whose names have this pattern, whatever the case of letters, are of this family.
+
+    It counts before all rules for other kernels, but for those for communication and for what torch.compile makes. Of
+    several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for a
+    pattern that is no regular expression.
+    """
+    if family_name not in FAMILIES:
+        raise UsageError(f"kernels like '{pattern}' can't be of '{family_name}'", nearest(family_name, FAMILIES))
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"'{pattern}' is no regular expression: {error}", "Python's module re says what is") from None
+    _DECLARED[family_name, pattern] = None
+    family.cache_clear()
+
+
+@lru_cache(maxsize=4096)
+def family(name: str) -> str:
+    """The name of the family of a kernel, as a profiler writes it, or of an operator such as 'aten::mm'."""
+    if known := _BY_OPERATOR.get(name.removesuffix("_")):
+        return known
+    rules = (*_FIRST, *_DECLARED, *_RULES)
+    return next((found for found, pattern in rules if re.search(pattern, name, re.IGNORECASE)), OTHER)

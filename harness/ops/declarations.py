@@ -1,0 +1,106 @@
+"""Checks of declarations, made where something is declared: each error names the file and the line of the declaration.
+
+A misspelt field would otherwise show up as another timer, as a variant that no device runs, or as a crash far away.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from harness.discover import names
+from harness.errors import UsageError, nearest, shown_place, user_place
+
+_NAME = re.compile(r"[\w.+:-]+")
+"""What a part of a case's id may be: the id's parts are separated by '/', and choices by ','."""
+
+
+def at(place: str, message: str, advice: str = "") -> UsageError:
+    """An error whose message begins with a place, where that is known."""
+    return UsageError(f"{shown_place(place)}: {message}" if place else message, advice)
+
+
+def refusal(message: str, advice: str = "") -> UsageError:
+    """The error of a declaration, with its file and line where a user's code, or the collection's, made it."""
+    return at(user_place(), message, advice)
+
+
+def check_name(whose: str, name: object) -> None:
+    """Raise UsageError unless it is a text that an id can hold."""
+    if not isinstance(name, str):
+        raise refusal(f"the name of {whose} is {name!r}, which isn't text", "a name is text, such as 'softmax'")
+    if not _NAME.fullmatch(name):
+        raise refusal(f"the name of {whose} is {name!r}", "a name has letters, digits, and any of _ . + : -")
+
+
+def check_text(whose: str, **fields: object) -> None:
+    """Raise UsageError for a field that isn't text."""
+    for name, value in fields.items():
+        if not isinstance(value, str):
+            raise refusal(f"{name} of {whose} is {value!r}, which isn't text")
+
+
+def check_mapping(whose: str, value: object, what: str, kind: type | tuple[type, ...], example: str) -> None:
+    """Raise UsageError unless it is a mapping of texts to objects of a type."""
+    if not isinstance(value, Mapping):
+        raise refusal(f"{what} of {whose} is {value!r}, which isn't a mapping", f"for example {example}")
+    for key, entry in value.items():
+        if not isinstance(key, str) or not isinstance(entry, kind):
+            raise refusal(f"{what} of {whose} has {key!r}: {entry!r}", f"for example {example}")
+
+
+def check_tuple(whose: str, value: object, what: str, kind: type | tuple[type, ...], example: str) -> None:
+    """Raise UsageError unless it is a tuple of objects of a type. A text is none, though it has letters."""
+    if not isinstance(value, tuple) or not all(isinstance(entry, kind) for entry in value):
+        raise refusal(f"{what} of {whose} is {value!r}", f"a tuple is allowed, such as {example}; mind the comma")
+
+
+def check_one_of(whose: str, value: object, what: str, allowed: Iterable[str]) -> None:
+    """Raise UsageError unless the value is one of the allowed ones."""
+    known = [name for name in allowed if name]
+    if value not in known:
+        raise refusal(f"{whose} has the {what} '{value}'", nearest(str(value), known))
+
+
+def check_callable(whose: str, arguments: int, **functions: object) -> None:
+    """Raise UsageError for what is neither None nor a function that takes so many arguments."""
+    for name, function in functions.items():
+        if function is None:
+            continue
+        if not callable(function):
+            raise refusal(f"{name} of {whose} is {function!r}, which isn't a function")
+        if not _takes(function, arguments):
+            takes = f"{arguments} argument{'s' if arguments != 1 else ''}"
+            raise refusal(f"{name} of {whose} doesn't take {takes}", f"it is called with {takes}: see harness.ops")
+
+
+def check_devices(whose: str, devices: tuple[str, ...]) -> None:
+    """Raise UsageError unless it is a tuple of kinds of device, of which there is one file or entry point each."""
+    check_tuple(whose, devices, "devices", str, "('cuda', 'cpu')")
+    known = [*names("harness.devices"), ANY_DEVICE]
+    for device in devices:
+        check_one_of(whose, device, "device", known)
+
+
+ANY_DEVICE = "any"
+"""In the place of a device's name: every device that torch computes on."""
+
+
+def check_fields(whose: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:
+    """Raise UsageError for a field that doesn't exist."""
+    known = list(allowed)
+    for name in given:
+        if name not in known:
+            raise refusal(f"{whose} has the field '{name}', which doesn't exist", nearest(name, known))
+
+
+def _takes(function: Callable[..., object], arguments: int) -> bool:
+    try:
+        inspect.signature(function).bind(*range(arguments))
+    except TypeError:
+        return False
+    except ValueError:  # a builtin, which has no signature
+        return True
+    return True

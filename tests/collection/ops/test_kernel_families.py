@@ -1,0 +1,56 @@
+"""Every kernel of ours is of the family that profilers should count it to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from harness import paths
+from harness.families import OTHER, family
+from harness.ops import Catalogue
+
+
+@pytest.fixture(autouse=True)
+def declared() -> Catalogue:
+    return Catalogue()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("bias_add_index32", "elementwise_unrolled"),
+        ("two_biases_divmod64", "elementwise_unrolled"),
+        ("bias_add_any", "elementwise_vectorised"),
+        ("prelu_naive64", "elementwise_unrolled"),
+        ("prelu_packed", "elementwise_vectorised"),
+        ("prelu_grad_total", "reduction"),
+        ("bias_dropout_residual_tuned", "elementwise_vectorised"),
+        ("dropout_naive", "elementwise_unrolled"),
+        ("layer_norm_grad_dgamma", "normalisation"),
+        ("rms_norm_tuned", "normalisation"),
+        ("bn_add", "normalisation"),
+        ("softmax_sum", "softmax"),
+        ("misaligned_words", "copy"),
+        ("unscale_loop", "unscale"),
+        ("adamw_tuned", "optimiser"),
+        ("window_attention_grad_tuned", "attention"),
+        ("fma_chains", OTHER),
+    ],
+)
+def test_the_family_of_a_kernel_of_ours(name: str, wanted: str) -> None:
+    assert family(name) == wanted
+
+
+def test_only_kernels_that_are_none_of_these_are_other() -> None:
+    declared = re.compile(
+        r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(?!__launch)(\w+)\s*\("
+    )
+    names = {
+        name
+        for file in paths.data("kernels").rglob("*.cu*")
+        for name in declared.findall(file.read_text(encoding="utf-8"))
+        if name != "name"  # the parameter of a macro
+    }
+    assert len(names) > 100
+    assert {name for name in names if family(name) == OTHER} == {"fma_chains"}

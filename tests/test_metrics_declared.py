@@ -1,0 +1,53 @@
+"""A metric is declared once, stands where it is asked to, and a mistake in its declaration says where it is."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from harness import metrics, units
+from harness.errors import UsageError
+from harness.metrics import METRICS
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """What is added to the list is gone after the test."""
+    before = dict(METRICS)
+    yield
+    METRICS.clear()
+    METRICS.update(before)
+
+
+def test_a_metric_that_is_there_already_stays(own: None) -> None:
+    """A module may be loaded twice: by its name, and as a file."""
+    again = replace(METRICS["time"], value=lambda s: s.time, unit=replace(units.SECONDS))
+    order = list(METRICS)
+    assert metrics.add(again) is METRICS["time"]
+    assert list(METRICS) == order
+
+
+def test_a_name_has_one_meaning_and_an_error_says_where(own: None) -> None:
+    first = metrics.fact("mine", "mine", units.SHARE, "a share")
+    line = sys._getframe().f_lineno - 1
+    with pytest.raises(UsageError) as caught:
+        metrics.add(replace(first, hint="another", unit=units.SECONDS))
+    here = re.escape(__file__)
+    assert re.match(rf"{here}:{line + 3}: .*'mine' already, 'mine', .*unit, hint differ", caught.value.message)
+    assert caught.value.message.endswith(f"({__file__}:{line})")
+    with pytest.raises(UsageError, match=r"its title differs \(.*metrics\.py:\d+\)"):
+        metrics.add(replace(METRICS["time"], title="duration"))
+
+
+def test_a_metric_stands_where_it_belongs(own: None) -> None:
+    metrics.fact("mine", "mine", units.SHARE, "a share", after="items")
+    names = list(METRICS)
+    assert names[names.index("items") + 1] == "mine"
+    assert names[-1] != "mine"
+    with pytest.raises(UsageError, match="'other' can't stand after 'itms'") as caught:
+        metrics.fact("other", "other", units.SHARE, "a share", after="itms")
+    assert caught.value.advice == "did you mean 'items'?"

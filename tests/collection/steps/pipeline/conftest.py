@@ -1,19 +1,21 @@
-"""Time that only goes on when all threads of a pipeline wait, so that none has to be waited for."""
+"""Time that goes on only when all threads of a pipeline wait, so that no test has to wait for a time."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 
-from harness.collection.steps.pipeline import _stages
+from harness.collection.steps.pipeline import _facts, _stages
+
+LIMIT = 30.0
+"""Seconds after which a thread that still waits makes a test fail. No test that passes comes near it."""
 
 
 class Clock:
-    """The clock of a pipeline's threads. threads: how many there are, with that of the test."""
+    """The clock of a pipeline's threads. threads: how many there are, with the thread of the test."""
 
     def __init__(self, threads: int) -> None:
         self.now = 0.0
@@ -28,13 +30,13 @@ class Clock:
             until = self.now + seconds
             self._asleep.append(until)
             self._rest()
-            self._changed.wait_for(lambda: self._stopped or until <= self.now)
+            assert self._changed.wait_for(lambda: self._stopped or until <= self.now, LIMIT)
 
-    def settle(self) -> None:
-        """Go on when all other threads wait for something else than time."""
+    def settle(self, at_work: int = 0) -> None:
+        """Go on when all other threads wait for a queue, but those that are at work."""
         with self._changed:
             self._rest()
-            self._changed.wait_for(lambda: self._busy == 0)
+            assert self._changed.wait_for(lambda: self._busy == at_work, LIMIT)
             self._busy += 1
 
     def stop(self) -> None:
@@ -75,7 +77,9 @@ class Condition(threading.Condition):
     def wait(self, timeout: float | None = None) -> bool:
         self._resting += 1
         self._clock.rest()
-        return super().wait(timeout)
+        woken = super().wait(LIMIT if timeout is None else timeout)
+        assert woken or timeout is not None, "a thread waits in vain"
+        return woken
 
     def notify_all(self) -> None:
         self._clock.go_on(self._resting)
@@ -89,8 +93,10 @@ def start_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Clock]:
 
     def start(threads: int) -> Clock:
         clock = Clock(threads)
-        monkeypatch.setattr(_stages, "threading", SimpleNamespace(Condition=clock.condition))
-        monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+        fake = SimpleNamespace(perf_counter=lambda: clock.now)
+        monkeypatch.setattr(_stages, "threading", SimpleNamespace(**vars(threading) | {"Condition": clock.condition}))
+        monkeypatch.setattr(_stages, "time", fake)
+        monkeypatch.setattr(_facts, "time", fake)
         return clock
 
     return start

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from harness.errors import UsageError, nearest
+from harness.errors import UsageError, nearest, shown_place, user_place
 
 OTHER = "other"
 
@@ -104,14 +104,17 @@ def declare(family_name: str, pattern: str) -> None:
 
     It counts before all rules for other kernels, but for those for communication and for what torch.compile makes. Of
     several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for a
-    pattern that is no regular expression.
+    pattern that is no regular expression, with the file and line of the declaration.
     """
+    where = shown_place(user_place())
     if family_name not in FAMILIES:
-        raise UsageError(f"kernels like '{pattern}' can't be of '{family_name}'", nearest(family_name, FAMILIES))
+        advice = nearest(family_name, FAMILIES)
+        raise UsageError(f"{where}: kernels like '{pattern}' can't be of the family '{family_name}'", advice)
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"'{pattern}' is no regular expression: {error}", "Python's module re says what is") from None
+        advice = "Python's module re says what is"
+        raise UsageError(f"{where}: '{pattern}' is no regular expression: {error}", advice) from None
     _DECLARED[family_name, pattern] = None
     family.cache_clear()
 

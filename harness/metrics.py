@@ -235,11 +235,11 @@ def _moved_bandwidth(s: Subject) -> float | None:
 
 
 def _ceiling_bandwidth(s: Subject) -> float | None:
-    return s.work.moved / s.floor if s.work and s.work.moved and s.floor else None
+    return s.work.moved / s.best if s.work and s.work.moved and s.best else None
 
 
 def _ceiling_flops(s: Subject) -> float | None:
-    return s.work.operations / s.floor if s.work and s.work.operations and s.floor else None
+    return s.work.operations / s.best if s.work and s.work.operations and s.best else None
 
 
 def _of_peak(s: Subject) -> float | None:
@@ -248,7 +248,7 @@ def _of_peak(s: Subject) -> float | None:
 
 
 def _of_ceiling(s: Subject) -> float | None:
-    return s.floor / s.time if s.floor and s.time else None
+    return s.best / s.time if s.best and s.time else None
 
 
 def _flops(s: Subject) -> float | None:

@@ -73,7 +73,7 @@ class Subject:
         return "settled" if self.settled else "burst"
 
     @property
-    def floor(self) -> float | None:
+    def best(self) -> float | None:
         """Seconds that the work of the case takes on this machine at best."""
         return self.bound.seconds if self.bound else None
 

@@ -4,7 +4,7 @@
 #   scripts/gate.sh BASE [SCENARIO...]        e.g. scripts/gate.sh origin/main; the default scenario is `ci`
 #
 # GATE_OUTPUT  folder of the result. Default: reports/gate
-# GATE_NOISE   file of noise floors that CI keeps between jobs. If the file doesn't exist yet, the machine is calibrated
+# GATE_NOISE   noise file that CI keeps between jobs. If the file doesn't exist yet, the machine is calibrated
 #              first, with 10 blocks of the base against itself, which takes minutes. Default: the file in the cache folder
 #              that `harness gate calibrate` writes.
 # GATE_ACCEPT  rules whose findings pass, such as "missing work", as --accept takes them. Default: none

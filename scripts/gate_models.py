@@ -91,7 +91,7 @@ MODELS = ALONE | {"slow together": together}
 class Setting:
     """What to simulate: `runs` gate runs of `cases` cases, of which the first `changed` lose `loss`.
 
-    floor: noise of the same kind calibrates a noise floor, which may raise the margins.
+    calibrated: noise of the same kind calibrates noise, which may raise the margins.
     """
 
     kind: str
@@ -100,7 +100,7 @@ class Setting:
     runs: int
     cases: int = 1
     changed: int = 1
-    floor: bool = False
+    calibrated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class Result:
     """The result of a setting: shares of all cases by outcome, and of all runs by exit code (0, 1, 3).
 
     run_false: share of runs where an unchanged case is REGRESSED. margin: its median. too_noisy: share of cases whose
-    noise floor is too large to pass. pairs: mean number of pairs of a case, those of the screen included; run_pairs:
+    noise is too large to pass. pairs: mean number of pairs of a case, those of the screen included; run_pairs:
     mean number until the last case of a run was decided.
     """
 
@@ -129,14 +129,14 @@ class Result:
 
 def settings() -> Iterator[Setting]:
     """The settings that the report needs, in its order."""
-    for floor, model, loss in itertools.product((False, True), ALONE, LOSSES):
-        yield Setting("block", model, loss, BLOCKS if loss or floor else UNCHANGED_BLOCKS, floor=floor)
-    for floor, model in itertools.product((False, True), MODELS):
+    for calibrated, model, loss in itertools.product((False, True), ALONE, LOSSES):
+        yield Setting("block", model, loss, BLOCKS if loss or calibrated else UNCHANGED_BLOCKS, calibrated=calibrated)
+    for calibrated, model in itertools.product((False, True), MODELS):
         losses = ((0.0, 0), (LOSS, 1), (LOSS, CASES), (MARGIN, CASES))
-        for loss, changed in losses[:2] if floor else losses:
-            yield Setting("run", model, loss, RUNS, CASES, changed, floor)
-    for floor, model, loss in itertools.product((False, True), PANELS, CURVE):
-        yield Setting("curve", model, loss, CURVE_BLOCKS, floor=floor)
+        for loss, changed in losses[:2] if calibrated else losses:
+            yield Setting("run", model, loss, RUNS, CASES, changed, calibrated)
+    for calibrated, model, loss in itertools.product((False, True), PANELS, CURVE):
+        yield Setting("curve", model, loss, CURVE_BLOCKS, calibrated=calibrated)
 
 
 def pairs(model: str, rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:
@@ -165,11 +165,11 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
         size = (min(CHUNK, setting.runs - start), setting.cases)
         measured = pairs(setting.model, rng, (*size, gate.SCREEN_PAIRS + CONFIRM_PAIRS)) + lost
         screens, confirms = measured[..., : gate.SCREEN_PAIRS].tolist(), measured[..., gate.SCREEN_PAIRS :].tolist()
-        blocks = CALIBRATION_BLOCKS if setting.floor else 0
+        blocks = CALIBRATION_BLOCKS if setting.calibrated else 0
         means = pairs(setting.model, rng, (*size, blocks, gate.SCREEN_PAIRS)).mean(axis=3).tolist()
         for values in zip(screens, confirms, means, strict=True):
             screen, confirm, calibrated = (dict(zip(keys, of_cases, strict=True)) for of_cases in values)
-            margins = {key: Margin(MARGIN, noise_store.floor(of_case)) for key, of_case in calibrated.items()}
+            margins = {key: Margin(MARGIN, noise_store.noise_of(of_case)) for key, of_case in calibrated.items()}
             yield margins, gate.decided(screen, confirm, margins)
 
 
@@ -209,8 +209,8 @@ def result(setting: Setting, stream: int) -> Result:
 class Bar:
     """A bar for blocks of one noise and loss: a share of the cases has to be at least, or at most, so much.
 
-    passed: the share is that of cases that pass, OK or improved; otherwise that of cases that are REGRESSED. floor:
-    noise of the same kind has calibrated a noise floor.
+    passed: the share is that of cases that pass, OK or improved; otherwise the share of REGRESSED cases. calibrated:
+    noise of the same kind has calibrated noise.
     """
 
     model: str
@@ -218,12 +218,12 @@ class Bar:
     least: float = 0.0
     most: float = 1.0
     passed: bool = False
-    floor: bool = False
+    calibrated: bool = False
 
     def about(self, setting: Setting) -> bool:
         """Whether the bar is about the result of this setting."""
-        wanted = ("block", self.floor, self.model, self.loss)
-        return (setting.kind, setting.floor, setting.model, setting.loss) == wanted
+        wanted = ("block", self.calibrated, self.model, self.loss)
+        return (setting.kind, setting.calibrated, setting.model, setting.loss) == wanted
 
     def result(self, results: list[Result]) -> Result:
         """The result that the bar is about."""
@@ -246,5 +246,5 @@ BARS = [
     *(Bar(model, 0.0, most=0.0) for model in ALONE),
     *(Bar(model, MARGIN, most=0.015) for model in ALONE),
     *(Bar(model, LOSS, least=least) for model, least in FOUND.items()),
-    *(Bar(model, LOSS, most=0.01, passed=True, floor=True) for model in ALONE),
+    *(Bar(model, LOSS, most=0.01, passed=True, calibrated=True) for model in ALONE),
 ]

@@ -268,7 +268,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen, file = mutants(options.only), options.output / "mutants.csv"
     with tempfile.TemporaryDirectory() as folder:
-        # Empty, so that no noise floor widens the margin.
+        # Empty, so that no noise widens the margin.
         noise = Path(folder) / "noise.json"
         for group in groups(chosen):
             device, found = measured(group, noise)

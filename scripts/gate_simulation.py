@@ -80,15 +80,22 @@ def bars_table(results: list[Result]) -> str:
     rows = []
     for bar in BARS:
         what = "passes" if bar.passed else "REGRESSED"
-        asked = ["with" if bar.floor else "without", percent(bar.loss), f"{bar.result(results).setting.runs:,}", what]
+        asked = [
+            "with" if bar.calibrated else "without",
+            percent(bar.loss),
+            f"{bar.result(results).setting.runs:,}",
+            what,
+        ]
         held = "holds" if bar.holds(results) else "MISSED"
         rows.append([bar.model, *asked, percent(bar.share(results), 3), str(bar), held])
     return table(["noise", "noise floor", "loss", "blocks", "verdict", "share", "bar", "found"], rows)
 
 
-def results_table(columns: dict[str, Callable[[Result], str]], results: list[Result], kind: str, floor: bool) -> str:
+def results_table(
+    columns: dict[str, Callable[[Result], str]], results: list[Result], kind: str, calibrated: bool
+) -> str:
     """The table of all results of one kind."""
-    chosen = (r for r in results if (r.setting.kind, r.setting.floor) == (kind, floor))
+    chosen = (r for r in results if (r.setting.kind, r.setting.calibrated) == (kind, calibrated))
     return table(columns, ([column(r) for column in columns.values()] for r in chosen))
 
 
@@ -158,11 +165,11 @@ def render(results: list[Result]) -> str:
         rare=3e5 / UNCHANGED_BLOCKS,
         calibration=CALIBRATION_BLOCKS,
         most=NOISE_MOST,
-        blocks=results_table(BLOCK_COLUMNS, results, "block", floor=False),
-        floors=results_table(BLOCK_COLUMNS, results, "block", floor=True),
+        blocks=results_table(BLOCK_COLUMNS, results, "block", calibrated=False),
+        floors=results_table(BLOCK_COLUMNS, results, "block", calibrated=True),
         runs=RUNS,
-        run_table=results_table(RUN_COLUMNS, results, "run", floor=False),
-        run_floors=results_table(RUN_COLUMNS, results, "run", floor=True),
+        run_table=results_table(RUN_COLUMNS, results, "run", calibrated=False),
+        run_floors=results_table(RUN_COLUMNS, results, "run", calibrated=True),
     )
 
 
@@ -195,7 +202,7 @@ def draw(axes: Axes, results: list[Result]) -> None:
         area.set(label=name, edgecolor="#777777", linewidth=0.3, **look)
     margin = 100 * statistics.median(r.margin for r in results)
     axes.axvline(margin, color="black", linestyle="--", linewidth=1, label="margin (with noise floors: their median)")
-    axes.set_title(setting.model + (", with a noise floor" if setting.floor else ""), loc="left")
+    axes.set_title(setting.model + (", with a noise floor" if setting.calibrated else ""), loc="left")
     axes.set(xlim=(losses[0], losses[-1]), ylim=(0, 100))
 
 

@@ -95,9 +95,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """A test marked `cold` starts processes as users do."""
+    """A test marked `cold` starts processes as users do. So does one that needs a GPU: profilers follow no fork."""
     with pytest.MonkeyPatch.context() as patch:
-        if item.get_closest_marker("cold"):
+        if item.get_closest_marker("cold") or item.get_closest_marker("gpu"):
             patch.setenv("FORKED_COLD", "1")
         return (yield)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import typer
 
@@ -13,9 +14,9 @@ from harness.ops import Catalogue, Op, Tensor
 from harness.scenario import Definition, find, load, overview
 
 
-def op(name: str) -> None:
+def op(name: str, plugins: Sequence[Path] = ()) -> None:
     """Print an op. Raises UsageError if there is none of that name."""
-    catalogue = Catalogue()
+    catalogue = Catalogue(plugins)
     if name not in catalogue:
         raise UsageError(f"no op is named '{name}'", nearest(name, catalogue))
     found = catalogue[name]
@@ -25,10 +26,10 @@ def op(name: str) -> None:
     typer.echo("\n".join(lines))
 
 
-def scenarios(name: str) -> None:
+def scenarios(name: str, plugins: Sequence[Path] = ()) -> None:
     """Print the scenarios of a bundled name or a file. Raises InputError if there is none, or if it is wrong."""
     lines: list[str] = []
-    for definition in load(find([name]), Catalogue()):
+    for definition in load(find([name]), Catalogue(plugins)):
         lines += [
             f"{definition.name}: {definition.title}",
             *aligned([row for row in _of_scenario(definition) if row[-1]]),

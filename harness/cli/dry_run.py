@@ -48,7 +48,7 @@ def _row(job: Job, op: Op, known: Limits | None, memory: int) -> tuple[str, ...]
     case = job.case
     work = op.work_of(case.values, case.dtype)
     timer = op.variants[case.variant].timer or op.timer
-    best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).floor
+    best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).best
     needed = bytes_needed(case, op)
     return (
         case.id,

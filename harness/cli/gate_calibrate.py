@@ -48,8 +48,8 @@ def command(
 ) -> None:
     """Compare a revision with itself, and keep how far it seemed to differ.
 
-    A case's largest usual difference, without rare outliers, is its noise floor on this machine: the gate lets smaller
-    losses pass. A case whose noise floor is more than twice the margin can't pass any more. The code is identical, so
+    A case's largest usual difference, without rare outliers, is its noise on this machine: the gate lets smaller
+    losses pass. A case whose noise is more than twice the margin can't pass any more. The code is identical, so
     every decision other than OK comes from noise; the table says how often that happened.
     """
     from harness import gate
@@ -92,13 +92,13 @@ def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
 
     if few := sum(row.margin.noise is None for row in rows):
         cases = "1 case has" if few == 1 else f"{few} cases have"
-        yield f"{cases} fewer than {LEAST_BLOCKS} blocks and no noise floor yet; calibrate again, blocks add up"
+        yield f"{cases} fewer than {LEAST_BLOCKS} blocks and no measured noise yet; calibrate again, blocks add up"
     if noisy := [row for row in rows if row.margin.too_noisy]:
         worst, asked = noisy[0], units.percent(noisy[0].margin.asked, 2)
         most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.value))
         yield (
             f"this machine is too noisy for {len(noisy)} of {len(rows)} cases: with a margin of {asked} a case can "
-            f"pass only if its noise floor is {most} or less, and that of {worst.case.id} is {noise}; end other work "
+            f"pass only if its noise is {most} or less, and that of {worst.case.id} is {noise}; end other work "
             "on the machine, delete the file below and calibrate again, or use a larger --margin"
         )
 
@@ -112,7 +112,7 @@ def _print(rows: Sequence[CaseNoise]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
-    for title in ("blocks", "median difference", "noise floor", "decided"):
+    for title in ("blocks", "median difference", "noise", "decided"):
         table.add_column(title, justify="right")
     for row in rows:
         decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())

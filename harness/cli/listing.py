@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from harness.cli import completion
 from harness.cli.columns import Row, aligned
 from harness.cli.group import QuickGroup
+from harness.cli.options import Ops
 
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
@@ -18,7 +20,7 @@ app = typer.Typer(
     invoke_without_command=True,
     help="List ops, scenarios, report formats and devices.",
     epilog="\b\nExamples:\n  harness list\n  harness list ops\n  harness list op softmax\n"
-    "  harness list scenario quick",
+    "  harness list op softmax --ops mine.py\n  harness list scenario quick",
 )
 
 
@@ -34,9 +36,9 @@ def everything(ctx: typer.Context) -> None:
 
 
 @app.command()
-def ops() -> None:
+def ops(ops: Ops = None) -> None:
     """Ops and their variants, with devices and the rows that they reproduce."""
-    _print(_ops(), headings=True)
+    _print(_ops(tuple(ops or ())), headings=True)
 
 
 @app.command()
@@ -58,19 +60,21 @@ def devices() -> None:
 
 
 @app.command()
-def op(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.ops)]) -> None:
+def op(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.ops)], ops: Ops = None) -> None:
     """One op: its sizes, choices, tensors and variants."""
     from harness.cli import details
 
-    details.op(name)
+    details.op(name, tuple(ops or ()))
 
 
 @app.command()
-def scenario(name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.scenarios)]) -> None:
+def scenario(
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=completion.scenarios)], ops: Ops = None
+) -> None:
     """One scenario, bundled or a file: what it shows, and what it measures."""
     from harness.cli import details
 
-    details.scenarios(name)
+    details.scenarios(name, tuple(ops or ()))
 
 
 def _print(rows: Iterator[Row], *, headings: bool = False) -> None:
@@ -78,10 +82,10 @@ def _print(rows: Iterator[Row], *, headings: bool = False) -> None:
     typer.echo("\n".join(aligned(list(rows), headings=headings)))
 
 
-def _ops() -> Iterator[Row]:
+def _ops(plugins: Sequence[Path] = ()) -> Iterator[Row]:
     from harness.ops import Catalogue
 
-    for op in Catalogue().values():
+    for op in Catalogue(plugins).values():
         yield op.name, "", "", op.summary
         for variant in op.variants.values():
             yield f"  {variant.name}", ",".join(variant.devices), ",".join(variant.rows), variant.summary

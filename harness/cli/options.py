@@ -56,7 +56,7 @@ Seed = Annotated[
 ]
 NoiseFile = Annotated[
     Path | None,
-    typer.Option("--noise", metavar="FILE", help="File of noise floors. Default: one in the cache folder."),
+    typer.Option("--noise", metavar="FILE", help="Noise file. Default: one in the cache folder."),
 ]
 
 

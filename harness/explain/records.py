@@ -117,7 +117,7 @@ class Sibling:
 class Known:
     """Everything that is known of a case. Figures that nobody told are None or empty.
 
-    time: seconds a call. subject: work, traffic, limits, and the ceiling's seconds (`floor`). scenario: the name by
+    time: seconds a call. subject: work, traffic, limits, and the ceiling's seconds (`best`). scenario: the name by
     which the case was asked for. kernels: what a profiler saw, in the order of their launches; tool: which one.
     facts: what the compiler made of the kernels that the variant has loaded, which needn't all be launched.
     siblings: the other variants, the fastest first.
@@ -138,13 +138,13 @@ class Known:
         return self.subject.work or Work()
 
     @property
-    def floor(self) -> float | None:
+    def best(self) -> float | None:
         """Seconds that the work takes on this machine at best."""
-        return self.subject.floor
+        return self.subject.best
 
     @property
     def of_ceiling(self) -> float | None:
-        return self.floor / self.time if self.floor else None
+        return self.best / self.time if self.best else None
 
     @property
     def near_ceiling(self) -> bool:
@@ -183,7 +183,7 @@ class Known:
 
     def gain(self, seconds: float) -> float:
         """The smaller of `seconds` and what lies between the time and the ceiling, which no remedy beats."""
-        most = seconds if self.floor is None else min(seconds, self.time - self.floor)
+        most = seconds if self.best is None else min(seconds, self.time - self.best)
         return max(0.0, most)
 
     def busy(self, kernel: Seen) -> float:

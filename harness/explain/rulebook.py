@@ -56,9 +56,9 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
     """What bounds the case, in a sentence or two: the first reason that is no aside, or why there is none."""
     if first := next((reason for reason in reasons if not reason.aside), None):
         return first.verdict
-    if known.floor is None:
+    if known.best is None:
         return "Not known: the run has no ceiling for this work, and no rule finds anything."
-    rest = units.seconds(known.time - known.floor)
+    rest = units.seconds(known.time - known.best)
     if known.near_ceiling:
         return _near(known.of_ceiling or 0.0, rest, known.case.cache)
     if known.resident is not None:

@@ -33,10 +33,10 @@ class CaseNoise:
 
 
 def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator[GateRun]:
-    """Gate `request.base` against itself, in two worktrees, `blocks` times; add each block to the noise floors.
+    """Gate `request.base` against itself, in two worktrees, `blocks` times; add each block to the noise.
 
     A block is the screen's pairs. Each gate run is yielded as soon as it is done. All of them are decided with the
-    noise floors that were known before the first. Raises what `paired` raises.
+    noise that was known before the first block. Raises what `paired` raises.
     """
     repository = Repository.find(request.plugins, request.files)
     with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
@@ -55,9 +55,9 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
 def summary(
     runs: Sequence[GateRun], file: Path | None = None, asked: float = 0.01
 ) -> tuple[Path, tuple[CaseNoise, ...]]:
-    """The file of noise floors, and the noise of each case in the calibration's gate runs, the noisiest first.
+    """The noise file, and the noise of each case in the calibration's gate runs, the noisiest first.
 
-    asked: the margin that the noise floors may raise, as a share. Raises MachineError if no case could be measured.
+    asked: the margin that the noise may raise, as a share. Raises MachineError if no case could be measured.
     """
     known = noise_store.load(runs[0].machine, file)
     found: dict[noise_store.Key, list[CaseEvidence]] = {}

@@ -12,8 +12,8 @@ undecided where some processes are slow.
 The second look gets nearly all of the 1%. Ten pairs show the spread of rare slow processes badly, and a large loss is
 found at a strict level too. To see what another choice does, change the constants, and the script's number of blocks.
 
-A case whose noise floor is larger than its margin allows (`Margin.too_noisy`) is never OK. Its limit is the noise
-floor: a loss beyond that is REGRESSED, all smaller ones are INCONCLUSIVE, however many pairs there are.
+A case whose noise is larger than its margin allows (`Margin.too_noisy`) is never OK. Its limit is the
+noise: a loss beyond that is REGRESSED, all smaller ones are INCONCLUSIVE, however many pairs there are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TELL_POWER = 0.9
 def screened(changes: Mapping[str, Sequence[float]], margins: Mapping[str, Margin]) -> dict[str, Decision | None]:
     """The screen's decision of each case. None stands for a suspect: its loss isn't clearly below the margin.
 
-    A case that is too noisy to pass, and whose loss is clearly below its noise floor, is decided: it is inconclusive.
+    A case that is too noisy to pass, and whose loss is clearly below its noise, is decided: it is inconclusive.
 
     Suspects are measured again. changes: of each case's pairs. A case with fewer than LEAST_PAIRS is a suspect
     too.

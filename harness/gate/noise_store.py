@@ -1,7 +1,7 @@
 """Noise: how far identical code has differed, by case and machine. Blocks of base against base, kept in a file.
 
-A noise floor guards against what the pairs of one gate run can't show: differences that all pairs of a run share. A
-block is a small gate run of a code against itself, so blocks show such differences.
+The noise of a case guards against what the pairs of one gate run can't show: differences that all pairs of a run
+share. A block is a small gate run of a code against itself, so blocks show such differences.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from harness.store import version1
 KEPT = 20
 """How many blocks of a case are kept: the newest, since a machine changes with time."""
 LEAST_BLOCKS = 5
-"""A case with fewer blocks has no noise floor."""
+"""A case with fewer blocks has no measured noise."""
 OUTLIER = 3.0
-"""Blocks that differ by more than this many robust standard deviations don't raise the noise floor further."""
+"""Blocks that differ by more than this many robust standard deviations don't raise the noise further."""
 _NORMAL = statistics.NormalDist().inv_cdf(0.75)
 """Median of the absolute value of a standard normal variable."""
 _MOST = 0.99
-"""The largest noise floor: at a loss of 100% there is no limit to compare with."""
+"""The largest noise: at a loss of 100% there is no limit to compare with."""
 _SCHEMA = 2
 Key = tuple[str, str]
 """A case's id, and how it was timed."""
@@ -48,8 +48,8 @@ class Noise:
     others: dict[_MachineKey, list[float]] = field(default_factory=dict)
 
     def margin(self, case: str, timer: str, asked: float) -> Margin:
-        """What a case may lose: `asked`, or its noise floor where that is larger."""
-        return Margin(asked, floor(self.blocks.get((case, timer), ())))
+        """What a case may lose: `asked`, or its noise where that is larger."""
+        return Margin(asked, noise_of(self.blocks.get((case, timer), ())))
 
     def add(self, means: Mapping[Key, Sequence[float]]) -> None:
         """Add blocks, and keep the newest KEPT of each case. Raises MachineError if the file can't be written."""
@@ -70,8 +70,8 @@ class Noise:
             raise MachineError(f"{self.file}: can't be written: {error.strerror}", advice) from error
 
 
-def floor(means: Sequence[float]) -> float | None:
-    """The noise floor that blocks with these means give, as a share; None for fewer than LEAST_BLOCKS.
+def noise_of(means: Sequence[float]) -> float | None:
+    """The noise that blocks with these means give, as a share; None for fewer than LEAST_BLOCKS.
 
     It is the largest difference of a block, but at most OUTLIER robust standard deviations. So a few bad blocks can't
     raise it: the robust standard deviation is the median difference over a standard normal variable's, and stays
@@ -111,7 +111,7 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
                 noise.others[row["machine"], case, row["timer"]] = means
     except (OSError, ValueError, TypeError, KeyError) as error:
         advice = "delete it, and run 'harness gate calibrate', which writes a new one"
-        raise UsageError(f"{path}: isn't a file of noise floors: {error}", advice) from error
+        raise UsageError(f"{path}: isn't a noise file: {error}", advice) from error
     return noise
 
 

@@ -53,14 +53,14 @@ class Pair:
 
 
 NOISE_MOST = 2.0
-"""How many times the margin that was asked for a noise floor may be, at most."""
+"""How many times the margin that was asked for the noise of a case may be, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class Margin:
     """The loss that still passes, as a share of the base's speed: the larger of what was asked for and the noise.
 
-    noise: the noise floor of the case on this machine, as a share; None if it isn't known. A case whose noise floor is
+    noise: the noise of the case on this machine, as a share; None if it isn't known. A case whose noise is
     larger than `most` can't pass, since noise could hide a loss that nobody has accepted. It can still fail.
     """
 
@@ -73,12 +73,12 @@ class Margin:
 
     @property
     def most(self) -> float:
-        """The largest noise floor with which the case can pass."""
+        """The largest noise with which the case can pass."""
         return NOISE_MOST * self.asked
 
     @property
     def too_noisy(self) -> bool:
-        """Whether the noise floor is so large that the case can't pass."""
+        """Whether the noise is so large that the case can't pass."""
         return self.value > self.most
 
     @property
@@ -132,7 +132,7 @@ class CaseEvidence:
 
     @property
     def too_noisy(self) -> bool:
-        """Whether the case is undecided since its noise floor is too large, however many pairs it has."""
+        """Whether the case is undecided since its noise is too large, however many pairs it has."""
         return self.margin.too_noisy and self.decision is not None and self.decision.outcome == "inconclusive"
 
 

@@ -40,7 +40,7 @@ class Request:
     folders: which of the named folders `files` has scenarios of. accept: rules whose findings pass.
 
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
-    of noise floors; in the user's cache folder if None. command: the command line, program first.
+    of noise; in the user's cache folder if None. command: the command line, program first.
     """
 
     base: str

@@ -1,16 +1,42 @@
-"""Ops. An op is a data sheet of symbols, choices, tensors, a reference and variants, and is found by its file's name.
+"""What an op is, and all that a plug-in needs to bring one.
 
-`harness/collection/ops/activation/prelu.py` defines `OP = Op("prelu", ...)` and adds variants with `@OP.variant(...)`.
-A folder is a family of ops; the code that they share lies beside them, in files that start with `_`. The twin of an
-op's file is the file with its kernels, here `kernels/activation/prelu.cu`.
+An **op** is a data sheet: sizes (symbols), choices, tensors in and out, and what is right. A **variant** is one way of
+doing the op: `OP.variant(...)` decorates a function `prepare(ctx: Context) -> launch`. `prepare` does what isn't timed
+(compile a kernel, compute its grid). `launch(t)` is timed; `t` has the declared tensors as attributes (`t.x`, `t.y`; a
+list where the declaration gives several shapes). A variant writes into the declared outputs, as kernels do. With
+`returns=True` a variant makes its outputs itself, as torch does, and returns them as a tuple in the declared order.
 
-A variant is a function `prepare(ctx: Context) -> launch`. It does what isn't timed (compile a kernel, compute its grid)
-and returns `launch(t)`, which is timed. `t` has the declared tensors as attributes (`t.x`, `t.y`; a list where the
-declaration gives several shapes). Our kernels write into the declared outputs; a variant with
-`returns=True` makes its own outputs, as torch does, and returns them as a tuple in the declared order.
+    from harness.ops import Op, Tensor, compiled_variants
 
-Outputs must have the declared dtype and shape, lie on the case's device, and have memory of their own. Inputs must stay
-as they are, unless they are declared with `inplace=True`. A case that breaks this is wrong and has no time.
+    OP = Op(
+        "twice",
+        "y = 2x",
+        symbols={"N": "elements"},
+        inputs=(Tensor("x", ("N",)),),
+        outputs=(Tensor("y", ("N",)),),
+        reference=lambda ctx, t: {"y": t.x.double() * 2},
+    )
+
+    @OP.variant("eager", "torch", role="baseline", returns=True)
+    def eager(ctx):
+        return lambda t: (t.x * 2,)
+
+- `harness check --ops mine.py` checks the variants, and times nothing. An installed package names its module in the
+  entry point group `harness.ops`, and needs no `--ops`.
+- `find("softmax").variant(...)` adds a variant to an op that is there, a bundled one too.
+- `compiled_variants(OP, summary)` adds the variants of torch.compile.
+- `ctx.kernel("mine.cu", "entry", macros)` compiles a kernel that lies beside the file.
+- Outputs must have the declared dtype and shape, lie on the case's device, and have memory of their own. Inputs must
+  stay as they are, unless they are declared with `inplace=True`. A case that breaks this is wrong and has no time.
+- `reference` gives what is right, in higher precision; `tolerance` says how far an output may be from `reference`, per
+  dtype. An op whose outputs have no one right value has a `check`, which compares as it likes, with `complaint` and
+  `Expected`. An op with neither has to say why: `unchecked="..."`.
+- A declaration that can't be meant is a UsageError with its file, its line, and what is allowed.
+
+Listing ops stays instant: the file of an op doesn't import torch at its top; its functions do, when they run.
+
+In the collection, `harness/collection/ops/<family>/<op>.py` defines `OP`, and `kernels/<family>/<op>.cu` has its
+kernels. Code that ops of a family share lies beside them, in files that start with `_`.
 """
 
 from __future__ import annotations

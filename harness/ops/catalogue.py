@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from harness.ops import loading
 from harness.ops.declarations import at, refusal
 from harness.ops.sheet import Op
 
+_PLACE = re.compile(r"\S+\.py(:\d+)?: ")
+"""How a message begins that names the file itself."""
 LOADED: dict[str, Op] = {}
 """Every op that this process has loaded, by name. Who reads a stored run finds there what its ops say of reports."""
 
@@ -116,8 +119,8 @@ def _loading(what: str) -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except HarnessError as error:
-        if Path(what).name in error.message:
-            raise  # it names the file, and the line, itself
+        if _PLACE.match(error.message):
+            raise
         raise UsageError(f"{what}: {error.message}", error.advice) from error
     except SyntaxError as error:
         # It names the line itself, and the innermost frame is the import, not the mistake.

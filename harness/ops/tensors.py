@@ -43,7 +43,8 @@ class Choice:
             advice = "give values=('nchw', 'nhwc'), or low=0.0 and high=1.0"
             raise refusal(f"the choice ({self.meaning}) has neither values nor a range of numbers", advice)
         if not self.accepts(self.usual):
-            raise refusal(f"the default of a choice is {self.usual!r}, which it doesn't allow", self.allowed)
+            message = f"the default of a choice is {self.usual!r}, which it doesn't allow"
+            raise refusal(message, f"allowed: {self.allowed}")
 
     @property
     def usual(self) -> Value:

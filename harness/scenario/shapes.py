@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
-from harness.errors import Problem, nearest
+from harness.errors import HarnessError, Problem, nearest
 from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Value
 from harness.ops import Choice, Op, Tensor
@@ -201,6 +201,12 @@ def value(text: int | str, sizes: Mapping[str, int], least: int = 1, what: str =
     return found
 
 
+def _reason(error: BaseException) -> str:
+    if isinstance(error, HarnessError):
+        return f"{error.message} ({error.advice})" if error.advice else error.message
+    return str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
+
+
 def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequence[str]) -> Iterator[str]:
     """Why the op can't have this shape: tensors of negative size, numbers that 64 bits can't hold."""
     try:
@@ -209,7 +215,7 @@ def _misfits(op: Op, tensors: Sequence[Tensor], setting: Setting, dtypes: Sequen
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the op may be a plug-in, whose functions raise anything, SystemExit too
-        reason = str(error) if isinstance(error, ExpressionError) else f"{type(error).__name__}: {error}"
+        reason = _reason(error)
         yield f"op '{op.name}' can't have this shape: {reason}"
         return
     for kind in {kind for work in works for kind, _ in work.flops} - set(COMPUTE_KINDS):

@@ -28,7 +28,7 @@ def test_cases_that_are_too_noisy_are_counted_with_the_noisiest() -> None:
 
 def test_cases_with_too_few_blocks_are_counted() -> None:
     [told] = gate_calibrate._warnings([row("a", 0.001), row("b", None)])
-    assert told == "1 case has fewer than 5 blocks and no noise floor yet; calibrate again, blocks add up"
+    assert told == "1 case has fewer than 5 blocks and no measured noise yet; calibrate again, blocks add up"
 
 
 def test_the_table_has_the_noise_floor_or_says_that_it_is_unknown(capsys: pytest.CaptureFixture[str]) -> None:

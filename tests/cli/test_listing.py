@@ -57,6 +57,16 @@ def test_one_op_in_detail() -> None:
     assert any(line.split()[0] == "p" for line in listed("op", "dropout").splitlines())
 
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "own_variant.py"
+
+
+@pytest.mark.parametrize("what", [["ops"], ["op", "softmax"]], ids=" ".join)
+def test_ops_of_a_plug_in_are_listed_with_it_alone(what: list[str]) -> None:
+    line = "exp and sum, without the row's maximum"
+    assert line in listed(*what, "--ops", str(EXAMPLE))
+    assert line not in listed(*what)
+
+
 def test_one_scenario_in_detail() -> None:
     words = {line.split()[0]: line for line in listed("scenario", "quick").splitlines()}
     assert words["shapes"].endswith("N=8, C=64, H=56, W=56")

@@ -30,7 +30,7 @@ from harness.model import (
 
 D = 2**29
 PEAK = 4e12
-FLOOR = 2 * D / PEAK
+BEST = 2 * D / PEAK
 WARPS = 2**20  # of a copy of D bytes by packs of 16 bytes: D / 512
 CLOCK = 1.7e9
 DEVICE = DeviceFacts("A GPU", 141 * 10**9, 50 * 10**6, "9.0", 132, 1.98e9)
@@ -114,7 +114,7 @@ def made(time: float, work: Work, *kernels: tuple[str, float, dict[str, float]],
 
 
 COPY_WORK = Work(D, D)
-SLOW = FLOOR / 0.5
+SLOW = BEST / 0.5
 BY_TMA: dict[str, float] = {
     **COPY, "grid": 132, "block": 128, "registers": 32, "shared_bytes": 200 * 1024, "occupancy": 4 / 64,
     "occupancy_limit": 4 / 64, "blocks_by_shared": 1, "blocks_by_registers": 16, "blocks_by_warps": 16,
@@ -183,7 +183,7 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # One float a lane: 128 bytes a warp, 7.4 KB in flight.
     "narrow": ("in_flight", lambda: made(SLOW, COPY_WORK, ("naive", 1.0, scaled(
         4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, **IDLE, grid=WARPS / 2)))),
-    "one_block": ("waves", lambda: made(60 * FLOOR, COPY_WORK, ("single", 1.0, {
+    "one_block": ("waves", lambda: made(60 * BEST, COPY_WORK, ("single", 1.0, {
         **COPY, "dram_active": 0.02, "issue_active": 0.01, "grid": 1, "block": 1024, "occupancy": 0.5}))),
     # 277 blocks, 132 x 2 at a time: 1.05 waves.
     "tail": ("waves", lambda: made(SLOW, COPY_WORK, ("tailed", 1.0, {
@@ -196,9 +196,9 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
         **COPY, **IDLE, "shared_wavefronts": 0.5 * 132 * CLOCK * SLOW,
         "shared_conflicts": 0.5 * 31 / 33 * 132 * CLOCK * SLOW}))),
     # Rows whose packs begin 4 bytes behind a sector: 17 sectors for 512 bytes.
-    "misaligned": ("partial_sectors", lambda: made(FLOOR / 0.9, COPY_WORK, ("shifted", 1.0, {
+    "misaligned": ("partial_sectors", lambda: made(BEST / 0.9, COPY_WORK, ("shifted", 1.0, {
         **COPY, "load_sectors": 17 * WARPS}))),
-    "misaligned_floats": ("partial_sectors", lambda: made(FLOOR / 0.85, COPY_WORK, ("shifted", 1.0, scaled(
+    "misaligned_floats": ("partial_sectors", lambda: made(BEST / 0.85, COPY_WORK, ("shifted", 1.0, scaled(
         4, load_sectors=20 * WARPS, store_sectors=16 * WARPS)))),
     "unfused": ("second_kernel", _unfused),
     # One kernel that reads its input a second time, from memory.
@@ -243,32 +243,32 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
 ASIDES: dict[str, tuple[str, Callable[[], Known]]] = {
     "short": ("launches", lambda: made(1.5e-6, Work(2**19, 2**19))),
     "host": ("host", lambda: made(10e-6, Work(2**24, 2**24), call_time=30e-6)),
-    "host_at_the_ceiling": ("host", lambda: made(FLOOR / 0.98, COPY_WORK, call_time=2 * FLOOR)),
+    "host_at_the_ceiling": ("host", lambda: made(BEST / 0.98, COPY_WORK, call_time=2 * BEST)),
 }
 HEALTHY: dict[str, Callable[[], Known]] = {
-    "tuned": lambda: made(FLOOR / 0.98, COPY_WORK, ("tuned", 1.0, COPY)),
+    "tuned": lambda: made(BEST / 0.98, COPY_WORK, ("tuned", 1.0, COPY)),
     # As many blocks as run at a time, a quarter of the warps, and several loads of each under way.
-    "persistent": lambda: made(FLOOR / 0.97, COPY_WORK, ("resident", 1.0, {
+    "persistent": lambda: made(BEST / 0.97, COPY_WORK, ("resident", 1.0, {
         **COPY, "grid": 132 * 2, "occupancy": 0.25, "occupancy_limit": 0.25, "registers": 120,
         "blocks_by_registers": 2})),
     # A bias beside x: half of the requests are for 16 sectors that the L1 has, so sectors are twice the bytes of x.
-    "bias_in_l1": lambda: made(FLOOR / 0.9, COPY_WORK, ("bias_add", 1.0, {
+    "bias_in_l1": lambda: made(BEST / 0.9, COPY_WORK, ("bias_add", 1.0, {
         **COPY, "load_requests": 2 * WARPS, "load_sectors": 32 * WARPS, "dram_active": 0.85})),
     # The L2 still has some of what is read, and keeps some of what is written.
-    "resident": lambda: made(FLOOR / 0.97, COPY_WORK, ("cached", 1.0, {
+    "resident": lambda: made(BEST / 0.97, COPY_WORK, ("cached", 1.0, {
         **COPY, "read_bytes": 0.8 * D, "written_bytes": 0.7 * D})),
     # 200 KB of a multiprocessor's reads are under way, by a block of four warps, none of them by loads of registers.
     "tma_sum": lambda: made(2 * D / PEAK / 0.91, Work(2 * D, 4 * 132), ("tma_sum", 1.0, BY_TMA)),
-    "tma_copy": lambda: made(FLOOR / 0.9, COPY_WORK, ("tma_copy", 1.0, {
+    "tma_copy": lambda: made(BEST / 0.9, COPY_WORK, ("tma_copy", 1.0, {
         **BY_TMA, "read_bytes": D, "written_bytes": D, "dram_active": 0.76})),
     # A few scattered loads beside, of the shape of a table.
-    "tma_and_scattered": lambda: made(FLOOR / 0.88, COPY_WORK, ("tma_copy", 1.0, {
+    "tma_and_scattered": lambda: made(BEST / 0.88, COPY_WORK, ("tma_copy", 1.0, {
         **COPY, "load_requests": 2000, "load_sectors": 32 * 2000, "store_requests": 500, "store_sectors": 500})),
     # 90% of the ceiling is 76% of the datasheet's peak.
-    "persistent_by_the_datasheet": lambda: made(FLOOR / 0.9, COPY_WORK, ("resident", 1.0, {
+    "persistent_by_the_datasheet": lambda: made(BEST / 0.9, COPY_WORK, ("resident", 1.0, {
         **COPY, "grid": 132 * 2, "occupancy": 0.25, "occupancy_limit": 0.25, "registers": 120,
         "blocks_by_registers": 2, "dram_active": 0.76})),
-    "packs_of_32_bytes": lambda: made(FLOOR / 0.93, COPY_WORK, ("wide", 1.0, {
+    "packs_of_32_bytes": lambda: made(BEST / 0.93, COPY_WORK, ("wide", 1.0, {
         **COPY, "load_requests": WARPS / 2, "store_requests": WARPS / 2}),
         device=replace(DEVICE, compute_capability="10.0")),
     # 16 MB to 16 MB, of which next to nothing comes from memory.
@@ -278,7 +278,7 @@ HEALTHY: dict[str, Callable[[], Known]] = {
     "few_warps_in_the_l2": lambda: made(2**25 / PEAK / 0.85, Work(2**24, 2**24), ("copy", 1.0, {
         **COPY, "occupancy": 0.3, "grid": 2**12, "read_bytes": 1e5, "written_bytes": 2e5, "load_requests": 2**15,
         "load_sectors": 2**19, "store_requests": 2**15, "store_sectors": 2**19, "dram_active": 0.03})),
-    "without_counters": lambda: made(FLOOR / 0.98, COPY_WORK, facts=(KernelFacts("tuned", 128, 0, 0),)),
+    "without_counters": lambda: made(BEST / 0.98, COPY_WORK, facts=(KernelFacts("tuned", 128, 0, 0),)),
 }
 # fmt: on
 
@@ -328,4 +328,4 @@ def uncounted() -> Callable[..., Known]:
 
 @pytest.fixture
 def siblings() -> tuple[Sibling, ...]:
-    return (Sibling("tuned", FLOOR), Sibling("eager", SLOW))
+    return (Sibling("tuned", BEST), Sibling("eager", SLOW))

@@ -39,6 +39,6 @@ def test_the_page_says_what_explain_says(case, told):
 
 def test_a_kernel_at_the_ceiling_gets_no_reason():
     found = [known(run, result.case.id) for run in counted() for result in run.results if result.time is not None]
-    at = [one for one in found if one.floor and one.of_ceiling >= 0.99]
+    at = [one for one in found if one.best and one.of_ceiling >= 0.99]
     assert len(at) > 30
     assert not [one.case.id for one in at if any(not reason.aside for reason in explain(one))]

@@ -12,11 +12,11 @@ from harness.model import KernelFacts, Limits, StreamPoint, Traffic, Work
 
 D = 2**29
 WARPS = 2**20
-FLOOR = 2 * D / 4e12
+BEST = 2 * D / 4e12
 BUSY = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
-AT_81, AT_79 = {"time": FLOOR / 0.81}, {"time": FLOOR / 0.79}  # a plain stream takes that share of the time
+AT_81, AT_79 = {"time": BEST / 0.81}, {"time": BEST / 0.79}  # a plain stream takes that share of the time
 WIDER = {"load_requests": 2 * WARPS, "load_sectors": 24 * WARPS, "store_requests": 4 * WARPS}
-LATE = 132 * 1.7e9 * 2 * FLOOR  # cycles of all multiprocessors in the time of the fixture's copy
+LATE = 132 * 1.7e9 * 2 * BEST  # cycles of all multiprocessors in the time of the fixture's copy
 
 
 def judged(rule: str, known: Known) -> list[Reason]:
@@ -66,7 +66,7 @@ def told(reasons: Iterable[Reason]) -> str:
         ("in_flight", BUSY | {"stall_long_scoreboard": 0.49}, BUSY | {"stall_long_scoreboard": 0.51}),
         ("in_flight", BUSY | {"occupancy": 0.3} | AT_81, BUSY | {"occupancy": 0.3} | AT_79),
         # Waits for a memory that is 61% busy are no proof that too little is under way.
-        ("in_flight", {"time": FLOOR / 0.61}, {"time": FLOOR / 0.59}),
+        ("in_flight", {"time": BEST / 0.61}, {"time": BEST / 0.59}),
         ("waits", BUSY | {"stall_barrier": 0.29}, BUSY | {"stall_barrier": 0.31}),
         ("waits", BUSY | {"stall_barrier": 0.4} | AT_81, BUSY | {"stall_barrier": 0.4}),
     ],
@@ -90,7 +90,7 @@ def test_a_rule_speaks_beyond_its_threshold_only(
             {"facts": (KernelFacts("a", 20, 0, 0), KernelFacts("b", 20, 0, 0)), "traffic": Traffic(2 * D, D)},
             {"facts": (KernelFacts("a", 20, 0, 0), KernelFacts("b", 20, 0, 0)), "traffic": Traffic(D, 2 * D)},
         ),
-        ("host", {"call_time": 1.24 * 2 * FLOOR}, {"call_time": 1.26 * 2 * FLOOR}),
+        ("host", {"call_time": 1.24 * 2 * BEST}, {"call_time": 1.26 * 2 * BEST}),
     ],
 )
 def test_a_rule_without_counters(

@@ -97,7 +97,7 @@ def test_a_healthy_kernel_gets_no_verdict(name: str, healthy: dict[str, Callable
 def test_no_remedy_beats_the_ceiling(faulty):
     for name in FAULTS:
         known = faulty(name)
-        assert all((reason.saves or 0.0) <= known.time - known.floor + 1e-12 for reason in explain(known))
+        assert all((reason.saves or 0.0) <= known.time - known.best + 1e-12 for reason in explain(known))
 
 
 def test_an_effect_stands_behind_its_cause(faulty):

@@ -12,7 +12,7 @@ from harness.model import KernelFacts, KernelProfile, Traffic, Work
 
 D = 2**29
 WARPS = 2**20
-FLOOR = 2 * D / 4e12
+BEST = 2 * D / 4e12
 IDLE = {"dram_active": 0.5, "issue_active": 0.1, "stall_long_scoreboard": 0.2}
 
 
@@ -80,7 +80,7 @@ def test_misaligned_loads_are_only_a_part_of_the_sectors(faulty):
     # 20 of 36 sectors are loads, a fifth of which could be spared.
     reason, text = only("partial_sectors", faulty("misaligned_floats"))
     assert "loads are 55.6% of the sectors, 1 / 5 of these" in text
-    assert reason.saves == pytest.approx(min(FLOOR / 0.85 * 20 / 36 / 5, FLOOR / 0.85 - FLOOR))
+    assert reason.saves == pytest.approx(min(BEST / 0.85 * 20 / 36 / 5, BEST / 0.85 - BEST))
 
 
 def test_a_sum_says_where_the_ceiling_ends_it(faulty, copying):
@@ -118,7 +118,7 @@ def test_what_is_only_likely_is_said_to_be(faulty, uncounted):
 
 def test_times_without_counters_hide_nothing(uncounted):
     facts = (KernelFacts("k", 200, 8, 0),)
-    timed = tuple(Seen(KernelProfile(name, 1.0, (("time", FLOOR),)), 0.5, FLOOR) for name in "ab")
+    timed = tuple(Seen(KernelProfile(name, 1.0, (("time", BEST),)), 0.5, BEST) for name in "ab")
     with_times = uncounted(facts=facts, tool="torch", kernels=timed)
     assert not with_times.has_counters
     assert {reason.rule for reason in explain(with_times)} == {"local_memory", "occupancy"}
@@ -151,7 +151,7 @@ def test_reads_count_though_writes_stay_in_the_l2(faulty):
 
 def test_a_tail_saves_no_more_than_memory_leaves(copying):
     # 1.5 waves leave a quarter of the device idle; a plain stream takes 79% of the time.
-    known = copying(time=FLOOR / 0.79, work=Work(D // 2, D // 2), grid=132 * 8 * 1.5)
+    known = copying(time=BEST / 0.79, work=Work(D // 2, D // 2), grid=132 * 8 * 1.5)
     reason, text = only("waves", known)
-    assert reason.saves == pytest.approx(0.21 * FLOOR / 0.79)
+    assert reason.saves == pytest.approx(0.21 * BEST / 0.79)
     assert "but a plain stream of its bytes takes 268.4 us" in text

@@ -68,7 +68,7 @@ def test_a_noise_floor_widens_the_margin() -> None:
     [(0.0, "inconclusive"), (-0.5, "inconclusive"), (-1.0, "regressed"), (0.5, "inconclusive"), (1.0, "improved")],
 )
 def test_a_case_that_is_too_noisy_never_passes_but_may_fail(mean: float, outcome: str) -> None:
-    """A noise floor of 50%: code that is twice as slow, ln 2 = 0.69, lies at the limit."""
+    """A noise of 50%: code that is twice as slow, ln 2 = 0.69, lies at the limit."""
     noisy = Margin(0.01, 0.5)
     found = looked(spread(mean, 0.01, 10), margin=noisy)
     assert (found.outcome, found.pairs_to_tell) == (outcome, None)
@@ -240,7 +240,7 @@ def test_errors_are_as_rare_as_asked_for(simulation: ModuleType, model: str) -> 
 
 
 def largest(means: Sequence[float]) -> float | None:
-    """The noise floor of harness 0.1.0."""
+    """The noise of harness 0.1.0."""
     return 1 - math.exp(-max(map(abs, means))) if means else None
 
 
@@ -250,7 +250,7 @@ def largest(means: Sequence[float]) -> float | None:
         (gate, "LOOK_ALPHAS", (0.02, 0.02), {"steady 0.01", "slow 0.01"}),
         (gate, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03"}),
         (Margin, "limit", 0.0, {"steady 0.0", "steady 0.01"}),
-        (noise_store, "floor", largest, {"outliers 0.03 passed"}),
+        (noise_store, "noise_of", largest, {"outliers 0.03 passed"}),
     ],
     ids=["too severe", "too lenient", "tests zero, not the margin", "no cap, not robust"],
 )

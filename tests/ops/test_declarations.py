@@ -127,7 +127,7 @@ def case(**fields: object) -> Case:
     known = {"op": op.name, "variant": next(iter(op.variants)), "dtype": op.dtypes[0]}
     sizes = tuple((name, 16) for name in op.symbols)
     choices = tuple((name, choice.values[0]) for name, choice in op.choices.items())
-    return Case(**{**known, "shape": sizes, "choices": choices, **fields})  # type: ignore[arg-type]
+    return Case(**{**known, "shape": sizes, "choices": choices, **fields})
 
 
 @pytest.mark.parametrize(

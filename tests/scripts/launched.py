@@ -48,7 +48,7 @@ def launches(kernels: ModuleType, folder: Path, op: Op, case: Case) -> list[list
     variant = op.variants[case.variant]
     with pytest.MonkeyPatch.context() as patch:
         kernels.pretend_gpu(patch, load)
-        launch = variant.prepare(Context(case, None, None, kernels.FakeGenerator(), op))
+        launch = variant.prepare(Context(case, None, None, kernels.GENERATOR, op))
         inputs, outputs = op.tensors(variant)
         launch(next(kernels.alignments(inputs + outputs, case.values, case.dtype)))
     return found

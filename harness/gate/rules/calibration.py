@@ -1,4 +1,4 @@
-"""Rule: a case whose noise floor is more than twice its margin can't pass; smaller ones and missing ones make notes."""
+"""Rule: a case whose noise is more than twice its margin can't pass; smaller ones and missing ones make notes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.gate.noise_store import LEAST_BLOCKS
 from harness.gate.records import NOISE_MOST, CaseEvidence, Finding
 
 _FILE = "that of --noise, or noise-*.json in the cache folder"
-_AGAIN = f"if this is too much, delete the file of noise floors ({_FILE}) and calibrate again while nothing else runs"
+_AGAIN = f"if this is too much, delete the noise file ({_FILE}) and calibrate again while nothing else runs"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -20,7 +20,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     yield from (_too_noisy(found) for found in decided if found.too_noisy)
     if unknown := sum(found.margin.noise is None for found in decided):
         message = (
-            f"{unknown} of {len(decided)} cases have no noise floor: fewer than {LEAST_BLOCKS} blocks of them were "
+            f"{unknown} of {len(decided)} cases have no measured noise: fewer than {LEAST_BLOCKS} blocks of them were "
             "calibrated on this machine"
         )
         yield Finding("calibration", "note", message, "run 'harness gate calibrate' with the same scenarios, once")
@@ -38,10 +38,10 @@ def _too_noisy(found: CaseEvidence) -> Finding:
     margin = found.margin
     noise, most = (units.percent(share, 2) for share in (margin.value, margin.most))
     message = (
-        f"this machine is too noisy: the noise floor of this case is {noise}, and the case can pass only with one of "
+        f"this machine is too noisy: the noise of this case is {noise}, and the case can pass only with noise of "
         f"{most} or less, {NOISE_MOST:g} times the margin"
     )
     # Rounded up, so that the margin is wide enough.
     enough = units.percent(math.ceil(margin.value / NOISE_MOST * 1e4) / 1e4, 2)
-    advice = f"end other work on the machine, delete the file of noise floors ({_FILE}) and calibrate again"
+    advice = f"end other work on the machine, delete the noise file ({_FILE}) and calibrate again"
     return Finding("calibration", "undecided", message, f"{advice}; or accept it with --margin {enough}", found.case)

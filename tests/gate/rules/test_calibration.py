@@ -18,7 +18,7 @@ def test_cases_that_were_never_calibrated_are_counted(
     undecided = evidence(None, of=case(n=2))
     [finding] = calibration.judge(Evidence("main", (), (known, evidence(), control, undecided)))
     assert finding.severity == "note"
-    assert finding.message.startswith("1 of 2 cases have no noise floor: fewer than 5 blocks")
+    assert finding.message.startswith("1 of 2 cases have no measured noise: fewer than 5 blocks")
 
 
 def test_margins_that_noise_has_raised_are_told_with_the_largest(
@@ -45,7 +45,7 @@ def test_a_case_that_is_too_noisy_is_undecided_and_says_how_to_accept_it(
     about = Evidence("main", (), (*cases, control))
     [finding] = calibration.judge(about)
     assert (finding.severity, finding.case) == ("undecided", cases[0].case)
-    assert finding.message.startswith("this machine is too noisy: the noise floor of this case is 5.01%")
+    assert finding.message.startswith("this machine is too noisy: the noise of this case is 5.01%")
     assert "2.00% or less" in finding.message
     assert finding.advice.endswith("accept it with --margin 2.51%")
     assert not Margin(0.0251, 0.05013).too_noisy

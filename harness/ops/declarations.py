@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 from harness.discover import names
@@ -15,6 +16,10 @@ from harness.errors import UsageError, nearest, shown_place, user_place
 
 _NAME = re.compile(r"[\w.+:-]+")
 """What a part of a case's id may be: the id's parts are separated by '/', and choices by ','."""
+
+
+ANY_DEVICE = "any"
+"""In the place of a kind of device: every device that torch computes on."""
 
 
 def at(place: str, message: str, advice: str = "") -> UsageError:
@@ -79,13 +84,14 @@ def check_callable(whose: str, arguments: int, **functions: object) -> None:
 def check_devices(whose: str, devices: tuple[str, ...]) -> None:
     """Raise UsageError unless it is a tuple of kinds of device, of which there is one file or entry point each."""
     check_tuple(whose, devices, "devices", str, "('cuda', 'cpu')")
-    known = [*names("harness.devices"), ANY_DEVICE]
     for device in devices:
-        check_one_of(whose, device, "device", known)
+        check_one_of(whose, device, "device", _kinds_of_device())
 
 
-ANY_DEVICE = "any"
-"""In the place of a device's name: every device that torch computes on."""
+@cache
+def _kinds_of_device() -> tuple[str, ...]:
+    """What a variant may name. Hundreds of variants ask, and a look at what is installed takes milliseconds."""
+    return (*names("harness.devices"), ANY_DEVICE)
 
 
 def check_fields(whose: str, given: Mapping[str, Any], allowed: Iterable[str]) -> None:

@@ -343,7 +343,7 @@ def test_any_other_error_is_the_callers():
 @pytest.mark.parametrize(("asked", "timer"), [("graph", "host"), ("steady", "steady")])
 def test_a_real_processor_is_timed_by_a_timer_that_it_has(monkeypatch, asked, timer):
     monkeypatch.setattr("harness.measure.time", time)
-    result = run(Cpu(), op(timer=asked), n=MIB, precision=0.5)
+    result = run(Cpu(), op(timer=asked), n=2**16, precision=0.5)
     assert result.timer == timer
     assert result.time > 0
     assert result.call_time > 0

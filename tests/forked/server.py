@@ -27,7 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-LOADED = ("torch", "torch._dynamo", "pydantic", "yaml", "typer", "rich.progress", "pandas", "matplotlib.backends.backend_svg")
+LOADED = (
+    "torch",
+    "torch._dynamo",
+    "pydantic",
+    "yaml",
+    "typer",
+    "rich.progress",
+    "pandas",
+    "matplotlib.backends.backend_svg",
+)
 MOST_FILES = 253
 """What one message of a client may carry."""
 ABOVE = 512

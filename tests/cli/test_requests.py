@@ -153,7 +153,7 @@ def test_a_plugin_that_calls_sys_exit_does_not_end_the_command_with_its_code(
 def test_whatever_a_command_calls_its_end_is_never_taken_for_success(
     raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def leave(*_: object) -> None:
+    def leave() -> None:
         raise raised
 
     monkeypatch.setattr("harness.cli.listing._ops", leave)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from harness.collection.steps.pipeline import _stages
 from harness.collection.steps.pipeline._expected import expected, gain, slowest
 from harness.collection.steps.pipeline._facts import rate_alone
 from harness.collection.steps.pipeline._stages import (
@@ -222,7 +223,7 @@ def test_closing_ends_all_threads_wherever_they_wait(overlapping):
 
 def test_a_queue_counts_how_long_it_was_empty_and_full(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_stages, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     watch = Stopwatch()
     queue = StageQueue(2, watch)
     watch.start()

@@ -1,5 +1,5 @@
 # make bench      measure scenarios/quick.yaml on the GPU, or on the CPU where there is none
-# make test       lint, then every test that needs no GPU        ARGS="-k store" goes to pytest
+# make test       lint, and every test that needs no GPU         ARGS="-k store" goes to pytest
 # make test-instrument, make test-collection    the tests of one wing, without lint
 # make lint       ruff and mypy --strict; prints what is wrong, and nothing otherwise
 # make gpu-test   the tests that need a GPU: GPU_JOBS of them at a time, then those that need it for themselves
@@ -14,6 +14,8 @@ ARGS ?=
 TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 GPU_JOBS ?= 4
 
+PYTEST = $(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(WING) $(ARGS)
+
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -23,11 +25,16 @@ READY := $(VENV)/.ready
 bench: $(READY)
 	$(BIN)/harness run scenarios/quick.yaml
 
-test: lint
+# What lint finds is shown after the tests, which run meanwhile.
+test: $(READY)
+	@$(MAKE) --no-print-directory lint > $(VENV)/lint.txt 2>&1 & lint=$$!; \
+	  trap 'kill $$lint; exit 130' INT TERM; \
+	  $(PYTEST); tests=$$?; wait $$lint || tests=1; cat $(VENV)/lint.txt; exit $$tests
+
 test-instrument: WING := --ignore=tests/collection
 test-collection: WING := tests/collection
-test test-instrument test-collection: $(READY)
-	$(BIN)/pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder -m "not gpu" $(WING) $(ARGS)
+test-instrument test-collection: $(READY)
+	$(PYTEST)
 
 lint: $(READY)
 	@$(BIN)/ruff check --quiet

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import select
 import shlex
 import shutil
 import subprocess
@@ -195,6 +196,23 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
     monkeypatch.setattr("harness.ranges._of", lambda name: (Domain(), name))
     return told
+
+
+@pytest.fixture(scope="session")
+def watched() -> Callable[[int], Callable[..., bool]]:
+    """watched(process)(seconds): whether the process with this number has ended, or ends within so many seconds.
+
+    The limit is for a process that never ends, which is an error.
+    """
+
+    def watch(process: int) -> Callable[..., bool]:
+        try:
+            file = os.pidfd_open(process)
+        except ProcessLookupError:
+            return lambda seconds=0.0: True
+        return lambda seconds=0.0: bool(select.select([file], [], [], seconds)[0])
+
+    return watch
 
 
 @pytest.fixture

@@ -24,6 +24,26 @@ from harness.ranks import ALONE, Group
 MIB = 2**20
 
 
+class FakeTime:
+    """A clock that goes on by 6 ms whenever it is read, and while a call takes its time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 6e-3
+        return self.now
+
+    perf_counter = monotonic
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
+    fake = FakeTime()
+    monkeypatch.setattr("harness.measure.time", fake)
+    return fake
+
+
 class FakeDevice(Cpu):
     """A processor on which each sample takes what the test says. not_captured: why it has no graphs."""
 
@@ -212,10 +232,10 @@ def test_lowered_clocks_are_reported():
     assert result.before == result.after == Conditions(temperature_c=95, reasons=("power cap",))
 
 
-def test_calls_that_take_long_are_issued_until_the_time_is_up():
+def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     def prepare(_: Context) -> Launch:
         def launch(t: Tensors) -> None:
-            time.sleep(0.01)
+            clock.now += 0.01
             torch.mul(t.x, 2, out=t.y)
 
         return launch
@@ -223,7 +243,8 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up():
     sheet = op()
     sheet.variants.clear()
     sheet.variant("ours", "takes its time", devices=("cpu",))(prepare)
-    assert 1 <= len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.03).call_samples) < 5
+    assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.03).call_samples) == 1  # of four calls
+    assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.1).call_samples) == 2
     assert len(run(FakeDevice([1e-6]), max_time=60).call_samples) == 5
 
 
@@ -320,12 +341,12 @@ def test_any_other_error_is_the_callers():
 
 
 @pytest.mark.parametrize(("asked", "timer"), [("graph", "host"), ("steady", "steady")])
-def test_the_real_processor_gives_a_plausible_time(asked, timer):
-    """8 MB moved by a processor: more than 10 us on any, less than a second on any that works."""
-    result = run(Cpu(), op(timer=asked), n=MIB, precision=0.5)
+def test_a_real_processor_is_timed_by_a_timer_that_it_has(monkeypatch, asked, timer):
+    monkeypatch.setattr("harness.measure.time", time)
+    result = run(Cpu(), op(timer=asked), n=2**16, precision=0.5)
     assert result.timer == timer
-    assert 1e-5 < result.time < 1
-    assert 1e-5 < result.call_time < 1
+    assert result.time > 0
+    assert result.call_time > 0
 
 
 def test_what_a_variant_reports_of_itself_is_recorded(monkeypatch):

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -229,10 +229,11 @@ def ptx() -> Callable[..., str]:
     from harness.cuda import compile as compiler
     from harness.paths import data
 
-    def text(file: str, entry: str, macros: dict[str, str | int]) -> str:
+    @cache
+    def compiled(file: str, macros: tuple[tuple[str, str | int], ...]) -> str:
         source = next(data("kernels").glob(f"*/{file}"))
         folders = [f"-I{folder}" for folder in compiler._include_folders(source.parent)]
-        options = ["--gpu-architecture=sm_90", *folders, *(f"-D{name}={value}" for name, value in macros.items())]
+        options = ["--gpu-architecture=sm_90", *folders, *(f"-D{name}={value}" for name, value in macros)]
         _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), file.encode(), 0, [], [])
         (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
         assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
@@ -240,7 +241,11 @@ def ptx() -> Callable[..., str]:
         made = bytes(size)
         nvrtc.nvrtcGetPTX(program, made)
         nvrtc.nvrtcDestroyProgram(program)
-        (kernel,) = [part for part in made.decode().split(".entry ") if part.startswith(f"{entry}(")]
+        return made.decode()
+
+    def text(file: str, entry: str, macros: dict[str, str | int]) -> str:
+        parts = compiled(file, tuple(macros.items())).split(".entry ")
+        (kernel,) = [part for part in parts if part.startswith(f"{entry}(")]
         return kernel
 
     return text

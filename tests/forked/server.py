@@ -1,4 +1,4 @@
-"""Forks processes that have torch loaded, for tests: an import of torch takes more than a second of a processor.
+"""Forks processes that have torch and other large packages loaded, for tests: torch alone takes seconds to import.
 
 `server.py FOLDER` listens at FOLDER/socket for client.py, and says so by a line. It ends when its standard input does,
 which is a pipe from the test session, and takes along all that it has forked. It imports nothing of the harness: a
@@ -27,7 +27,16 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-LOADED = ("torch", "torch._dynamo")
+LOADED = (
+    "torch",
+    "torch._dynamo",
+    "pydantic",
+    "yaml",
+    "typer",
+    "rich.progress",
+    "pandas",
+    "matplotlib.backends.backend_svg",
+)
 MOST_FILES = 253
 """What one message of a client may carry."""
 ABOVE = 512

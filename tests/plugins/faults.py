@@ -60,8 +60,9 @@ def leave(_ctx: Context) -> Launch:
 
 
 @OP.variant("endless", "never returns", devices=("cpu",))
-def endless(_ctx: Context) -> Launch:
+def endless(ctx: Context) -> Launch:
     def spin(_t: Tensors) -> None:
+        prepared(ctx)
         while True:
             pass
 

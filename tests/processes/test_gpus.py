@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,9 +67,7 @@ def test_a_rank_that_another_gpu_waits_for_costs_its_case_and_leaves_nothing_on_
     measure: Measure, variant: str, status: str, limit: float
 ) -> None:
     assert measure("nccl").status == "ok"  # the team has started
-    began = time.monotonic()
     found = measure(variant, timeout=limit)
     assert found.status == status, found.error
-    assert time.monotonic() - began < min(limit, 15.0) + 15.0
     assert devices.kinds()["cuda"].shared() is None
     assert measure("nccl").status == "ok"

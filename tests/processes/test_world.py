@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -67,13 +66,11 @@ def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Mea
     assert "rank 1: ValueError: no such tree" in str(found.error)
 
 
-def test_out_of_memory_while_others_wait_in_a_collective_is_that_of_the_case_and_costs_seconds(
+def test_out_of_memory_while_others_wait_in_a_collective_is_that_of_the_case(
     measure: Measure,
 ) -> None:
-    began = time.monotonic()
     found = measure("starved")
-    assert time.monotonic() - began < 15.0  # most of it starts the processes
-    assert found.status == "out_of_memory", found.error
+    assert found.status == "out_of_memory", found.error  # and not a timeout
     assert str(found.error).startswith("rank 1: ")
 
 

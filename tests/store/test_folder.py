@@ -9,7 +9,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -321,13 +320,20 @@ def test_a_header_that_does_not_fit_leaves_the_old_one(folder: Path, header: Hea
     assert sorted(path.name for path in folder.iterdir()) == ["results.jsonl", "run.json"]
 
 
-def test_five_thousand_results_load_quickly(folder: Path, header: Header, measurement: Make) -> None:
+def test_twice_as_many_results_take_twice_as_much_work(folder: Path, header: Header, measurement: Make) -> None:
+    """Work is counted in calls of functions, which are the same on every machine."""
     store.create(folder, header).close()
-    (folder / "results.jsonl").write_text("".join(f"{store.dump(measurement(n))}\n" for n in range(5000)))
-    start = time.perf_counter()
-    run = store.load(folder)
-    assert len(run.measurements) == 5000
-    assert time.perf_counter() - start < 2.0
+    calls, made = [], []
+    for count in (200, 400):
+        (folder / "results.jsonl").write_text("".join(f"{store.dump(measurement(n))}\n" for n in range(count)))
+        sys.setprofile(lambda _frame, event, _argument: made.append(event))
+        run = store.load(folder)
+        sys.setprofile(None)
+        calls.append(len(made))
+        made.clear()
+        assert len(run.measurements) == count
+    assert calls[0] > 200
+    assert calls[1] < 2.1 * calls[0]
 
 
 def test_the_header_is_made_to_be_read(folder: Path, header: Header) -> None:

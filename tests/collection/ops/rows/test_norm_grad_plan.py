@@ -19,7 +19,7 @@ COLUMNS = (
 )
 
 
-@pytest.fixture(params=itertools.product((2, 4), (1, 2), (H200, A100)), ids=str)
+@pytest.fixture(scope="module", params=itertools.product((2, 4), (1, 2), (H200, A100)), ids=str)
 def plans(request):
     """(rows, columns, elements a pack, sums, chip, plan) for all that have one."""
     itemsize, sums, chip = request.param

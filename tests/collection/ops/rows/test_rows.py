@@ -24,7 +24,7 @@ A100 = Chip(108, clusters=False, shared=163 * 1024)
 DEVICES = [H200, A100, Chip(20, clusters=False, shared=SHARED_MEMORY)]
 
 
-@pytest.fixture(params=itertools.product((2, 4), DEVICES, (RowPlan.of, RowPlan.with_vectors)), ids=str)
+@pytest.fixture(scope="module", params=itertools.product((2, 4), DEVICES, (RowPlan.of, RowPlan.with_vectors)), ids=str)
 def plans(request):
     """(rows, columns, elements a pack, plan) for all rows and columns that have one on the device."""
     itemsize, device, find = request.param

@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,31 +56,32 @@ def test_too_little_memory_is_told_before_anything_is_written(monkeypatch):
 
 @pytest.mark.parametrize("at_once", [1, AT_ONCE])
 @pytest.mark.parametrize("change", [lambda work: work, halved])
-def test_no_slot_is_written_while_the_next_stage_may_read_it(change, at_once):
+def test_no_slot_is_written_while_the_next_stage_may_read_it(start_clock, change, at_once):
     slots, written = itertools.cycle(range(SLOTS)), {}
-    reading, go_on, overwritten = threading.Event(), threading.Event(), []
+    clock = start_clock(3 if at_once == 1 else 4)
+    begun, reading, go_on, overwritten = threading.Semaphore(0), threading.Event(), threading.Event(), []
 
     def write(number):
         slot = next(slots)
         written[slot] = number
+        begun.release()
         return slot, number
 
     def read(item):
         reading.set()
-        go_on.wait(5)
+        assert go_on.wait(30)
         slot, number = item
         if written[slot] != number:
             overwritten.append(number)
         return number
 
     pipeline = Pipeline([Stage("write", change(write), at_once), Stage("read", read)])
-    assert reading.wait(5)
-    deadline = time.monotonic() + 5
-    while pipeline.queues["write"].held < 2 and time.monotonic() < deadline:
-        time.sleep(1e-3)
-    time.sleep(0.02)  # enough to write what must not be written yet
+    assert reading.wait(30)
+    clock.settle(at_work=1)  # the reader
     if change is not halved:
-        assert sorted(written.values()) == list(range(at_once + DEPTH + 1))  # and there are more slots
+        most = at_once + DEPTH + 1
+        assert all(begun.acquire(timeout=30) for _ in range(most))
+        assert sorted(written.values()) == list(range(most))  # and there are more slots
         assert len(written) < SLOTS
     go_on.set()
     for _ in range(20):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from harness.collection.steps.pipeline import _stages
 from harness.collection.steps.pipeline._expected import expected, gain, slowest
 from harness.collection.steps.pipeline._facts import rate_alone
 from harness.collection.steps.pipeline._stages import (
@@ -22,53 +23,49 @@ from harness.collection.steps.pipeline._stages import (
     halved,
 )
 
+LIMIT = 30
+"""Seconds after which a wait is an error."""
 SECONDS = {"read": 4e-3, "prepare": 9e-3, "train": 6e-3}
 COUNT = 20
 
 
-def sleeping(name):
-    def work(item):
-        time.sleep(SECONDS[name])
-        return item
+def sleeping(clock):
+    def of(name):
+        return lambda item: clock.sleep(SECONDS[name]) or item
 
-    return work
+    return {name: of(name) for name in SECONDS}
 
 
-def started(overlapping, works=None):
-    works = works or {name: sleeping(name) for name in SECONDS}
+def started(overlapping, works):
     stages = [Stage(name, work) for name, work in works.items() if name != "train"]
     return Pipeline(stages) if overlapping else Pipeline(stages, 1, on_the_way=1)
 
 
-def rate(overlapping, works):
+def rate(clock, overlapping, works):
     """Items a second of the whole, whose last stage is the caller."""
     pipeline = started(overlapping, works)
-    try:
-        for count in range(COUNT + 6):
-            if count == 6:
-                start = time.perf_counter()
-            works["train"](pipeline.take())
-            pipeline.done()
-        return COUNT / (time.perf_counter() - start)
-    finally:
-        pipeline.close()
-
-
-def rates_and_gain(overlapping):
-    """Items a second of the whole and its gain by a faster stage, each over what the stages alone let expect."""
-    works = {name: sleeping(name) for name in SECONDS}
-    rates = {name: rate_alone(work, itertools.count(), 0.03, lambda: None) for name, work in works.items()}
-    found = rate(overlapping, works)
-    faster = rate(overlapping, works | {"prepare": halved(works["prepare"])})
-    wanted = expected(rates, overlapping=overlapping), gain(rates, "prepare", overlapping=overlapping)
-    return slowest(rates), found / wanted[0], faster / found / wanted[1]
+    for count in range(COUNT + 6):
+        if count == 6:
+            start = clock.now
+        works["train"](pipeline.take())
+        pipeline.done()
+    found = COUNT / (clock.now - start)
+    clock.stop()
+    pipeline.close()
+    return found
 
 
 @pytest.mark.parametrize("overlapping", [False, True])
-def test_the_whole_is_as_fast_as_its_stages_say_and_gains_what_they_say(overlapping):
-    # Other work on this machine makes some attempts slower. A pipeline that doesn't do what it should has none right.
-    attempts = (rates_and_gain(overlapping) for _ in range(6))
-    assert any(found == ("prepare", pytest.approx(1, rel=0.2), pytest.approx(1, rel=0.2)) for found in attempts)
+def test_the_whole_is_as_fast_as_its_stages_say_and_gains_what_they_say(start_clock, overlapping):
+    rates = {
+        name: rate_alone(work, itertools.count(), 0.03, lambda: None) for name, work in sleeping(start_clock(1)).items()
+    }
+    found = rate(clock := start_clock(3), overlapping, sleeping(clock))
+    assert found == pytest.approx(expected(rates, overlapping=overlapping))
+    works = sleeping(clock := start_clock(3))
+    faster = rate(clock, overlapping, works | {"prepare": halved(works["prepare"])})
+    assert slowest(rates) == "prepare"
+    assert faster / found == pytest.approx(gain(rates, "prepare", overlapping=overlapping))
 
 
 def test_rates_that_are_expected():
@@ -91,25 +88,23 @@ def test_items_keep_their_order_and_go_through_every_stage():
     assert found == [2 * n + 1 for n in range(10)]
 
 
-def test_with_one_on_the_way_the_next_begins_only_when_the_last_is_done():
-    begun = []
+def test_with_one_on_the_way_the_next_begins_only_when_the_last_is_done(start_clock):
+    begun, clock = [], start_clock(3)
     pipeline = Pipeline([Stage("first", lambda n: begun.append(n) or n), Stage("second", lambda n: n)], 1, on_the_way=1)
     assert pipeline.take() == 0
-    time.sleep(0.02)
+    clock.settle()
     assert begun == [0]
     pipeline.done()
     assert pipeline.take() == 1
-    pipeline.close()
+    clock.settle()
     assert begun == [0, 1]
+    pipeline.close()
 
 
-def test_queues_are_bounded():
-    begun = []
+def test_queues_are_bounded(start_clock):
+    begun, clock = [], start_clock(2)
     pipeline = Pipeline([Stage("first", lambda n: begun.append(n) or n)], 2)
-    deadline = time.monotonic() + 5
-    while len(begun) < 3 and time.monotonic() < deadline:
-        time.sleep(1e-3)
-    time.sleep(0.02)
+    clock.settle()
     assert begun == [0, 1, 2]  # two in the queue, one in hand
     assert pipeline.ready == 3
     pipeline.close()
@@ -117,16 +112,23 @@ def test_queues_are_bounded():
 
 @pytest.mark.parametrize("at_once", [2, 3, 5])
 def test_a_stage_may_work_on_several_items_at_once_and_keeps_their_order(at_once):
-    together = threading.Barrier(at_once)
+    rounds = 4
+    together = threading.Barrier(at_once, timeout=LIMIT)
+    others_ended = [threading.Semaphore(0) for _ in range(rounds)]
 
     def work(item):
-        together.wait(10)
-        time.sleep(0.01 * (item % at_once == 0))  # the first of them ends last
+        """The first item of a round ends last."""
+        turn, place = divmod(item, at_once)
+        if turn < rounds:
+            together.wait()
+            if place:
+                others_ended[turn].release()
+            else:
+                assert all(others_ended[turn].acquire(timeout=LIMIT) for _ in range(at_once - 1))
         return item
 
     pipeline = Pipeline([Stage("read", lambda n: n), Stage("prepare", work, at_once)])
-    assert [pipeline.take() for _ in range(4 * at_once)] == list(range(4 * at_once))
-    together.abort()
+    assert [pipeline.take() for _ in range(rounds * at_once)] == list(range(rounds * at_once))
     pipeline.close()
 
 
@@ -138,38 +140,39 @@ def test_with_one_on_the_way_a_stage_for_several_gives_its_only_item():
     pipeline.close()
 
 
-def test_a_stage_for_several_begins_no_more_than_that():
-    begun, go_on = [], threading.Event()
+def test_a_stage_for_several_begins_no_more_than_that(start_clock):
+    begun, all_begun, go_on, clock = [], threading.Semaphore(0), threading.Event(), start_clock(3)
 
     def work(item):
         begun.append(item)
-        go_on.wait(10)
+        all_begun.release()
+        assert go_on.wait(LIMIT)
         return item
 
     pipeline = Pipeline([Stage("prepare", work, 3)], 1)
-    deadline = time.monotonic() + 5
-    while pipeline.ready < 3 and time.monotonic() < deadline:
-        time.sleep(1e-3)
-    time.sleep(0.02)
+    assert all(all_begun.acquire(timeout=LIMIT) for _ in range(3))
+    clock.settle(at_work=1)  # the loop that waits for the first item; the other one has the third item in hand
     assert sorted(begun) == [0, 1, 2]
     go_on.set()
     pipeline.close()
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 4])
-def test_the_rate_alone_of_work_on_several_items_at_once(at_once):
-    running, most = set(), []
+def test_the_rate_alone_of_work_on_several_items_at_once(start_clock, at_once):
+    clock, seconds, end = start_clock(1), 0.01, 0.5
 
-    def work(number):
-        running.add(number)
-        most.append(len(running))
-        time.sleep(0.01)
-        running.remove(number)
+    def pass_time():
+        clock.now += seconds  # for all who work
 
-    rates = [rate_alone(work, itertools.count(), 0.05, lambda: None, at_once) for _ in range(3)]
-    assert max(most) == at_once
-    # Other work on this machine may make an attempt slower, but none faster.
-    assert max(rates) == pytest.approx(at_once / 0.01, rel=0.25)
+    together = threading.Barrier(at_once, pass_time, LIMIT)
+
+    def work(_number):
+        if clock.now < end:
+            together.wait()
+
+    found = rate_alone(work, itertools.count(), end - seconds - 1e-9, lambda: None, at_once)
+    # One item of 49 rounds may be counted or not.
+    assert found == pytest.approx(at_once / seconds, rel=1 / 49)
 
 
 def test_the_rate_alone_tells_what_failed():
@@ -209,7 +212,7 @@ def test_out_of_memory_stays_what_it_is():
 @pytest.mark.parametrize("overlapping", [False, True])
 def test_closing_ends_all_threads_wherever_they_wait(overlapping):
     before = threading.active_count()
-    pipeline = started(overlapping)
+    pipeline = started(overlapping, dict.fromkeys(SECONDS, lambda item: item))
     pipeline.take()
     pipeline.close()
     pipeline.close()
@@ -220,7 +223,7 @@ def test_closing_ends_all_threads_wherever_they_wait(overlapping):
 
 def test_a_queue_counts_how_long_it_was_empty_and_full(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(_stages, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     watch = Stopwatch()
     queue = StageQueue(2, watch)
     watch.start()
@@ -248,7 +251,6 @@ def test_halved_work_of_several_threads_gives_every_result_twice():
     done = []
 
     def work(number):
-        time.sleep(1e-3)
         done.append(number)
         return number
 

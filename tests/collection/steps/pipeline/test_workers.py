@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +19,8 @@ from harness.collection.steps.pipeline._stages import Crew
 from harness.collection.steps.pipeline._workers import Decoders, ProcessImages
 
 COUNT, SIDE, SEED = 3, 32, 7
+LIMIT = 30
+"""Seconds after which a wait is an error."""
 
 
 @pytest.fixture(scope="module")
@@ -52,21 +52,6 @@ def decoders(batches, request):
 def resized(file, number, place):
     decoded = _images.decoder()(_files.read(file, cold=False))
     return _images.resized(decoded, _images.crops(SEED, number, COUNT)[place], SIDE)
-
-
-def gone(pid):
-    """Whether the process has ended. Someone may still have to ask for its exit status."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
-def wait_until(true, seconds=5):
-    deadline = time.monotonic() + seconds
-    while not true() and time.monotonic() < deadline:
-        time.sleep(5e-3)
-    assert true()
 
 
 @pytest.mark.parametrize("decoders", [1, 2, COUNT + 2], indirect=True)
@@ -128,23 +113,30 @@ def test_out_of_memory_stays_what_it_is(decoders):
         _workers._wait(decoders._shares(bytearray, 1 << 62))
 
 
-def test_a_process_that_is_killed_at_work_is_told(decoders, batches, files, readers):
+def test_a_process_that_is_killed_at_work_is_told(decoders, batches, files, readers, watched, monkeypatch):
     images = ProcessImages(decoders, batches, SEED)
     item = images.read(0, files, readers, cold=False)
     [first, second] = [one.pid for one in decoders.processes]
+    [first_gone, second_gone] = map(watched, (first, second))
     os.kill(first, signal.SIGSTOP)
     os.kill(second, signal.SIGSTOP)
-    killer = threading.Timer(0.05, os.kill, (second, signal.SIGKILL))
-    killer.start()
-    wait_for_first = threading.Timer(0.1, os.kill, (first, signal.SIGCONT))
-    wait_for_first.start()
+    real = _workers._wait
+
+    def kill_and_wait(shares):
+        """Both have a task by now."""
+        os.kill(second, signal.SIGKILL)
+        assert second_gone(LIMIT)
+        os.kill(first, signal.SIGCONT)
+        real(shares)
+
+    monkeypatch.setattr(_workers, "_wait", kill_and_wait)
     with pytest.raises(RuntimeError, match=r"a process that decodes images was killed by SIGKILL, .*fewer processes"):
         images.both(item)
-    assert gone(first)
-    assert gone(second)
+    monkeypatch.setattr(_workers, "_wait", real)
+    assert first_gone()
     decoders._taken.get_lock().acquire()  # as one of them may have done
     with pytest.raises(RuntimeError):
-        ThreadPoolExecutor(1).submit(images.both, item).result(5)
+        ThreadPoolExecutor(1).submit(images.both, item).result(LIMIT)
 
 
 def test_a_process_that_ends_by_itself_is_told(decoders):
@@ -159,29 +151,30 @@ def test_a_process_that_cannot_begin_is_told(batches, monkeypatch):
     assert multiprocessing.active_children() == []
 
 
-def test_closing_leaves_no_process(batches):
+def test_closing_leaves_no_process(batches, watched):
     made = Decoders(2, batches)
-    pids = [one.pid for one in made.processes]
-    assert not any(map(gone, pids))
+    ended = [watched(one.pid) for one in made.processes]
+    assert not any(one() for one in ended)
     made.close()
     made.close()
-    assert all(map(gone, pids))
+    assert all(one() for one in ended)
 
 
-def test_no_process_outlives_a_parent_that_is_killed(files):
+def test_no_process_outlives_a_parent_that_is_killed(files, watched):
     code = f"""
-import time
+import signal
 from harness.collection.steps.pipeline._shared import SharedBatches
 from harness.collection.steps.pipeline._workers import Decoders
 decoders = Decoders(2, SharedBatches(1, {max(file.stat().st_size for file in files)}, {SIDE}))
 print(*(one.pid for one in decoders.processes), flush=True)
-time.sleep(60)
+signal.pause()
 """
     root = str(Path(_workers.__file__).parents[4])
     command, environment = [sys.executable, "-P", "-c", code], os.environ | {"PYTHONPATH": root}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as parent:
         pids = [int(one) for one in parent.stdout.readline().split()]
         assert len(pids) == 2
-        assert not any(map(gone, pids))
+        ended = [watched(pid) for pid in pids]
+        assert not any(one() for one in ended)
         parent.kill()
-    wait_until(lambda: all(map(gone, pids)))
+    assert all(one(LIMIT) for one in ended)

@@ -17,7 +17,6 @@ from harness import paths
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Margin
 from harness.model import Machine, Measurement
-from harness.store import version1
 
 KEPT = 20
 """How many blocks of a case are kept: the newest, since a machine changes with time."""
@@ -104,11 +103,10 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
             means = [float(mean) for mean in row["means"]]
             if not all(map(math.isfinite, means)):
                 raise ValueError(f"the blocks of {row['case']} hold something that isn't a number")
-            case = version1.upgrade_id(row["case"])  # the file may be of harness 0.1.0
             if row["machine"] == machine.fingerprint:
-                noise.blocks[case, row["timer"]] = means
+                noise.blocks[row["case"], row["timer"]] = means
             else:
-                noise.others[row["machine"], case, row["timer"]] = means
+                noise.others[row["machine"], row["case"], row["timer"]] = means
     except (OSError, ValueError, TypeError, KeyError) as error:
         advice = "delete it, and run 'harness gate calibrate', which writes a new one"
         raise UsageError(f"{path}: isn't a file of noise floors: {error}", advice) from error

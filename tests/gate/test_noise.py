@@ -116,14 +116,14 @@ def test_a_file_of_several_machines_keeps_them_apart(machine: Machine, tmp_path:
     assert noise_store.load(other, file).blocks == {("a", "graph"): [0.2]}
 
 
-def test_a_file_of_harness_0_1_0_is_read_and_its_floors_are_robust(machine: Machine, tmp_path: Path) -> None:
+def test_a_file_is_read_and_its_floors_are_robust(machine: Machine, tmp_path: Path) -> None:
     file = tmp_path / "noise.json"
     means = [0.0002, -0.0004, 0.0003, 0.69, -0.0001, 0.0005]
-    row = {"machine": machine.fingerprint, "case": "dropout/tuned/float16/N8-P10", "timer": "graph", "means": means}
+    row = {"machine": machine.fingerprint, "case": "dropout/tuned/float16/N8/p=0.2", "timer": "graph", "means": means}
     file.write_text(json.dumps({"schema": 2, "blocks": [row]}, indent=1) + "\n")
     noise = noise_store.load(machine, file)
-    assert noise.blocks == {("dropout/tuned/float16/N8/p=0.1", "graph"): means}
-    assert noise.margin("dropout/tuned/float16/N8/p=0.1", "graph", 0.01).value == 0.01
+    assert noise.blocks == {("dropout/tuned/float16/N8/p=0.2", "graph"): means}
+    assert noise.margin("dropout/tuned/float16/N8/p=0.2", "graph", 0.01).value == 0.01
 
 
 def test_each_machine_has_a_file_of_its_own(machine: Machine, cache_folder: Path) -> None:

@@ -1,3 +1,3 @@
 """Measure GPU operators honestly: bundled CUDA kernels beside PyTorch, against what the memory can do."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

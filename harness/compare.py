@@ -53,7 +53,13 @@ def _samples(result: Result) -> int:
 
 def mismatches(reference: Run, run: Run) -> list[str]:
     """What differs between the two runs besides times, and could explain a change; one sentence for each difference."""
-    return [*other_setup(reference, run), *_works(reference, run)]
+    return [*other_harness(reference, run), *other_setup(reference, run), *_works(reference, run)]
+
+
+def other_harness(reference: Run, run: Run) -> list[str]:
+    """One sentence if different versions of the harness measured the two runs; none if one version did."""
+    old, new = (side.header.harness_version or "an unknown version" for side in (reference, run))
+    return [] if old == new else [f"the harness differs: {old} -> {new}"]
 
 
 def other_setup(reference: Run, run: Run) -> list[str]:

@@ -14,7 +14,7 @@ import harness
 from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
-from harness.model import SCHEMA, Header, Job, Limits, Machine, Measurement, Run, Warning
+from harness.model import Header, Job, Limits, Machine, Measurement, Run, Warning
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes.supervisor import Workers
@@ -178,9 +178,8 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
         f"the machine was {header.machine.name}, this is {asked.machine.name}": (
             header.machine.fingerprint != asked.machine.fingerprint
         ),
-        f"it was measured by an older harness (schema {header.schema}, now {SCHEMA})": header.schema != SCHEMA,
         "the cases or their timing differ": header.differs_from(asked),
-        f"the code that measured {', '.join(changed)} has changed": bool(changed) and header.schema == SCHEMA,
+        f"the code that measured {', '.join(changed)} has changed": bool(changed),
         f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
     found = [text for text, differs in different.items() if differs]

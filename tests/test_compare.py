@@ -97,6 +97,11 @@ def test_mismatches_name_what_else_could_explain_a_change() -> None:
     )
     before = run_of(*(timed(1, 1, 1, case, timer="graph", work=Work(1, 1)) for case in (CASE, OTHER)))
     after = run_of(*(timed(1, 1, 1, case, timer="launch", work=Work(2, 1)) for case in (CASE, OTHER)), machine=newer)
+    newer_harness = replace(after, header=replace(after.header, harness_version="0.2.0"))
+    assert mismatches(before, newer_harness) == [
+        "the harness differs: an unknown version -> 0.2.0",
+        *mismatches(before, after),
+    ]
     assert mismatches(before, after) == [
         "the machines differ: A GPU (c0ffee) in the reference, Another (f00d) in the run",
         "the software differs: driver 580 -> 590, torch 2.13.0 -> 2.14.0, triton none -> 4",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import select
 import signal
 import subprocess
@@ -311,17 +310,6 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
     monkeypatch.setattr(source, "code", lambda op, *_, **__: Code(op, "other"))
     with pytest.raises(UsageError, match="the code that measured fault has changed"):
         repeated.run(resume=True)
-
-
-def test_a_run_of_schema_1_is_not_gone_on_with(tmp_path: Path, job: MakeJob, run_jobs: RunJobs, header: Header) -> None:
-    folder = tmp_path / "run"
-    store.create(folder, replace(header, schema=1)).close()
-    text = json.loads((folder / store.HEADER).read_text())
-    machine = text["machine"]
-    text["machine"] = machine | machine.pop("devices")[0]
-    (folder / store.HEADER).write_text(json.dumps(text))
-    with pytest.raises(UsageError, match=r"measured by an older harness \(schema 1, now 2\)"):
-        run_jobs(folder, job("fine"), resume=True)
 
 
 def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:

@@ -19,7 +19,6 @@ from harness.gate.records import Margin
 from harness.model import Machine, Measurement
 from harness.ops.catalogue import LOADED
 from harness.ops.known_cases import translated
-from harness.store import version1
 
 KEPT = 20
 """How many blocks of a case are kept: the newest, since a machine changes with time."""
@@ -106,7 +105,7 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
             means = [float(mean) for mean in row["means"]]
             if not all(map(math.isfinite, means)):
                 raise ValueError(f"the blocks of {row['case']} hold something that isn't a number")
-            case = translated(version1.upgrade_id(row["case"]), LOADED)  # the file may be of harness 0.1
+            case = translated(row["case"], LOADED)  # an earlier harness wrote whole ids
             if row["machine"] == machine.fingerprint:
                 noise.blocks[case, row["timer"]] = means
             else:

@@ -40,12 +40,14 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
             f"{after_at} is the reference itself: nothing is compared", "name two folders, each measured by itself"
         )
     differences = tuple(_differences(before, after))
+    # Another version of the harness is a part of what is judged, where its own kernels are: no reason to refuse.
+    noted = (*differences, *compare.other_harness(before, after))
     refused = () if advisory else differences
     cases = () if refused else tuple(_cases(before, after, margin, noise))
     scenarios = after.header.scenarios
     old = before.header.scenarios
     evidence = Evidence(str(before_at), scenarios, cases, after.limits, asked=scenarios, before=old)
-    notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in differences)
+    notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in noted)
     return GateRun(
         mode="stored",
         base=_revision(before_at, before),

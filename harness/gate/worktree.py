@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import IO
 
 from harness import paths, source
+from harness.discover import entry_points
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Revision
 from harness.processes import python
 
-_MEASURES = (Path("processes", "child.py"), Path("worker.py"))
-"""Files in a harness that start a measuring process: the present one, and that of version 0.1.0."""
+_MEASURES = Path("processes", "child.py")
+"""The file in a harness that starts a measuring process."""
 _GIT_TIMEOUT = 120
 _FOREIGN = "dubious ownership"  # git's words for a checkout of another user, as in many containers
 _GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
@@ -148,13 +149,30 @@ class Repository:
 
     def _checkout(self, folder: Path, rev: str, commit: str) -> Checkout:
         root = None if self.package is None else folder / self.package
-        if root and not any((root / "harness" / file).is_file() for file in _MEASURES):
+        if root and not (root / "harness" / _MEASURES).is_file():
             raise UsageError(f"revision '{rev}' has no harness that can measure", "name a later revision as the base")
+        if root:
+            self._refuse_other_layout(root, rev)
         # A plug-in outside the repository is the same on both sides. Cases of one that the revision lacks are new.
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
         code = Revision(rev, commit, False, source.digest(plugins, root), str(self.top))
         return Checkout(code, root, plugins, folder)
+
+    def _refuse_other_layout(self, root: Path, rev: str) -> None:
+        """Raise UsageError for a revision before 0.2.0: the installed entry points name modules that it lacks."""
+        named = [Path(*entry.module.split(".")) for entry in entry_points("harness.ops")]
+        here = [module for module in named if _is_module(python.own_root() / module)]
+        if here and self._holds_running_harness() and not any(_is_module(root / module) for module in here):
+            raise UsageError(
+                f"revision '{rev}' has no {here[0]}, from which this installation loads its ops: it is a revision "
+                "before harness 0.2.0, and one installation can't measure both",
+                "name a later revision as the base; or measure each revision in an environment of its own, with "
+                "harness run --repeat 10, and judge the stored runs: harness gate REF RUN",
+            )
+
+    def _holds_running_harness(self) -> bool:
+        return self.package is not None and (self.top / self.package).resolve() == python.own_root()
 
     def _judged(self) -> list[str]:
         """The paths of the code to compare, as git takes them."""
@@ -166,6 +184,10 @@ class Repository:
         # Not `prune`, which also drops worktrees whose folders can't be reached for a while. Fails if there was none.
         with suppress(UsageError):
             _git(self.top, "worktree", "remove", "--force", str(folder))
+
+
+def _is_module(path: Path) -> bool:
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 @contextmanager

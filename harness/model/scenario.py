@@ -67,7 +67,7 @@ class Curve:
 class Scenario:
     """What a scenario file asked for, as stored with a run, so that a report needs no other file.
 
-    roles: the role of each variant, in the op's order; a run of schema 1 has none stored.
+    roles: the role of each variant, in the op's order.
     """
 
     name: str
@@ -86,12 +86,12 @@ class Scenario:
     roles: tuple[tuple[str, str], ...] = ()
 
     def role(self, variant: str) -> str:
-        """The role of a variant of the op: the stored one, else the one that its name meant in runs of schema 1."""
+        """The role of a variant of the op: the stored one; else the role that its name usually means."""
         return dict(self.roles).get(variant) or usual_role(self.op, variant)
 
 
 def usual_role(op: str, variant: str) -> str:
-    """The role that a variant's name meant in runs of schema 1, which stored no roles."""
+    """The role that a variant's name usually means, for a scenario that doesn't tell the role."""
     if op == "copy" and variant in ("eager", "memcpy"):
         return "control"
     if variant in ("eager", "compile"):

@@ -18,7 +18,7 @@ from harness.model import Job, Limits, Measurement, Scenario
 from harness.processes.strictness import Strictness
 
 VERSION = 2
-"""Version of these messages and of the records in them. `version1.py` translates the one before."""
+"""Version of these messages and of the records in them."""
 
 ANOTHER_CODE = "take a base that is nearer to the code to judge, or judge stored runs: harness gate REF RUN"
 """Advice where the process of another revision of the harness can't be understood."""

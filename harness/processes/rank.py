@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.processes import python, version1
+from harness.processes import python
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
@@ -151,11 +151,4 @@ class Rank:
 def _command(begin: Beginning, replies: int) -> list[str]:
     arguments = ["--device", begin.device, "--replies", str(replies)]
     plugins = ["--ops", *map(str, begin.plugins)] if begin.plugins else []
-    return python.command(_module(begin.root), [*arguments, *plugins])
-
-
-def _module(root: Path | None) -> str:
-    """The module that measures in the revision in `root`."""
-    if root is None or root.joinpath(*_MODULE.split(".")).with_suffix(".py").is_file():
-        return _MODULE
-    return version1.MODULE
+    return python.command(_MODULE, [*arguments, *plugins])

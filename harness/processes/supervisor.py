@@ -12,7 +12,7 @@ from harness import devices, source
 from harness.errors import HarnessError, MachineError
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
-from harness.processes import python, version1
+from harness.processes import python
 from harness.processes.messages import (
     ANOTHER_CODE,
     VERSION,
@@ -157,11 +157,11 @@ class Workers:
         except HarnessError:
             self._team = None
             raise
-        if ready.protocol not in (VERSION, version1.VERSION):
+        if ready.protocol != VERSION:
             spoken = f"protocol {ready.protocol}" if ready.protocol else "a protocol without a number"
             raise MachineError(
                 f"the harness in {ready.root or self._root} speaks {spoken} with its measuring processes, "
-                f"this one {VERSION} and {version1.VERSION}",
+                f"this one protocol {VERSION}",
                 ANOTHER_CODE,
             )
         if Path(ready.root).resolve() != self._root:

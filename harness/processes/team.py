@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from harness.errors import CompileError, HarnessError, MachineError, UsageError
-from harness.processes import messages, version1
+from harness.processes import messages
 from harness.processes.messages import (
     ANOTHER_CODE,
     Failed,
@@ -106,7 +106,7 @@ class Team:
         """
         self._asked += 1
         self._question = replace(question, number=self._asked)
-        line = self._encoded(self._question)
+        line = messages.encode(self._question)
         for rank in self._ranks:
             rank.send(line)
         try:
@@ -160,7 +160,7 @@ class Team:
     def _answer(self, rank: RankHandle, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
         """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it."""
         try:
-            reply = self._decoded(line)
+            reply = messages.decode_reply(line)
         except ValueError as error:
             raise MachineError(
                 f"a measuring process sent a message that this harness can't read: {error}", ANOTHER_CODE
@@ -180,17 +180,6 @@ class Team:
                 raise _ERRORS[exit_code](message, advice)
             case _:
                 raise LostError("crashed", f"rank {rank.number} answered '{reply.kind}' to question {self._asked}")
-
-    def _encoded(self, question: Question) -> bytes:
-        return version1.encode(question) if self._speaks_version_1 else messages.encode(question)
-
-    def _decoded(self, line: bytes) -> Reply:
-        return version1.decode(line, self._question) if self._speaks_version_1 else messages.decode_reply(line)
-
-    @property
-    def _speaks_version_1(self) -> bool:
-        """Whether the processes are of harness 0.1.0. Their first message is the same in both versions."""
-        return self.ready is not None and self.ready.protocol == version1.VERSION
 
     def _fates(self) -> str:
         """How each dead rank ended, with the last of its standard error; those killed by a signal first."""

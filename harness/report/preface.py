@@ -128,8 +128,8 @@ def stale(run: Run, current: Codes) -> list[str]:
 
     current: the present code of each variant. A result of a variant that isn't among them can't be checked.
     """
-    if run.header.schema < 2:
-        return ["This run is of schema 1, which doesn't say which code measured each result. A new run says it."]
+    if run.measurements and all(m.code is None for m in run.measurements):
+        return ["This run doesn't say which code measured each result. A new run says it."]
     older: dict[tuple[str, str, str], set[str]] = defaultdict(set)
     unknown: dict[str, set[str]] = defaultdict(set)
     for m in run.measurements:

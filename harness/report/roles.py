@@ -8,10 +8,7 @@ from harness.model import Scenario
 
 
 def roles(scenario: Scenario, variants: Iterable[str]) -> dict[str, str]:
-    """The role of each variant: as stored, in the op's order, then those of `variants` that aren't stored.
-
-    Runs of schema 1 have no roles stored; their variants' names tell.
-    """
+    """The role of each variant: as stored, in the op's order, then of `variants` without a stored role, by name."""
     known = dict(scenario.roles)
     return known | {name: scenario.role(name) for name in variants if name not in known}
 

@@ -2,7 +2,7 @@
 
 `run.json` holds the header, `results.jsonl` one measurement a line, `attachments.jsonl` one attachment a line. Lines
 are only ever appended. A writer holds a lock on `results.jsonl`, which the operating system releases when the process
-ends, however it ends. Runs of schema 1 are read too.
+ends, however it ends.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ValidationError
 
 from harness.errors import MachineError, UsageError
 from harness.model import SCHEMA, Attachment, Header, Measurement, Run
-from harness.store import version1
 from harness.store.codec import Record, build, dump, parse
 
 RESULTS = "results.jsonl"
 ATTACHMENTS = "attachments.jsonl"
 HEADER = "run.json"
+_LAST_OLDER = "harness 0.1.0 of commit 814e77e"
+"""The last harness that reads runs of schema 1."""
 
 
 class Writer:
@@ -105,9 +106,7 @@ def reopen(folder: Path) -> tuple[Run, Writer]:
     writer = Writer(folder, _lock(folder))
     try:
         run = load(folder)
-        # Lines of another schema would count as cut, and such a run can't be gone on with anyway.
-        if run.header.schema == SCHEMA:
-            _mend(folder / RESULTS)
+        _mend(folder / RESULTS)
     except BaseException:
         writer.close()
         raise
@@ -120,8 +119,7 @@ def load(folder: Path) -> Run:
     Raises UsageError if the folder holds no run, or one that this version can't read.
     """
     header = _header(folder)
-    upgrade = version1.upgrade_measurement if header.schema == 1 else None
-    measurements, losses = _lines(folder / RESULTS, Measurement, upgrade)
+    measurements, losses = _lines(folder / RESULTS, Measurement)
     attached, lost = _lines(folder / ATTACHMENTS, Attachment)
     # What a tool found last about a case replaces what it found before.
     attachments = {(attachment.case, attachment.tool): attachment for attachment in attached}
@@ -148,9 +146,7 @@ def attach(folder: Path, attachments: Iterable[Attachment]) -> None:
         raise _unwritable(path, error) from error
 
 
-def _lines(
-    path: Path, kind: type[Record], upgrade: Callable[[Any], Any] | None = None
-) -> tuple[list[Record], list[str]]:
+def _lines(path: Path, kind: type[Record]) -> tuple[list[Record], list[str]]:
     """The records in a file with one on each line, and what is wrong with lines that hold none."""
     *lines, tail = _read(path).split(b"\n") if path.exists() else [b""]
     records: list[Record] = []
@@ -160,7 +156,7 @@ def _lines(
         if not line.strip():
             continue
         try:
-            records.append(build(kind, upgrade(json.loads(line))) if upgrade else parse(kind, line))
+            records.append(parse(kind, line))
         except ValueError as error:
             why = "the line is cut short" if number > len(lines) else _reason(error)
             losses.append(f"{path}:{number}: one {noun} is lost: {why}")
@@ -183,7 +179,10 @@ def _header(folder: Path) -> Header:
         schema = content["schema"]
         if schema > SCHEMA:
             raise UsageError(f"{path}: has schema {schema}; this version reads up to {SCHEMA}", "update the harness")
-        return build(Header, version1.upgrade_header(content) if schema == 1 else content)
+        if schema < SCHEMA:
+            found = f"{path}: has schema {schema}, of an older harness; this version reads schema {SCHEMA}"
+            raise UsageError(found, f"measure again, or read the run with {_LAST_OLDER}, which reads both schemas")
+        return build(Header, content)
     except (ValueError, TypeError, KeyError) as error:
         raise UsageError(f"{path}: isn't the header of a run: {_reason(error)}", "measure again") from error
 

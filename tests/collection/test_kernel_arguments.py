@@ -38,7 +38,7 @@ def parameter_sizes(info: bytes) -> list[int]:
     return [found[number] for number in range(len(found))]
 
 
-def launches(tools, monkeypatch, op, dtype) -> list[tuple]:
+def launches(tools, monkeypatch, op, dtype) -> list[tuple[object, ...]]:
     """File, entry, macros and arguments of each launch of `tuned`."""
     seen = []
 

@@ -280,7 +280,7 @@ def test_a_base_that_speaks_otherwise_is_refused(repository: Path, gate: Gate) -
     messages.write_text(messages.read_text().replace(f"VERSION = {VERSION}\n", "VERSION = 99\n"))
     done = gate("--base=HEAD", "steady", *ON_CPU)
     assert done.returncode == 4, done.stderr
-    assert f"speaks protocol {VERSION} with its measuring processes, this one 99" in done.stderr
+    assert f"speaks protocol {VERSION} with its measuring processes, this one protocol 99" in done.stderr
     assert "judge stored runs" in done.stderr
 
 

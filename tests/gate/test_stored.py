@@ -139,10 +139,19 @@ def test_other_work_under_the_same_name_is_undecided_unless_it_is_accepted(make_
     assert found == {"tuned": 0, "memcpy": 0}
 
 
+def test_another_version_of_the_harness_is_a_note(make_run: MakeRun) -> None:
+    run = make_run()
+    newer = replace(run, header=replace(run.header, started="later", harness_version="0.2.0"))
+    older = replace(run, header=replace(run.header, harness_version="0.1.0"))
+    made = judge(older, newer)
+    assert (made.exit, made.refused) == (Exit.OK, ())
+    assert ("note", "The harness differs: 0.1.0 -> 0.2.0") in [(f.severity, f.message) for f in made.findings]
+
+
 @pytest.mark.parametrize(
     ("roles", "controls"),
     [
-        ((), {"memcpy"}),  # as in runs of schema 1, whose names tell
+        ((), {"memcpy"}),  # the names tell
         ((("tuned", "ours"), ("memcpy", "ours")), set()),
         ((("tuned", "control"), ("memcpy", "ours")), {"tuned"}),
     ],

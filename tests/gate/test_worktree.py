@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import harness
 from harness import source
 from harness.errors import MachineError, UsageError
 from harness.gate.worktree import Repository
@@ -204,18 +205,29 @@ def test_an_unknown_revision_is_named_with_what_to_do(top: Path, rev: str) -> No
     assert "fetch-depth: 0" in caught.value.advice
 
 
-def test_a_revision_of_version_0_1_0_can_be_the_base(top: Path) -> None:
-    git(top, "mv", "harness/processes/child.py", "harness/worker.py")
-    git(top, "commit", "--quiet", "--message=as it was")
-    with Repository.find([]).worktree("main", "base") as base:
-        assert (base.root / "harness" / "worker.py").is_file()
-
-
 def test_a_revision_without_a_harness_is_refused(top: Path) -> None:
     git(top, "rm", "--quiet", "harness/processes/child.py")
     git(top, "commit", "--quiet", "--message=none")
     with pytest.raises(UsageError, match="'main' has no harness"), Repository.find([]).worktree("main", "base"):
         pass
+    assert listed(top) == 1
+
+
+def test_a_revision_before_0_2_0_is_refused_with_what_to_do_instead(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its ops lay in harness/ops, and the installed entry points name harness/collection/ops."""
+    (top / "harness" / "collection" / "ops").mkdir(parents=True)
+    (top / "harness" / "collection" / "ops" / "__init__.py").touch()
+    git(top, "add", ".")
+    git(top, "commit", "--quiet", "--message=as it is now")
+    monkeypatch.setattr(harness, "__file__", str(top / "harness" / "__init__.py"))
+    with Repository.find([]).worktree("main", "base") as base:
+        assert (base.root / "harness" / "collection").is_dir()
+    with (
+        pytest.raises(UsageError, match=r"'one' has no harness/collection/ops, .* before harness 0\.2\.0") as caught,
+        Repository.find([]).worktree("one", "base"),
+    ):
+        pass
+    assert "harness gate REF RUN" in caught.value.advice
     assert listed(top) == 1
 
 

@@ -12,7 +12,7 @@ import json, os, sys, time
 from pathlib import Path
 
 FD, RANK = int(sys.argv[sys.argv.index("--replies") + 1]), int(os.environ["RANK"])
-ROOT = Path(__file__).resolve().parents[{depth}]
+ROOT = Path(__file__).resolve().parents[2]
 
 def say(kind, **fields):
     os.write(FD, (json.dumps({{"kind": kind, **fields}}) + "\\n").encode())
@@ -22,7 +22,7 @@ def measured(status, error=None, leaving=False, number=None, **fields):
     found = {{"case": question["job"]["case"], "status": status, "error": error, **fields}}
     say("measurement", number=number, measurement=found, leaving=leaving)
 
-say("ready", protocol={protocol}, root=str(ROOT))
+say("ready", protocol=2, root=str(ROOT))
 for line in sys.stdin:
     question = json.loads(line)
     variant = question["job"]["case"]["variant"] if "job" in question else ""
@@ -34,14 +34,13 @@ for line in sys.stdin:
 def revision(tmp_path: Path) -> Callable[..., Path]:
     """Makes the folder of a revision. body: Python that answers one `question`, by its `variant` and the `RANK`."""
 
-    def make(body: str, module: str = "processes/child.py", protocol: int = 2) -> Path:
-        file = tmp_path / "revision" / "harness" / module
+    def make(body: str) -> Path:
+        file = tmp_path / "revision" / "harness" / "processes" / "child.py"
         for folder in (file.parent, tmp_path / "revision" / "harness"):
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "__init__.py").touch()
-        depth = 1 + module.count("/")
         indented = body.strip().replace("\n", "\n    ")
-        file.write_text(CHILD.format(depth=depth, protocol=protocol, body=indented))
+        file.write_text(CHILD.format(body=indented))
         return tmp_path / "revision"
 
     return make

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.processes import python, rank, start
+from harness.processes import python, start
 from harness.processes.supervisor import Workers
 
 OWN = python.own_root()
@@ -142,11 +142,6 @@ def test_a_checkout_whose_path_has_a_colon_is_the_one_that_measures(
     with Workers("cpu", root=root) as workers:
         found = workers.measure(job("fine"))
     assert (found.status, found.error) == ("ok", str(root))
-
-
-def test_a_revision_before_0_2_measures_in_another_module(tmp_path: Path) -> None:
-    assert rank._module(None) == rank._module(OWN) == "harness.processes.child"
-    assert rank._module(tmp_path) == "harness.worker"
 
 
 def test_modules_are_found_where_the_parent_finds_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

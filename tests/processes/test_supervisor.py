@@ -177,7 +177,7 @@ def test_an_answer_to_an_earlier_question_is_not_that_of_this_case(
         (Ready(), "the harness in /elsewhere speaks a protocol without a number with its measuring processes"),
         (
             Ready(VERSION + 1, "/elsewhere"),
-            f"speaks protocol {VERSION + 1} with its measuring processes, this one {VERSION} and 1",
+            f"speaks protocol {VERSION + 1} with its measuring processes, this one protocol {VERSION}",
         ),
         (Ready(VERSION, "/usr/lib/python3"), "imported the harness in /usr/lib/python3, not that in /elsewhere"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -128,7 +127,7 @@ if late.exists():
     late.unlink()
     os.write(FD, old)
 found = {"case": question["job"]["case"], "status": "ok", "error": variant, "process": question["process"]}
-answer = {"kind": KIND, "measurement": found, "number": question.get("number", 0)}
+answer = {"kind": "measurement", "measurement": found, "number": question.get("number", 0)}
 os.write(FD, json.dumps(answer).encode() + b"\\n")
 if variant == "forks":
     late.write_text(json.dumps(answer) + "\\n")
@@ -136,15 +135,12 @@ if variant == "forks":
 """What a process does that has forked: it gives an answer once more when the next question is there."""
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"), [("measurement", {}), ("result", {"module": "worker.py", "protocol": 1})], ids=["2", "1"]
-)
 def test_a_case_that_is_answered_twice_is_not_taken_for_the_next_one(
-    revision: Revision, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+    revision: Revision, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A variant that forks was stored twice, and the last case never."""
     monkeypatch.setattr(team, "GRACE", 0.2)
-    with Workers("cpu", root=revision(LATE.replace("KIND", repr(kind)), **options)) as workers:
+    with Workers("cpu", root=revision(LATE)) as workers:
         for asked in (job("forks"), job("fine"), job("slow", n=64)):
             found = workers.measure(asked)
             assert (found.case, found.status, found.error) == (asked.case, "ok", asked.case.variant)

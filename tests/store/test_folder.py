@@ -248,6 +248,16 @@ def test_a_newer_schema_is_refused(folder: Path, header: Header) -> None:
         store.load(folder)
 
 
+@pytest.mark.parametrize("read", [store.load, store.reopen])
+def test_an_older_schema_is_refused_and_the_harness_that_reads_it_is_named(
+    folder: Path, header: Header, read: Callable[[Path], object]
+) -> None:
+    store.create(folder, replace(header, schema=1)).close()
+    with pytest.raises(UsageError, match=f"has schema 1, of an older harness; this version reads schema {SCHEMA}") as e:
+        read(folder)
+    assert "harness 0.1.0 of commit 814e77e" in e.value.advice
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -255,7 +265,7 @@ def test_a_newer_schema_is_refused(folder: Path, header: Header) -> None:
         ("[]", "found no JSON object"),
         ("{}", "no 'schema'"),
         ('{"schema": 2}', "name: Field required"),
-        ('{"schema": 1}', "isn't a record of version 1"),
+        ('{"schema": "1"}', "not supported between instances"),
     ],
 )
 def test_a_broken_header_is_one_clear_error(folder: Path, header: Header, content: str, reason: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from harness.model import Run
@@ -13,17 +14,23 @@ SUMMARY = "plots/*.svg: bandwidth or another metric by variant and shape, and th
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
     """Draw the run's figures into `folder`/plots."""
-    from harness.report import build, charts, limit_tables, plotting, sections
+    from harness.report import plotting
     from harness.report.pictures import drawn
 
-    plots, _ = plotting.plan(run)
     (folder / plotting.FOLDER).mkdir(exist_ok=True)
+    return [path for name, draw in planned(run) for path in drawn(name, draw, folder / name)]
+
+
+def planned(run: Run) -> Iterator[tuple[str, Callable[[Path], list[Path]]]]:
+    """Each picture's path in the run's folder, and the function that draws the picture to a path."""
+    from harness.report import build, charts, limit_tables, plotting, sections
+
+    plots, _ = plotting.plan(run)
     peak = run.limits.peak if run.limits else None
-    paths = [path for plot in plots for path in drawn(plot.path, charts.draw, plot, peak, folder / plot.path)]
+    for plot in plots:
+        yield plot.path, partial(charts.draw, plot, peak)
     for figure in sections.drawings(run):
         if figure.draw:
-            paths += drawn(figure.path, figure.draw, folder / figure.path)
+            yield figure.path, figure.draw
     if run.limits and run.limits.points:
-        ceilings = folder / plotting.FOLDER / build.CEILINGS
-        paths += drawn(build.CEILINGS, limit_tables.draw, run.header.machine, run.limits, ceilings)
-    return paths
+        yield f"{plotting.FOLDER}/{build.CEILINGS}", partial(limit_tables.draw, run.header.machine, run.limits)

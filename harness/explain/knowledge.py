@@ -51,7 +51,8 @@ def newest(pattern: str, folders: Sequence[Path]) -> dict[str, Newest]:
         for result in run.results
     }
     cases = {result.case.id: result.case for _, run in runs for result in run.results}
-    exact = {key: found for key, found in every.items() if pattern in (key, cases[key].whole_id)}
+    today = known_cases.translated(pattern)
+    exact = {today: every[today]} if today in every else {}
     if chosen := exact or {key: found for key, found in every.items() if cases[key].matches(pattern)}:
         return chosen
     raise _unknown(pattern, every, [folder for folder, _ in runs])

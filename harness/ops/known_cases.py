@@ -66,7 +66,9 @@ def recognised(case: Case, ops: Ops = LOADED) -> Case:
     if sizes.keys() != op.symbols.keys():
         return case
     shape = tuple((name, sizes[name]) for name in op.symbols)
-    usual = [name for name, size in _defaults(op, sizes, case.world) if sizes[name] == size]
+    # Beside a symbol N1, 'N11' could be N = 11, or N1 = 1 with N left out.
+    certain = not any(symbol[-1].isdigit() for symbol in op.symbols)
+    usual = [name for name, size in _defaults(op, sizes, case.world) if certain and sizes[name] == size]
     usual += [name for name, value in choices if written(value) == written(op.choices[name].usual)]
     return replace(case, shape=shape, choices=choices, usual=tuple(usual))
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from harness.errors import InputError, Problem, UsageError, nearest
 from harness.model import Case, Job, Scenario, Timing
 from harness.ops import Op
-from harness.ops.known_cases import recognised
+from harness.ops.known_cases import recognised, translated
 from harness.scenario.definition import Definition
 
 _Candidate = tuple[Definition, Case]
@@ -73,6 +73,8 @@ def plan(definitions: Sequence[Definition], catalogue: Mapping[str, Op], selecti
     """
     if not definitions:
         raise UsageError("nothing to run: no scenario was given", "'harness list' shows the bundled ones")
+    # An id that was written down before the op learned a choice is today's.
+    selection = replace(selection, only=tuple(translated(glob, catalogue) for glob in selection.only))
     candidates = [(d, recognised(case, catalogue)) for d in definitions for case in d.cases(selection.device)]
     problems = [*_unknown(definitions, catalogue, selection), *_unmatched(candidates, catalogue, selection)]
     if problems:

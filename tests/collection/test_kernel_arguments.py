@@ -48,7 +48,7 @@ def launches(tools, monkeypatch, op, dtype) -> list[tuple[object, ...]]:
     tools.pretend_gpu(monkeypatch, load)
     for values in tools.told(op.name).COMPILED:
         variant, case = op.variants["tuned"], tools.case_of(op, "tuned", dtype, values)
-        launch = variant.prepare(Context(case, None, None, tools.FakeGenerator(), op))
+        launch = variant.prepare(Context(case, None, None, tools.GENERATOR, op))
         inputs, outputs = op.tensors(variant)
         for tensors in tools.alignments(inputs + outputs, case.values, dtype):
             launch(tensors)

@@ -73,6 +73,17 @@ def test_a_size_at_a_default_that_other_sizes_make() -> None:
     assert named("mine/tuned/float32/usual", fixed) == recognised(case({}), fixed)
 
 
+def test_a_size_stays_in_the_id_where_it_could_be_read_as_another() -> None:
+    ambiguous = ops(symbols={"N": "", "N1": ""}, defaults={"N": "8", "N1": "2"}, choices={})
+    ids = [recognised(case({"N": n, "N1": m}), ambiguous).id for n, m in ((11, 2), (8, 1), (8, 2))]
+    assert len(set(ids)) == 3
+
+
+def test_an_id_of_before_the_op_learned_a_choice_is_todays() -> None:
+    learned = ops(choices={"layout": LAYOUT, "p": Choice("probability", low=0.1, high=1)})
+    assert translated("mine/tuned/float32/M2-N3/layout=nchw", learned) == "mine/tuned/float32/M2-N3"
+
+
 @pytest.mark.parametrize(
     "made",
     [

@@ -395,8 +395,6 @@ def test_every_committed_run_is_read_whole(header: Path) -> None:
     assert run.losses == ()
     lines = (header.parent / store.RESULTS).read_text().count("\n")
     assert len(run.measurements) == lines > 0
-    # What was planned by id is what was measured: ids are upgraded like cases.
     planned = {case for scenario in run.header.scenarios for case in scenario.cases}
     assert {measurement.case.id for measurement in run.measurements} <= planned
-    assert run.limits is not None
-    assert run.limits.peak is not None
+    assert run.limits and run.limits.peak

@@ -395,6 +395,6 @@ def test_every_committed_run_is_read_whole(header: Path) -> None:
     assert run.losses == ()
     lines = (header.parent / store.RESULTS).read_text().count("\n")
     assert len(run.measurements) == lines > 0
-    planned = {case for scenario in run.header.scenarios for case in scenario.cases}
-    assert {measurement.case.id for measurement in run.measurements} <= planned
-    assert run.limits and run.limits.peak
+    assert {m.case.id for m in run.measurements} <= {case for s in run.header.scenarios for case in s.cases}
+    assert run.limits is not None
+    assert run.limits.peak is not None

@@ -12,7 +12,7 @@ Verdict = Literal["faster", "slower", "~", "missing"]
 
 
 def compare(reference: Run, run: Run) -> list[Difference]:
-    """Every case of either run, matched by id: the cases of the reference in its order, then those that only `run` has.
+    """Every case of either run, matched by id: the cases of the reference in its order, then the cases of `run` alone.
 
     `ratio` is the reference's time over the run's. The interval of the ratio takes both times at opposite ends of their
     own intervals (`metrics.interval`): low = reference's low / run's high, high = reference's high / run's low. The
@@ -123,5 +123,5 @@ def _more(cases: Sequence[str]) -> str:
 
 
 def _by_id(measurements: tuple[Measurement, ...]) -> dict[str, Measurement]:
-    """A timed measurement of each case: that of the first process stands for all."""
+    """A timed measurement of each case: the first process's stands for all."""
     return {m.case.id: m for m in reversed(measurements) if m.time is not None}

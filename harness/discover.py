@@ -60,7 +60,7 @@ def names(package: str) -> list[str]:
 
 
 def entry_points(group: str) -> list[EntryPoint]:
-    """Entry points of a group: the harness's own, as far as what they name is there, then those of other packages.
+    """Entry points of a group: the harness's own whose modules are there, then the entry points of other packages.
 
     A checkout's own entry points stand in its pyproject.toml, since an installation may be older, or of another
     checkout. What they name may have been left out, as the collection can be.

@@ -2,7 +2,7 @@
 
 Operators of torch are looked up first. Then the first rule whose pattern occurs in the name decides, whatever the case
 of its letters. So a rule for what is special stands before one for what is general: the kernel of a convolution may
-have "gemm" in its name, and that of attention "softmax". A name that no rule knows is of the family "other".
+have "gemm" in its name, and a kernel of attention "softmax". A name that no rule knows is of the family "other".
 
 Who brings kernels declares their families: `declare("copy", "^my_copy")`.
 """
@@ -57,7 +57,7 @@ _OPERATORS = {
     "_prelu_kernel threshold_backward gelu_backward silu_backward sigmoid_backward tanh_backward elu_backward "
     "hardswish_backward leaky_relu_backward native_dropout_backward _prelu_kernel_backward",
 }
-"""Operators of torch on the CPU that are known by their whole name, without the '_' of those that work in place."""
+"""Operators of torch on the CPU that are known by their whole name, without the '_' of operators that work in place."""
 _BY_OPERATOR = {f"aten::{word}": name for name, words in _OPERATORS.items() for word in words.split()}
 
 _NORM = r"layer_?norm|batch_?norm|group_?norm|instance_?norm|rms_?norm"
@@ -70,7 +70,7 @@ _FIRST = (
     # What the wrappers of autograd take on the CPU is no work of the operators that they are named after.
     (OTHER, r"^autograd::|^\w+Backward\d+$|^torch::"),
     ("communication", r"nccl|c10d::|^gloo|all_?reduce|all_?gather|reduce_scatter|cross_device_reduce"),
-    # What torch.compile makes: poi is element-wise, red and per are reductions, tem is a template, such as that of mm.
+    # What torch.compile makes: poi is element-wise, red and per are reductions, tem is a template, such as mm's.
     ("attention", r"^triton_tem_\w*attention"),
     ("convolution", r"^triton_tem_\w*conv"),
     ("gemm", r"^triton_(tem_|mm|bmm|addmm)"),
@@ -79,7 +79,7 @@ _FIRST = (
     ("softmax", r"^triton_(red|per|for)\w*softmax"),
     ("reduction", r"^triton_(red|per|split_scan)_"),
 )
-"""Rules that come before all others."""
+"""Rules that come first."""
 _RULES = (
     ("copy", r"^stream$"),  # which measures what a memory can do
     ("unscale", r"non_finite_check_and_unscale"),
@@ -102,9 +102,9 @@ _DECLARED: dict[tuple[str, str], None] = {}
 def declare(family_name: str, pattern: str) -> None:
     """Say that kernels whose names have this pattern, whatever the case of letters, are of this family.
 
-    It counts before all rules for other kernels, but for those for communication and for what torch.compile makes. Of
-    several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for a
-    pattern that is no regular expression, with the file and line of the declaration.
+    It counts before all rules for other kernels, except the rules for communication and for what torch.compile makes.
+    Of several that fit a name, the one that was declared first counts. Raises UsageError for an unknown family, and for
+    a pattern that is no regular expression, with the file and line of the declaration.
     """
     where = shown_place(user_place())
     if family_name not in FAMILIES:

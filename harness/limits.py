@@ -42,7 +42,7 @@ Progress = Callable[[str, float], None]
 class Needs:
     """Which limits a run needs.
 
-    streams: those of the memory. kinds: peaks of compute, each by a name in COMPUTE_KINDS. worlds: bandwidths of the
+    streams: the memory's. kinds: peaks of compute, each by a name in COMPUTE_KINDS. worlds: bandwidths of the
     links, by the number of devices that send at the same time.
     """
 
@@ -158,7 +158,7 @@ def remember(machine: Machine, limits: Limits) -> None:
 
 
 def recall(machine: Machine) -> Limits | None:
-    """The limits that are kept of this machine; None if there are none, or others made them (see `_made_with`).
+    """The limits that are kept of this machine; None if none are kept, or another harness made them (see `_made_with`).
 
     Without streams they count as none, since no probe can tell whether they still hold.
     """
@@ -185,7 +185,7 @@ _NOTHING = Needs(streams=False)
 
 
 def _made_with(machine: Machine) -> tuple[tuple[str, str], ...]:
-    """Names and versions of the software that the limits depend on. With others, kept limits aren't used."""
+    """Names and versions of the software that the limits depend on. Limits that other software made aren't used."""
     return (("torch", dict(machine.versions).get("torch", "")), ("driver", machine.driver))
 
 
@@ -244,8 +244,8 @@ class _Arena:
         self.cache_bytes = device.cache_bytes
         size = max(largest, (CACHES + 1) * device.cache_bytes)
         self.data = torch.empty(size // _ELEMENT, device=device.torch_device)
-        # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on others. Repeated, since
-        # a CPU makes random numbers more slowly than it copies them.
+        # Uniform in [0, 1): zeros would stream faster on some devices, and denormals slower on other devices. Repeated,
+        # since a CPU makes random numbers more slowly than it copies them.
         generator = torch.Generator(device.torch_device).manual_seed(0)
         block = torch.rand(min(_RANDOM, self.data.numel()), generator=generator, device=device.torch_device)
         for part in self.data.split(_RANDOM):

@@ -178,7 +178,7 @@ def _against_noise(width: float, precision: float, spent: float) -> str:
 
 
 def _told_apart(width: float, precision: float) -> tuple[str, str]:
-    """Both as percentages, with as many digits as it takes to tell them apart."""
+    """Both as percentages, with the digits that tell them apart."""
     found = asked = ""
     for digits in range(2, 8):
         found, asked = (f"{_plain(100 * share, digits)}%" for share in (width, precision))
@@ -209,7 +209,7 @@ def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:
 
 
 def _judge_conditions(session: Session, lowered: list[list[str]]) -> None:
-    """Warn of lowered clocks. lowered: the reasons of each rank, whose device all others may wait for."""
+    """Warn of lowered clocks. lowered: the reasons of each rank, whose device all other ranks may wait for."""
     for rank, reasons in enumerate(lowered):
         if reasons:
             which = f"the device of rank {rank}" if session.group.size > 1 else "the device"

@@ -56,7 +56,7 @@ class Metric:
     '' if a claim needs a value.
     Tables: `head` is the head of its column, with {unit} and {over}; '' for no column. keep: its rank where a table is
     too wide, ALWAYS for a column that stays. shown: whether a table shows it for a subject.
-    Plots and tables of sizes against variants show one metric: of those that are known, the one with the highest rank.
+    Plots and tables of sizes against variants show one metric: the known one with the highest rank.
     figure, sweep: its ranks for the two; 0 for never. drawn: whether a plot with this subject may show it. limit: the
     metric that a plot draws as the limit of this one.
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
@@ -140,7 +140,7 @@ def fact(  # noqa: PLR0913 - what a reader of a table needs to know
 ) -> Metric:
     """Add a metric whose value variants report, by `ctx.report(name, value)`.
 
-    head: that of its column, the title unless told; '' for no column. The rest is as in `Metric` and `add`. Several ops
+    head: the column's, the title unless told; '' for no column. The rest is as in `Metric` and `add`. Several ops
     may add the same one. Raises UsageError as `add` does.
     """
     made = _fact(name, title, unit, hint, better)
@@ -199,7 +199,7 @@ def claimed() -> dict[str, Metric]:
 
 
 def values(subject: Subject) -> dict[str, float | None]:
-    """Metrics of a subject by name, in SI units: those that every op may have, and of the rest those that are known."""
+    """Metrics of a subject by name, in SI units: the common ones, and the rest where it is known."""
     own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
     return {name: own[name] for name in own if own[name] is not None or name in COMMON} | dict(subject.facts)
 
@@ -214,7 +214,7 @@ def told(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
 
 
 def over_variant(name: str) -> Callable[[Subject], float | None]:
-    """What computes the ratio of a fact to that of another variant, for a metric that is relative to a variant."""
+    """A function that computes the ratio of a fact to the same fact of the variant that a metric compares with."""
 
     def ratio(s: Subject) -> float | None:
         over = s.over.facts.get(name) if s.over else None

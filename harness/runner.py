@@ -146,7 +146,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
 def _limits(
     workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
 ) -> Limits:
-    """The machine's limits; given those of the start of the run, some of them measured again."""
+    """The machine's limits; given the limits of the run's start, some of them measured again."""
     return workers.limits_again(start, observer.note) if start else workers.limits(needs, observer.note, fresh)
 
 

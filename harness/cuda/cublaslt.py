@@ -365,7 +365,7 @@ def _zero() -> torch.Tensor:
 
 
 def _seconds(call: Callable[[], None]) -> float:
-    """Seconds of a call, of those that follow each other."""
+    """Seconds of a call among calls that follow each other."""
     import torch
 
     call()

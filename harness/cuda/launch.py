@@ -71,7 +71,7 @@ class Kernel:
         return int(self._kernel.occupancy.max_active_clusters(config, stream=_stream()))
 
     def _allow(self, shared: int) -> None:
-        """Ask the driver to allow this many dynamic bytes. Raises MachineError where a block can't have as many."""
+        """Ask the driver to allow this many dynamic bytes. Raises MachineError where a block can't have so many."""
         if shared <= max(_ALWAYS_ALLOWED - self.facts.shared, self._shared):
             return
         from cuda.bindings import driver

@@ -67,7 +67,7 @@ def too_few(device: Device, needed: int) -> str | None:
 
 
 def kinds() -> dict[str, Device]:
-    """Every kind of device by name, the preferred one first: CUDA, then those of packages, the host's processor last.
+    """Every kind of device by name, the preferred one first: CUDA, the devices of packages, the host's processor.
 
     Raises UsageError for an entry point that can't be loaded, or that lacks something that a device offers.
     """

@@ -22,7 +22,7 @@ _LEAST_CAPABILITY = {
 """The compute capability from which a GPU multiplies the type in its tensor cores; float32 needs none."""
 _OUTPUT_BYTES = 4
 _DEVIATION = 25.0
-"""Standard deviation of integers: that of normal numbers of which the largest of some millions becomes 127. Other types
+"""Standard deviation of integers: of normal numbers of which the largest of some millions becomes 127. Other types
 are multiplied with normal numbers, too."""
 
 

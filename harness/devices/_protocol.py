@@ -215,7 +215,7 @@ class Device(Protocol):
         """Matrix products in a type, from the shortest to the longest; none where device or torch can't do it."""
 
     def rings(self, world: int) -> Iterator[Ring]:
-        """The ways in which so many devices send to each other; none where there aren't as many."""
+        """The ways in which so many devices send to each other; none where there aren't so many."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

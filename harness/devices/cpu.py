@@ -56,7 +56,7 @@ class Cpu:
         return None
 
     def shared(self) -> str | None:
-        """None: processes of other users can't be told from those that the system always runs."""
+        """None: processes of other users can't be told from processes that the system always runs."""
         return None
 
     def software(self) -> Iterator[Fact]:

@@ -91,7 +91,7 @@ class Cuda:
         return int(cuda.device().properties.l2_cache_size)
 
     def use(self, index: int) -> None:
-        """Make this GPU torch's current one, and with it that of our kernels."""
+        """Make this GPU torch's current one, and with it our kernels' current one."""
         import torch
 
         torch.cuda.set_device(index)

@@ -20,7 +20,7 @@ class Work:
 
     read, written: bytes through the memory of a device. flops: floating-point (or integer) operations by the type that
     they are done in, e.g. ('float16', 2 * M * N * K). sent: bytes that a device sends over its link. items: what users
-    count of it, e.g. images; `item` is its name. again: of the bytes read, those that are read a second time, which the
+    count of it, e.g. images; `item` is its name. again: the bytes that are read a second time, which the
     last-level cache may still have.
     """
 

@@ -1,4 +1,4 @@
-"""All ops by name: those of the entry points `harness.ops`, by which the collection comes in too, and plug-in files."""
+"""All ops by name: of the entry points `harness.ops`, by which the collection comes in too, and of plug-in files."""
 
 from __future__ import annotations
 

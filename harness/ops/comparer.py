@@ -142,7 +142,7 @@ class _Output:
         want: torch.Tensor,
         allowed: torch.Tensor | None,
     ) -> None:
-        """Note how far off the wrong elements of a chunk are, which are those of `bad`."""
+        """Note how far off the wrong elements of a chunk are. bad: these elements."""
         if not (got.dtype.is_floating_point and want.dtype.is_floating_point):
             self.units = self.tolerances = self.times = math.inf
             return

@@ -234,7 +234,7 @@ class Op:
     def traffic_of(self, variant: Variant, symbols: Symbols, dtype: str) -> Traffic:
         """Bytes that `variant` moves by its own account.
 
-        Those that it gives; else of the tensors that it declares; else, where it declares none, those of the work.
+        The bytes that the variant gives; else the bytes of the tensors that it declares; else the bytes of the work.
         """
         if variant.traffic is not None:
             return _whole(variant.traffic(symbols, ITEMSIZE[dtype]), variant.traffic)

@@ -70,7 +70,7 @@ class Tool(Protocol):
     def imported(self, file: Path, cases: Sequence[str]) -> list[Attachment]:
         """What the tool found, from a file of its own that was made elsewhere.
 
-        cases: ids of those that the file may be about. Raises UsageError if it can't be read, or doesn't tell which
+        cases: ids of the cases that the file may be about. Raises UsageError if it can't be read, or doesn't tell which
         of several cases it is about.
         """
 
@@ -114,7 +114,7 @@ _OFFERS = ("SUMMARY", "SUFFIXES", "refuse", "commands", "failure", "read", "impo
 
 @cache
 def tools() -> dict[str, Tool]:
-    """Every tool by name, those of this folder first. Raises UsageError for a module that isn't one."""
+    """Every tool by name, the tools of this folder first. Raises UsageError for a module that isn't one."""
     found = dict(discover("harness.profile", _OFFERS))
     for entry in entry_points("harness.tools"):
         module = entry.load()

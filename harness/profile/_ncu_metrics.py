@@ -57,7 +57,7 @@ _PIPES = ("sm__inst_executed_pipe_", ".avg.pct_of_peak_sustained_active")
 
 
 def translated(found: Mapping[str, float]) -> dict[str, float]:
-    """The figures of a kernel by our names, in SI units, from those by Nsight Compute's names in its base units.
+    """The figures of a kernel by our names, in SI units, from the figures by Nsight Compute's names in its base units.
 
     Base units are ns, bytes, Hz and percent. What wasn't counted is left out.
     """

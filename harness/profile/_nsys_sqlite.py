@@ -1,6 +1,6 @@
 """Reads the tables of an SQLite export of Nsight Systems. The file of the tool is `nsys.py`.
 
-The schema is that of NVIDIA's documentation ("Post-Collection Analysis Guide", "SQLite schema reference"). An export
+NVIDIA documents the schema ("Post-Collection Analysis Guide", "SQLite schema reference"). An export
 has only the tables that got rows, so a table may be missing. A table that is there must have the columns that are read.
 Times are integers, in nanoseconds since the recording began. The upper bits of the id of a process or thread name the
 process.

@@ -67,7 +67,7 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     """Run the cases under the tool `name`, whose files go into `folder`/profile.
 
     A case that ends the process doesn't keep the cases after it from being run: they run in another process. options:
-    those that were given to the tool. keep: gets what was found as soon as it is known, so that nothing is lost with
+    the options that the tool was given. keep: gets what was found as soon as it is known, so that nothing is lost with
     what comes later; after an interrupt, what a tool with a file a case has found until then. Raises MachineError if
     the tool can't be used here, or leaves nothing to read.
     """
@@ -103,7 +103,7 @@ def prepared(  # noqa: PLR0913 - as above
 ) -> Part:
     """Write the request for these cases, and give the command lines that carry it out under the tool.
 
-    options: those that were given to the tool; the usual values stand for the rest.
+    options: the options that the tool was given; the usual values stand for the rest.
     """
     home = folder / FOLDER
     home.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ class ProfileRequest:
 
     traces: where torch's own profiler writes a trace of each case, as the beginning of file names; "" for none.
     tool: the name of the tool that runs each case in a way of its own, in the place of preparing and calling it; "" for
-    none. options: those of this tool. files: the beginning of the names of the files that it writes.
+    none. options: the tool's. files: the beginning of the names of the files that it writes.
     """
 
     device: str
@@ -44,7 +44,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True)
 class CaseRan:
-    """How a case ended under a profiler. number: of the case among those of the request, from 1."""
+    """How a case ended under a profiler. number: the case's place in the request, from 1."""
 
     case: str
     number: int

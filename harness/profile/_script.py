@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         with recording(Path(trace)):
             code = _run(words)
-    except Exception as error:  # of the profiler: those of the script have been told
+    except Exception as error:  # of the profiler: errors of the script have been told
         print(f"the trace {trace} couldn't be written: {error}", file=sys.stderr)  # noqa: T201
     return code
 

@@ -56,9 +56,9 @@ class Timeline:
 
     on_gpu: whether the kernels are a GPU's; otherwise they are operators on the CPU, and the CPU is the device.
     devices: how many. window: seconds from the first start to the last end. busy: seconds in which something ran, of
-    all devices together. host: of the idle seconds of all devices, those in which the host was inside operators of
+    all devices together. host: the idle seconds of all devices in which the host was inside operators of
     torch or calls of the CUDA runtime; 0 where the CPU is the device. gap: median seconds of a gap, 0 if there is none.
-    short, long: gaps below and from SHORT_GAP. kernels, families: those that took most first.
+    short, long: gaps below and from SHORT_GAP. kernels, families: the longest ones first.
     """
 
     on_gpu: bool

@@ -2,7 +2,7 @@
 
 Of a GPU a trace has every kernel, copy and fill, each with its device and stream. Of the host it has the operators of
 torch (`cpu_op`) and the calls of the CUDA runtime and driver. All of them are complete events (`"ph": "X"`), with start
-`ts` and duration `dur` in microseconds. Annotations, such as those of `record_function`, lie over the others and do no
+`ts` and duration `dur` in microseconds. Annotations, such as `record_function`'s, lie over other events and do no
 work themselves, so they are left out.
 """
 
@@ -96,7 +96,7 @@ def _loaded(path: Path) -> list[Any]:
 
 
 def _complete(events: Iterable[Any], path: Path) -> Iterator[dict[str, Any]]:
-    """The events that have a name, a kind, a start and a length; others, such as marks and links, take no time."""
+    """The events that have a name, a kind, a start and a length. Marks and links take no time."""
     for event in events:
         if not isinstance(event, dict):
             raise UsageError(f"{path}: {event!r:.80} in 'traceEvents' is no event", _RECORD)
@@ -138,7 +138,7 @@ def _figures(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
 
 
 def _operators(events: Sequence[dict[str, Any]], origin: float) -> Iterator[Span]:
-    """The time that each operator spent in itself, in as many pieces as calls of others inside it leave."""
+    """The time that each operator spent in itself, in the pieces that calls of other operators inside it leave."""
     threads: dict[tuple[str, str], list[int]] = {}
     for index, event in enumerate(events):
         threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(index)

@@ -176,7 +176,7 @@ def _exported(report: Path) -> str:
 
 
 def _by_case(rows: Iterable[Row], cases: Sequence[str]) -> dict[str, dict[str, KernelProfile]]:
-    """The kernels of each case: those after the mark with its number, which tells the calls too."""
+    """The kernels of each case: they come after the mark with the case's number, which tells the calls too."""
     found: dict[str, list[Row]] = defaultdict(list)
     calls: dict[str, int] = {}
     case = ""
@@ -217,7 +217,7 @@ def _mean(launches: Sequence[dict[str, float]]) -> tuple[tuple[str, float], ...]
 
 
 def _with(first: dict[str, KernelProfile], second: dict[str, KernelProfile]) -> dict[str, KernelProfile]:
-    """The kernels of both runs. Where both have a figure, that of the first counts.
+    """The kernels of both runs. Where both have a figure, the first run's counts.
 
     A library that tries out its kernels may have chosen another one in each run. Then the second alone counts, which
     has all figures.

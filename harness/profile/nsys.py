@@ -1,6 +1,6 @@
 """Nsight Systems: which kernels each case launches, when they ran, and what lay between them.
 
-Options and messages are those of NVIDIA's "Nsight Systems User Guide".
+Options and messages are described in NVIDIA's "Nsight Systems User Guide".
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
     """The same of a recording that was made elsewhere by our command line.
 
-    Without `cases`, those of the recording count. In a recording of another program these are its outermost NVTX
+    Without `cases`, the cases of the recording count. In a recording of another program these are its outermost NVTX
     ranges, or the whole by the id ''; then a figure is of a range.
     """
     request = _request.beside(file)

@@ -31,14 +31,14 @@ SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
 MOST_KERNELS = 40
-"""The most kernels of a case that are kept one by one, those that take longest: a step of training has hundreds."""
+"""The most kernels of a case that are kept one by one, the longest ones: a step of training has hundreds."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3")
 
 
 @dataclass(frozen=True, slots=True)
 class ScriptProfile:
-    """What a user's script did. trace: the file for Perfetto. exit_code: that of the script."""
+    """What a user's script did. trace: the file for Perfetto. exit_code: the script's."""
 
     timeline: Timeline
     trace: Path
@@ -81,7 +81,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
     Values: kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between
     kernels), host (share in which the device waits for the host), and family_<name> (shares). Kernels are listed up to
-    MOST_KERNELS, those that take longest.
+    MOST_KERNELS, the longest ones.
     """
     return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
 

@@ -39,7 +39,7 @@ def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition
 
 
 def _definitions(path: Path, catalogue: Mapping[str, Op]) -> tuple[list[Definition], list[Problem]]:
-    """The scenarios of one file that are right, and what is wrong with the others."""
+    """The scenarios of one file that are right, and what is wrong with the rest."""
     found: list[Definition] = []
     problems: list[Problem] = []
     try:

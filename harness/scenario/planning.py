@@ -39,7 +39,7 @@ class Selection:
 class Plan:
     """What to run, in order. A case that several scenarios ask for is one job.
 
-    ops: those of the jobs, by name. left_out: the variants that were asked for and don't run on the device, and why, in
+    ops: the jobs' ops, by name. left_out: the variants that were asked for and don't run on the device, and why, in
     one line; empty if there is none.
     """
 
@@ -99,7 +99,7 @@ def _filters(catalogue: Mapping[str, Op], selection: Selection) -> list[_Filter]
 
 
 def _devices(catalogue: Mapping[str, Op], case: Case, wanted: str) -> tuple[str, ...]:
-    """The device that is wanted if the variant runs on it, else those that it does run on."""
+    """The device that is wanted if the variant runs on it, else the devices that it does run on."""
     variant = catalogue[case.op].variants[case.variant]
     return (wanted,) if variant.runs_on(wanted) else variant.devices
 
@@ -140,7 +140,7 @@ def _unmatched(
 
 
 def _needing_another_device(candidates: Sequence[_Candidate], catalogue: Mapping[str, Op], selection: Selection) -> str:
-    """The variants that all filters but that of the device keep, and what they need; empty if there is none.
+    """The variants that all filters but the device's keep, and what they need; empty if there is none.
 
     Raises UsageError if these are all that was asked for.
     """

@@ -37,7 +37,7 @@ def expand(
 ) -> tuple[tuple[Setting, ...], list[Problem]]:
     """Each setting once, in the order written, with all of the op's sizes and choices; and what is wrong.
 
-    dtypes, variants: those to be measured, whose tensors must be countable in 64 bits.
+    dtypes, variants: the ones to be measured, whose tensors must be countable in 64 bits.
     """
     problems = [*_symbols(document, keys.shapes, op), *_unknown_choices(document, keys, op)]
     rows, uneven = _rows(document, keys.shapes)
@@ -108,7 +108,7 @@ def _mappings(written: Written) -> list[tuple[KeyPath, Mapping[str, object]]]:
 
 
 def _symbols(document: Document, written: Written, op: Op) -> Iterator[Problem]:
-    """Symbols that the op doesn't have, and those that it needs."""
+    """Symbols that the op doesn't have, and symbols that it needs."""
     known = [*op.symbols, *op.choices]
     for path, mapping in _mappings(written):
         for symbol in mapping.keys() - set(known):
@@ -146,7 +146,7 @@ def _rows(document: Document, written: Written) -> tuple[list[_Row], list[Proble
 
 
 def _resolve(document: Document, row: _Row, op: Op) -> tuple[dict[str, int], list[Problem]]:
-    """Sizes of the symbols that have one, and what is wrong with the others."""
+    """Sizes of the symbols that have one, and what is wrong with the other symbols."""
     problems = [
         document.problem(
             row.at(symbol), f"a size is an integer or an expression such as 2**27 // N, found {shown(size)}"

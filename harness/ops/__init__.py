@@ -46,9 +46,9 @@ from harness.ops.baselines import MODES, Compile, compiled, compiled_variants
 from harness.ops.catalogue import Catalogue, find
 from harness.ops.comparer import Expected, complaint
 from harness.ops.declarations import ANY_DEVICE
-from harness.ops.sheet import Op
+from harness.ops.sheet import Context, Op
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Shape, Symbols, Tensor
-from harness.ops.variant import Context, Launch, Role, Tensors, Variant
+from harness.ops.variant import Launch, Role, Tensors, Variant
 
 __all__ = [
     "ANY_DEVICE",

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from harness.ops.declarations import ANY_DEVICE
-from harness.ops.sheet import Op
-from harness.ops.variant import Context, Launch
+from harness.ops.sheet import Context, Op
+from harness.ops.variant import Launch
 
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Compiles a function by torch.compile in one of its modes."""

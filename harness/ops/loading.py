@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from harness.ops.catalogue import Catalogue
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """One load of a plug-in file. number: of the load, since a file may be loaded again after it was changed."""
+    """One load of a plug-in file.
+
+    number: of the load, since a file may be loaded again after it was changed. catalogue: the ops that were loaded
+    before the file, by name.
+    """
 
     file: Path
     number: int
-    catalogue: Catalogue
+    catalogue: Mapping[str, Any]
 
 
 _now: ContextVar[Loading | None] = ContextVar("_now", default=None)
@@ -33,7 +34,7 @@ def now() -> Loading | None:
 
 
 @contextmanager
-def of_file(file: Path, catalogue: Catalogue) -> Iterator[None]:
+def of_file(file: Path, catalogue: Mapping[str, Any]) -> Iterator[None]:
     """What is declared meanwhile belongs to the plug-in in `file`."""
     token = _now.set(Loading(file, next(_numbers), catalogue))
     try:

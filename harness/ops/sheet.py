@@ -1,16 +1,18 @@
-"""The data sheet of an op: symbols, choices, tensors, a reference and variants."""
+"""The data sheet of an op: symbols, choices, tensors, a reference and variants; and what a variant is prepared with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
+from harness import metrics
 from harness.errors import UsageError, nearest, shown_place, user_place
 from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
-from harness.model import COMPUTE_KINDS, Case, Timer, Traffic, Work
+from harness.model import COMPUTE_KINDS, Case, KernelFacts, Timer, Traffic, Work
 from harness.ops import loading
 from harness.ops.declarations import (
     at,
@@ -24,12 +26,89 @@ from harness.ops.declarations import (
     refusal,
 )
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
-from harness.ops.variant import Context, Launch, Tensors, Variant
+from harness.ops.variant import Launch, Tensors, Variant
+from harness.ranks import Group
 
 if TYPE_CHECKING:
+    import torch
+
+    from harness.cuda import Kernel
     from harness.ops.comparer import Expected
 
 RENAME = "rename one of them"
+
+
+@dataclass(slots=True)
+class Context:
+    """What a variant is prepared with.
+
+    case, s: the case, and its sizes and choices as attributes (`ctx.s.N`, `ctx.s.layout`). dtype, device: torch's.
+    generator: seeded by the group of cases, so that every variant gets the same data. group: the ranks of the case;
+    where it has several, torch.distributed has a default group of them, gloo's.
+    """
+
+    case: Case
+    dtype: torch.dtype
+    device: torch.device
+    generator: torch.Generator
+    op: Op
+    group: Group = field(default_factory=Group)
+    kernels: list[KernelFacts] = field(default_factory=list)
+    facts: dict[str, float] = field(default_factory=dict)
+    closing: ExitStack = field(default_factory=ExitStack)
+    later: list[Callable[[], object]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        variant = self.op.variants.get(self.case.variant)
+        if variant and (kept := self.op.kept_by(variant, self.case.values, self.case.dtype)):
+            self.facts[metrics.KEPT] = float(kept)
+
+    @property
+    def s(self) -> SimpleNamespace:
+        return SimpleNamespace(**self.case.values)
+
+    def kernel(self, file: str, entry: str, macros: Mapping[str, str | int] | None = None) -> Kernel:
+        """Compile and load the kernel `entry` of kernels/<family>/`file`; a plug-in's own folder is searched first.
+
+        Raises UsageError where there is no such file, and CompileError with the compiler's log.
+        """
+        from harness import cuda
+
+        loaded = cuda.load(self._source(file), entry, macros or {})
+        self.kernels.append(loaded.facts)
+        return loaded
+
+    def _source(self, file: str) -> Path:
+        variant = self.op.variants.get(self.case.variant)
+        found = self.op.find(file, variant.file if variant else None)
+        if not found.is_file():
+            there = {path.name for path in (*found.parent.glob("*.cu"), *found.parent.glob("*/*.cu"))}
+            beside = self.op.file.parent if self.op.file else found.parent
+            there |= {path.name for path in beside.glob("*.cu")}
+            raise refusal(f"there is no kernel source '{file}' in {beside} or {found.parent}", nearest(file, there))
+        return found
+
+    def defer(self, close: Callable[[], object]) -> None:
+        """Call `close` when the case is over, however it ends; what was deferred last is called first."""
+        self.closing.callback(close)
+
+    def afterwards(self, call: Callable[[], object]) -> None:
+        """Call `call` once the case has been timed and nothing was wrong, on every rank: there it may report figures.
+
+        Unlike what is deferred, it may make calls in which ranks wait for each other.
+        """
+        self.later.append(call)
+
+    def report(self, name: str, value: float) -> None:
+        """Report a figure that only the variant knows, such as the share of time that a queue was empty.
+
+        name: a metric made with `metrics.fact`. Raises UsageError for any other name.
+        """
+        known = [metric.name for metric in metrics.METRICS.values() if metric.reported]
+        if name not in known:
+            advice = f"metrics.fact(...) adds one; {nearest(name, known)}"
+            raise UsageError(f"'{name}' can't be reported: no fact has this name", advice)
+        self.facts[name] = float(value)
 
 
 @dataclass(slots=True)

@@ -9,10 +9,10 @@
 // memory can take, bandwidth is nearly proportional to that; beyond it, more only queues up, or costs a little.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/access):
-// float32 N134217728-T2048-V16-U1
-//   eager         257.9 us   97.2% of ceiling
-//   grid_stride   274.2 us   91.4% of ceiling  0.94x the speed of eager
-//   tuned         251.6 us   99.6% of ceiling  1.09x the speed of grid_stride
+// float32 N134217728-T2048-V16-U4
+//   eager         257.8 us   97.3% of ceiling
+//   grid_stride   275.1 us   91.1% of ceiling  0.94x the speed of eager
+//   tuned         251.4 us   99.7% of ceiling  1.09x the speed of grid_stride
 
 // Defaults for compiling this file alone.
 #ifndef VECTOR

@@ -4,11 +4,11 @@
 // one width share a kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/access):
-// float32 N134217728-F5-G0
-//   eager    261.5 us   95.9% of ceiling
-//   scalar   408.1 us   61.4% of ceiling  0.64x the speed of eager
-//   packed   407.8 us   61.5% of ceiling  1.00x the speed of scalar
-//   tuned    253.7 us   98.8% of ceiling  1.61x the speed of packed
+// float32 N134217728-F15-G0
+//   eager    260.6 us   96.2% of ceiling
+//   scalar   407.9 us   61.5% of ceiling  0.64x the speed of eager
+//   packed   407.9 us   61.5% of ceiling  1.00x the speed of scalar
+//   tuned    254.5 us   98.5% of ceiling  1.60x the speed of packed
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

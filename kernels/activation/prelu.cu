@@ -9,13 +9,13 @@
 // 4-byte element can't keep up.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/prelu):
-// float32 N134217728-C1-H1-W1
-//   eager      363.5 us   69.0% of ceiling
-//   naive      500.2 us   50.2% of ceiling  0.73x the speed of eager
-//   naive64    531.9 us   47.2% of ceiling  0.94x the speed of naive
-//   packed     251.1 us  100.0% of ceiling  2.12x the speed of naive64
-//   packed64   252.2 us   99.5% of ceiling  1.00x the speed of packed
-//   tuned      251.3 us   99.9% of ceiling  1.00x the speed of packed64
+// float32 N96-C64-H112-W112
+//   eager      232.6 us   62.5% of ceiling
+//   naive      287.8 us   50.5% of ceiling  0.81x the speed of eager
+//   naive64    306.3 us   47.4% of ceiling  0.94x the speed of naive
+//   packed     145.4 us  100.0% of ceiling  2.11x the speed of naive64
+//   packed64   146.4 us   99.3% of ceiling  0.99x the speed of packed
+//   tuned      145.4 us   99.9% of ceiling  1.01x the speed of packed64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -10,12 +10,12 @@
 // busy.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/attention):
-// float16 W8192-H4-T49-D32-G64 bias=yes,mask=shift
-//   eager     1.276 ms    7.4% of ceiling
-//   unfused   870.4 us   10.8% of ceiling  1.47x the speed of eager
-//   scalar    1.769 ms    5.3% of ceiling  0.49x the speed of unfused
-//   fused     414.7 us   22.7% of ceiling  4.27x the speed of scalar
-//   tuned     114.6 us   82.2% of ceiling  3.62x the speed of fused
+// float16 W8192-H4-T49-D32-G1 bias=yes,mask=none
+//   eager     980.5 us    9.6% of ceiling
+//   unfused   803.9 us   11.7% of ceiling  1.22x the speed of eager
+//   scalar    1.754 ms    5.4% of ceiling  0.46x the speed of unfused
+//   fused     301.9 us   31.2% of ceiling  5.81x the speed of scalar
+//   tuned     113.9 us   82.6% of ceiling  2.65x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

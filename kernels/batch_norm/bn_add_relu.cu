@@ -21,11 +21,11 @@
 // at least two of the three are the same value, so one outlier is enough. It is the shift of that part alone.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bn):
-// float32 N5376-C512-H7-W7 layout=nchw
-//   eager         2.438 ms   19.5% of ceiling
-//   unfused       1.567 ms   30.4% of ceiling  1.56x the speed of eager
-//   fused_apply   764.8 us   62.2% of ceiling  2.05x the speed of unfused
-//   tuned         513.3 us   92.7% of ceiling  1.49x the speed of fused_apply
+// float32 N334-C512-H28-W28 layout=nchw
+//   eager         1.132 ms   41.8% of ceiling
+//   unfused       1.539 ms   30.7% of ceiling  0.74x the speed of eager
+//   fused_apply   746.2 us   63.4% of ceiling  2.06x the speed of unfused
+//   tuned         508.2 us   93.1% of ceiling  1.47x the speed of fused_apply
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

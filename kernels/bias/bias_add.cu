@@ -7,13 +7,13 @@
 // nothing but that index arithmetic; steps 6 and 7 make one piece of it serve 16 bytes.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bias):
-// float32 outer1-bias16384-inner8192
-//   eager     385.3 us   65.1% of ceiling
-//   index64   458.3 us   54.8% of ceiling  0.84x the speed of eager
-//   index32   467.0 us   53.7% of ceiling  0.98x the speed of index64
-//   fastdiv   418.2 us   60.0% of ceiling  1.12x the speed of index32
-//   outer1    438.0 us   57.3% of ceiling  0.95x the speed of fastdiv
-//   tuned     255.3 us   98.3% of ceiling  1.72x the speed of outer1
+// float32 outer131072-bias1023-inner1
+//   eager     377.8 us   66.4% of ceiling
+//   index64   421.0 us   59.6% of ceiling  0.90x the speed of eager
+//   index32   461.3 us   54.4% of ceiling  0.91x the speed of index64
+//   fastdiv   408.0 us   61.4% of ceiling  1.13x the speed of index32
+//   inner1    429.5 us   58.4% of ceiling  0.95x the speed of fastdiv
+//   tuned     251.8 us   99.6% of ceiling  1.71x the speed of inner1
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

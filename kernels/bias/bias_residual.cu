@@ -10,13 +10,16 @@
 // time. Step 7 is what fusing saves.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bias):
-// float32 R131072-C1024
-//   eager            747.0 us   49.4% of ceiling
-//   scalar           473.5 us   77.9% of ceiling  1.58x the speed of eager
-//   unrolled         365.4 us  100.9% of ceiling  1.30x the speed of scalar
-//   tuned            368.6 us  100.0% of ceiling  0.99x the speed of unrolled
-//   unfused          621.5 us   59.3% of ceiling  0.59x the speed of tuned
-//   eight_launches   382.6 us   96.4% of ceiling  1.62x the speed of unfused
+// float16 R131072-C1024
+//   eager            498.9 us   37.1% of ceiling
+//   scalar           396.0 us   46.7% of ceiling  1.26x the speed of eager
+//   unrolled         244.2 us   75.8% of ceiling  1.62x the speed of scalar
+//   half1            392.4 us   47.2% of ceiling  0.62x the speed of unrolled
+//   half2            236.8 us   78.1% of ceiling  1.66x the speed of half1
+//   packed8          185.0 us  100.0% of ceiling  1.28x the speed of half2
+//   tuned            185.0 us  100.0% of ceiling  1.00x the speed of packed8
+//   unfused          312.3 us   59.3% of ceiling  0.59x the speed of tuned
+//   eight_launches   200.3 us   92.4% of ceiling  1.56x the speed of unfused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -20,15 +20,15 @@
 // with a compiler that doesn't do this.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/bias):
-// float32 R131072-C1024
-//   eager      774.0 us   32.4% of ceiling
-//   divmod     462.9 us   54.2% of ceiling  1.67x the speed of eager
-//   divmod64   474.9 us   52.9% of ceiling  0.97x the speed of divmod
-//   twice      478.4 us   52.5% of ceiling  0.99x the speed of divmod64
+// float32 R131072-C1023
+//   eager      773.2 us   32.4% of ceiling
+//   divmod     463.6 us   54.1% of ceiling  1.67x the speed of eager
+//   divmod64   475.3 us   52.8% of ceiling  0.98x the speed of divmod
+//   twice      478.5 us   52.4% of ceiling  0.99x the speed of divmod64
 //   twice64    486.3 us   51.6% of ceiling  0.98x the speed of twice
-//   divmul     462.9 us   54.2% of ceiling  1.05x the speed of twice64
+//   divmul     463.3 us   54.1% of ceiling  1.05x the speed of twice64
 //   divmul64   477.9 us   52.5% of ceiling  0.97x the speed of divmul
-//   tuned      252.5 us   99.5% of ceiling  1.89x the speed of divmul64
+//   tuned      253.4 us   99.0% of ceiling  1.89x the speed of divmul64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -5,11 +5,11 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/norms):
-// float32 M134217728-N1
-//   eager       624.6 ms    0.1% of ceiling
-//   two_pass    178.6 ms    0.3% of ceiling  3.50x the speed of eager
-//   registers   136.8 ms    0.4% of ceiling  1.31x the speed of two_pass
-//   tuned       527.1 us   90.8% of ceiling  259.45x the speed of registers
+// float32 M524288-N256
+//   eager       887.2 us   28.4% of ceiling
+//   two_pass    987.5 us   25.5% of ceiling  0.90x the speed of eager
+//   registers   656.3 us   38.4% of ceiling  1.50x the speed of two_pass
+//   tuned       260.0 us   96.9% of ceiling  2.52x the speed of registers
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

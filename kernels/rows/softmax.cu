@@ -3,14 +3,14 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/softmax):
-// float32 M16384-N8192
-//   eager       546.2 us   45.9% of ceiling
-//   unfused     1.501 ms   16.7% of ceiling  0.36x the speed of eager
-//   online      270.7 us   92.6% of ceiling  5.54x the speed of unfused
-//   shared      288.6 us   86.9% of ceiling  0.94x the speed of online
-//   registers   259.1 us   96.8% of ceiling  1.11x the speed of shared
-//   cluster     317.5 us   79.0% of ceiling  0.82x the speed of registers
-//   tuned       253.2 us   99.0% of ceiling  1.25x the speed of cluster
+// float32 M134217-N1000
+//   eager       260.0 us   96.4% of ceiling
+//   unfused     1.533 ms   16.4% of ceiling  0.17x the speed of eager
+//   online      312.0 us   80.4% of ceiling  4.91x the speed of unfused
+//   shared      585.3 us   42.8% of ceiling  0.53x the speed of online
+//   registers   253.8 us   98.8% of ceiling  2.31x the speed of shared
+//   cluster     649.8 us   38.6% of ceiling  0.39x the speed of registers
+//   tuned       254.1 us   98.7% of ceiling  2.56x the speed of cluster
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

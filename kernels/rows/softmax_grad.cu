@@ -6,11 +6,11 @@
 // in all, or kept on the chip in between, three passes. Products and sums are floats, and dx is rounded once.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/softmax_grad):
-// float32 M8192-N16384
-//   eager       842.5 us   43.7% of ceiling
-//   two_pass    637.7 us   57.8% of ceiling  1.32x the speed of eager
-//   registers   458.0 us   80.5% of ceiling  1.39x the speed of two_pass
-//   tuned       366.9 us  100.5% of ceiling  1.25x the speed of registers
+// float32 M524288-N256
+//   eager       739.5 us   49.8% of ceiling
+//   two_pass    699.7 us   52.7% of ceiling  1.06x the speed of eager
+//   registers   618.7 us   59.6% of ceiling  1.13x the speed of two_pass
+//   tuned       369.1 us   99.9% of ceiling  1.68x the speed of registers
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -18,7 +18,7 @@
 #define BLOCK 256
 #endif
 
-#include "pack.cuh"
+#include "../include/pack.cuh"
 
 using T = SCALAR;
 

@@ -22,10 +22,10 @@
 #define SCALAR float
 #endif
 
-#include "fastdiv.cuh"
-#include "number.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 

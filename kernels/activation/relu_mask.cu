@@ -23,8 +23,8 @@
 #define SCALAR float
 #endif
 
-#include "bitmask.cuh"
-#include "relu.cuh"
+#include "../include/bitmask.cuh"
+#include "../include/relu.cuh"
 
 using T = SCALAR;
 

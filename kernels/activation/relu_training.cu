@@ -24,8 +24,8 @@
 #define SCALAR float
 #endif
 
-#include "relu.cuh"
-#include "warp.cuh"
+#include "../include/relu.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 

@@ -4,9 +4,9 @@
 // BIAS and MASK (1 if there is one), PACKED (1: the tensors of window_attention_packed, 0: those of window_attention).
 #pragma once
 
-#include "mma.cuh"
-#include "number.cuh"
-#include "warp.cuh"
+#include "../include/mma.cuh"
+#include "../include/number.cuh"
+#include "../include/warp.cuh"
 
 extern __shared__ uint4 shared_memory[];
 

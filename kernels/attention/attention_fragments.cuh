@@ -4,7 +4,7 @@
 #pragma once
 
 #include "attention.cuh"
-#include "pack.cuh"
+#include "../include/pack.cuh"
 
 __device__ constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "attention.cuh"
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 
 constexpr unsigned WARPS = 8;                             // of a block of step 2
 constexpr unsigned COLUMNS = (TOKENS + WARP - 1) / WARP;  // of a row that a lane has

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "attention_fragments.cuh"
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 
 // ---- The order of the work.
 

@@ -5,10 +5,10 @@
 // the eight rows of 16 bytes that ldmatrix and stmatrix take at a time lie in different banks.
 #pragma once
 
-#include "mma.cuh"
-#include "number.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/mma.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 

@@ -3,8 +3,8 @@
 // them.
 #pragma once
 
-#include "fastdiv.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/warp.cuh"
 
 // Leaves in sums[i] the sum over all threads whose number is i modulo `across`, a power of two; i is below `across`.
 template <unsigned BLOCK, typename Sums>

@@ -30,10 +30,10 @@
 #endif
 
 #include "batch_norm.cuh"
-#include "bitmask.cuh"
-#include "fastdiv.cuh"
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/bitmask.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 
 #ifndef RESIDUAL
 #define RESIDUAL 1

@@ -20,7 +20,7 @@
 #define SCALAR float
 #endif
 
-#include "bias.cuh"
+#include "../include/bias.cuh"
 
 using T = SCALAR;
 

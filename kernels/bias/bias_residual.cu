@@ -29,8 +29,8 @@
 #define INDEX unsigned
 #endif
 
-#include "bias.cuh"
-#include "number.cuh"
+#include "../include/bias.cuh"
+#include "../include/number.cuh"
 
 using T = SCALAR;
 

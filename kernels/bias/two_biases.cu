@@ -35,9 +35,9 @@
 #define SCALAR float
 #endif
 
-#include "bias.cuh"
-#include "number.cuh"
-#include "warp.cuh"
+#include "../include/bias.cuh"
+#include "../include/number.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 

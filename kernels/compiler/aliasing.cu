@@ -21,8 +21,8 @@
 #define BLOCK 256
 #endif
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 
 using T = SCALAR;
 

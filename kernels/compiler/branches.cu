@@ -17,8 +17,8 @@
 #define SCALAR float
 #endif
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 
 using T = SCALAR;
 

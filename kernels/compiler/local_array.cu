@@ -18,7 +18,7 @@
 #define SCALAR unsigned
 #endif
 
-#include "pack.cuh"
+#include "../include/pack.cuh"
 
 using T = SCALAR;
 

@@ -27,11 +27,11 @@
 #define INDEX unsigned
 #endif
 
-#include "bias.cuh"
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/bias.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 #include "philox.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 using T = SCALAR;
 

@@ -19,10 +19,10 @@
 #define SCALAR float
 #endif
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 #include "philox.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 using T = SCALAR;
 

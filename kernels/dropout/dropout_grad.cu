@@ -17,10 +17,10 @@
 #define SCALAR float
 #endif
 
-#include "bitmask.cuh"
+#include "../include/bitmask.cuh"
 #include "keep.cuh"
 #include "philox.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 using T = SCALAR;
 

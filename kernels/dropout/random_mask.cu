@@ -12,7 +12,7 @@
 //   packed   1.135 ms   20.2% of ceiling  2.90x the speed of scalar
 //   tuned    418.1 us   54.8% of ceiling  2.71x the speed of packed
 
-#include "pack.cuh"
+#include "../include/pack.cuh"
 #include "philox.cuh"
 
 constexpr unsigned BLOCK = 256;

@@ -27,8 +27,8 @@
 #define SHIFTED 0
 #endif
 
-#include "fastdiv.cuh"
-#include "pack.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/pack.cuh"
 
 using T = SCALAR;
 constexpr unsigned SIZE = Pack<T>::SIZE;

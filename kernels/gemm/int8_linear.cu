@@ -33,8 +33,8 @@
 #define PER_CHANNEL 0
 #endif
 
-#include "fastdiv.cuh"
-#include "pack.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/pack.cuh"
 
 struct alignas(WIDTH * sizeof(__half)) Halves {
   __half at[WIDTH];

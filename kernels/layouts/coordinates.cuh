@@ -2,7 +2,7 @@
 // place in x. This is the way that works for every permutation, and the text's first kernel.
 #pragma once
 
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // What an element's number in y says of its place in x. sizes: those of y's dimensions but the outermost one, the outer
 // ones first. strides: what a step along each of all these dimensions is in x, in elements.

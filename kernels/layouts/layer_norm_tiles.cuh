@@ -2,7 +2,7 @@
 // channels of a pixel.
 #pragma once
 
-#include "number.cuh"
+#include "../include/number.cuh"
 #include "windows.cuh"
 
 #ifndef EPS

@@ -29,7 +29,7 @@
 #endif
 
 #include "layer_norm_tiles.cuh"
-#include "number.cuh"
+#include "../include/number.cuh"
 #include "windows.cuh"
 
 using T = SCALAR;

@@ -10,7 +10,7 @@
 
 #include "copies.cuh"
 #include "order.cuh"
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // FLAT: the tile's rows are whole rows of x, so they follow each other in memory, and are copied as one piece.
 constexpr bool FLAT = FLAT_COLS > 0;

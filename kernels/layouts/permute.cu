@@ -14,8 +14,17 @@
 //   tiled    151.7 us   63.3% of ceiling  0.80x the speed of packed
 //   tuned    97.77 us   98.2% of ceiling  1.55x the speed of tiled
 
+// Defaults for compiling this file alone: kernels 1 to 4.
+#if !defined(INDEX) && !defined(CELL_LINES) && !defined(TILE_ROWS)
+#define INDEX unsigned
+#define UNROLL 4
+#endif
+#ifndef ELEMENT
+#define ELEMENT uint4
+#endif
+
 #include "coordinates.cuh"
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "tile.cuh"
 #include "transposes.cuh"
 

@@ -5,7 +5,7 @@
 // side).
 #pragma once
 
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // A warp has 8 of its 32 threads side by side, and 4 below each other. It reads 128 bytes of a row, which is a whole
 // line, and writes 64 bytes of a row of y; half as much of halves. All of these are whole sectors of 32 bytes.

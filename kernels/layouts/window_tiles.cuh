@@ -11,8 +11,8 @@
 // parts of more than two pieces that are contiguous on both sides). Twin of WindowTiles in harness/collection/ops/layouts/_windows.py.
 #pragma once
 
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using Element = SCALAR;
 

@@ -6,9 +6,9 @@
 // units on).
 #pragma once
 
-#include "fastdiv.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 // What the other layout has for a unit of one layout: where it begins there, and for how many units both go on side by
 // side.

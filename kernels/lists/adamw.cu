@@ -27,7 +27,7 @@
 #define FOURS 1
 #endif
 
-#include "number.cuh"
+#include "../include/number.cuh"
 #include "pieces.cuh"
 
 #ifndef SCALED

@@ -22,8 +22,8 @@
 #define PACKS 1
 #endif
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 #include "pieces.cuh"
 
 using T = SCALAR;

@@ -30,7 +30,7 @@
 
 // 2. The text after: one kernel, one element a thread. erff takes about 25 instructions.
 #if !(defined STEPS || defined WHOLE)
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "few.cuh"
 #include "gelu.cuh"
 

@@ -30,7 +30,7 @@
 
 // 2. The text after: one kernel, one element a thread.
 #if !(defined STEPS || defined WHOLE)
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "few.cuh"
 
 using T = SCALAR;

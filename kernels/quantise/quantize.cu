@@ -26,7 +26,7 @@
 
 // 1. One element a thread. The inverse of the scale is a real division, about ten instructions; the rounding and the
 //    saturation are one conversion to 32 bits and one to 8. The column is found without a division.
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "few.cuh"
 
 using T = SCALAR;

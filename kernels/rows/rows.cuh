@@ -4,8 +4,8 @@
 // What is computed is written once, as a template over rows of any kind.
 #pragma once
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 #include "teams.cuh"
 
 // ---- Kinds of rows. A thread has `CHUNKS` chunks of a row. Of chunk j elements(j) are in use, CHUNK at most. load()

@@ -21,7 +21,7 @@
 #include <cub/block/block_reduce.cuh>
 #endif
 
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "rows.cuh"
 
 using T = SCALAR;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mbarrier.cuh"
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 

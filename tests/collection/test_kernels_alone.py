@@ -17,8 +17,8 @@ SOURCES = sorted(data("kernels").glob("*/*.cu"))
 def alone(source: Path) -> tuple[list[str], str]:
     """The kernels that a source has without any macro, and what the compiler says against it.
 
-    As with `nvcc -c` in its folder, only the headers of CUDA are given: the source finds its own. PTX is enough. Machine
-    code would take ten times as long.
+    As with `nvcc -c` in its folder, only the headers of CUDA are given: the source finds its own. PTX is enough:
+    machine code would take ten times as long.
     """
     _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, [], [])
     folders = [f"--include-path={folder}".encode() for folder in (source.parent, *compiler._cuda_headers())]

@@ -8,14 +8,20 @@
 // access: memory gives about 16 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
 // 4-byte element can't keep up.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/prelu):
-// float32 N96-C64-H112-W112
-//   eager      232.6 us   62.5% of ceiling
-//   naive      287.8 us   50.5% of ceiling  0.81x the speed of eager
-//   naive64    306.3 us   47.4% of ceiling  0.94x the speed of naive
-//   packed     145.4 us  100.0% of ceiling  2.11x the speed of naive64
-//   packed64   146.4 us   99.3% of ceiling  0.99x the speed of packed
-//   tuned      145.4 us   99.9% of ceiling  1.01x the speed of packed64
+// What each step gained on an NVIDIA H200 (reports/h200/prelu), float32 N96-C64-H112-W112.
+// At least 308.3 MB are read and 308.3 MB written. The ceiling is 145.3 us, by memory.
+//   eager: PyTorch
+//       232.6 us   62.5% of ceiling
+//   naive: one element a thread, 32-bit division and modulo for each
+//       287.8 us   50.5% of ceiling  moves 616.6 MB  0.81x the speed of eager
+//   naive64: naive with 64-bit indexes, for tensors of any size
+//       306.3 us   47.4% of ceiling  moves 616.6 MB  0.94x the speed of naive
+//   packed: 16-byte packs that share one alpha, 32-bit indexes; naive where inner isn't divisible
+//       145.4 us  100.0% of ceiling  moves 616.6 MB  2.11x the speed of naive64
+//   packed64: packed with 64-bit indexes; naive64 where inner isn't divisible
+//       146.4 us   99.3% of ceiling  moves 616.6 MB  0.99x the speed of packed
+//   tuned: packs at any inner size and alignment, multiplications in place of divisions
+//       145.4 us   99.9% of ceiling  moves 616.6 MB  1.01x the speed of packed64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

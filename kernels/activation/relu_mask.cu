@@ -9,14 +9,20 @@
 // All masks but that of relu_mask_strided are in the order of bitmask.cuh and have whole words. What a mask holds past
 // its last element is zero.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/masks):
-// float32 N134217728
-//   eager        253.2 us   99.1% of ceiling
-//   sequential   656.8 us   38.2% of ceiling  0.39x the speed of eager
-//   strided      268.1 us   93.6% of ceiling  2.45x the speed of sequential
-//   ballot       422.7 us   59.4% of ceiling  0.63x the speed of strided
-//   ballot8      268.3 us   93.5% of ceiling  1.58x the speed of ballot
-//   tuned        261.6 us   95.9% of ceiling  1.03x the speed of ballot8
+// What each step gained on an NVIDIA H200 (reports/h200/masks), float32 N134217728.
+// At least 536.9 MB are read and 536.9 MB written. The ceiling is 251.0 us, by memory.
+//   eager: PyTorch
+//       253.2 us   99.1% of ceiling
+//   sequential: 8 neighbouring elements a thread, which writes their byte
+//       656.8 us   38.2% of ceiling  moves 1.091 GB  0.39x the speed of eager
+//   strided: 8 elements a thread, spaced so that a warp reads neighbours; the bits are permuted
+//       268.1 us   93.6% of ceiling  moves 1.091 GB  2.45x the speed of sequential
+//   ballot: one element a thread, one word a warp by a ballot
+//       422.7 us   59.4% of ceiling  moves 1.091 GB  0.63x the speed of strided
+//   ballot8: 8 ballots a warp, whose words are one 32-byte write
+//       268.3 us   93.5% of ceiling  moves 1.091 GB  1.58x the speed of ballot
+//   tuned: packs of 16 bytes, whose bits are a byte or half of one
+//       261.6 us   95.9% of ceiling  moves 1.091 GB  1.03x the speed of ballot8
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -8,14 +8,20 @@
 // rounds. They are four in kernels 1 to 4, and eight in kernel 5. From kernel 2 on the loads come first, so that the
 // rounds run while memory answers.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/dropout):
-// float32 N134217728 p=0.1
-//   eager             366.5 us   69.5% of ceiling
-//   naive             387.4 us   65.7% of ceiling  0.95x the speed of eager
-//   vectorized        288.5 us   88.2% of ceiling  1.34x the speed of naive
-//   bitmask_match     266.5 us   95.5% of ceiling  1.08x the speed of vectorized
-//   bitmask_shuffle   264.4 us   96.3% of ceiling  1.01x the speed of bitmask_match
-//   tuned             263.8 us   96.5% of ceiling  1.00x the speed of bitmask_shuffle
+// What each step gained on an NVIDIA H200 (reports/h200/dropout), float32 N134217728 p=0.1.
+// At least 536.9 MB are read and 553.6 MB written. The ceiling is 254.5 us, by memory.
+//   eager: PyTorch
+//       366.5 us   69.5% of ceiling
+//   naive: one random number, one element and one mask byte at a time, four of them a thread
+//       387.4 us   65.7% of ceiling  moves 1.208 GB  0.95x the speed of eager
+//   vectorized: the four elements of a Philox call by one load and one store; byte mask
+//       288.5 us   88.2% of ceiling  moves 1.208 GB  1.34x the speed of naive
+//   bitmask_match: a bit an element, eight lanes' combined by match and reduce
+//       266.5 us   95.5% of ceiling  moves 1.091 GB  1.08x the speed of vectorized
+//   bitmask_shuffle: a bit an element, eight lanes' combined by shuffles
+//       264.4 us   96.3% of ceiling  moves 1.091 GB  1.01x the speed of bitmask_match
+//   tuned: eight numbers a Philox call, 16-byte packs, a mask byte a lane
+//       263.8 us   96.5% of ceiling  moves 1.091 GB  1.00x the speed of bitmask_shuffle
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -3,10 +3,14 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/norm_grads):
-// float32 M2048-N65536
-//   eager   895.7 us   41.2% of ceiling
-//   tuned   427.9 us   86.2% of ceiling  2.09x the speed of eager
+// What each step gained on an NVIDIA H200 (reports/h200/norm_grads), float32 M2048-N65536.
+// At least 1.074 GB are read and 537.1 MB written. The ceiling is 368.7 us, by memory.
+//   eager: PyTorch
+//       895.7 us   41.2% of ceiling
+//   separate: a kernel each for dx and dgamma
+//   fused: one read of dy and x, by blocks that add up columns row after row
+//   tuned: tiles of rows in shared memory, ahead of the work; teams that fit the row
+//       427.9 us   86.2% of ceiling  moves 1.611 GB  2.09x the speed of eager
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -2,15 +2,22 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/softmax):
-// float32 M134217-N1000
-//   eager       260.0 us   96.4% of ceiling
-//   unfused     1.533 ms   16.4% of ceiling  0.17x the speed of eager
-//   online      312.0 us   80.4% of ceiling  4.91x the speed of unfused
-//   shared      585.3 us   42.8% of ceiling  0.53x the speed of online
-//   registers   253.8 us   98.8% of ceiling  2.31x the speed of shared
-//   cluster     649.8 us   38.6% of ceiling  0.39x the speed of registers
-//   tuned       254.1 us   98.7% of ceiling  2.56x the speed of cluster
+// What each step gained on an NVIDIA H200 (reports/h200/softmax), float32 M134217-N1000.
+// At least 536.9 MB are read and 536.9 MB written. The ceiling is 250.7 us, by memory.
+//   eager: PyTorch
+//       260.0 us   96.4% of ceiling
+//   unfused: max, subtract, exp, sum, divide: five kernels, floats between them
+//       1.533 ms   16.4% of ceiling  moves 4.297 GB  0.17x the speed of eager
+//   online: one read for maximum and sum, a second one for y; rows of any length
+//       312.0 us   80.4% of ceiling  moves 1.611 GB  4.91x the speed of unfused
+//   shared: one block a row, the row in shared memory, CUB's block reductions
+//       585.3 us   42.8% of ceiling  moves 1.074 GB  0.53x the speed of online
+//   registers: one block a row, the row in arrays of a constant size, which registers hold
+//       253.8 us   98.8% of ceiling  moves 1.074 GB  2.31x the speed of shared
+//   cluster: the same over two to eight blocks, which meet in distributed shared memory
+//       649.8 us   38.6% of ceiling  moves 1.074 GB  0.39x the speed of registers
+//   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
+//       254.1 us   98.7% of ceiling  moves 1.074 GB  2.56x the speed of cluster
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -19,9 +19,12 @@ def complaint(source: Path) -> str:
     folders = [f"--include-path={folder}".encode() for folder in compiler._include_folders(source.parent)]
     options = [b"--std=c++17", b"--gpu-architecture=compute_90", b"--fdevice-syntax-only", *folders]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    if not failed:
+        return ""
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    nvrtc.nvrtcGetProgramLog(program, log := b" " * size)
-    return log.decode() if failed else ""
+    log = bytes(size + 1)  # NVRTC writes into it, and Python shares objects of one byte
+    nvrtc.nvrtcGetProgramLog(program, log)
+    return log.rstrip(b"\0").decode()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

@@ -1,4 +1,4 @@
-"""Losses of longer trainings: whether a rung of a ladder learns as the others do. It needs no tool but torch.
+"""Losses of longer trainings: whether a rung of a ladder learns as the other rungs do. It needs no tool but torch.
 
 Each case of a training op is trained from several seeds, on data that can be learned, with batches of a size of their
 own. Of the case, its model, dtype, choices and variant count.

@@ -91,7 +91,7 @@ def _submitted(
 def _trained(case: Case, kind: str, seed: int, plan: LossPlan) -> TrainingCurve:
     """One training. It runs in any of the processes, so it raises only errors that can be sent to another one.
 
-    These are MemoryError where the device has too little memory, and RuntimeError for all others.
+    These are MemoryError where the device has too little memory, and RuntimeError for all other causes.
     """
     device = devices.kinds()[kind].torch_device
     try:

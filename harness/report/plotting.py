@@ -290,7 +290,7 @@ def _varying(settings: Settings) -> list[str]:
 
 
 def _labels(settings: Settings, varying: Sequence[str]) -> dict[str, str]:
-    """The sizes and choices in which a setting differs from other ones, one on each line; empty for a single setting."""
+    """The sizes and choices in which settings differ, one on each line; empty for a single setting."""
     return {key: "\n".join(_line(name, values[name]) for name in varying) for key, values in settings.items()}
 
 

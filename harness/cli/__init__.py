@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def _under_torchrun() -> None:
-    """The command in the process with rank 0, which the others keep ranks for."""
+    """The command in the process with rank 0, which the other processes keep ranks for."""
     from harness.errors import HarnessError
     from harness.processes import torchrun
 

@@ -28,7 +28,7 @@ def aligned(rows: Sequence[Row], indent: int = 2, *, headings: bool = False) -> 
     room = _columns() - start
     longest = max((len(word) for row in rows for word in row[-1].split()), default=0)
     if room < max(_NARROWEST, min(longest, _LONGEST)):
-        # The last column stands below the others, where they leave no room beside them.
+        # The last column stands below the other columns, where they leave no room beside them.
         start, room = 2 * indent + _GAP, _columns() - 2 * indent - _GAP
         return [line for row in rows for line in _below(row, widths, indent, start, room)]
     return [line for row in rows for line in _beside(row, widths, indent, start, room)]

@@ -26,7 +26,7 @@ def ops(incomplete: str) -> Iterator[str]:
 
 
 def variants(incomplete: str) -> Iterator[str]:
-    """The variants of all bundled ops, after the commas of those that are named already."""
+    """The variants of all bundled ops, after the commas of the names that are there already."""
     from harness.ops import Catalogue
 
     named, comma, last = incomplete.rpartition(",")

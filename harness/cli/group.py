@@ -24,7 +24,7 @@ class QuickGroup(TyperGroup):
         return option
 
     def get_params(self, ctx: Any) -> Any:
-        """The parameters; those of completion have a default that typer needn't convert, too."""
+        """The parameters; completion's have a default that typer needn't convert, too."""
         params = super().get_params(ctx)
         for param in params:
             if param.name in ("install_completion", "show_completion"):

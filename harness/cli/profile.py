@@ -188,7 +188,7 @@ def _planned(
 
 
 def _of_run(folder: Path, *, only: Chosen, variants: Chosen) -> tuple[list[Job], str]:
-    """The cases of a run that have a time, and its kind of device. Tells how many others it has."""
+    """The cases of a run that have a time, and its kind of device. Tells how many other cases it has."""
     from harness import units
     from harness.cli import values
     from harness.model import Job
@@ -253,7 +253,7 @@ def _alone(jobs: Sequence[Job]) -> list[Job]:
 def _time(
     scenarios: Sequence[str], device: str | None, plugins: tuple[Path, ...], folder: Path, **chosen: Chosen
 ) -> int:
-    """Time the cases by `harness run`, into the folder. Gives its exit code: 0, or that of cases that failed.
+    """Time the cases by `harness run`, into the folder. Gives its exit code: 0, or the code for cases that failed.
 
     Raises typer.Exit if nothing could be timed.
     """
@@ -289,7 +289,7 @@ def _print_commands(
 def _profile(
     tool: str, jobs: Sequence[Job], kind: str, plugins: tuple[Path, ...], folder: Path, given: Mapping[str, int]
 ) -> int:
-    """Run the cases under the tool, and keep what it found. Gives the exit code: that of cases that failed, or 0."""
+    """Run the cases under the tool, and keep what it found. Gives the exit code: for cases that failed, or 0."""
     from harness import store
     from harness.profile import _procedure
     from harness.profile._request import CaseRan

@@ -91,7 +91,7 @@ class Bar(Lines):
             TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
             console=console,
             transient=True,
-            expand=True,  # by the last column, whose share of the width is all that the others leave
+            expand=True,  # by the last column, whose share of the width is all that the other columns leave
         )
         self._task = self._progress.add_task(
             "starting", total=estimate.total if estimate else None, count="", left=None, at=0.0
@@ -144,7 +144,7 @@ class Bar(Lines):
         self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Say how long the rest takes if it goes on as it went: as many times the estimate as until now."""
+        """Say how long the rest takes if it goes on as it went: by the same factor to the estimate as until now."""
         now, task = time.monotonic(), self._progress.tasks[0]
         pace = (now - self._began) / task.completed if task.completed and self._estimate else 1.0
         left = ((task.total or 0.0) - task.completed) * min(_SLOWEST, max(_FASTEST, pace)) if self._estimate else None

@@ -47,7 +47,7 @@ class RunCommand(TyperCommand):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The arguments parsed, after values were given to options without one, and those of a stored run added."""
+        """The arguments parsed, after values were given to options without one, and a stored run's added."""
         spelled = _spelled(args)
         given, _, _ = self.make_parser(ctx).parse_args(list(spelled))
         if given.get("resume") and not given.get("scenarios"):

@@ -134,7 +134,7 @@ class Worker:
 
 
 class _Pipe:
-    """The pipe of replies. number: that of the question being answered, which each reply repeats."""
+    """The pipe of replies. number: the number of the question being answered, which each reply repeats."""
 
     def __init__(self, descriptor: int) -> None:
         # A child of this process that held the pipe open would hide the death of this process from the parent.

@@ -55,7 +55,7 @@ class MeasureLimits(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class MeasureLimitsAgain(_Numbered):
-    """Asks for `LimitsMeasured`: those of the start of a run, with `end` filled in."""
+    """Asks for `LimitsMeasured`: the limits of a run's start, with `end` filled in."""
 
     start: Limits
     kind: Literal["limits again"] = "limits again"
@@ -119,7 +119,7 @@ class Surveyed(_Numbered):
     """Answers `SurveyCode`.
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
-    this code can measure. scenarios: those of each file, with their floors and roles; an earlier harness tells none.
+    this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
     used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked;
     None from an earlier harness, which doesn't tell it.
     """

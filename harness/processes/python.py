@@ -29,7 +29,7 @@ def command(module: str, arguments: Sequence[str] = ()) -> list[str]:
 
 
 def environment(root: Path | None = None) -> dict[str, str]:
-    """The environment of a process of ours. root: the folder whose harness it imports; that of this process if None."""
+    """The environment of a process of ours. root: the folder whose harness it imports; this process's if None."""
     own = own_root()
     root = root.resolve() if root else own
     path = [None if Path(entry).resolve() == own else entry for entry in paths.import_folders()]

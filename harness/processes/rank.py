@@ -28,7 +28,7 @@ class Beginning:
     """What a rank is started with.
 
     meeting: environment through which the ranks find each other. root: as in `Team`. local: the number of its device on
-    its host; that of the rank unless told.
+    its host; the rank's unless told.
     """
 
     device: str

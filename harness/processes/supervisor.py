@@ -36,14 +36,15 @@ class Workers:
     """Measures case by case, in new processes if the last case failed. A context manager.
 
     root: a folder with another revision of the harness, whose ops and kernels are to be measured. digest: the hash that
-    the code of every process must have, as `source.digest` gives it; "" for that of the code as it lies there now.
+    the code of every process must have, as `source.digest` gives it; "" for the digest of the code as it lies there
+    now.
     """
 
     def __init__(self, device: str, plugins: Sequence[Path] = (), root: Path | None = None, digest: str = "") -> None:
         self._device = device
         self._plugins = tuple(plugins)
         self._root = (root or python.own_root()).resolve()
-        # Another revision may make its hash in another way. Then that of its first process stands for all of them.
+        # Another revision may make its hash in another way. Then the first process's hash stands for all of them.
         self._digest = digest or (source.digest(self._plugins) if self._root == python.own_root() else "")
         self._team: Team | None = None
 
@@ -191,7 +192,8 @@ def _joined(answers: dict[int, Measured], size: int) -> Measurement:
     bad = {rank: answer.measurement for rank, answer in answers.items() if answer.measurement.status != "ok"}
     if not bad:
         return answers[0].measurement
-    # A rank that leaves has raised the error itself. If none leaves, the first answer says as much as the others.
+    # A rank that leaves has raised the error itself. If none leaves, the first answer says as much as the other
+    # answers.
     blamed = next((rank for rank in bad if answers[rank].leaving), next(iter(bad)))
     found = bad[blamed]
     # What the ranks exchange about an error names the rank already.

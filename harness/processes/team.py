@@ -100,7 +100,7 @@ class Team:
     ) -> dict[int, Answer]:
         """The answers by rank, in the order in which they came, within `limit` seconds.
 
-        The first measurement that isn't 'ok' gives the other ranks a moment to answer, too; those that don't are left
+        The first measurement that isn't 'ok' gives the other ranks a moment to answer, too; ranks that don't are left
         out, and all are dead. report: gets the progress of rank 0. Raises LostError, or the HarnessError that a rank
         answers with, after which all are dead.
         """
@@ -182,7 +182,7 @@ class Team:
                 raise LostError("crashed", f"rank {rank.number} answered '{reply.kind}' to question {self._asked}")
 
     def _fates(self) -> str:
-        """How each dead rank ended, with the last of its standard error; those killed by a signal first."""
+        """How each dead rank ended, with the last of its standard error; ranks killed by a signal first."""
         self._wait()
         dead = sorted((rank for rank in self._ranks if rank.status is not None), key=lambda rank: rank.status or 0)
         return self._join([(rank, rank.fate) for rank in dead]) or "closed its pipe of replies"

@@ -1,6 +1,6 @@
 """Under torchrun: `torchrun --nproc-per-node N -m harness ...` starts one process a device, on one host or several.
 
-The process with rank 0 leads: it carries out the command. Each of the others keeps one rank of the leader's teams: it
+The process with rank 0 leads: it carries out the command. Each other process keeps one rank of the leader's teams: it
 starts the measuring process, passes lines between it and the leader, and ends it. So a rank may die as on one host,
 without torchrun's noticing, and the next case has a new one. Leader and keepers talk through sockets, one JSON object a
 line, on the port after torchrun's.
@@ -54,7 +54,7 @@ class RankHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands among those of torchrun, and where the leader listens. token: the same in all."""
+    """Where this process stands among torchrun's processes, and where the leader listens. token: the same in all."""
 
     rank: int
     local_rank: int
@@ -81,7 +81,7 @@ class Place:
 
 @contextmanager
 def joined(place: Place | None = None) -> Iterator[bool]:
-    """Take part in torchrun's run. Gives whether this process leads; the others have done their part by then."""
+    """Take part in torchrun's run. Gives whether this process leads; the other processes are done by then."""
     place = place or Place.from_environment()
     if place.size == 1:
         yield True
@@ -135,7 +135,7 @@ class Link:
 
 
 class Leader:
-    """What rank 0 knows of the others. A context manager; at its end the keepers end too."""
+    """What rank 0 knows of the other ranks. A context manager; at its end the keepers end too."""
 
     def __init__(self, place: Place) -> None:
         """Listen. Raises MachineError if the port is taken."""
@@ -165,7 +165,7 @@ class Leader:
         return RemoteRank(number, self._turns, self._links[number], begin)
 
     def _everybody(self) -> dict[int, str]:
-        """The host of each rank. Waits for those that haven't come yet."""
+        """The host of each rank. Waits for ranks that haven't come yet."""
         deadline = time.monotonic() + _MEET
         while len(self._hosts) < self.size:
             self._server.settimeout(max(0.1, deadline - time.monotonic()))

@@ -22,7 +22,7 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class UsedFiles:
-    """Files below `top` that this process has loaded as modules, and those that it opens from now on.
+    """Files below `top` that this process has loaded as modules, and files that it opens from now on.
 
     Modules that were installed from `top` count too, wherever they lie. What lies in the folders of this Python, of the
     harness and of its cache doesn't count.

@@ -37,7 +37,7 @@ def every_format() -> dict[str, Format]:
 def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: Sequence[str] = ()) -> list[Path]:
     """Write the named formats of a run, or all, into its folder. Gives the paths written.
 
-    notes: sentences that the report begins with, such as those of `stale`. Texts are written first. A picture that
+    notes: sentences that the report begins with, such as `stale` gives. Texts are written first. A picture that
     can't be drawn is a warning on standard error. Raises UsageError for an unknown format, and MachineError if the
     folder can't be written.
     """

@@ -1,4 +1,4 @@
-"""The audit of bytes: those that hardware counters saw, beside those that ops and variants declare."""
+"""The audit of bytes: what hardware counters saw, beside what ops and variants declare."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _apart(gap: Gap) -> str:
 
 
 def _agreeing(found: Sequence[Counted]) -> Note:
-    """How many cases agree, and how many of the others have a reason."""
+    """How many cases agree, and how many of the other cases have a reason."""
     states = Counter("within" if not c.gaps else "open" if UNEXPLAINED in cause(c) else "explained" for c in found)
     apart = states["explained"] + states["open"]
     told = f"{states['within']} of {units.plural(len(found), 'case')} within {LIMIT:.0%} of the bytes that they declare"

@@ -55,7 +55,7 @@ _STYLE = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one variant looks: its colour, and what tells it from others without colour."""
+    """How one variant looks: its colour, and what tells it from other variants without colour."""
 
     color: str
     hatch: str

@@ -139,7 +139,7 @@ def _over_sizes(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     rows = _by_size(plot)
     for index, series in enumerate(plot.series):
         own = rows[rows["series"] == series]
-        # Points have different sizes, so that those that coincide stay visible.
+        # Points have different sizes, so that points that coincide stay visible.
         points = {"linestyle": "none", "markersize": 7.5 - 5 * index / len(plot.series)}
         look = _look(plot, series).line | (points if own["size"].duplicated().any() else {})
         axes.plot(own["size"], own[plot.metric.name] / unit, label=series, **look)
@@ -285,7 +285,7 @@ def _calls(axes: matplotlib.axes.Axes, plot: Plot) -> None:
     names: list[str] = []
     for setting, rows in plot.rows.groupby("setting", sort=False):
         if text := plot.labels[str(setting)].replace("\n", ", "):
-            text = re.sub(r"\$(.*?)\$", r"$\\mathbf{\1}$", text)  # the weight of a text isn't that of its formulas
+            text = re.sub(r"\$(.*?)\$", r"$\\mathbf{\1}$", text)  # the weight of a text isn't its formulas' weight
             axes.text(0.01, len(names), text, va="center", weight="bold", transform=axes.get_yaxis_transform())
             names.append("")
         for metric, (label, shift, look) in _TIMES.items():
@@ -322,7 +322,7 @@ def _look(plot: Plot, series: str) -> Look:
 def _ceilings(plot: Plot) -> pd.Series[float]:
     """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit.
 
-    Where variants have different ones, as those have that do another step on one device, it is the highest.
+    Where variants have different ones, since some do another step on one device, it is the highest.
     """
     if plot.metric.limit not in plot.rows:
         return plot.rows[plot.metric.name].iloc[:0]

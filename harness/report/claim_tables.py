@@ -119,7 +119,7 @@ def _claimed(claim: Claim, metric: Metric) -> Cell:
 def _agrees(claim: Claim, metric: Metric, values: Sequence[float], seen: bool) -> str:
     """In how many of the cases the values are as the text says. seen: the values are by counters.
 
-    A text without a figure says that the variant is better. A text's figure is that of its own hardware, so no other
+    A text without a figure says that the variant is better. A text's figure is of its own hardware, so no other
     machine has to agree with it; but a ratio of bytes is the same everywhere, so counters agree with it or don't.
     """
     if not values or claim.says != "better" or metric.relative != "variant" or (metric.by_count and not seen):
@@ -190,7 +190,7 @@ def _sentence(c: Comparison) -> str:
 
 
 def _told(c: Comparison) -> str:
-    """How the values were found, with those by count where counters contradict them."""
+    """How the values were found, with the values by count where counters contradict them."""
     return f"{c.how}, not {cell(c.counts)} as counted" if c.counts else c.how
 
 

@@ -1,4 +1,4 @@
-"""The bytes of a case by hardware counters, beside those that its op and its variant declare."""
+"""The bytes of a case by hardware counters, beside the bytes that its op and its variant declare."""
 
 from __future__ import annotations
 

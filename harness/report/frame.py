@@ -40,7 +40,7 @@ class Line:
 
 @lru_cache(maxsize=1)
 def lines(run: Run) -> tuple[Line, ...]:
-    """A line for each measured case of each scenario, those of one group together.
+    """A line for each measured case of each scenario; the cases of a group stand together.
 
     Metrics that compare with another variant take the scenario's baseline in the same group. Those that compare with
     one device take the baseline on one, if the variant can't run there, since it needs several. Where it failed there,
@@ -73,7 +73,7 @@ def _lines(run: Run) -> Iterator[Line]:
 
 
 def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:
-    """Each scenario of the run with its lines; those without any are left out."""
+    """Each scenario of the run that has lines, with its lines."""
     every = lines(run)
     for scenario in run.header.scenarios:
         own = [line for line in every if line.scenario.name == scenario.name]

@@ -14,7 +14,7 @@ Format = TypeVar("Format")
 
 
 def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path]]) -> list[Path]:
-    """Write each format: first those that write texts, then those that draw pictures. Gives the paths written.
+    """Write each format: first formats of texts, then formats of pictures. Gives the paths written.
 
     A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. Raises
     UsageError for a format that ends the process.

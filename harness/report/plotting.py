@@ -25,7 +25,7 @@ Layout = Literal["bars", "lines", "curve", "variants", "world", "ranking", "call
 
 FOLDER = "plots"
 MOST_FIGURES = 10
-"""The most figures of a run; of those of call times and of rooflines as many beside them."""
+"""The most figures of a run; call times and rooflines may have the same number beside them."""
 MOST_SERIES = 8
 """The most series with a colour, a hatch and a marker of their own; with more, each bar has its name beside it."""
 _MOST_VARIANTS = 9
@@ -48,8 +48,8 @@ class Plot:
     (usually the variant), and `setting`, the sizes and choices of a case. series: all series of the scenario, so that
     each looks the same in every plot. roles: the role of each variant. metric: what is shown. labels: the text for each
     setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along that axis, or
-    what all settings have in common. curve: the scenario's curve. turn: the plot's number among those of the scenario
-    and of its sort. multiprocessors: those of the machine. roofs: what a roofline is drawn under.
+    what all settings have in common. curve: the scenario's curve. turn: the plot's number among the plots of the
+    scenario and of its sort. multiprocessors: the machine's. roofs: what a roofline is drawn under.
     """
 
     scenario: str
@@ -290,7 +290,7 @@ def _varying(settings: Settings) -> list[str]:
 
 
 def _labels(settings: Settings, varying: Sequence[str]) -> dict[str, str]:
-    """The sizes and choices in which a setting differs from others, one on each line; empty for a single setting."""
+    """The sizes and choices in which settings differ, one on each line; empty for a single setting."""
     return {key: "\n".join(_line(name, values[name]) for name in varying) for key, values in settings.items()}
 
 

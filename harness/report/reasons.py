@@ -14,7 +14,7 @@ from harness.report.kernel_names import kernel_name
 
 UNEXPLAINED = "not explained"
 _NEARLY = 2
-"""Bytes up to this many times those of the cache nearly fit: a good part of them is still there at the next call."""
+"""Bytes up to this many times the cache's nearly fit: a good part of them is still there at the next call."""
 _WIDEST = 16
 """Sectors that a request of a warp touches at most if it uses all of each: 32 threads with 16 bytes."""
 _SMALL = 0.1

@@ -93,7 +93,7 @@ def draw(
 ) -> None:
     """Draw a point for each row of `frame`, a dash for its ceiling, and the roofs.
 
-    rows: with a column `setting`. roles: those of the variants. labels: the text for each setting.
+    rows: with a column `setting`. roles: the variants'. labels: the text for each setting.
     """
     unit, scale = METRICS["flops"].unit.axis([], "")
     if all(roof.kind in _INTEGERS for roof in over.compute):

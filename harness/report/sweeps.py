@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?")
 
 @dataclass(slots=True)
 class Stop:
-    """The sizes at which a variant has results, those at which it has none for one reason, and the kinds of cases."""
+    """The sizes at which a variant has results, the sizes at which it has none, and the kinds of cases."""
 
     variant: str
     ran: str
@@ -73,7 +73,7 @@ def over_world(curve: Curve) -> bool:
 
 
 def _by_kind(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The lines of one kind together: of one dtype, with its choices and its world where those vary."""
+    """The lines of one kind together: of one dtype, with its choices and its world where they vary."""
     several = len({(line.case.choices, line.case.world) for line in lines}) > 1
     found: dict[str, list[Line]] = defaultdict(list)
     for line in lines:

@@ -78,7 +78,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A picture in a file beside the page. alt: what it shows, for those who can't see it.
+    """A picture in a file beside the page. alt: what it shows, for readers who can't see it.
 
     path: in the folder of the page. draw: writes the picture to a path, and gives the paths written; None where
     something else draws it.

@@ -11,7 +11,7 @@ SUMMARY = "results.csv: one row a case, SI units, for other programs"
 
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a table has no notes
-    """Write results.csv. A case of several scenarios has one row, that of the first."""
+    """Write results.csv. A case of several scenarios has one row, the first one's."""
     from harness.report.frame import frame
 
     path = folder / "results.csv"

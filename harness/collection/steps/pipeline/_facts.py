@@ -27,7 +27,7 @@ LIMITING, DOUBLED, GAIN = "limiting", "doubled", "doubled_gain"
 DECODER, ENGINES, ENGINE_USE, CACHED, FILE = "decoder", "jpeg_engines", "jpeg_engine_use", "in_page_cache", "file_bytes"
 THREADS, PROCESSES = "decoding_threads", "decoding_processes"
 SHORTEST = {"cuda": 1.0, "cpu": 0.02}
-"""Seconds for which a stage works alone at least, by the kind of device. The processors of a host that others use too
+"""Least seconds of a stage's work alone, by the kind of device. The processors of a host that other programs use too
 change their speed within a second. Toys on a CPU need less."""
 FEWEST = 3
 """Batches of a stage alone at least, after one that isn't timed."""

@@ -79,8 +79,8 @@ class FedStep:
     def report(self, before: Rates) -> None:
         """Close the pipeline, and report the rates of all stages alone and what limits the whole.
 
-        before: the rates before the timed steps. What is reported is the mean of these and of those measured now, since
-        processors that others use too may become faster or slower meanwhile.
+        before: the rates before the timed steps. What is reported is the mean of these rates and of the rates measured
+        now, since processors that other programs use too may become faster or slower meanwhile.
 
         Raises RuntimeError if the last batch has wrong images: under load a stage may overwrite what another one reads.
         """
@@ -136,7 +136,7 @@ class FedStep:
                 steps(2)
                 count += 2
             # Nobody waits for the device before the clock is read, at either end: as many steps are on their way at
-            # the start as at the end, so that those of the start aren't counted too.
+            # the start as at the end, so that the steps of the start aren't counted too.
             return (time.perf_counter() - start) / count
         finally:
             pipeline.close()

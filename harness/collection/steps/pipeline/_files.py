@@ -23,9 +23,9 @@ WIDTH, HEIGHT = 500, 375
 """Pixels of an image."""
 QUALITY = 96
 SLOPE = 1.5
-"""The noise's amplitude falls as frequency to this power, about as that of photographs does."""
+"""The noise's amplitude falls as frequency to this power, about as a photograph's does."""
 SPREAD = 39.0
-"""Standard deviation of the noise, in levels of 255: with it, a file has about as many bytes as one of ImageNet."""
+"""Standard deviation of the noise, in levels of 255: with it, a file is about as large as a file of ImageNet."""
 SEED = 18
 """The seed of the files. All cases share them, so that they are made once."""
 _TOLD = 512

@@ -24,7 +24,7 @@ MISSING = "needs torchvision, which decodes on a GPU: pip install 'gpu-bench-har
 MEAN, DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """The mean and the deviation of ImageNet's red, green and blue, in levels of 255. Images are scaled by them."""
 _AREA = (0.08, 1.0)
-"""The least and the largest area of a crop, over that of the image."""
+"""The least and the largest area of a crop, over the image's area."""
 _RATIO = (3 / 4, 4 / 3)
 """The least and the largest ratio of a crop's width to its height."""
 

@@ -100,7 +100,7 @@ def _dots(axes: matplotlib.axes.Axes, lines: Sequence[Line]) -> None:
 
 
 def rates(line: Line) -> dict[str, float]:
-    """The rate of each stage that the case has, and that of the whole."""
+    """The rate of each stage that the case has, and the whole's."""
     facts = line.subject.facts
     stages = {name: facts[rate_of(name)] for name in STAGES if rate_of(name) in facts}
     return stages | {"whole": line.values["items"] or 0.0}

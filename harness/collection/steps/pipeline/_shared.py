@@ -23,7 +23,7 @@ AT_ONCE = 3
 # A stage writes the slots of a ring in turn, one for each batch, and only the next stage reads them. A slot is in use
 # while its batch is worked on by the stage that writes it or by the one that reads it, or waits in the queue between
 # the two. So AT_ONCE + DEPTH + 1 batches are in use at most. Threads that begin at the same time may take their slots
-# in another order than that of their batches, so there is one slot more. If the work of a stage is halved, it gives
+# in another order than their batches, so there is one slot more. If the work of a stage is halved, it gives
 # each batch twice and writes one slot for the two, so that fewer slots are in use. Stages behind the next one read no
 # slot: images are there in a ring of their own, and then in the device's memory.
 SLOTS = AT_ONCE + DEPTH + 2

@@ -238,7 +238,7 @@ class Pipeline:
     def _begin_and_end(self, stage: Stage, source: Callable[[], Any], queue: StageQueue) -> Iterator[Loop]:
         """Two loops of a stage: one begins work on items, the other one waits for the oldest.
 
-        Each has an item in hand, the others are in a queue between the two.
+        Each has an item in hand, the other items are in a queue between the two.
         """
         threads = ThreadPoolExecutor(stage.at_once, stage.name)
         begun = StageQueue(max(1, stage.at_once - 2), self._watch)

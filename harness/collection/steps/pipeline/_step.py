@@ -32,7 +32,7 @@ class TrainingStep:
     graph: whether the step is a CUDA graph where it runs on a GPU. Without a graph, issuing the step holds Python's
     lock for most of its time, and the threads of other stages need that lock too. But beside a decoder on the same GPU
     the step must not be a graph: the kernels of a graph are all in the device's queue at once, which leaves the
-    decoder's kernels no place between them. The labels stay those that the trainer made: noise has no classes.
+    decoder's kernels no place between them. The labels stay as the trainer made them: noise has no classes.
     """
 
     def __init__(self, ctx: Context, *, graph: bool = True) -> None:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.collection.steps.pipeline._stages import Crew
 
 _IMPORTS = ["torch", "PIL.Image", "torchvision.io"]
-"""Modules that are imported once, by the process from which all others are forked. None of them is of the harness: on
+"""Modules that are imported once, by the process that forks all other processes. None of them is of the harness: on
 Python 3.11 that process doesn't know the path of modules, and might import another harness. Those that can't be
 imported are left out."""
 _STARTED = 120.0
@@ -178,7 +178,7 @@ class Decoders:
             raise RuntimeError(f"a process that decodes images {self._fate()}") from None
 
     def _fate(self) -> str:
-        """How the process that died first did so, as far as that is known. The pool ends all others by SIGTERM."""
+        """How the first dead process died, as far as this is known. The pool ends all other processes by SIGTERM."""
         statuses = [one.exitcode for one in self.processes]
         status = next((one for one in statuses if one not in {0, None, -signal.SIGTERM}), None)
         if status == -signal.SIGKILL:

@@ -2,10 +2,10 @@
 
 Source: OneFlow, "100 days open source" (rows O3 to O5), whose stages overlap where each has two buffers.
 
-A stage is what has a resource of its own, since only those can overlap: 'read' has the disk, 'prepare' (decode, cut and
-resize) the processors, 'copy' the bus, 'train' (scale and train) the device. With one buffer, one batch is on its way
-at a time, so the times of all stages add up. (With one buffer between each two neighbours, only neighbours would wait
-for each other.) With queues of two batches between stages, the slowest stage sets the pace.
+A stage is what has a resource of its own, since only such stages can overlap: 'read' has the disk, 'prepare' (decode,
+cut and resize) the processors, 'copy' the bus, 'train' (scale and train) the device. With one buffer, one batch is on
+its way at a time, so the times of all stages add up. (With one buffer between each two neighbours, only neighbours
+would wait for each other.) With queues of two batches between stages, the slowest stage sets the pace.
 
 Where the CPU decodes, processes do so. Threads would wait for Python's lock, and the thread that issues the training
 step would wait for them. Where stages overlap, no process waits until all images of a batch are done: it goes on with

@@ -1,4 +1,4 @@
-"""Longer trainings on a few batches that can be learned: whether a rung learns as the others do, whatever the seed.
+"""Longer trainings on a few learnable batches: whether a rung learns as the other rungs do, whatever the seed.
 
 The data of a timed step is noise, which a model can only remember. Here images are their class's coarse pattern with
 noise on it, and the words that BERT predicts stand in its input. So losses fall as they do in real trainings. The data
@@ -40,7 +40,7 @@ class TrainingCurve:
     """What a training gave: the loss of each step, and which steps were skipped since gradients had overflowed.
 
     Steps are counted from 0. forced: the steps whose gradients were made to overflow, by a huge scale of the loss. A
-    rung whose loss isn't scaled leaves these steps out, so that all rungs make as many.
+    rung whose loss isn't scaled leaves these steps out, so that all rungs make the same number of steps.
     """
 
     losses: tuple[float, ...]

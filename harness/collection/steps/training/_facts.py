@@ -72,7 +72,7 @@ def allocated(ctx: Context) -> int:
 
 
 def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Made:
-    """What `steps` gives. Its peak memory is reported, on a GPU; that of a captured graph is what its capture took.
+    """What `steps` gives. Its peak memory is reported, on a GPU; a captured graph's is what its capture took.
 
     before: bytes that were allocated before the case was prepared (`allocated`). They aren't the case's.
     """
@@ -91,7 +91,7 @@ def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Mad
 def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     """Make steps for about `_SECONDS`; report their energy an item, if the GPU counts it, and how busy the GPU is.
 
-    The steps come after those that are timed, so that the timed ones don't depend on them. Nothing is reported on a
+    The steps come after the timed steps, so that the timed ones don't depend on them. Nothing is reported on a
     CPU.
     """
     import torch

@@ -1,4 +1,4 @@
-"""Figures of whole steps of a model, and of its inference: those that variants report, and those that tools tell."""
+"""Figures of whole steps of a model, and of its inference: what variants report, and what tools tell."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The first step of a rung, weight by weight: its gradients against those of a reference, and how weights moved.
+"""The first step of a rung, weight by weight: its gradients against a reference's, and how weights moved.
 
-Losses of a few steps hardly tell whether all of a model is trained: those of a model with frozen attention differ
+Losses of a few steps hardly tell whether all of a model is trained: the losses of a model with frozen attention differ
 little. So a twin of the rung, with a small batch, makes one step, and what it left in the optimizer's state is
 compared: the gradient as the optimizer saw it, and the update that follows from it.
 
-In twin and reference nothing is left to chance: dropout and stochastic depth are 0. Batch norm is that of training. The
+In twin and reference nothing is left to chance: dropout and stochastic depth are 0. Batch norm is as in training. The
 twin of a rung with a graph makes its step by a replay.
 """
 
@@ -28,11 +28,11 @@ SIZE = 8
 """The batch of the twin: little time and memory, and enough elements for batch norm."""
 TIMES = 8.0
 """How far off a gradient may be, in units in the last place of the rung's type, for a model of one block. Errors of
-blocks add up like those of random signs, as the root of their number."""
+blocks add up like errors of random signs, as the root of their number."""
 MOST = 0.8
 """The most that is ever allowed: a gradient that is twice as large, or 0, is off by all of its length."""
 QUIET = 0.25
-"""The last gamma of a ResNet's blocks here. With that of 1, of new models, each block makes more of rounding errors,
+"""The last gamma of a ResNet's blocks here. With 1, as new models have it, each block makes more of rounding errors,
 until gradients in halves have nothing in common with the reference's."""
 FLAT = 2e-6
 """The share of a typical element below which a weight's elements have no gradient but what rounding makes: that of a
@@ -84,7 +84,7 @@ class Trained:
 def complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
     """What is wrong with the first step of the rung's twin: gradients that are missing or wrong, and wrong updates.
 
-    setup: that of the case, whose batch is cut to `SIZE`.
+    setup: the case's, whose batch is cut to `SIZE`.
     """
     wanted, setup = reference(setup), replace(setup, size=min(setup.size, SIZE))
     with math_modes(rung.tf32):
@@ -102,7 +102,7 @@ def allowed(rung: Rung, setup: Setup) -> float:
     """How far off gradients may be, as a share of their length.
 
     Float32 has some bits to spare, since sums over a batch and fast convolutions lose some. A ReLU makes more of a
-    rounding: an element close to 0 may lose its gradient, and the share of such elements is that of the rounding.
+    rounding: an element close to 0 may lose its gradient, and the share of such elements is the rounding's.
     """
     import torch
 

@@ -18,7 +18,7 @@ def rung_of(op: str, variant: str) -> Rung | None:
 
 
 def base(op: str, variant: str, among: Collection[str]) -> str:
-    """The rung that a rung is to be compared with: of those above it, the one whose steps differ least from its own.
+    """The rung that a rung is compared with: of the rungs above it, the one whose steps differ least from its own.
 
     among: names of the rungs that may be compared with. Of several that differ equally, the highest counts. '' if there
     is none.

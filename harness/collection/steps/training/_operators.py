@@ -1,4 +1,4 @@
-"""The operators of models: those that a rung has from torch, and those that are ours."""
+"""The operators of models: a rung has some from torch, and some are ours."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def operators(rung: Rung, config: object) -> Any:
-    """The operators of a model with this configuration; None for those that it has unless told."""
+    """The operators of a model with this configuration; None for the model's own."""
     found = ours(rung, config) if rung.norm or rung.attention else None
     parts = _of_torch(rung, config)
     return replace(found or _plain(config), **parts) if parts else found

@@ -75,7 +75,7 @@ class RankTrainer(Trainer):
         self._may_sync = False
 
     def loss_of_step(self) -> torch.Tensor:
-        """A step. Its loss is that of this rank's data."""
+        """A step. Its loss is of this rank's data."""
         with nullcontext() if self._may_sync else self._wrapped.no_sync():
             return super().loss_of_step()
 

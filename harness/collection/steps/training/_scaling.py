@@ -1,9 +1,9 @@
 """Training steps on several devices as variants of an op: who trains alone, and when gradients are averaged.
 
-Every rank has the same weights, and data of its own. The step is that of the highest rung of eager torch, or the same
+Every rank has the same weights, and data of its own. The step is the highest rung's of eager torch, or the same
 with torch.compile, or as a CUDA graph, which holds its communication too. On one device all ways are one step, so that
 only `replicas` is measured there. Variants that are rungs of a ladder have steps of their own, in
-DistributedDataParallel; on one device they are those of the ladder.
+DistributedDataParallel; on one device they are the ladder's.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ APART = 1e-9
 def scaling_op(
     name: str, summary: str, models: Sequence[str], rung: Rung, rungs: Sequence[Rung] = (), **fields: Any
 ) -> Op:
-    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: others of Op.
+    """An op whose variants are the ways, and `rungs`. rung: the step of each rank in the ways. fields: more of Op's.
 
-    Its choices come after those of a model and of how the step is run.
+    Its choices come after the choices of the model and of how the step is run.
     """
     choices = {
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
@@ -75,7 +75,7 @@ def cant_run(way: Way, case: Case) -> str | None:
 
 
 def has_own_step(case: Case) -> str | None:
-    """Why a rung can't run, if the case asks for another step than that of the rung."""
+    """Why a rung can't run, if the case asks for another step than the rung's."""
     step = dict(case.choices)["step"]
     return None if step == "eager" else f"its step is that of its rung, not that of step={step}: give step: eager"
 
@@ -86,7 +86,7 @@ def way_of(variant: str) -> Way:
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
-    """Operations are those of one device, as of `_steps.work`; items are those of all devices.
+    """Operations are one device's, as in `_steps.work`; items are all devices'.
 
     In a ring each device sends nearly twice the bytes of all gradients.
     """
@@ -112,7 +112,7 @@ def make(ctx: Context) -> dict[str, Any]:
 
 
 def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
-    """Make the trainer, and all of the first steps but those that are left to the harness."""
+    """Make the trainer, and make the first steps, except the steps that are left to the harness."""
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
     reference_losses(ctx, way)
     before = _facts.allocated(ctx)

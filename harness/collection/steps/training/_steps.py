@@ -1,7 +1,7 @@
 """Training steps as variants of an op, and the check of them.
 
-The first losses of the steps that are timed must fall as those of a plain float32 run do, and each weight must have
-had gradients in them. What these gradients must be is checked with a small batch, by `_first_step`.
+The first losses of the steps that are timed must fall as the losses of a plain float32 run do, and each weight must
+have had gradients in them. What these gradients must be is checked with a small batch, by `_first_step`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SMALLEST_FALL = 0.02
 
 
 def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: Any) -> Op:
-    """An op whose call is a whole step, in halves. size: what B is. item: what B counts. fields: others of Op."""
+    """An op whose call is a whole step, in halves. size: what B is. item: what B counts. fields: more fields of Op."""
     fields["work"] = partial(fields["work"], item=item)
     return Op(name, summary, symbols={"B": size}, dtypes=("float16", "bfloat16"), timer="steady", **fields)
 
@@ -105,7 +105,7 @@ class TimedSteps:
     made: int = 0
 
     def __call__(self, written: torch.Tensor) -> None:
-        """Make a step. written: (STEPS,), the losses of the first steps; 0 for those that are still to come."""
+        """Make a step. written: (STEPS,), the losses of the first steps; 0 for steps that are still to come."""
         loss = self.step()
         if self.made < STEPS:
             self.losses[self.made].copy_(loss)
@@ -119,7 +119,7 @@ class TimedSteps:
 
 
 def prepare(ctx: Context, rung: Rung) -> Launch:
-    """Make the trainer, and all of the first steps but those that are left to the harness."""
+    """Make the trainer, and make the first steps, except the steps that are left to the harness."""
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
     # What the rung is held to comes first, so that its memory is free again when the rung's is taken.
     reference_losses(ctx)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 QKV_GAIN, PROJECTION_GAIN = 1.5, 2.0
-"""How much larger weights are than those that keep the size of numbers: scores differ, and attention counts."""
+"""How much larger weights are than weights that keep the size of numbers: scores differ, and attention counts."""
 TYPICAL, LARGEST = 3.0, 12.0
 """How far off logits in halves may be, in units in the last place of a typical one: typically, and one of them."""
 LEAST_SNR = 22.0
@@ -49,7 +49,7 @@ def enliven(model: torch.nn.Module, seed: int, device: torch.device) -> None:
 
 
 def judge(ctx: Context, got: torch.Tensor, want: torch.Tensor, *, int8: bool) -> Iterator[Expected | str]:
-    """What the logits must be. want: those of the same weights and images in higher precision.
+    """What the logits must be. want: the logits of the same weights and images in higher precision.
 
     In halves the typical error is bounded as well as the largest: it is the same for all batches, and finds what is
     lost in a few windows or heads. Logits of int8 are held to their signal to noise instead.

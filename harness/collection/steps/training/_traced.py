@@ -29,7 +29,7 @@ class StepParts:
 def parts(attached: Mapping[str, float], time: float | None) -> StepParts | None:
     """The parts of a call. attached: what tools found of its case, as '<tool>.<name>'. None without a trace or a time.
 
-    Shares of a trace are those of its window, from the first kernel's start to the last one's end.
+    Shares of a trace are of its window, from the first kernel's start to the last one's end.
     """
     busy, idle = attached.get(f"{_TOOL}time"), attached.get(f"{_TOOL}idle")
     if not time or not busy or idle is None or idle >= 1:

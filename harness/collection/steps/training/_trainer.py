@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCALE = 1024.0
 """What the loss is multiplied by in mixed precision. Torch begins with 65536, which may overflow in the first steps;
-then a rung would skip them, and its losses would lag behind those of the others."""
+then a rung would skip them, and its losses would lag behind the other rungs' losses."""
 NEVER = 2**30
 """Steps without an overflow after which the scale grows: so it tells how many steps were skipped."""
 DECAYS = {ResNetConfig: 1e-4, BertConfig: 1e-2, SwinConfig: 5e-2}
@@ -147,7 +147,7 @@ def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
 
 
 def _seed(rung: Rung, seed: int) -> None:
-    """Begin random numbers anew, those of our kernels too."""
+    """Begin random numbers anew, our kernels' too."""
     import torch
 
     torch.manual_seed(seed)

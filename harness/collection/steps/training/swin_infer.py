@@ -80,7 +80,7 @@ def images_of(ctx: Context, count: int, generator: torch.Generator) -> torch.Ten
 
 
 def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
-    """Logits, against those of the same rounded weights and images in float32, or in float64 on a CPU."""
+    """Logits, against the logits of the same rounded weights and images in float32, or in float64 on a CPU."""
     import torch
 
     if not hasattr(t, "logits"):

@@ -1,6 +1,6 @@
 """A training step of Swin Transformer: images of 224 x 224, AdamW, stochastic depth, label smoothing.
 
-Source: NVIDIA's talk on training Swin Transformer, whose figures are those of Swin-Large.
+Source: NVIDIA's talk on training Swin Transformer, whose figures are of Swin-Large.
 """
 
 from __future__ import annotations

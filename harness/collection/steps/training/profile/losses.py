@@ -1,4 +1,4 @@
-"""Losses of longer trainings: whether a rung of a ladder learns as the others do. It needs no tool but torch.
+"""Losses of longer trainings: whether a rung of a ladder learns as the other rungs do. It needs no tool but torch.
 
 Each case of a training op is trained from several seeds, on data that can be learned, with batches of a size of their
 own. Of the case, its model, dtype, choices and variant count.
@@ -10,11 +10,10 @@ import importlib.util
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness.collection.steps.training._curves import TrainingCurve
+from harness.collection.steps.training.profile.files import SUFFIX, CaseCurves, LossPlan, file_of
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.profile import RunCase, ToolOption
@@ -32,34 +31,11 @@ OPTIONS = (
 )
 EXAMPLES = ("--run reports/mine --only '*swin_tiny*' --batch 8",)
 A_FILE_A_CASE = ANY_MACHINE = VERDICTS = True
-SUFFIXES = (".losses.json",)
+SUFFIXES = (SUFFIX,)
 POINTS = 60
 """The most points of a stored curve, each the mean of steps that follow each other."""
 _DIGITS = 5
 """Decimals of a stored loss."""
-
-
-@dataclass(frozen=True, slots=True)
-class CaseCurves:
-    """What the trainings of a case gave, one for each seed. steps: of each. size: of a batch."""
-
-    case: str
-    steps: int
-    size: int
-    curves: tuple[TrainingCurve, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LossPlan:
-    """How long the model of each case is trained, and from how many seeds.
-
-    size: of a batch, in the place of the case's. files: the beginning of the names of the files that have the losses.
-    """
-
-    steps: int
-    seeds: int
-    size: int
-    files: Path
 
 
 def running(
@@ -81,11 +57,6 @@ def refuse() -> None:
 def commands(target: Sequence[str], base: Path) -> list[list[str]]:  # noqa: ARG001 - the request names the files
     """The target itself, which trains each case, and writes the file that `file_of` names."""
     return [[*target]]
-
-
-def file_of(base: Path, number: int) -> Path:
-    """The file with the losses of a case. number: the case's, counted from 1."""
-    return base.with_name(f"{base.name}-{number}{SUFFIXES[0]}")
 
 
 def failure(output: str) -> MachineError | None:  # noqa: ARG001 - there is no other program that could complain

@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from harness import devices
 from harness.collection.steps.training import _curves, _ladders
 from harness.collection.steps.training._curves import TrainingCurve
-from harness.collection.steps.training.profile import losses
-from harness.collection.steps.training.profile.losses import LossPlan
+from harness.collection.steps.training.profile.files import CaseCurves, LossPlan, file_of
 from harness.devices import Device, is_out_of_memory
 from harness.errors import described
 from harness.model import Case
@@ -51,8 +50,8 @@ def started(every: Sequence[Case], plan: LossPlan, catalogue: Catalogue, device:
             curves = tuple(curve() for curve in made.pop(number))
         except MemoryError as error:
             raise EndedError("out_of_memory", str(error)) from None
-        text = dump(losses.CaseCurves(cases[number].id, plan.steps, plan.size, curves))
-        losses.file_of(plan.files, number).write_text(text, encoding="utf-8")
+        text = dump(CaseCurves(cases[number].id, plan.steps, plan.size, curves))
+        file_of(plan.files, number).write_text(text, encoding="utf-8")
 
     try:
         yield train
@@ -91,7 +90,7 @@ def _submitted(
 def _trained(case: Case, kind: str, seed: int, plan: LossPlan) -> TrainingCurve:
     """One training. It runs in any of the processes, so it raises only errors that can be sent to another one.
 
-    These are MemoryError where the device has too little memory, and RuntimeError for all others.
+    These are MemoryError where the device has too little memory, and RuntimeError for all other causes.
     """
     device = devices.kinds()[kind].torch_device
     try:

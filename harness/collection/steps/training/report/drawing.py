@@ -34,7 +34,7 @@ _LINEAR = 1e-3
 
 
 def losses(group: LossGroup, path: Path) -> list[Path]:
-    """Draw the losses of the baseline over the steps, and below how far those of each rung are from them.
+    """Draw the losses of the baseline over the steps, and below how far each rung's losses are from them.
 
     Lines are means of seeds. Those of the rungs differ too little to be told apart above. The range of the baseline's
     seeds is a band in both.
@@ -55,7 +55,7 @@ def losses(group: LossGroup, path: Path) -> list[Path]:
             row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
             look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
             lower.plot(rung.steps, _less(rung.curve, base.curve), label=rung.name, **look)
-        # Some rungs are a hundred times as near to the baseline as others, and both have to be seen.
+        # Some rungs are a hundred times as near to the baseline as other rungs, and both have to be seen.
         lower.set_yscale("symlog", linthresh=_LINEAR)
         lower.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
         lower.set_xlabel("step")

@@ -43,7 +43,7 @@ class RungLosses:
 
     @property
     def is_skipped_alike(self) -> bool:
-        """Whether every seed skipped the steps that were made to overflow, and no others."""
+        """Whether every seed skipped the steps that were made to overflow, and no other steps."""
         return all(steps == self.forced for steps in self.skipped)
 
     @property
@@ -62,7 +62,7 @@ class RungLosses:
 class LossGroup:
     """The rungs of a ladder that were trained on the same data.
 
-    setting: dtype and choices. baseline: the rung whose seeds the others are held to.
+    setting: dtype and choices. baseline: the rung whose seeds the other rungs are held to.
     """
 
     setting: str
@@ -90,7 +90,7 @@ class LossGroup:
 
     @property
     def odd(self) -> list[RungLosses]:
-        """The rungs that skipped other steps than those that were made to overflow."""
+        """The rungs that skipped other steps than the ones that were made to overflow."""
         return [rung for rung in self.rungs if not rung.is_skipped_alike]
 
 

@@ -17,7 +17,7 @@ from harness.report.tree import Block, Column, Note, Table, text_column
 
 OTHER, IDLE = "other", "idle"
 _LEAST = 0.01
-"""Families with less than this share of every rung's step are counted as others."""
+"""Families with less than this share of every rung's step are counted as `other`."""
 _SPEEDUP = "speedup"
 _BASE = "the rung above it whose steps differ least from its own"
 _CHANGE = "time of a step, or of its kernels of this family, less that of the rung that it is compared with"
@@ -35,7 +35,7 @@ class ClaimedRung:
 
 @dataclass(frozen=True, slots=True)
 class RungGroup:
-    """The rungs of one setting that have a time, in the order of the scenario. parts: of those that were traced."""
+    """The rungs of one setting that have a time, in the order of the scenario. parts: of the traced rungs."""
 
     op: str
     setting: str
@@ -71,7 +71,7 @@ class RungGroup:
 
     @property
     def families(self) -> list[str]:
-        """The families that matter in some rung, those that take most in all rungs first; `other` comes last."""
+        """The families that matter in some rung, the longest in all rungs first; `other` comes last."""
         sums: dict[str, float] = defaultdict(float)
         matter = set()
         for parts in self.parts.values():

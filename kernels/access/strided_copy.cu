@@ -33,10 +33,10 @@ extern "C" __global__ void strided_scalar(const T* __restrict__ x, T* __restrict
   if (i < n) y[i * write_stride] = x[i * read_stride];
 }
 
-// 2. Several elements a thread, all loads before the first store, as many as touch a sector's worth of bytes. They lie
-//    BLOCK apart, so that each access of a warp takes neighbouring elements: a sector is asked for once, not by several
-//    instructions as it would be if a thread took neighbours. Where both strides are 1, SCALAR is a pack, and this is
-//    the plain copy.
+// 2. Several elements a thread, all loads before the first store: so many elements that they touch a sector's worth of
+//    bytes. They lie BLOCK apart, so that each access of a warp takes neighbouring elements: a sector is asked for
+//    once, not by several instructions as it would be if a thread took neighbours. Where both strides are 1, SCALAR is
+//    a pack, and this is the plain copy.
 #ifdef PER_THREAD
 
 extern "C" __global__ void __launch_bounds__(BLOCK)

@@ -63,8 +63,8 @@ extern "C" __global__ void prelu_naive64(const T* __restrict__ x, const T* __res
 }
 
 // 2. One pack of 16 bytes a thread. Where inner is a multiple of the pack, a pack lies in one channel: one alpha, one
-//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes. Its indexes count packs, but are
-//    as wide as those of step 1, so that the two differ in the packs alone.
+//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes. Indexes count packs, but are as
+//    wide as the indexes of step 1, so that steps 1 and 2 differ in the packs alone.
 template <typename Index>
 __device__ __forceinline__ void packed(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
                                        Index packs, Index packs_per_channel, Index channels) {

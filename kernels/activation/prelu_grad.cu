@@ -89,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   sum_pieces(partial, pieces, pieces_per_row, inner, [&](long long i, long long) { return to_float(products[i]); });
 }
 
-// 2. In one pass: the products stay in registers, a block adds those of its piece, and four bytes a piece are all that
-//    goes to memory. But accesses are as narrow as an element, and a row of 7 x 7 leaves most of a block idle.
+// 2. In one pass: the products stay in registers, a block adds the products of its piece, and four bytes a piece are
+//    all that goes to memory. But accesses are as narrow as an element, and a row of 7 x 7 leaves most of a block idle.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     prelu_grad_fused(const T* __restrict__ x, const T* __restrict__ dy, const T* __restrict__ alpha, T* __restrict__ dx,
                      float* __restrict__ partial, long long pieces, long long pieces_per_row, long long inner,
@@ -106,7 +106,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 //    samples and of packs, so that what lies one period further is of the same channel. A block takes a tile of BLOCK
 //    packs at the same place of every period. Each thread finds its alphas once and keeps one sum for each element of
 //    its pack, so a round costs little more than its three accesses. Only then are the sums added by row, in shared
-//    memory. There are as many rounds as leave enough blocks, and the more there are, the fewer slots.
+//    memory. More rounds need fewer slots, but leave fewer blocks: the number of rounds is the largest that leaves
+//    enough blocks.
 
 constexpr unsigned SIZE = Pack<T>::SIZE;
 constexpr unsigned TILE = BLOCK * SIZE;
@@ -217,7 +218,7 @@ __device__ __forceinline__ void sum_rows(const float (&sums)[SIZE], float* __res
     const unsigned row = turn + threadIdx.x / lanes, begin = row * rows.inner, end = begin + rows.inner;
     float sum = 0.0f;
     if (row <= last) {
-      // The row's units are those that begin in it.
+      // A unit belongs to the row in which the unit begins.
       const unsigned from = begin > tile ? (begin - tile + UNIT - 1) / UNIT : 0;
       const unsigned to = (min(end, tile_end) - tile + UNIT - 1) / UNIT;
       for (unsigned i = from + lane; i < to; i += lanes) sum += own[i];
@@ -228,7 +229,7 @@ __device__ __forceinline__ void sum_rows(const float (&sums)[SIZE], float* __res
       const unsigned slot = blockIdx.x - begin / TILE;
       float* slots = partial + static_cast<unsigned long long>(row) * rows.slots;
       slots[slot] = sum;
-      // A row that begins well lies in one tile less than others.
+      // A row that begins near the beginning of a tile lies in one tile less than other rows.
       if (end <= tile_end && slot + 1 < rows.slots) slots[slot + 1] = 0.0f;
     }
   }

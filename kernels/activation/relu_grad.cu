@@ -43,8 +43,8 @@ extern "C" __global__ void relu_grad_from_y(const T* __restrict__ dy, const T* _
   }
 }
 
-// 2. The text after, in its plainest form: step 1 with bits, in the natural order. A warp's elements are those of one
-//    word, which it loads once.
+// 2. The text after, in its plainest form: step 1 with bits, in the natural order. The 32 elements of a warp have their
+//    bits in one word, which the warp loads once.
 extern "C" __global__ void relu_grad_bitset(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                             T* __restrict__ dx, long long n) {
   const long long i = thread_index();
@@ -97,7 +97,8 @@ extern "C" __global__ void relu_grad_from_y_packed(const T* __restrict__ dy, con
   }
 }
 
-// 5. Step 4 with bits, in the natural order: those of a pack of halves are a byte, those of a pack of floats half of one.
+// 5. Step 4 with bits, in the natural order: the bits of a pack of halves are a byte, the bits of a pack of floats half
+//    a byte.
 
 // All ones in the elements of register w that the pack's bits keep.
 __device__ __forceinline__ unsigned kept(unsigned bits, unsigned w) {

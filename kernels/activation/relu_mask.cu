@@ -3,11 +3,11 @@
 // Macros: SCALAR (float, __half, __nv_bfloat16).
 //
 // Every kernel reads x once and writes y once, and the mask is 1/32 of a float tensor, 1/16 of a half one. What differs
-// is how the bits of one byte or word come together: their elements are neighbours, and so are those of a coalesced
-// access, but a byte is written by one thread, and a coalesced access is a whole warp's.
+// is how the bits of one byte or word come together. The elements of a byte are neighbours, and one thread has to write
+// the byte; but in a coalesced access the neighbours belong to different threads.
 //
-// All masks but that of relu_mask_strided are in the order of bitmask.cuh and have whole words. What a mask holds past
-// its last element is zero.
+// All masks are in the order of bitmask.cuh and have whole words, but the mask of relu_mask_strided has an order of its
+// own. What a mask holds past its last element is zero.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/masks), float32 N134217728.
 // At least 536.9 MB are read and 536.9 MB written. The ceiling is 251.0 us, by memory.

@@ -58,7 +58,7 @@ __device__ __forceinline__ unsigned chunk_at(unsigned matrix, unsigned row, unsi
   return matrix + row * ROW_BYTES + (chunk ^ other) * PACK_BYTES;
 }
 
-// The same for a load of matrices, whose rows past the last token are those of the last one.
+// The same for a load of matrices. A row past the last token stands for the row of the last token.
 __device__ __forceinline__ unsigned row_at(unsigned matrix, unsigned first, unsigned row, unsigned chunk) {
   return chunk_at(matrix, FULL || first + 16 <= TOKENS ? first + row : min(first + row, TOKENS - 1u), chunk);
 }

@@ -1,6 +1,6 @@
 // Attention over windows between two matrix products. qkv (W, T, 3, H, D) is what the product with the weights of q, k
-// and v leaves, out (W, T, H, D) what the projection takes. The steps are those of window_attention.cu, whose story
-// tells how they work, with PACKED = 1 in attention.cuh.
+// and v leaves, out (W, T, H, D) what the projection takes. The steps are the steps of window_attention.cu, which tells
+// how they work, with PACKED = 1 in attention.cuh.
 //
 // Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
 //
@@ -70,11 +70,11 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 #include "attention_tiles.cuh"
 
 // 3. The text after: tensor cores, a window and a head a block.
-// 4. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are those of the other heads.
+// 4. A row of a head has 2 * HEAD bytes, 64 for heads of 32, and its neighbours in memory are rows of the other heads.
 //    So a block works on two heads of a window at the same time, whose rows then are 128 bytes in a piece, and blocks
 //    that have the other heads of the window are there at the same time. Four heads a block would make pieces of 256
-//    bytes, but their tables would leave room for 13 warps where two heads leave room for 16, and the time is that of
-//    so many warps: each spends most of it waiting for its own last instruction, not for memory.
+//    bytes, but their tables would leave room for 13 warps where two heads leave room for 16, and fewer warps take
+//    longer: a warp spends most of its time waiting for its own last instruction, not for memory.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     window_attention_packed_tiles(Operand qkv, Operand bias, Operand mask, Element* __restrict__ out, unsigned items,
                                   unsigned heads, unsigned masks, unsigned ways, unsigned segment, unsigned of_segment,

@@ -59,7 +59,7 @@ __device__ __forceinline__ void sum_rows(const OfPack (&own)[BLOCK], const OfPac
 }
 
 // Writes the sum of a part of a row to its slot, one of the row's `count`. ends: the row ends in this part. Some rows
-// lie in one tile less than others, and have a slot too many: it gets a zero.
+// lie in one tile less than other rows, and have a slot too many: this slot gets a zero.
 template <typename Sums>
 __device__ __forceinline__ void store_slot(Sums* __restrict__ slots, unsigned slot, unsigned count, bool ends,
                                            const Sums& sum) {

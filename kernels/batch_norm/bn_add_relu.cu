@@ -1,5 +1,5 @@
 // Batch norm in training, a residual and ReLU: y = relu((x - mean[c]) * invstd[c] * gamma[c] + beta[c] + z), with a bit
-// for each y > 0. mean and invstd are those of the channel's elements; running_mean and running_var follow them.
+// for each y > 0. mean and invstd are of the channel's elements; running_mean and running_var follow them.
 //
 // Tensors are contiguous, (outer, channels, inner); inner is 1 where channels are last. A row is the `inner` elements
 // of one channel at one outer place. A sample is the rows of all channels at one outer place. A pack is 16 bytes.
@@ -12,8 +12,8 @@
 // atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result
 // repeats bit by bit.
 //
-// The sums are those of x - shift and of its square, in float. The shift lies among the values, so that little is lost
-// when the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
+// The sums are of x - shift and of its square, in float. The shift lies among the values, so that little is lost when
+// the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
 // deviations would cost 13 of a float's 24 bits, and so would a shift that is an outlier, 100 deviations from the mean.
 // So each partial sum takes the median of three of the values that it reads first. At most one value of 144 is more
 // than 12 deviations from the mean (Chebyshev's inequality); two of the three must be, for invstd to be off by about
@@ -110,14 +110,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 8)
   Sums sum{};
   float shift = 0.0f;
   if (channel < channels) {
-    // A channel's last element stands for those that it lacks.
+    // If a channel has fewer elements, its last element stands for the missing ones.
     const auto other = [&](unsigned k) { return element(min(first + k, samples - 1)); };
     shift = median(element(first), other(along / 2), other(along - 1));
     for (Index k = first + threadIdx.x / across; k < samples; k += stride) sum.add_value(element(k), shift);
   }
   add_across(sums, sum, across);
   if (threadIdx.x < across && channel < channels) {
-    // The slot's elements: those of whole strides, and its part of the last stride.
+    // The slot's elements: its part of all whole strides, and its part of the last stride.
     const Index whole = samples / stride, left = samples - whole * stride;
     const Index count = whole * along + (left > first ? min(left - first, static_cast<Index>(along)) : 0);
     partial[static_cast<unsigned long long>(channel) * slots + slot] = {static_cast<float>(count), shift,
@@ -245,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 // ---- 5. y in packs too, one of each tensor a thread. The blocks go from the end of the memory to its beginning, since
 //         the part of x that the statistics read last may still be in the L2. z and y are marked as the first to be
 //         evicted, so that they don't evict this part of x. Four kernels differ in how a pack finds the scales and the
-//         shifts of its elements: at(j) are those of element j.
+//         shifts of its elements: at(j): the scale and the shift for element j.
 
 struct OneRow {  // inner is a multiple of the pack, so that a pack lies in one row
   float2 own;

@@ -190,7 +190,8 @@ __device__ __forceinline__ Index pack_from_the_end() {
   return static_cast<Index>(gridDim.x - 1 - blockIdx.x) * BLOCK + threadIdx.x;
 }
 
-// Replaces dy by dz in one pack, and x by dx in the other. coefficients(j): those of element j of the packs.
+// `gradient` has dy and becomes dz. `value` has x and becomes dx. coefficients(j): k1, k2 and k3 for element j of both
+// packs.
 template <typename Coefficients>
 __device__ __forceinline__ void apply_pack(Pack<T>& gradient, Pack<T>& value, unsigned bits,
                                            Coefficients coefficients) {

@@ -142,8 +142,8 @@ struct Rounds {
 
 // 4b. Rows of a pack or more, which may begin inside of a pack. A tile is BLOCK packs. A pack meets two rows at most,
 //     so in the end its sums become two: for the row in which it begins, and for the next row. `lanes` threads, a power
-//     of two, add those of a row. A row's shift is made of its elements in the first round's tile. slots: of a channel.
-//     slots_a_row: the most tiles that a row lies in. samples: of a period.
+//     of two, add the sums of a row. A row's shift is made of its elements in the first round's tile. slots: of a
+//     channel. slots_a_row: the most tiles that a row lies in. samples: of a period.
 constexpr unsigned TILE = BLOCK * SIZE;
 struct Segment : Sums {
   float shift;

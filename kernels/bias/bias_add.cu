@@ -75,8 +75,9 @@ extern "C" __global__ void bias_add_outer1(const T* __restrict__ x, const T* __r
   add_one(x, bias, y, n, [=](unsigned i) { return i / inner; });
 }
 
-// 6. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 3, and the others'
-//    follow from it. How they do depends on the sizes: all threads take the same branch, but for a few at rows' ends.
+// 6. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 3, and the channels
+//    of its other elements follow. How they follow depends on the sizes: all threads take the same branch, but for a
+//    few at rows' ends.
 #ifdef INDEX
 
 constexpr unsigned SIZE = Pack<T>::SIZE;

@@ -67,7 +67,8 @@ extern "C" __global__ void bias_residual_scalar(const T* __restrict__ x, const T
 }
 
 // 2. Unrolled: four elements a thread, a block apart, so that the lanes of a warp are neighbours in each access. All
-//    loads come before the first store, so four times as much is in flight; there are as many accesses as in step 1.
+//    loads come before the first store, so four times as much is in flight. The number of accesses is the same as in
+//    step 1.
 constexpr unsigned UNROLL = 4;
 extern "C" __global__ void bias_residual_unrolled(const T* __restrict__ x, const T* __restrict__ bias,
                                                   const T* __restrict__ residual, T* __restrict__ y, INDEX n,

@@ -64,8 +64,8 @@ __device__ __forceinline__ void add_one(const T* __restrict__ x, const T* __rest
   }
 }
 
-// The kernel `name` for indexes of 32 bits, and `name`64 for those of 64 bits. size: columns. same: the same
-// number once more, of which the compiler doesn't know that it is.
+// The kernel `name` for indexes of 32 bits, and the kernel `name`64 for indexes of 64 bits. size: columns. same: the
+// same number once more, of which the compiler doesn't know that it is.
 #define KERNEL(name, body, Index)                                                                                \
   extern "C" __global__ void name(const T* __restrict__ x, const T* __restrict__ rows,                           \
                                   const T* __restrict__ columns, T* __restrict__ y, Index n, Index size,         \
@@ -150,10 +150,11 @@ __device__ __forceinline__ Pack<T> load_neighbours(const T* __restrict__ from) {
   return pack;
 }
 
-// 5. The same for rows of any length, at any address. Most packs lie in one row. In the others, the rows and columns of
-//    the other elements follow from those of the first one. All are loaded before the first sum waits for x. aligned: x
-//    and y begin on 16 bytes; if they don't, and in the tensor's last pack, elements go one by one. Packs of floats have
-//    few enough loads without a way of their own for those in one row.
+// 5. The same for rows of any length, at any address. Most packs lie in one row. In a pack that lies in several rows,
+//    the row and the column of each element follow from the row and the column of the first element. All biases are
+//    loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's
+//    last pack, elements go one by one. Packs of floats need no way of their own for packs in one row: their loads are
+//    few anyway.
 extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
                                           const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
                                           INDEX size, INDEX multiplier, unsigned shift) {

@@ -152,7 +152,7 @@ __device__ __forceinline__ uint4 words_of(const uint4& x, const Pack<T>& bias, c
 //    floats, whose eight elements are two packs, trade bits between lanes.
 //    The two branches keep the compiler from moving the loads down to their use. Between them packs are held as words:
 //    it would take halves apart, and so wait for them, where they are loaded.
-//    whole: groups whose whole warp moves packs, a multiple of 32; the others' elements go one by one.
+//    whole: groups whose whole warp moves packs, a multiple of 32; the elements of the other groups go one by one.
 extern "C" __global__ void bias_dropout_residual_tuned(const T* __restrict__ x, const T* __restrict__ bias,
                                                        const T* __restrict__ residual,
                                                        const unsigned long long* __restrict__ call, T* __restrict__ y,

@@ -123,8 +123,8 @@ extern "C" __global__ void dropout_bitmask_shuffle(const T* __restrict__ x, cons
 // 5. Sixteen bits of randomness an element in place of 24, so that a Philox call does for eight: a pack of halves, or
 //    two of floats. Each lane writes the mask of its eight elements as a byte, so that no lanes need combining and a
 //    warp's mask is one 32-byte transaction. Halves are masked in pairs.
-//    whole: groups whose whole warp moves packs, a multiple of 32. The others have a path of their own, Philox and all,
-//    so that the packs' path has no branch and the compiler leaves its loads at the top.
+//    whole: groups whose whole warp moves packs, a multiple of 32. The other groups have a path of their own, Philox
+//    and all, so that the packs' path has no branch and the compiler leaves its loads at the top.
 extern "C" __global__ void dropout_tuned(const T* __restrict__ x, const unsigned long long* __restrict__ call,
                                          T* __restrict__ y, unsigned char* __restrict__ mask, long long n,
                                          long long whole, unsigned long long seed, unsigned threshold, float scale) {

@@ -32,7 +32,7 @@ using T = SCALAR;
 __device__ __forceinline__ long long thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // 1. A byte of mask an element, four elements a thread. Of float's 9 bytes an element the mask is one; of half's 5 too.
-//    whole: quads that are moved as such; the others' elements go one by one.
+//    whole: quads that move in one access; the elements of the other quads go one by one.
 extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bool* __restrict__ mask,
                                               T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long quad = thread(), begin = quad * Quad<T>::SIZE;
@@ -49,9 +49,9 @@ extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bo
 }
 
 // 2. A bit an element: eight threads read the same word, and each takes its four bits. Each path loads the word for
-//    itself, behind dy: one load in front of both paths, with its shift, would have to end before that of dy begins. It
-//    did once, and in halves the bits lost more time than their bytes save (186.7 against 172.4 us for 2^27 float16
-//    elements on an H200).
+//    itself, behind dy: one load in front of both paths, with its shift, would have to end before the load of dy
+//    begins. It did once, and in halves the bits lost more time than their bytes save (186.7 against 172.4 us for 2^27
+//    float16 elements on an H200).
 extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                                 T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long quad = thread(), begin = quad * Quad<T>::SIZE;
@@ -65,8 +65,8 @@ extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const 
   }
 }
 
-// 3. One pack of 16 bytes a thread: with halves its bits are a byte, with floats half of one. Halves are masked in pairs.
-//    whole: packs that are moved as such; the others' elements go one by one.
+// 3. One pack of 16 bytes a thread: with halves its bits are a byte, with floats half of one. Halves are masked in
+//    pairs. whole: packs that move in one access; the elements of the other packs go one by one.
 extern "C" __global__ void dropout_grad_tuned(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
                                               T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long i = thread(), begin = i * Pack<T>::SIZE;

@@ -88,9 +88,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
   state[t] = generator;
 }
 
-// 3. No state: the counter is made of the element's index, so there are as many threads as one likes, and any launch
-//    draws the same mask. Eight elements share a call, 16 bits each, which halves the arithmetic. It still sets the
-//    pace, so a thread computes once what all its calls have in common.
+// 3. No state: the counter is made of the element's index, so any number of threads will do, and any launch draws the
+//    same mask. Eight elements share a call, 16 bits each, which halves the arithmetic. It still sets the pace, so a
+//    thread computes once what all its calls have in common.
 //    More PACKS share more of it, fewer leave a small mask enough threads.
 #ifdef PACKS
 constexpr unsigned TILE = BLOCK * PACKS * Bytes::SIZE;  // elements of a block

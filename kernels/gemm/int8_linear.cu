@@ -8,9 +8,10 @@
 // 51 MB: what int8 saves in the product is lost many times over. That is why the text also lets the product scale its
 // sums by itself and write int8, a quarter of these bytes, at the price of one more rounding.
 //
-// A thread takes WIDTH neighbours of one row: two loads of 16 bytes and one store of 16 for rows that are multiples of
-// 8, one load and a store of 8 for other multiples of 4, single elements otherwise and at unaligned addresses. It finds
-// its row by a multiplication. Counting in units of WIDTH, 32 bits are enough for all that fits into a GPU.
+// A thread takes WIDTH neighbours of one row: two loads of 16 bytes and one store of 16 if the length of a row is a
+// multiple of 8; one load of 16 and a store of 8 if it is a multiple of 4; else, and at unaligned addresses, single
+// elements. It finds its row by a multiplication. Counting in units of WIDTH, 32 bits are enough for all that fits into
+// a GPU.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/gemm), float16 M401408-K128-N384 scales=tensor,data=normal.
 // At least 51.43 MB are read and 154.1 MB written. The ceiling is 47.45 us, by memory.
@@ -72,7 +73,8 @@ __device__ __forceinline__ void load_scales(float (&to)[WIDTH], const float* __r
   }
 }
 
-// Where an element's sum lies. COL32 keeps 32 columns together: those of row 0, then those of row 1, and so on.
+// Where an element's sum lies. COL32 keeps 32 columns together: 32 elements of row 0, then 32 elements of row 1, and so
+// on.
 __device__ __forceinline__ long long place(long long row, unsigned column, long long rows, long long in_order) {
   if constexpr (BY_32) {
     return (column / 32 * rows + row) * 32 + column % 32;

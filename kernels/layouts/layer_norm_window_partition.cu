@@ -64,10 +64,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 2. A row is read once, in chunks of up to 16 bytes, and kept in registers. Rows are 200 bytes to 6 KB, so a row has
-//    some lanes of a warp, as many as give each lane a few chunks: then a warp has several rows under way, and a sum
-//    takes few shuffles. Lanes with few chunks work on TOGETHER rows at once, which share the loads of gamma and beta.
-//    Long rows have a whole block.
+// 2. A row is read once, in chunks of up to 16 bytes, and kept in registers. Rows are 200 bytes to 6 KB, so some lanes
+//    of a warp share a row, and each lane has a few chunks: then a warp has several rows under way, and a sum takes few
+//    shuffles. Lanes with few chunks work on TOGETHER rows at once, which share the loads of gamma and beta. Long rows
+//    have a whole block.
 //
 // Macros: BYTES (of a chunk: 16, 8, 4 or 2, which all tensors and rows are aligned to), COUNT (chunks of a row that a
 // thread has), LANES (threads of a warp that share a row; 0 where the block does), TOGETHER, WHOLE (0 or 1: no thread

@@ -4,7 +4,7 @@
 // those of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //
 // transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
-// of 7 x 7. rows and cols are those of a matrix of x.
+// of 7 x 7. rows and cols: of one matrix of x.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/layouts), float16 N256-C64-H112-W112 direction=to_nchw.
 // At least 411.0 MB are read and 411.0 MB written. The ceiling is 193.7 us, by memory.
@@ -69,7 +69,8 @@ PACK_TILES(nchw_to_nhwc_pack_tiles)
 #endif
 
 // 7. By words of 4 bytes, for all other sizes and addresses. With few channels a block has one piece of memory on the
-//    side of NHWC, with small images on that of NCHW; of very small ones it has several on both sides.
+//    side of NHWC. With small images it has one piece on the side of NCHW. With very small images a block has several
+//    images, and one piece on both sides.
 #ifdef TILE_ROWS
 WORD_TILES(nchw_to_nhwc_word_tiles)
 #endif

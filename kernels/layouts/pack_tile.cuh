@@ -1,6 +1,6 @@
 // A transpose of a batch of matrices (rows, cols) through a tile in shared memory, for any sizes and addresses: device
-// memory is read and written by aligned packs of 16 bytes. harness/collection/ops/layouts/_transpose.py says for which matrices;
-// word_tile.cuh is for most of the others.
+// memory is read and written by aligned packs of 16 bytes. harness/collection/ops/layouts/_transpose.py says for which
+// matrices; word_tile.cuh is for most of the other matrices.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16; 1 if
 // FLAT), PACKS_DOWN (packs of a tile's row of y: a multiple of 8), FLAT_COLS (0, or the columns of a narrow matrix: see

@@ -38,7 +38,7 @@ extern "C" __global__ void transpose_naive(const ELEMENT* __restrict__ x, ELEMEN
 }
 #else
 
-// 2. It happens in shared memory: 32 neighbours are read, and 32 neighbours are written.
+// 2. The order changes in shared memory: a warp reads 32 neighbours of x, and writes 32 neighbours of y.
 extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
     transpose_tiled(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ y, unsigned rows, unsigned cols) {
   transpose_tile(x, y, rows, cols);
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
 
 // 3. The text after, as far as it goes in a transpose: several small elements move as one wide one. In a matrix no
 //    dimension stays, so a pack of x isn't a pack of y. A pair of halves is one access of device memory on both sides,
-//    and is taken apart in shared memory. A row of four halves would meet rows of four others.
+//    and is taken apart in shared memory. Four halves of a row would go to four different rows.
 extern "C" __global__ void __launch_bounds__(TILE_LANES* TILE_LINES)
     transpose_packed(const unsigned short* __restrict__ x, unsigned short* __restrict__ y, unsigned rows,
                      unsigned cols) {
@@ -65,14 +65,15 @@ REGISTER_BLOCKS(transpose_register_blocks)
 NARROW_MATRICES(transpose_narrow)
 #endif
 
-// 6. Large matrices, and others whose elements fill its tiles, go through shared memory in packs. Packs are aligned on
-//    both sides, so a row of x begins anywhere in its first pack, and a tile begins in another row of x for each row of y.
+// 6. Large matrices, and smaller matrices that fill whole tiles, go through shared memory in packs. Packs are aligned
+//    on both sides, so a row of x begins anywhere in its first pack, and a tile begins in another row of x for each row
+//    of y.
 #ifdef PACKS_ACROSS
 PACK_TILES(transpose_pack_tiles)
 #endif
 
-// 7. All others go through shared memory in words of 4 bytes. A narrow matrix has a side whose memory is one piece for a
-//    tile, and is read or written as such.
+// 7. All other matrices go through shared memory in words of 4 bytes. If a matrix is narrow, a tile is one piece of
+//    memory in x or in y, and is read or written as one piece.
 #ifdef TILE_ROWS
 WORD_TILES(transpose_word_tiles)
 #endif

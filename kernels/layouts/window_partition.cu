@@ -75,9 +75,9 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 #endif
 
 // 4. The same for windows of which at least one fits into shared memory. In step 3 nearly every warp has packs with
-//    parts of two pieces: it loads them after the others, and it computes for 16 bytes what serves a whole run. Here all
-//    loads are of aligned packs and under way at once, and packs are put together in shared memory, which answers soon.
-//    The sizes are macros, so divisions are by constants.
+//    parts of two pieces: the warp loads these packs after the other packs, and computes for each 16 bytes what a whole
+//    run has in common. Here all loads are of aligned packs and under way at once, and packs are put together in shared
+//    memory, which answers soon. The sizes are macros, so divisions are by constants.
 //
 // Macros: those of window_tiles.cuh.
 #ifdef RUN

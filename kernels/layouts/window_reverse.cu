@@ -1,6 +1,6 @@
 // Windows put back into images, which are then rolled down and to the right, in one kernel: the way back from
 // window_partition.cu, which tells the story of these kernels. Here y is images, so neighbouring threads write
-// neighbouring pixels, and a row of y comes from as many windows as lie beside each other.
+// neighbouring pixels, and a row of y comes from all windows that lie beside each other.
 //
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
 // units on), TO_WINDOWS (0 in the forward, 1 in the backward), and those of each kernel.

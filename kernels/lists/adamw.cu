@@ -2,7 +2,7 @@
 // are the masters of parameters in another type, which get the rounded weights in the same pass.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16: the type of gradients and copies), COPY (0 or 1), FOURS (times four
-// elements of a thread: 1), SCALED (0; 1: gradients are those of a loss times *scale, by which they are divided here).
+// elements of a thread: 1), SCALED (0; 1: the loss was multiplied by *scale, so gradients are divided by *scale here).
 // A gradient in halves that is divided by the scale before the step loses what halves can't hold; floats lose nothing.
 //
 // A parameter takes 28 bytes in float32: weight, gradient and two moments are read, all but the gradient are written.

@@ -3,9 +3,9 @@
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), PACKS (packs of 16 bytes that a thread of step 3 has in flight: 1).
 //
-// Every element is read and written once, so the bytes are those of a copy. What differs is how many launches a list
-// takes, how a thread finds its tensor, and how much it has in flight. The kernels are called again and again on the
-// same list, whose tables stay on the device.
+// Every element is read and written once, so the bytes are the bytes of a copy. What differs is how many launches a
+// list takes, how a thread finds its tensor, and how much it has in flight. The kernels are called again and again on
+// the same list, whose tables stay on the device.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/lists), float32 T0-N0 tensors=resnet50.
 // At least 102.2 MB are read and 102.2 MB written. The ceiling is 49.42 us, by memory.
@@ -115,7 +115,7 @@ __device__ __forceinline__ void unscale_whole(const Piece& piece, const Team& te
   }
 }
 
-// A piece that is shorter, or whose first or last pack has elements of others: those packs go element by element.
+// A piece that is shorter, or whose first or last pack has elements of other pieces: such packs go element by element.
 __device__ __forceinline__ void unscale_part(const Piece& piece, const Team& team, float scale, float& zero) {
   Pack<T> packs[PACKS];
   bool whole[PACKS];

@@ -56,10 +56,10 @@ extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
 }
 #endif
 
-// 3. A row is read once and stays in registers. It has as many lanes of a warp as suit its length, or a block; lanes
-//    with few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A unit is 4, 2 or
-//    1 elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's beginning, so
-//    that no load needs a condition, and counts as nothing.
+// 3. A row is read once and stays in registers. A few lanes of a warp, a whole warp or a block share it, as suits its
+//    length; lanes with few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A
+//    unit is 4, 2 or 1 elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's
+//    beginning, so that no load needs a condition, and counts as nothing.
 //
 // Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a
 // row; 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 
 // 4. Rows that aren't whole units of four elements. Step 3 would have units of two elements or one; then each access
 //    moves few bytes. But rows follow each other in memory, so a tile of rows is one run of elements, which whole units
-//    cover. Step 3 keeps the rows of a single element, and those that are too long for a tile.
+//    cover. Step 3 keeps rows of a single element, and rows that are too long for a tile.
 //
 // Macros: those of row_runs.cuh.
 #ifdef UNITS

@@ -201,8 +201,7 @@ class Runs {
     }
   }
 
-  // Stores the elements of a unit that belong to the tile. to: where the tile's first unit begins. values: those of
-  // the unit.
+  // Stores the elements of a unit that belong to the tile. to: where the tile's first unit begins.
   template <typename Element>
   __device__ __forceinline__ void store(Element* __restrict__ to, unsigned j, const Few<Element, SIZE>& unit,
                                         const float (&values)[SIZE], unsigned end) const {
@@ -293,7 +292,8 @@ class Runs {
     for (float value : values) use(value);
   }
 
-  // All lanes of a warp go through as many rows, and do so for shuffles: the last row stands for rows behind it.
+  // All lanes of a warp go through the same number of rows, since a shuffle needs all lanes: the last row stands for
+  // rows behind it.
   __device__ __forceinline__ void measure_by_lanes() const {
     constexpr unsigned TEAMS = THREADS / SHARING;
     const unsigned team = threadIdx.x / SHARING, rank = threadIdx.x % SHARING;

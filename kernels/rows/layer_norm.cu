@@ -28,7 +28,8 @@
 
 using T = SCALAR;
 
-// Steps 2 to 5 have macros for the size of a row. Each compilation is of one step, so step 1 is left out of those.
+// Steps 2 to 5 have macros for the size of a row. A compilation with such macros has one step, so step 1 is left out of
+// it.
 #if !(defined COUNT || defined ELEMENTS || defined PAIRS || defined STAGES)
 #include "norm_ones.cuh"
 
@@ -53,8 +54,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // 2. The row is kept in registers while its statistics are made: 2 D. An array is in registers only if all its indices
 //    are constants, so the number of elements that a thread keeps is a macro, and the loops over them are unrolled. All
 //    loads of a thread are under way at once, so it no longer waits for each of them. A row has as few threads as can
-//    keep it: the smaller a block, the more of them share a multiprocessor, and some load while others wait for their
-//    sums. Rows that don't fit into a block's registers can't be done.
+//    keep it: the smaller a block, the more blocks share a multiprocessor, and some blocks load while other blocks wait
+//    for their sums. Rows that don't fit into a block's registers can't be done.
 //
 // Macros: THREADS, ELEMENTS (that a thread keeps).
 #ifdef ELEMENTS
@@ -67,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 3. Two halves an access and a conversion: half as many memory instructions, and rows of twice the length. The
+// 3. Two halves an access and a conversion: half of the memory instructions, and rows of twice the length. The
 //    arithmetic between them stays in float. In halves each step would round away places that the result still has.
 //
 // Macros: THREADS, PAIRS (that a thread keeps).
@@ -81,9 +82,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. Accesses of 16 bytes, which are called packs. A row has as many threads as suit its length: lanes of a warp, which
-//    need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if they
-//    are short; longer ones have single elements at both ends.
+// 4. Accesses of 16 bytes, which are called packs. The number of threads of a row suits its length: lanes of a warp,
+//    which need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if
+//    they are short; longer ones have single elements at both ends.
 //
 // Macros: those of norm_planned.cuh.
 #ifdef COUNT

@@ -7,8 +7,8 @@
 #include "norm.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// Sums over the warps of a team. Each warp sends its sums to all blocks and goes on. A block has all of them when as
-// many bytes have come as the warps send. A warp waits for others only when it reads their sums.
+// Sums over the warps of a team. Each warp sends its sums to all blocks and goes on. A block has all sums when all
+// bytes have come that the warps send. A warp waits for other warps only when it reads their sums.
 class Exchange {
  public:
   // All threads of the block call it. No block may send anything to a block that hasn't started, so wait_for_blocks()

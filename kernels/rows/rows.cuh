@@ -21,9 +21,9 @@ __device__ __forceinline__ unsigned splat(Half value) {
 
 // Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With `Ragged`,
 // rows begin inside of packs: a row's first whole pack is its pack from element `head` on. The elements before it, and
-// those behind the last whole pack, are single: each of the team's first threads has one of them, in a chunk of its
-// own. Then a team must have at least as many threads as two packs have elements. `Whole`: no thread of a row that
-// exists lacks a pack.
+// the elements behind the last whole pack, are single: each of the team's first threads has one single element, in a
+// chunk of its own. Then a team needs a thread for each element of two packs. `Whole`: no thread of a row that exists
+// lacks a pack.
 template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow, bool Whole = false>
 struct PackedRow {
   using Team = TeamOfRow;

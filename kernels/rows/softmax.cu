@@ -47,8 +47,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Steps 4 to 6 have macros for the size of a row. Each compilation is of one step, so steps 1 to 3 are left out of
-// those.
+// Steps 4 to 6 have macros for the size of a row. A compilation with such macros has one step, so steps 1 to 3 are left
+// out of it.
 #if !(defined COUNT || defined ELEMENTS)
 constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 #if !defined SHARED
@@ -133,10 +133,10 @@ extern "C" __global__ void softmax_divide(const float* __restrict__ powers, cons
   if (i < n) y[i] = T(powers[i] / sums[row_of(i, multiplier, shift)]);
 }
 
-// 2. One kernel that reads x twice, 3 D. It keeps nothing of a row, so a row may have any length. The sum is that of
-//    exp(x - highest), with the highest value so far. When a higher one comes, the sum is scaled down, which costs one
-//    more exponential a GROUP. The search for the highest value starts from the lowest finite number, since -inf would
-//    lead to -inf - (-inf). Where all of a row is -inf the sum stays zero, and 0 * (1 / 0) is NaN, as it should be.
+// 2. One kernel that reads x twice, 3 D. It keeps nothing of a row, so a row may have any length. The sum is of exp(x -
+//    highest), with the highest value so far. When a higher value comes, the sum is scaled down, which costs one more
+//    exponential a GROUP. The search for the highest value starts from the lowest finite number, since -inf would lead
+//    to -inf - (-inf). Where all of a row is -inf the sum stays zero, and 0 * (1 / 0) is NaN, as it should be.
 constexpr float LOWEST = -3.402823466e38f;
 
 template <typename Team>
@@ -353,7 +353,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 6. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
+// 6. Packs of 16 bytes. The number of threads of a row suits its length: a few lanes, a warp, a block, or a cluster of
 //    blocks. A thread has so little of the row that a multiprocessor has room for other rows. Short rows that aren't
 //    whole packs come through shared memory.
 //

@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// 3. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
+// 3. Packs of 16 bytes. The number of threads of a row suits its length: a few lanes, a warp, a block, or a cluster of
 //    blocks. Short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)

@@ -1,5 +1,9 @@
 // Copy between addresses that aren't aligned: y[to + i] = x[from + i] for i < n.
 //
+// Memory bounds it, and each byte has to be read and written once. But an access of 16 bytes must begin at a multiple
+// of 16. Where x and y begin at different distances from such multiples, no pack of x is a pack of y. The steps differ
+// in what a thread does then: it moves a single element, or it makes one pack of y of two packs of x.
+//
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), BLOCK (threads). Nothing is computed, so all types of
 // one width share a kernel.
 //

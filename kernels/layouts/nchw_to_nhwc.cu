@@ -1,5 +1,7 @@
 // Images (N, C, H, W) to (N, H, W, C) and back: in memory, transposes of a batch of matrices (C, H * W), or (H * W, C).
 //
+// Memory bounds it: each byte is read once and written once. Neighbours of x are far from each other in y.
+//
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive;
 // those of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //

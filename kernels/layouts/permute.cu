@@ -1,6 +1,10 @@
 // The permutation (0, 2, 1, 3): y[b, h, s, d] = x[b, s, h, d]. x (B, S, H, D) and y (B, H, S, D) are contiguous. The
 // heads of attention need it. The last dimension stays, so rows of D elements move as they are.
 //
+// Memory bounds it: each byte is read once and written once, and nothing is computed but addresses. Neighbours within a
+// head stay neighbours, so wide accesses are possible without shared memory. What costs is the address of each access:
+// three divisions, which a wide access shares among its elements.
+//
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2
 // or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two kernels.
 // UNROLL (packs of a thread) for permute_packs; those of cell_tile.cuh for permute_cell_tiles, and of word_tile.cuh for

@@ -1,6 +1,10 @@
 // y = acc * sx * sw + bias: the int32 result of a product of 8-bit integers, as numbers of the type T, with a bias for
 // each column. The arithmetic is in float, which has 24 bits: a larger acc is rounded.
 //
+// Memory bounds it: an element takes 4 bytes of acc and the bytes of one T. Two kernels write x = acc * sx * sw and
+// read it again, which is more than the result itself. One kernel keeps x in a register. With one element a thread, few
+// bytes are under way, and each element has its own index arithmetic; packs share it.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: sw has a scale for each column, not one for all).
 //

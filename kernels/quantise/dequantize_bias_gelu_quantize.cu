@@ -1,6 +1,10 @@
 // y = gelu(acc * sx * sw + bias) / sy as integers of 8 bits (few.cuh), with the exact GELU: what stands between the two
 // int8 matrix products of an MLP. The next product reads a byte an element.
 //
+// Memory bounds it: an element takes 4 bytes of acc and 1 byte of y. Four kernels write three tensors between them and
+// read them again. One kernel keeps all in registers. Since only 5 bytes move for an element, instructions count next:
+// the error function takes about 25, the GELU of step 3 about 12.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16: of the bias), INDEX (unsigned, or unsigned long long from 2^31 elements
 // on), CHANNEL (0 or 1: sw has a scale for each column, not one for all).
 //

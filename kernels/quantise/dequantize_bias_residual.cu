@@ -1,6 +1,10 @@
 // y = acc * sx * sw + bias + residual: the int32 result of a product of 8-bit integers, as numbers of the type T, with
 // a bias for each column and a residual. Sums are made in float and rounded once.
 //
+// Memory bounds it: an element takes 4 bytes of acc, one T of the residual and one T of y. Three kernels write two
+// tensors between them and read them again. One kernel keeps both in registers. With one element a thread, few bytes
+// are under way, and each element has its own index arithmetic; packs share it.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: sw has a scale for each column, not one for all).
 //

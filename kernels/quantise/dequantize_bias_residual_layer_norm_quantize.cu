@@ -2,6 +2,10 @@
 // (few.cuh), which the next matrix product reads. LayerNorm works on h as it is written, so rounded to T; gamma and
 // beta have a number for each column. All sums are float.
 //
+// Memory bounds it: an element takes 4 bytes of acc, one T of the residual, one T of h and 1 byte of y. Five kernels
+// write three tensors more between them and read them again. One kernel reads a row, keeps it on the chip until its
+// statistics are known, and writes h and y.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
 // those of each kernel.
 //

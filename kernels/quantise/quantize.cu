@@ -1,6 +1,10 @@
 // y = x / scale as integers of 8 bits: rounded to the nearest, halves to the even one, saturated at -128 and 127. NaN
 // gives 0. Where the scale is 0, y saturates by the sign of x, and is 0 where x is 0 too.
 //
+// Memory bounds it: an element takes one T of x and 1 byte of y. Two kernels write x / scale as a tensor and read it
+// again, which is more than x and y together. One kernel keeps it in a register. With one element a thread, a warp
+// writes 32 bytes at a time; packs make accesses wide.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 elements on), CHANNEL
 // (0 or 1: there is a scale for each column, not one for all).
 //

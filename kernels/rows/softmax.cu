@@ -1,5 +1,11 @@
 // Softmax over the rows of a matrix: y = exp(x - max) / sum(exp(x - max)).
 //
+// No element of y is known before the whole row has been read, because the largest element and the sum come first. D is
+// the bytes of x. Memory bounds the op: if the row stays on the chip meanwhile, 2 D move; if not, x is read again, and
+// 3 D or more move. So the steps differ in where the row waits: in device memory (1, 2), in shared memory (3), in the
+// registers of a block (4) or of a cluster (5). No place is the best for all lengths. A short row leaves most threads
+// of a block idle, and a long row doesn't fit into one block. Step 6 takes a team of threads that suits the length.
+//
 // Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/softmax), float32 M134217-N1000.

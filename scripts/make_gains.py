@@ -79,7 +79,8 @@ def lines(op: Op, group: Group) -> Iterator[str]:
     """The comment: the work of the case, and torch and each step with what it does and what was measured."""
     case, machine = _case(group), group.run.header.machine.name
     what = " ".join(filter(None, [case.dtype, case.shape_text, case.choices_text]))
-    yield f"{GAINS}{machine} (reports/h200/{group.folder}), {what}."
+    told = f"{GAINS}{machine} (reports/h200/{group.folder}), {what}."
+    yield from textwrap.wrap(told, WIDTH, subsequent_indent="// ", break_on_hyphens=False)
     yield from filter(None, [_least(group)])
     before = ""
     for name in (LIBRARY, *_own(op)):

@@ -92,10 +92,11 @@ extern "C" __global__ void prelu_packed64(const T* __restrict__ x, const T* __re
 //    A pack may begin anywhere in a row, so it meets one alpha, two, or (rows shorter than a pack) many. Halves are
 //    worked on in pairs, as they lie in a register. The few elements before y's first 16-byte boundary and after its
 //    last one go to threads of their own at the grid's end.
-//    A thread takes one pack, which keeps many blocks coming; but where two packs a thread let the whole grid be resident
-//    at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only: there it saves
-//    some percent, as it does for a plain copy (`evict_first` against `stream` in reports/h200/copy). On large ones it
-//    gains nothing, and after a kernel that left the L2 full of lines of its own it loses, since these then outstay ours.
+//    A thread takes one pack, which keeps many blocks coming; but where two packs a thread let the whole grid be
+//    resident at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only:
+//    there it saves some percent, as it does for a plain copy (`evict_first` against `stream` in reports/h200/copy). On
+//    large ones it gains nothing, and after a kernel that left the L2 full of lines of its own it loses, since these
+//    then outstay ours.
 #ifdef ALPHA
 
 #define ALPHA_ONE 0       // one alpha for the whole tensor

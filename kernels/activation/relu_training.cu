@@ -7,9 +7,9 @@
 // and the backward reads that in place of D: 4 D + D / 16 (4 D + D / 8). The forward alone loses a little by the bits;
 // only the two together show what they save, a fifth of the traffic.
 //
-// Here are the forwards without a mask, so that each form with bits has its like without: steps 1 and 2 go with
-// relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset, and the two tuned
-// kernels.
+// Here are the forwards without a mask, so that each form with bits has a form without bits to be compared with: steps
+// 1 and 2 go with relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset,
+// and the two tuned kernels.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/masks), float32 N134217728.
 // At least 1.091 GB are read and 1.091 GB written. The ceiling is 508.2 us, by memory.

@@ -1,6 +1,6 @@
 // Tiles of Q, K and V of attention over windows: their sizes, their place in shared memory, and how a warp gets them.
 //
-// Macros: those of attention_tiles.cuh.
+// Macros: as in attention_tiles.cuh.
 #pragma once
 
 #include "attention.cuh"

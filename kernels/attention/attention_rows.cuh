@@ -1,5 +1,5 @@
 // Attention over windows without tensor cores, a warp a row: steps 1 and 2 of window_attention.cu. Rows of any length
-// at any address. Macros: those of attention.cuh.
+// at any address. Macros: as in attention.cuh.
 #pragma once
 
 #include "attention.cuh"

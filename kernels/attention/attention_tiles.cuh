@@ -1,6 +1,6 @@
 // Attention over windows by tensor cores. The story, and what is counted, is in window_attention.cu.
 //
-// Macros: those of attention.cuh, and
+// Macros: as in attention.cuh, and
 //   TEAM    warps that share a window and a head: each takes tiles of 16 queries.
 //   TEAMS   teams of a block.
 //   HOLD    1: a warp holds all of K and V in registers, so that the next ones may be on their way to the same place.

@@ -1,7 +1,7 @@
 // Attention over windows: out = softmax(q k^T / sqrt(D) + bias + mask) v for each of W windows and H heads. q, k, v and
 // out are (W, H, T, D), bias (H, T, T), mask (G, T, T), of which window w takes mask w % G. Halves in, halves out.
 //
-// Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
+// Macros: as in attention.cuh, and as in attention_tiles.cuh for steps 3 and 4.
 //
 // The numbers below are for Swin's windows: 49 tokens, heads of 32, W = 8192, H = 4, so 32768 items, where an item is a
 // window and a head. A matrix of an item has 49 rows of 64 bytes: 3136 bytes, one after another in memory. q, k, v and

@@ -2,7 +2,7 @@
 // and v leaves, out (W, T, H, D) what the projection takes. The steps are the steps of window_attention.cu, which tells
 // how they work, with PACKED = 1 in attention.cuh.
 //
-// Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
+// Macros: as in attention.cuh, and as in attention_tiles.cuh for steps 3 and 4.
 //
 // The text before has, between the products, a look-up of the bias, a transpose of qkv into q, k and v, two batched
 // products with a softmax between them, and a transpose of the result. For W = 8192 windows of 49 tokens with 4 heads

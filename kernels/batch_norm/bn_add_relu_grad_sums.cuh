@@ -1,6 +1,6 @@
 // The sums of bn_add_relu_grad in packs of 16 bytes: section 3 of bn_add_relu_grad.cu, which includes this file after
-// its type Sums and its functions for packs. Twin of harness/collection/ops/batch_norm/_bn_add_relu_grad_cut.py, which cuts the
-// tensor.
+// its type Sums and its functions for packs. Twin of harness/collection/ops/batch_norm/_bn_add_relu_grad_cut.py, which
+// cuts the tensor.
 //
 // The tensor is cut into periods, each a whole number of packs and of outer places (channels * inner elements). So an
 // element and the one a period behind it are of the same channel. A block takes a tile: `across` packs at the same

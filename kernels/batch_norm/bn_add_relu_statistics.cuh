@@ -3,8 +3,8 @@
 //
 // There are three kernels, by the length of the rows. In each of them a thread finds its channels once and keeps a sum
 // for each element of its pack, so that a pack costs its load and three or four instructions an element. The three
-// values whose median is a partial sum's shift are among those that the block reads first, which are on their way to
-// the L1 anyway. They aren't neighbours, since neighbours may be outliers together.
+// values whose median is a partial sum's shift are among the values that the block reads first, which are on their way
+// to the L1 anyway. They aren't neighbours, since neighbours may be outliers together.
 #pragma once
 
 // The sums of a thread's packs: at[j] is the sum over element j of each of them.

@@ -161,9 +161,9 @@ extern "C" __global__ void bias_add_any(const T* __restrict__ x, const T* __rest
   }
 }
 
-// 7. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its own:
-//    as a first branch of the other one it became predicated instructions, at which every thread, whichever way it went,
-//    waited for x before it asked for its bias.
+// 7. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its
+//    own: as a first branch of the kernel of step 6 it became predicated instructions, and every thread, whichever way
+//    it went, waited for x before it asked for its bias.
 extern "C" __global__ void bias_add_rows(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, INDEX n,
                                          INDEX channels, INDEX channels_multiplier, unsigned channels_shift) {
   const Columns<INDEX> columns{channels, channels_multiplier, channels_shift};

@@ -7,7 +7,8 @@
 // one of 32 bits takes about twenty instructions, one of 64 bits a call of about a hundred. Steps 1 to 3 take one
 // element a thread and differ in nothing but how often they divide. Each is there with indexes of 32 and of 64 bits.
 //
-// What the compiler makes of them (NVRTC 13 for sm_90; tests/collection/ops/bias/test_two_biases.py compiles them and counts):
+// What the compiler makes of them (NVRTC 13 for sm_90; tests/collection/ops/bias/test_two_biases.py compiles them and
+// counts):
 //
 //            divisions   machine code with 32-bit indexes
 //   divmod   1           the same as divmul's, instruction by instruction

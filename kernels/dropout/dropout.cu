@@ -61,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(NAIVE_BLOCK)
 }
 
 // What kernels 2 to 4 share: four elements a thread by one load, one Philox call and one store. Gives the bits of what
-// was kept, none for elements that don't exist. whole: quads that are moved as such; other elements go one by one.
+// was kept, none for elements that don't exist. whole: quads that move in one access; other elements go one by one.
 __device__ __forceinline__ unsigned drop_quad(const T* __restrict__ x, const unsigned long long* __restrict__ call,
                                               T* __restrict__ y, long long quad, long long n, long long whole,
                                               unsigned long long seed, unsigned threshold, float scale) {

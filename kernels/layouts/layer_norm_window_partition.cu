@@ -7,8 +7,8 @@
 // All sums are float32. The variance is the mean of squares of distances from the mean, in a second sum, since a
 // difference of two means would lose its places where the mean is large.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), EPS (epsilon,
-// 1e-5f unless told), THREADS (of a block), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), INDEX (unsigned, or unsigned long long from 2^31 pixels on), EPS
+// (epsilon, 1e-5f unless told), THREADS (of a block), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/windows), float16 B256-H56-W56-C97-window7-shift3.
 // At least 155.7 MB are read and 155.7 MB written. The ceiling is 74.24 us, by memory.

@@ -3,7 +3,7 @@
 // Memory bounds it: each byte is read once and written once. Neighbours of x are far from each other in y.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for nchw_to_nhwc_naive;
-// those of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
+// the macros of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //
 // transpose.cu tells what each step is about. Here matrices are many, and may be small or narrow: 3 channels, or images
 // of 7 x 7. rows and cols: of one matrix of x.

@@ -17,8 +17,8 @@ constexpr bool FLAT = FLAT_COLS > 0;
 constexpr unsigned TILE_WIDTH = FLAT ? FLAT_COLS : PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
 
 // The rows of y begin anywhere, each at another distance from a sector of 32 bytes. A tile has, of each row of y, a
-// piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to
-// GRAIN - 1 rows of x above the tile: those rows are read too, from the cache, where the tile above has left them.
+// piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to GRAIN
+// - 1 rows of x above the tile: such rows are read too, from the cache, where the tile above has left them.
 constexpr unsigned MOST_LINES = TILE_HEIGHT + GRAIN - 1;
 
 // A line is what a tile has of a row of x. It lies in shared memory as packs, as it does in device memory: its first

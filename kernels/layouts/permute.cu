@@ -6,9 +6,9 @@
 // three divisions, which a wide access shares among its elements.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed; for permute_packs uint4, uint2
-// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two kernels.
-// UNROLL (packs of a thread) for permute_packs; those of cell_tile.cuh for permute_cell_tiles, and of word_tile.cuh for
-// permute_word_tiles.
+// or unsigned, the pack. INDEX (unsigned, or unsigned long long from 2^31 elements on) for all but the last two
+// kernels. UNROLL (packs of a thread) for permute_packs; the macros of cell_tile.cuh for permute_cell_tiles, and of
+// word_tile.cuh for permute_word_tiles.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/layouts), float16 B256-S512-H12-D64.
 // At least 201.3 MB are read and 201.3 MB written. The ceiling is 96.01 us, by memory.

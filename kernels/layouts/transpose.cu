@@ -1,7 +1,7 @@
 // The transpose of a matrix: y[c, r] = x[r, c], x (rows, cols) and y (cols, rows) contiguous.
 //
-// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for transpose_naive; those
-// of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
+// Macros: ELEMENT (unsigned, or unsigned short for halves), since nothing is computed. INDEX for transpose_naive; the
+// macros of register_blocks.cuh, narrow.cuh, pack_tile.cuh and word_tile.cuh for the kernels with their names.
 //
 // Nothing but bytes moves, so what counts is how wide accesses are, how much is in flight, and how much index
 // arithmetic a byte costs. The rows of one side are the columns of the other, so neighbours can't be neighbours on both

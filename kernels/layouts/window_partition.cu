@@ -2,14 +2,15 @@
 // backward is the way back. D is the bytes of the images.
 //
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
-// units on), TO_WINDOWS (1 in the forward, 0 in the backward), and those of each kernel. Nothing is computed, so all types
-// of one width share a kernel.
+// units on), TO_WINDOWS (1 in the forward, 0 in the backward), and the macros of each kernel. Nothing is computed, so
+// all types of one width share a kernel.
 //
 // Torch rolls (2 D), and copies what view() and permute() made of that (2 D): 4 D and more, as its kernels for both take
 // an element a thread and much index arithmetic. 2 D have to move. Where an element comes from is arithmetic alone, so
 // one kernel is enough.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/windows), float16 B256-H56-W56-C96-window7-shift3 direction=forward.
+// What each step gained on an NVIDIA H200 (reports/h200/windows), float16 B256-H56-W56-C96-window7-shift3
+// direction=forward.
 // At least 154.1 MB are read and 154.1 MB written. The ceiling is 73.49 us, by memory.
 //   eager: PyTorch
 //       872.0 us    8.4% of ceiling
@@ -79,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 //    run has in common. Here all loads are of aligned packs and under way at once, and packs are put together in shared
 //    memory, which answers soon. The sizes are macros, so divisions are by constants.
 //
-// Macros: those of window_tiles.cuh.
+// Macros: as in window_tiles.cuh.
 #ifdef RUN
 #include "window_tiles.cuh"
 

@@ -3,9 +3,10 @@
 // neighbouring pixels, and a row of y comes from all windows that lie beside each other.
 //
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
-// units on), TO_WINDOWS (0 in the forward, 1 in the backward), and those of each kernel.
+// units on), TO_WINDOWS (0 in the forward, 1 in the backward), and the macros of each kernel.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/windows), float16 B256-H56-W56-C96-window7-shift3 direction=forward.
+// What each step gained on an NVIDIA H200 (reports/h200/windows), float16 B256-H56-W56-C96-window7-shift3
+// direction=forward.
 // At least 154.1 MB are read and 154.1 MB written. The ceiling is 73.49 us, by memory.
 //   eager: PyTorch
 //       869.5 us    8.5% of ceiling
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// 4. The same through shared memory, for windows of which at least one fits. Macros: those of window_tiles.cuh.
+// 4. The same through shared memory, for windows of which at least one fits. Macros: as in window_tiles.cuh.
 #ifdef RUN
 #include "window_tiles.cuh"
 

@@ -17,8 +17,8 @@ struct Place {
   Index at, left;
 };
 
-// The way from one layout to the other. Twin of WindowMap in harness/collection/ops/layouts/_windows.py. Indexes and sizes are in units;
-// a unit is some neighbouring elements, and no border of a window and no end of the roll cuts one.
+// The way from one layout to the other. Twin of WindowMap in harness/collection/ops/layouts/_windows.py. Indexes and
+// sizes are in units; a unit is some neighbouring elements, and no border of a window and no end of the roll cuts one.
 //
 // A run is a row of a window. The rows of all images are numbered through, and the rows of all rolled images too. H is
 // a multiple of the side, so row `row` of the rolled images lies in row `row / side` of windows, whichever image the

@@ -10,7 +10,8 @@
 // for each piece of the tensors, as in unscale.cu, with an address for each list.
 // The betas are float32 numbers, as in the fused kernel of torch; 1 - beta is what follows from them.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/lists), float32 T0-N0 tensors=resnet50,weight_decay=0.01,master=none.
+// What each step gained on an NVIDIA H200 (reports/h200/lists), float32 T0-N0
+// tensors=resnet50,weight_decay=0.01,master=none.
 // At least 408.9 MB are read and 306.7 MB written. The ceiling is 166.7 us, by memory.
 //   eager: PyTorch
 //       255.3 us   65.3% of ceiling

@@ -7,7 +7,7 @@
 // statistics are known, and writes h and y.
 //
 // Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
-// those of each kernel.
+// the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/quantise), float16 M131072-C1024 scales=channel.
 // At least 805.3 MB are read and 402.7 MB written. The ceiling is 275.4 us, by memory.
@@ -217,7 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 //    moves few bytes. But rows follow each other in memory, so a tile of rows is one run of elements, which whole units
 //    cover. Step 3 keeps rows of a single element, and rows that are too long for a tile.
 //
-// Macros: those of row_runs.cuh.
+// Macros: as in row_runs.cuh.
 #ifdef UNITS
 #include "row_runs.cuh"
 

@@ -6,7 +6,7 @@
 // doesn't stay on the chip is read twice, 3 D. gamma and beta are read for every row, from the L1 or the L2. They cost
 // no device memory, but instructions.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/norms), float32 M524288-N256.
 // At least 536.9 MB are read and 541.1 MB written. The ceiling is 251.9 us, by memory.
@@ -57,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // 2. The row is kept in registers while its statistics are made: 2 D. An array is in registers only if all its indices
 //    are constants, so the number of elements that a thread keeps is a macro, and the loops over them are unrolled. All
-//    loads of a thread are under way at once, so it no longer waits for each of them. A row has as few threads as can
-//    keep it: the smaller a block, the more blocks share a multiprocessor, and some blocks load while other blocks wait
-//    for their sums. Rows that don't fit into a block's registers can't be done.
+//    loads of a thread are under way at once, so it no longer waits for each of them. A row has the fewest threads that
+//    can keep it: the smaller a block, the more blocks share a multiprocessor, and some blocks load while other blocks
+//    wait for their sums. Rows that don't fit into a block's registers can't be done.
 //
 // Macros: THREADS, ELEMENTS (that a thread keeps).
 #ifdef ELEMENTS
@@ -90,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //    which need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if
 //    they are short; longer ones have single elements at both ends.
 //
-// Macros: those of norm_planned.cuh.
+// Macros: as in norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 
@@ -107,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 //    memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
 //    short-lived blocks keep the memory busier than a few long-lived ones.
 //
-// Macros: those of norm_in_turn.cuh. Packs must be aligned.
+// Macros: as in norm_in_turn.cuh. Packs must be aligned.
 #ifdef STAGES
 #include "norm_in_turn.cuh"
 
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        unsigned columns) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
-  // There is no room for so many long rows that their number needs more than 32 bits.
+  // Memory has no room for 2^32 long rows, so 32 bits are enough for their number.
   InTurn<T>(x, shared, static_cast<unsigned>(rows), columns).run(gamma, beta, y, mean, rstd);
 #endif
 }

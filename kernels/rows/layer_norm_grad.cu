@@ -1,7 +1,7 @@
 // The backward of LayerNorm over the rows of a matrix: dx, dgamma and dbeta. Its formulas are in norm_grad.cuh, with
 // all that RMSNorm's backward shares.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // dx needs sums over a row; dgamma and dbeta are sums over a column. D is the size of x. Memory has to move dy, x and
 // dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 //    next row before it writes dx of this one, so that it needn't wait for this one's sums. Rows that aren't whole
 //    packs are read from shared memory by elements, so that a thread still has the same columns of each row. There are
 //    only as many blocks as run at a time, so that the sums of columns that they write are little beside 3 D. Macros:
-//    those of norm_grad_tiles.cuh.
+//    as in norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

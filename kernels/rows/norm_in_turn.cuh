@@ -1,7 +1,7 @@
 // LayerNorm of long rows, of whole packs. A team is a cluster of blocks. It stays on the chip and takes rows in turn.
-// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight), THREADS
-// (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
-// memory) and WHOLE (0 or 1: no thread lacks a pack).
+// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to
+// eight), THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part
+// in shared memory) and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
@@ -146,7 +146,7 @@ class WarpStages {
   }
 
  private:
-  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: those of the part, and the first pack of the row
+  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: of the part, and the first pack of the row
   __device__ __forceinline__ unsigned begin(unsigned stage) const { return own + stage * SIZE; }
   static __device__ __forceinline__ bool mine() { return threadIdx.x % WARP == 0; }
   static __device__ __forceinline__ void copy(unsigned to, const Element* from, unsigned bytes, unsigned arrival) {

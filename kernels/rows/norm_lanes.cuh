@@ -1,5 +1,5 @@
 // LayerNorm and RMSNorm of short rows: some lanes of a warp, a team, have one row, or several at once. Rows are whole
-// packs and aligned to 16 bytes. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+// packs and aligned to 16 bytes. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"

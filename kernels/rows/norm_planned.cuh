@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm by the teams that the host planned. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no
+// LayerNorm and RMSNorm by the teams that the host planned. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no
 // thread lacks a pack).
 #pragma once
 

@@ -2,7 +2,7 @@
 // too, since the backward needs it. Compared with LayerNorm there is no mean and no beta. The steps to full bandwidth
 // are the same, and layer_norm.cu tells why each of them helps.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/rms_norm), float32 M512-N262144.
 // At least 537.9 MB are read and 536.9 MB written. The ceiling is 252.5 us, by memory.
@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. 16 bytes an access, and as many threads a row as suit its length. Macros: those of norm_planned.cuh.
+// 4. 16 bytes an access, and as many threads a row as suit its length. Macros: as in norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 

@@ -1,7 +1,7 @@
 // The backward of RMSNorm over the rows of a matrix: dx and dgamma. There is no mean and no dbeta, so a row has one sum
 // in place of two, and a column, too. layer_norm_grad.cu tells what each step gains; norm_grad.cuh has the formulas.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/norm_grads), float32 M2048-N65536.
 // At least 1.074 GB are read and 537.1 MB written. The ceiling is 368.7 us, by memory.
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 }
 #endif
 
-// 3. Tiles of rows in shared memory, ahead of the work. Macros: those of norm_grad_tiles.cuh.
+// 3. Tiles of rows in shared memory, ahead of the work. Macros: as in norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     rms_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

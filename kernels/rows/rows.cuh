@@ -246,11 +246,11 @@ __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&
   put_tile(y + first * columns, tiles, elements, aligned);
 }
 
-// ---- What a `tuned` kernel is compiled for. RowPlan of harness/collection/ops/rows/_rows.py chooses these macros: COUNT (packs a
-// thread; of a tile, elements), LANES (threads of a warp that share a row; 0 where a block or a cluster does), THREADS
-// (of a block), TOGETHER (rows that a team works on at once: more than 1 only where rows share vectors, see norm.cuh),
-// and 0 or 1: CLUSTER (whether a cluster shares a row), RAGGED (whether rows begin inside of packs), TILE (elements of
-// a tile in place of packs).
+// ---- What a `tuned` kernel is compiled for. RowPlan of harness/collection/ops/rows/_rows.py chooses these macros:
+// COUNT (packs a thread; of a tile, elements), LANES (threads of a warp that share a row; 0 where a block or a cluster
+// does), THREADS (of a block), TOGETHER (rows that a team works on at once: more than 1 only where rows share vectors,
+// see norm.cuh), and 0 or 1: CLUSTER (whether a cluster shares a row), RAGGED (whether rows begin inside of packs),
+// TILE (elements of a tile in place of packs).
 #ifdef COUNT
 // Threads that a multiprocessor is to hold at least, if a block doesn't have more. It limits the registers of a thread.
 constexpr unsigned RESIDENT = THREADS > 768 ? 1024 : 768;

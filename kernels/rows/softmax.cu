@@ -6,7 +6,7 @@
 // registers of a block (4) or of a cluster (5). No place is the best for all lengths. A short row leaves most threads
 // of a block idle, and a long row doesn't fit into one block. Step 6 takes a team of threads that suits the length.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // What each step gained on an NVIDIA H200 (reports/h200/softmax), float32 M134217-N1000.
 // At least 536.9 MB are read and 536.9 MB written. The ceiling is 250.7 us, by memory.
@@ -363,7 +363,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //    blocks. A thread has so little of the row that a multiprocessor has room for other rows. Short rows that aren't
 //    whole packs come through shared memory.
 //
-// Macros: those at the end of rows.cuh.
+// Macros: as at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     softmax_tuned(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns, unsigned tile_rows,

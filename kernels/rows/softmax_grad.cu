@@ -1,6 +1,6 @@
 // The backward of softmax over the rows of a matrix: dx = y * (dy - sum(dy * y)), where y is softmax's result.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // The first dx of a row needs the sum over the whole row. So dy and y are either read twice, five passes over a matrix
 // in all, or kept on the chip in between, three passes. Products and sums are floats, and dx is rounded once.
@@ -119,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 #endif
 
 // 3. Packs of 16 bytes. The number of threads of a row suits its length: a few lanes, a warp, a block, or a cluster of
-//    blocks. Short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
+//    blocks. Short rows that aren't whole packs come through shared memory. Macros: as at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     softmax_grad_tuned(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,

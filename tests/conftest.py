@@ -8,6 +8,7 @@ import os
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -59,6 +60,9 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 # Nor this one. Where it is set, every process compiles the harness anew, and pytest every test.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# A shell has what it starts in the background ignore Ctrl-C, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for others takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:

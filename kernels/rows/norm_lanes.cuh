@@ -123,6 +123,7 @@ class LaneRows {
       normalised[r] = {columns, firsts[r]};
     }
     if (!WHOLE) {
+      // A condition around the arithmetic became a branch, and the loads behind the branch waited for it.
 #pragma unroll
       for (unsigned r = 0; r < TOGETHER; ++r) fill_unless(has(COUNT - 1), chunks[r][COUNT - 1], firsts[r]);
     }

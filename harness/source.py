@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -149,7 +150,9 @@ def _included(file: Path) -> tuple[Path, ...]:
     """Headers of ours that a kernel includes."""
     names = re.findall(r'^#include "([^"]+)"', file.read_text(encoding="utf-8"), re.MULTILINE)
     folders = (file.parent, paths.data("kernels") / "include")
-    found = [next((folder / name for folder in folders if (folder / name).is_file()), None) for name in names]
+    # Without "..", so that each header has one path.
+    places = [[Path(os.path.normpath(folder / name)) for folder in folders] for name in names]
+    found = [next((place for place in every if place.is_file()), None) for every in places]
     return tuple(path for path in found if path)
 
 

@@ -44,7 +44,7 @@ class Group:
             return None
         if METRICS[metric].relative == "world":
             return self._reported[variant][metric]
-        known = self._against_limits if METRICS[metric].of_limits else self._alone
+        known = self.against_limits if METRICS[metric].of_limits else self._alone
         return METRICS[metric].value(known[variant].against(self._alone.get(over)))
 
     @cached_property
@@ -52,7 +52,7 @@ class Group:
         return {name: Subject.of(result, None) for name, result in self.results.items()}
 
     @cached_property
-    def _against_limits(self) -> dict[str, Subject]:
+    def against_limits(self) -> dict[str, Subject]:
         """The subjects with the ceiling. All variants have the same one; to find it takes a search."""
         found = subjects(self.results.values(), self.run.limits)
         return {name: found[result.case.id] for name, result in self.results.items()}

@@ -7,10 +7,11 @@
 // warps with a chain each, or 4 warps with four chains a thread. Fewer leave it idle in proportion, if `count` is large:
 // each round begins with a load of x, for which a warp waits some hundred cycles. By the text its steps take 4 * count.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/access):
-// float32 N3244032-K8192-T32-U1
-//   chains   13.35 ms
-//   full     839.7 us  15.90x the speed of chains
+// What each step gained on an NVIDIA H200 (reports/h200/access), float32 N3244032-K8192-T256-U2.
+//   chains: T threads a multiprocessor, each with U chains of K FMAs at a time
+//       907.2 us
+//   full: 2048 threads with 4 chains; T and U don't concern it
+//       839.8 us  1.08x the speed of chains
 
 // Defaults for compiling this file alone.
 #ifndef CHAINS

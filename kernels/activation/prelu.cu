@@ -8,24 +8,30 @@
 // access: memory gives about 16 bytes a clock to a multiprocessor, so a kernel that spends 100 instructions on a
 // 4-byte element can't keep up.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/prelu):
-// float32 N134217728-C1-H1-W1
-//   eager      363.5 us   69.0% of ceiling
-//   naive      500.2 us   50.2% of ceiling  0.73x the speed of eager
-//   naive64    531.9 us   47.2% of ceiling  0.94x the speed of naive
-//   packed     251.1 us  100.0% of ceiling  2.12x the speed of naive64
-//   packed64   252.2 us   99.5% of ceiling  1.00x the speed of packed
-//   tuned      251.3 us   99.9% of ceiling  1.00x the speed of packed64
+// What each step gained on an NVIDIA H200 (reports/h200/prelu), float32 N96-C64-H112-W112.
+// At least 308.3 MB are read and 308.3 MB written. The ceiling is 145.3 us, by memory.
+//   eager: PyTorch
+//       232.6 us   62.5% of ceiling
+//   naive: one element a thread, 32-bit division and modulo for each
+//       287.8 us   50.5% of ceiling  moves 616.6 MB  0.81x the speed of eager
+//   naive64: naive with 64-bit indexes, for tensors of any size
+//       306.3 us   47.4% of ceiling  moves 616.6 MB  0.94x the speed of naive
+//   packed: 16-byte packs that share one alpha, 32-bit indexes; naive where inner isn't divisible
+//       145.4 us  100.0% of ceiling  moves 616.6 MB  2.11x the speed of naive64
+//   packed64: packed with 64-bit indexes; naive64 where inner isn't divisible
+//       146.4 us   99.3% of ceiling  moves 616.6 MB  0.99x the speed of packed
+//   tuned: packs at any inner size and alignment, multiplications in place of divisions
+//       145.4 us   99.9% of ceiling  moves 616.6 MB  1.01x the speed of packed64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "fastdiv.cuh"
-#include "number.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 
@@ -57,8 +63,8 @@ extern "C" __global__ void prelu_naive64(const T* __restrict__ x, const T* __res
 }
 
 // 2. One pack of 16 bytes a thread. Where inner is a multiple of the pack, a pack lies in one channel: one alpha, one
-//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes. Its indexes count packs, but are
-//    as wide as those of step 1, so that the two differ in the packs alone.
+//    division and one modulo for 4 or 8 elements. x and y must be aligned to 16 bytes. Indexes count packs, but are as
+//    wide as the indexes of step 1, so that steps 1 and 2 differ in the packs alone.
 template <typename Index>
 __device__ __forceinline__ void packed(const T* __restrict__ x, const T* __restrict__ alpha, T* __restrict__ y,
                                        Index packs, Index packs_per_channel, Index channels) {
@@ -86,10 +92,11 @@ extern "C" __global__ void prelu_packed64(const T* __restrict__ x, const T* __re
 //    A pack may begin anywhere in a row, so it meets one alpha, two, or (rows shorter than a pack) many. Halves are
 //    worked on in pairs, as they lie in a register. The few elements before y's first 16-byte boundary and after its
 //    last one go to threads of their own at the grid's end.
-//    A thread takes one pack, which keeps many blocks coming; but where two packs a thread let the whole grid be resident
-//    at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only: there it saves
-//    some percent, as it does for a plain copy (`evict_first` against `stream` in reports/h200/copy). On large ones it
-//    gains nothing, and after a kernel that left the L2 full of lines of its own it loses, since these then outstay ours.
+//    A thread takes one pack, which keeps many blocks coming; but where two packs a thread let the whole grid be
+//    resident at once, and one doesn't, they save a second, mostly empty wave. EVICT_FIRST is for small tensors only:
+//    there it saves some percent, as it does for a plain copy (`evict_first` against `stream` in reports/h200/copy). On
+//    large ones it gains nothing, and after a kernel that left the L2 full of lines of its own it loses, since these
+//    then outstay ours.
 #ifdef ALPHA
 
 #define ALPHA_ONE 0       // one alpha for the whole tensor

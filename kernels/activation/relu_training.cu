@@ -7,25 +7,30 @@
 // and the backward reads that in place of D: 4 D + D / 16 (4 D + D / 8). The forward alone loses a little by the bits;
 // only the two together show what they save, a fifth of the traffic.
 //
-// Here are the forwards without a mask, so that each form with bits has its like without: steps 1 and 2 go with
-// relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset, and the two tuned
-// kernels.
+// Here are the forwards without a mask, so that each form with bits has a form without bits to be compared with: steps
+// 1 and 2 go with relu_grad_from_y and relu_grad_from_y_packed. With bits it is relu_mask_ballot and relu_grad_bitset,
+// and the two tuned kernels.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/masks):
-// float32 N134217728
-//   eager           622.7 us   81.6% of ceiling
-//   from_y          857.6 us   59.3% of ceiling  0.73x the speed of eager
-//   bitset          845.2 us   60.1% of ceiling  1.01x the speed of from_y
-//   from_y_packed   620.0 us   82.0% of ceiling  1.36x the speed of bitset
-//   tuned           516.1 us   98.5% of ceiling  1.20x the speed of from_y_packed
+// What each step gained on an NVIDIA H200 (reports/h200/masks), float32 N134217728.
+// At least 1.091 GB are read and 1.091 GB written. The ceiling is 508.2 us, by memory.
+//   eager: PyTorch
+//       622.7 us   81.6% of ceiling
+//   from_y: one element a thread; the backward reads y
+//       857.6 us   59.3% of ceiling  moves 2.684 GB  0.73x the speed of eager
+//   bitset: one element a thread; a ballot makes a word of bits
+//       845.2 us   60.1% of ceiling  moves 2.181 GB  1.01x the speed of from_y
+//   from_y_packed: packs of 16 bytes; the backward reads y
+//       620.0 us   82.0% of ceiling  moves 2.684 GB  1.36x the speed of bitset
+//   tuned: packs of 16 bytes and their bits
+//       516.1 us   98.5% of ceiling  moves 2.181 GB  1.20x the speed of from_y_packed
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "relu.cuh"
-#include "warp.cuh"
+#include "../include/relu.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 

@@ -1,10 +1,10 @@
 // Tiles of Q, K and V of attention over windows: their sizes, their place in shared memory, and how a warp gets them.
 //
-// Macros: those of attention_tiles.cuh.
+// Macros: as in attention_tiles.cuh.
 #pragma once
 
 #include "attention.cuh"
-#include "pack.cuh"
+#include "../include/pack.cuh"
 
 __device__ constexpr unsigned up(unsigned n, unsigned d) { return (n + d - 1) / d; }
 
@@ -58,7 +58,7 @@ __device__ __forceinline__ unsigned chunk_at(unsigned matrix, unsigned row, unsi
   return matrix + row * ROW_BYTES + (chunk ^ other) * PACK_BYTES;
 }
 
-// The same for a load of matrices, whose rows past the last token are those of the last one.
+// The same for a load of matrices. A row past the last token stands for the row of the last token.
 __device__ __forceinline__ unsigned row_at(unsigned matrix, unsigned first, unsigned row, unsigned chunk) {
   return chunk_at(matrix, FULL || first + 16 <= TOKENS ? first + row : min(first + row, TOKENS - 1u), chunk);
 }

@@ -1,9 +1,9 @@
 // Attention over windows without tensor cores, a warp a row: steps 1 and 2 of window_attention.cu. Rows of any length
-// at any address. Macros: those of attention.cuh.
+// at any address. Macros: as in attention.cuh.
 #pragma once
 
 #include "attention.cuh"
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 
 constexpr unsigned WARPS = 8;                             // of a block of step 2
 constexpr unsigned COLUMNS = (TOKENS + WARP - 1) / WARP;  // of a row that a lane has

@@ -1,6 +1,6 @@
 // Attention over windows by tensor cores. The story, and what is counted, is in window_attention.cu.
 //
-// Macros: those of attention.cuh, and
+// Macros: as in attention.cuh, and
 //   TEAM    warps that share a window and a head: each takes tiles of 16 queries.
 //   TEAMS   teams of a block.
 //   HOLD    1: a warp holds all of K and V in registers, so that the next ones may be on their way to the same place.
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "attention_fragments.cuh"
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 
 // ---- The order of the work.
 
@@ -200,8 +200,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[TILES][4], unsigne
   }
 }
 
-// Whether some lane's column i of a band, two in each tile, is that of a token. Known to the compiler for a single
-// band.
+// Whether column i of a band is the column of a token in some lane. A lane has two columns of each tile. The compiler
+// knows the answer if there is a single band.
 __device__ constexpr bool exists(unsigned i) { return FULL || BANDS > 1 || i / 2 * 8 + i % 2 < TOKENS; }
 
 // A row of a tile as four lanes have it. largest: of the scores so far. sum: of the lane's own weights.
@@ -221,7 +221,8 @@ struct Row {
     }
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-    // Where all of a band is -infinity, its weights are zero, and those of a row without others 0 / 0.
+    // Where all scores of a band are -infinity, the band's weights are zero. If the row has no other band, its result
+    // is 0 / 0.
     const float zero = largest == -infinity() ? 0.0f : largest * scale;
     const float factor = BANDS == 1 ? 1.0f : power_of_2(fmaf(before, scale, -zero));
     sum *= factor;

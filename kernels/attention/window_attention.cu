@@ -1,21 +1,25 @@
 // Attention over windows: out = softmax(q k^T / sqrt(D) + bias + mask) v for each of W windows and H heads. q, k, v and
 // out are (W, H, T, D), bias (H, T, T), mask (G, T, T), of which window w takes mask w % G. Halves in, halves out.
 //
-// Macros: those of attention.cuh, and of attention_tiles.cuh for steps 3 and 4.
+// Macros: as in attention.cuh, and as in attention_tiles.cuh for steps 3 and 4.
 //
-// The numbers below are those of Swin's windows: 49 tokens, heads of 32, W = 8192, H = 4, so 32768 items, where an item
-// is a window and a head. A matrix of an item has 49 rows of 64 bytes: 3136 bytes, one after another in memory. q, k, v
-// and out are 103 MB each, together 411 MB, and that is all that has to move: bias and masks are 0.3 MB. The two
-// products have 10 GFLOP, for which tensor cores need 14 us, and memory needs about 96 us. So the aim is to keep memory
-// busy.
+// The numbers below are for Swin's windows: 49 tokens, heads of 32, W = 8192, H = 4, so 32768 items, where an item is a
+// window and a head. A matrix of an item has 49 rows of 64 bytes: 3136 bytes, one after another in memory. q, k, v and
+// out are 103 MB each, together 411 MB, and that is all that has to move: bias and masks are 0.3 MB. The two products
+// have 10 GFLOP, for which tensor cores need 14 us, and memory needs about 96 us. So the aim is to keep memory busy.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/attention):
-// float16 W8192-H4-T49-D32-G64 bias=yes,mask=shift
-//   eager     1.276 ms    7.4% of ceiling
-//   unfused   870.4 us   10.8% of ceiling  1.47x the speed of eager
-//   scalar    1.769 ms    5.3% of ceiling  0.49x the speed of unfused
-//   fused     414.7 us   22.7% of ceiling  4.27x the speed of scalar
-//   tuned     114.6 us   82.2% of ceiling  3.62x the speed of fused
+// What each step gained on an NVIDIA H200 (reports/h200/attention), float16 W8192-H4-T49-D32-G1 bias=yes,mask=none.
+// At least 308.3 MB are read and 102.8 MB written. The ceiling is 94.10 us, by memory.
+//   eager: PyTorch
+//       980.5 us    9.6% of ceiling
+//   unfused: batched GEMM, our softmax with bias and mask, batched GEMM
+//       803.9 us   11.7% of ceiling  moves 1.040 GB  1.22x the speed of eager
+//   scalar: one kernel, a warp a row, no tensor cores
+//       1.754 ms    5.4% of ceiling  moves 411.1 MB  0.46x the speed of unfused
+//   fused: one kernel, a window and a head a block, tensor cores
+//       301.9 us   31.2% of ceiling  moves 411.1 MB  5.81x the speed of scalar
+//   tuned: blocks that stay, bias and mask in shared memory, the next window under way
+//       113.9 us   82.6% of ceiling  moves 411.1 MB  2.65x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -84,7 +88,8 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //      of e to powers of 2, are one factor, of one multiply-add for each score.
 //    - Bias and mask of a head come from a table in shared memory: floats, for each tile the four numbers of each
 //      lane, so a lane takes them in one load of 16 bytes. A block makes the tables of two heads and one mask, and then
-//      works on these alone: 2 x 128 items, the images of a batch. Read for each item, they were as many bytes again.
+//      works on these alone: 2 x 128 items, the images of a batch. If bias and mask were read for each item, the bytes
+//      to move would double.
 //
 //    Each warp copies to its own shared memory with cp.async, 16 bytes a lane: 21 instructions for 9408 bytes. It loads
 //    K and V to 56 registers, and then lets the next item's K and V come to the same place; there are two places for Q,
@@ -97,10 +102,10 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
 //    function of their row (chunk_at), and eight rows of a matrix come from all 32 banks.
 //
 //    By count, not by measurement: for an item a warp issues 56 + 64 products, 24 loads of matrices, 28 of the table,
-//    91 powers of 2 with as many multiply-adds, maxima and additions, and some 800 more. With 62 items for each of the
-//    four schedulers of each multiprocessor, these are about 85000 cycles, or 48 us; powers of 2 take 8 cycles each,
-//    25 us; the products 20 to 30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time
-//    as memory's 96 us.
+//    91 powers of 2, 91 multiply-adds, 91 maxima and 91 additions, and some 800 more. With 62 items for each of the
+//    four schedulers of each multiprocessor, these are about 85000 cycles, or 48 us; powers of 2 take 8 cycles each, 25
+//    us; the products 20 to 30 us; and shared memory, 128 bytes a cycle, 45 us. All of it happens at the same time as
+//    memory's 96 us.
 //
 //    128 registers a thread are what 16 warps can have. The loop over tiles isn't unrolled: unrolled, the compiler
 //    begins the next tile's loads early and needs 168.

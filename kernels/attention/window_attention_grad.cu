@@ -34,12 +34,16 @@
 // take 100 us of instructions, 140 us of shared memory's bandwidth, 32 us of powers of 2 and, at 720 MB, 170 us of
 // memory. So memory is the limit as long as the four overlap; these are estimates, not measured.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/attention):
-// float16 W8192-H4-T49-D32-G1 bias=yes,mask=none
-//   eager     1.534 ms   10.9% of ceiling
-//   unfused   1.336 ms   12.5% of ceiling  1.15x the speed of eager
-//   fused     579.8 us   28.9% of ceiling  2.30x the speed of unfused
-//   tuned     257.9 us   65.0% of ceiling  2.25x the speed of fused
+// What each step gained on an NVIDIA H200 (reports/h200/attention), float16 W8192-H4-T49-D32-G1 bias=yes,mask=none.
+// At least 411.1 MB are read and 308.3 MB written. The ceiling is 167.6 us, by memory.
+//   eager: PyTorch
+//       1.534 ms   10.9% of ceiling
+//   unfused: batched products by torch, softmax's backward by softmax_grad/tuned, dbias summed apart
+//       1.336 ms   12.5% of ceiling  moves 2.081 GB  1.15x the speed of eager
+//   fused: one kernel with bias and mask as tensor inputs, a block a window and head; a second one sums dS
+//       579.8 us   28.9% of ceiling  moves 1.034 GB  2.30x the speed of unfused
+//   tuned: blocks that stay with a head: the next window under way, bias, mask and the sum of dS in registers
+//       257.9 us   65.0% of ceiling  moves 719.4 MB  2.25x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR

@@ -14,7 +14,7 @@
 // (half 1). So a maximum or a sum over the keys of a query is a loop over a lane's own registers, and then an exchange
 // between the four lanes of the quad.
 //
-// Macros: those of window_attention_grad.cu.
+// Macros: as in window_attention_grad.cu.
 #pragma once
 
 #include "window_attention_grad_stage.cuh"

@@ -5,10 +5,10 @@
 // the eight rows of 16 bytes that ldmatrix and stmatrix take at a time lie in different banks.
 #pragma once
 
-#include "mma.cuh"
-#include "number.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/mma.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 
@@ -23,7 +23,7 @@ constexpr unsigned CHUNK = 8;                                // elements
 constexpr unsigned CHUNKS = DIM / CHUNK;                     // of a row
 constexpr unsigned STRIPS = (TOKENS + 15) / 16;              // of 16 rows; a warp has one
 constexpr unsigned TILES = (TOKENS + 7) / 8;                 // of 8 columns
-constexpr unsigned ROWS = 16 * STRIPS;                       // those past TOKENS are zeros
+constexpr unsigned ROWS = 16 * STRIPS;                       // rows past TOKENS are zeros
 constexpr unsigned THREADS = STRIPS * WARP;
 constexpr unsigned PITCH = (CHUNKS + 1) * PACK_BYTES;        // from row to row of a tensor
 constexpr unsigned TENSOR_BYTES = ROWS * PITCH;
@@ -121,7 +121,7 @@ __device__ __forceinline__ void start_window(unsigned stage, const T* const (&fr
 // Waits for the thread's own copies; a barrier of the block must follow.
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Zeros in the rows past TOKENS of so many tensors. No copy writes there.
+// Writes zeros into the rows past TOKENS of the first tensors, whose number is given. No copy writes there.
 __device__ __forceinline__ void clear_padding(unsigned stages, unsigned tensors) {
 #pragma unroll 1
   for (unsigned tensor = 0; tensor < tensors; ++tensor) {

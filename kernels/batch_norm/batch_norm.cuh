@@ -3,8 +3,8 @@
 // them.
 #pragma once
 
-#include "fastdiv.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/warp.cuh"
 
 // Leaves in sums[i] the sum over all threads whose number is i modulo `across`, a power of two; i is below `across`.
 template <unsigned BLOCK, typename Sums>
@@ -59,7 +59,7 @@ __device__ __forceinline__ void sum_rows(const OfPack (&own)[BLOCK], const OfPac
 }
 
 // Writes the sum of a part of a row to its slot, one of the row's `count`. ends: the row ends in this part. Some rows
-// lie in one tile less than others, and have a slot too many: it gets a zero.
+// lie in one tile less than other rows, and have a slot too many: this slot gets a zero.
 template <typename Sums>
 __device__ __forceinline__ void store_slot(Sums* __restrict__ slots, unsigned slot, unsigned count, bool ends,
                                            const Sums& sum) {

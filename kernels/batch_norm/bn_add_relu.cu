@@ -1,5 +1,5 @@
 // Batch norm in training, a residual and ReLU: y = relu((x - mean[c]) * invstd[c] * gamma[c] + beta[c] + z), with a bit
-// for each y > 0. mean and invstd are those of the channel's elements; running_mean and running_var follow them.
+// for each y > 0. mean and invstd are of the channel's elements; running_mean and running_var follow them.
 //
 // Tensors are contiguous, (outer, channels, inner); inner is 1 where channels are last. A row is the `inner` elements
 // of one channel at one outer place. A sample is the rows of all channels at one outer place. A pack is 16 bytes.
@@ -12,20 +12,24 @@
 // atomics: partial sums have slots of their own, (channel, slot), and are added in a fixed order, so that a result
 // repeats bit by bit.
 //
-// The sums are those of x - shift and of its square, in float. The shift lies among the values, so that little is lost
-// when the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
+// The sums are of x - shift and of its square, in float. The shift lies among the values, so that little is lost when
+// the mean's square is subtracted, however far the mean is from zero. Without a shift, a mean of 100 standard
 // deviations would cost 13 of a float's 24 bits, and so would a shift that is an outlier, 100 deviations from the mean.
 // So each partial sum takes the median of three of the values that it reads first. At most one value of 144 is more
 // than 12 deviations from the mean (Chebyshev's inequality); two of the three must be, for invstd to be off by about
 // 1e-5. This holds but for the parts of one or two elements that a tile may have of a row (bn_statistics_rows): there
 // at least two of the three are the same value, so one outlier is enough. It is the shift of that part alone.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/bn):
-// float32 N5376-C512-H7-W7 layout=nchw
-//   eager         2.438 ms   19.5% of ceiling
-//   unfused       1.567 ms   30.4% of ceiling  1.56x the speed of eager
-//   fused_apply   764.8 us   62.2% of ceiling  2.05x the speed of unfused
-//   tuned         513.3 us   92.7% of ceiling  1.49x the speed of fused_apply
+// What each step gained on an NVIDIA H200 (reports/h200/bn), float32 N334-C512-H28-W28 layout=nchw.
+// At least 1.609 GB are read and 553.0 MB written. The ceiling is 473.1 us, by memory.
+//   eager: PyTorch
+//       1.132 ms   41.8% of ceiling
+//   unfused: statistics; then normalise, add, ReLU with its bits: a kernel each
+//       1.539 ms   30.7% of ceiling  moves 4.307 GB  0.74x the speed of eager
+//   fused_apply: statistics; then one kernel that normalises, adds, clamps and writes bits
+//       746.2 us   63.4% of ceiling  moves 2.162 GB  2.06x the speed of unfused
+//   tuned: 16-byte packs; y from the end of the memory on, while x is still in the L2
+//       508.2 us   93.1% of ceiling  moves 2.162 GB  1.47x the speed of fused_apply
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -36,11 +40,11 @@
 #endif
 
 #include "batch_norm.cuh"
-#include "bitmask.cuh"
-#include "fastdiv.cuh"
-#include "number.cuh"
-#include "pack.cuh"
-#include "relu.cuh"
+#include "../include/bitmask.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
+#include "../include/relu.cuh"
 
 #ifndef RESIDUAL
 #define RESIDUAL 1
@@ -106,14 +110,14 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 8)
   Sums sum{};
   float shift = 0.0f;
   if (channel < channels) {
-    // A channel's last element stands for those that it lacks.
+    // If a channel has fewer elements, its last element stands for the missing ones.
     const auto other = [&](unsigned k) { return element(min(first + k, samples - 1)); };
     shift = median(element(first), other(along / 2), other(along - 1));
     for (Index k = first + threadIdx.x / across; k < samples; k += stride) sum.add_value(element(k), shift);
   }
   add_across(sums, sum, across);
   if (threadIdx.x < across && channel < channels) {
-    // The slot's elements: those of whole strides, and its part of the last stride.
+    // The slot's elements: its part of all whole strides, and its part of the last stride.
     const Index whole = samples / stride, left = samples - whole * stride;
     const Index count = whole * along + (left > first ? min(left - first, static_cast<Index>(along)) : 0);
     partial[static_cast<unsigned long long>(channel) * slots + slot] = {static_cast<float>(count), shift,
@@ -241,7 +245,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 // ---- 5. y in packs too, one of each tensor a thread. The blocks go from the end of the memory to its beginning, since
 //         the part of x that the statistics read last may still be in the L2. z and y are marked as the first to be
 //         evicted, so that they don't evict this part of x. Four kernels differ in how a pack finds the scales and the
-//         shifts of its elements: at(j) are those of element j.
+//         shifts of its elements: at(j): the scale and the shift for element j.
 
 struct OneRow {  // inner is a multiple of the pack, so that a pack lies in one row
   float2 own;

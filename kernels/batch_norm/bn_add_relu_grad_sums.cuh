@@ -1,6 +1,6 @@
 // The sums of bn_add_relu_grad in packs of 16 bytes: section 3 of bn_add_relu_grad.cu, which includes this file after
-// its type Sums and its functions for packs. Twin of harness/collection/ops/batch_norm/_bn_add_relu_grad_cut.py, which cuts the
-// tensor.
+// its type Sums and its functions for packs. Twin of harness/collection/ops/batch_norm/_bn_add_relu_grad_cut.py, which
+// cuts the tensor.
 //
 // The tensor is cut into periods, each a whole number of packs and of outer places (channels * inner elements). So an
 // element and the one a period behind it are of the same channel. A block takes a tile: `across` packs at the same
@@ -57,7 +57,7 @@ __device__ __forceinline__ void sum_packs(const T* __restrict__ dy, const T* __r
   }
 }
 
-// Adds up the thread's elements over its rounds. sums[j] is that of element j of its packs.
+// Adds up the thread's elements over its rounds. sums[j]: the sum over element j of all its packs.
 __device__ __forceinline__ void sum_rounds(const T* __restrict__ dy, const T* __restrict__ x,
                                            const unsigned char* __restrict__ mask, long long n, bool aligned,
                                            const Cut& cut, const float (&mean)[SIZE], Sums (&sums)[SIZE]) {
@@ -90,8 +90,8 @@ __device__ __forceinline__ void sum_rounds(const T* __restrict__ dy, const T* __
 }
 
 // 3a. Rows of a pack or more. A pack meets two rows at most, so its sums become two: `own` for the row in which it
-//     begins, `next` for the next row. `lanes` threads, a power of two, add those of a row, which has a slot for each
-//     of its tiles.
+//     begins, `next` for the next row. `lanes` threads, a power of two, add the sums of a row. A row has a slot for
+//     each tile that it lies in.
 extern "C" __global__ void __launch_bounds__(BLOCK, 4)
     bn_add_relu_grad_sums_rows(const T* __restrict__ dy, const T* __restrict__ x,
                                const unsigned char* __restrict__ mask, const float* __restrict__ mean,
@@ -140,8 +140,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 4)
 }
 
 // 3b. Rows shorter than a pack, such as single elements where channels are last. A tile has whole rows. Each element's
-//     sums go to shared memory, where `lanes` threads add those of a slot. If a period is one tile, a slot is all rows
-//     of a channel. Otherwise a tile is narrow, and a slot is one row, which several threads have summed.
+//     sums go to shared memory, where `lanes` threads add the sums of a slot. If a period is one tile, a slot is all
+//     rows of a channel. Otherwise a tile is narrow, and a slot is one row, which several threads have summed.
 constexpr unsigned PADDED = BLOCK + 32 / SIZE;  // neighbouring elements are in different banks
 
 extern "C" __global__ void __launch_bounds__(BLOCK, 4)

@@ -3,8 +3,8 @@
 //
 // There are three kernels, by the length of the rows. In each of them a thread finds its channels once and keeps a sum
 // for each element of its pack, so that a pack costs its load and three or four instructions an element. The three
-// values whose median is a partial sum's shift are among those that the block reads first, which are on their way to
-// the L1 anyway. They aren't neighbours, since neighbours may be outliers together.
+// values whose median is a partial sum's shift are among the values that the block reads first, which are on their way
+// to the L1 anyway. They aren't neighbours, since neighbours may be outliers together.
 #pragma once
 
 // The sums of a thread's packs: at[j] is the sum over element j of each of them.
@@ -142,8 +142,8 @@ struct Rounds {
 
 // 4b. Rows of a pack or more, which may begin inside of a pack. A tile is BLOCK packs. A pack meets two rows at most,
 //     so in the end its sums become two: for the row in which it begins, and for the next row. `lanes` threads, a power
-//     of two, add those of a row. A row's shift is made of its elements in the first round's tile. slots: of a channel.
-//     slots_a_row: the most tiles that a row lies in. samples: of a period.
+//     of two, add the sums of a row. A row's shift is made of its elements in the first round's tile. slots: of a
+//     channel. slots_a_row: the most tiles that a row lies in. samples: of a period.
 constexpr unsigned TILE = BLOCK * SIZE;
 struct Segment : Sums {
   float shift;

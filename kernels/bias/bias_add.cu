@@ -6,21 +6,28 @@
 // One addition an element: what costs is to find the channel. Steps 1 to 5 take one element a thread and differ in
 // nothing but that index arithmetic; steps 6 and 7 make one piece of it serve 16 bytes.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/bias):
-// float32 outer1-bias16384-inner8192
-//   eager     385.3 us   65.1% of ceiling
-//   index64   458.3 us   54.8% of ceiling  0.84x the speed of eager
-//   index32   467.0 us   53.7% of ceiling  0.98x the speed of index64
-//   fastdiv   418.2 us   60.0% of ceiling  1.12x the speed of index32
-//   outer1    438.0 us   57.3% of ceiling  0.95x the speed of fastdiv
-//   tuned     255.3 us   98.3% of ceiling  1.72x the speed of outer1
+// What each step gained on an NVIDIA H200 (reports/h200/bias), float32 outer131072-bias1023-inner1.
+// At least 536.4 MB are read and 536.3 MB written. The ceiling is 250.7 us, by memory.
+//   eager: PyTorch
+//       377.8 us   66.4% of ceiling
+//   index64: 64-bit division and modulo for each element
+//       421.0 us   59.6% of ceiling  moves 1.073 GB  0.90x the speed of eager
+//   index32: 32-bit division and modulo
+//       461.3 us   54.4% of ceiling  moves 1.073 GB  0.91x the speed of index64
+//   fastdiv: each division as a multiplication
+//       408.0 us   61.4% of ceiling  moves 1.073 GB  1.13x the speed of index32
+//   inner1: a modulo and no division, for inner = 1
+//       429.5 us   58.4% of ceiling  moves 1.073 GB  0.95x the speed of fastdiv
+//   outer1: a division and no modulo, for outer = 1
+//   tuned: 16-byte packs at any sizes, multiplications in place of divisions
+//       251.8 us   99.6% of ceiling  moves 1.073 GB  1.71x the speed of inner1
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "bias.cuh"
+#include "../include/bias.cuh"
 
 using T = SCALAR;
 
@@ -68,8 +75,9 @@ extern "C" __global__ void bias_add_outer1(const T* __restrict__ x, const T* __r
   add_one(x, bias, y, n, [=](unsigned i) { return i / inner; });
 }
 
-// 6. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 3, and the others'
-//    follow from it. How they do depends on the sizes: all threads take the same branch, but for a few at rows' ends.
+// 6. One pack of 16 bytes a thread, any sizes: the channel of its first element is found as in step 3, and the channels
+//    of its other elements follow. How they follow depends on the sizes: all threads take the same branch, but for a
+//    few at rows' ends.
 #ifdef INDEX
 
 constexpr unsigned SIZE = Pack<T>::SIZE;
@@ -153,9 +161,9 @@ extern "C" __global__ void bias_add_any(const T* __restrict__ x, const T* __rest
   }
 }
 
-// 7. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its own:
-//    as a first branch of the other one it became predicated instructions, at which every thread, whichever way it went,
-//    waited for x before it asked for its bias.
+// 7. inner == 1 and rows of whole packs, every tensor on 16 bytes: one load brings a pack's biases. A kernel of its
+//    own: as a first branch of the kernel of step 6 it became predicated instructions, and every thread, whichever way
+//    it went, waited for x before it asked for its bias.
 extern "C" __global__ void bias_add_rows(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y, INDEX n,
                                          INDEX channels, INDEX channels_multiplier, unsigned channels_shift) {
   const Columns<INDEX> columns{channels, channels_multiplier, channels_shift};

@@ -7,7 +7,8 @@
 // one of 32 bits takes about twenty instructions, one of 64 bits a call of about a hundred. Steps 1 to 3 take one
 // element a thread and differ in nothing but how often they divide. Each is there with indexes of 32 and of 64 bits.
 //
-// What the compiler makes of them (NVRTC 13 for sm_90; tests/collection/ops/bias/test_two_biases.py compiles them and counts):
+// What the compiler makes of them (NVRTC 13 for sm_90; tests/collection/ops/bias/test_two_biases.py compiles them and
+// counts):
 //
 //            divisions   machine code with 32-bit indexes
 //   divmod   1           the same as divmul's, instruction by instruction
@@ -19,25 +20,33 @@
 // remainder from the quotient. So the text's step gains nothing with a compiler of today; `twice` shows what it gains
 // with a compiler that doesn't do this.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/bias):
-// float32 R131072-C1024
-//   eager      774.0 us   32.4% of ceiling
-//   divmod     462.9 us   54.2% of ceiling  1.67x the speed of eager
-//   divmod64   474.9 us   52.9% of ceiling  0.97x the speed of divmod
-//   twice      478.4 us   52.5% of ceiling  0.99x the speed of divmod64
-//   twice64    486.3 us   51.6% of ceiling  0.98x the speed of twice
-//   divmul     462.9 us   54.2% of ceiling  1.05x the speed of twice64
-//   divmul64   477.9 us   52.5% of ceiling  0.97x the speed of divmul
-//   tuned      252.5 us   99.5% of ceiling  1.89x the speed of divmul64
+// What each step gained on an NVIDIA H200 (reports/h200/bias), float32 R131072-C1023.
+// At least 536.9 MB are read and 536.3 MB written. The ceiling is 250.8 us, by memory.
+//   eager: PyTorch
+//       773.2 us   32.4% of ceiling
+//   divmod: row = i / C, column = i % C, in 32 bits
+//       463.6 us   54.1% of ceiling  moves 1.073 GB  1.67x the speed of eager
+//   divmod64: the same in 64 bits
+//       475.3 us   52.8% of ceiling  moves 1.073 GB  0.98x the speed of divmod
+//   twice: divmod, kept from becoming one division, in 32 bits
+//       478.5 us   52.4% of ceiling  moves 1.073 GB  0.99x the speed of divmod64
+//   twice64: the same in 64 bits
+//       486.3 us   51.6% of ceiling  moves 1.073 GB  0.98x the speed of twice
+//   divmul: row = i / C, column = i - row * C, in 32 bits
+//       463.3 us   54.1% of ceiling  moves 1.073 GB  1.05x the speed of twice64
+//   divmul64: the same in 64 bits
+//       477.9 us   52.5% of ceiling  moves 1.073 GB  0.97x the speed of divmul
+//   tuned: 16-byte packs at any sizes, a multiplication in place of the division
+//       253.4 us   99.0% of ceiling  moves 1.073 GB  1.89x the speed of divmul64
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "bias.cuh"
-#include "number.cuh"
-#include "warp.cuh"
+#include "../include/bias.cuh"
+#include "../include/number.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 
@@ -56,8 +65,8 @@ __device__ __forceinline__ void add_one(const T* __restrict__ x, const T* __rest
   }
 }
 
-// The kernel `name` for indexes of 32 bits, and `name`64 for those of 64 bits. size: columns. same: the same
-// number once more, of which the compiler doesn't know that it is.
+// The kernel `name` for indexes of 32 bits, and the kernel `name`64 for indexes of 64 bits. size: columns. same: the
+// same number once more, of which the compiler doesn't know that it is.
 #define KERNEL(name, body, Index)                                                                                \
   extern "C" __global__ void name(const T* __restrict__ x, const T* __restrict__ rows,                           \
                                   const T* __restrict__ columns, T* __restrict__ y, Index n, Index size,         \
@@ -142,10 +151,11 @@ __device__ __forceinline__ Pack<T> load_neighbours(const T* __restrict__ from) {
   return pack;
 }
 
-// 5. The same for rows of any length, at any address. Most packs lie in one row. In the others, the rows and columns of
-//    the other elements follow from those of the first one. All are loaded before the first sum waits for x. aligned: x
-//    and y begin on 16 bytes; if they don't, and in the tensor's last pack, elements go one by one. Packs of floats have
-//    few enough loads without a way of their own for those in one row.
+// 5. The same for rows of any length, at any address. Most packs lie in one row. In a pack that lies in several rows,
+//    the row and the column of each element follow from the row and the column of the first element. All biases are
+//    loaded before the first sum waits for x. aligned: x and y begin on 16 bytes; if they don't, and in the tensor's
+//    last pack, elements go one by one. Packs of floats need no way of their own for packs in one row: their loads are
+//    few anyway.
 extern "C" __global__ void two_biases_any(const T* __restrict__ x, const T* __restrict__ rows,
                                           const T* __restrict__ columns, T* __restrict__ y, INDEX n, int aligned,
                                           INDEX size, INDEX multiplier, unsigned shift) {

@@ -8,24 +8,30 @@
 // rounds. They are four in kernels 1 to 4, and eight in kernel 5. From kernel 2 on the loads come first, so that the
 // rounds run while memory answers.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/dropout):
-// float32 N134217728 p=0.1
-//   eager             366.5 us   69.5% of ceiling
-//   naive             387.4 us   65.7% of ceiling  0.95x the speed of eager
-//   vectorized        288.5 us   88.2% of ceiling  1.34x the speed of naive
-//   bitmask_match     266.5 us   95.5% of ceiling  1.08x the speed of vectorized
-//   bitmask_shuffle   264.4 us   96.3% of ceiling  1.01x the speed of bitmask_match
-//   tuned             263.8 us   96.5% of ceiling  1.00x the speed of bitmask_shuffle
+// What each step gained on an NVIDIA H200 (reports/h200/dropout), float32 N134217728 p=0.1.
+// At least 536.9 MB are read and 553.6 MB written. The ceiling is 254.5 us, by memory.
+//   eager: PyTorch
+//       366.5 us   69.5% of ceiling
+//   naive: one random number, one element and one mask byte at a time, four of them a thread
+//       387.4 us   65.7% of ceiling  moves 1.208 GB  0.95x the speed of eager
+//   vectorized: the four elements of a Philox call by one load and one store; byte mask
+//       288.5 us   88.2% of ceiling  moves 1.208 GB  1.34x the speed of naive
+//   bitmask_match: a bit an element, eight lanes' combined by match and reduce
+//       266.5 us   95.5% of ceiling  moves 1.091 GB  1.08x the speed of vectorized
+//   bitmask_shuffle: a bit an element, eight lanes' combined by shuffles
+//       264.4 us   96.3% of ceiling  moves 1.091 GB  1.01x the speed of bitmask_match
+//   tuned: eight numbers a Philox call, 16-byte packs, a mask byte a lane
+//       263.8 us   96.5% of ceiling  moves 1.091 GB  1.00x the speed of bitmask_shuffle
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "bitmask.cuh"
+#include "../include/bitmask.cuh"
 #include "keep.cuh"
 #include "philox.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 using T = SCALAR;
 
@@ -55,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(NAIVE_BLOCK)
 }
 
 // What kernels 2 to 4 share: four elements a thread by one load, one Philox call and one store. Gives the bits of what
-// was kept, none for elements that don't exist. whole: quads that are moved as such; other elements go one by one.
+// was kept, none for elements that don't exist. whole: quads that move in one access; other elements go one by one.
 __device__ __forceinline__ unsigned drop_quad(const T* __restrict__ x, const unsigned long long* __restrict__ call,
                                               T* __restrict__ y, long long quad, long long n, long long whole,
                                               unsigned long long seed, unsigned threshold, float scale) {
@@ -117,8 +123,8 @@ extern "C" __global__ void dropout_bitmask_shuffle(const T* __restrict__ x, cons
 // 5. Sixteen bits of randomness an element in place of 24, so that a Philox call does for eight: a pack of halves, or
 //    two of floats. Each lane writes the mask of its eight elements as a byte, so that no lanes need combining and a
 //    warp's mask is one 32-byte transaction. Halves are masked in pairs.
-//    whole: groups whose whole warp moves packs, a multiple of 32. The others have a path of their own, Philox and all,
-//    so that the packs' path has no branch and the compiler leaves its loads at the top.
+//    whole: groups whose whole warp moves packs, a multiple of 32. The other groups have a path of their own, Philox
+//    and all, so that the packs' path has no branch and the compiler leaves its loads at the top.
 extern "C" __global__ void dropout_tuned(const T* __restrict__ x, const unsigned long long* __restrict__ call,
                                          T* __restrict__ y, unsigned char* __restrict__ mask, long long n,
                                          long long whole, unsigned long long seed, unsigned threshold, float scale) {

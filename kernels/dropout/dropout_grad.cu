@@ -4,30 +4,35 @@
 //
 // Next to no arithmetic, but in kernel 4: what differs is how many bytes say what was kept, and how wide the accesses are.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/dropout):
-// float32 N134217728 p=0.1
-//   eager     282.2 us   88.9% of ceiling
-//   bytes     280.9 us   89.3% of ceiling  1.00x the speed of eager
-//   bitmask   255.3 us   98.3% of ceiling  1.10x the speed of bytes
-//   tuned     255.2 us   98.3% of ceiling  1.00x the speed of bitmask
-//   replay    257.7 us   97.4% of ceiling  0.99x the speed of tuned
+// What each step gained on an NVIDIA H200 (reports/h200/dropout), float32 N134217728 p=0.1.
+// At least 536.9 MB are read and 536.9 MB written. The ceiling is 251.0 us, by memory.
+//   eager: PyTorch
+//       282.2 us   88.9% of ceiling
+//   bytes: four elements and four mask bytes a thread
+//       280.9 us   89.3% of ceiling  moves 1.208 GB  1.00x the speed of eager
+//   bitmask: four elements a thread, four bits of a mask word
+//       255.3 us   98.3% of ceiling  moves 1.091 GB  1.10x the speed of bytes
+//   tuned: 16-byte packs and their bits, a byte's or half a byte's
+//       255.2 us   98.3% of ceiling  moves 1.091 GB  1.00x the speed of bitmask
+//   replay: no mask in memory: draws the forward's numbers again
+//       257.7 us   97.4% of ceiling  moves 1.074 GB  0.99x the speed of tuned
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
 #define SCALAR float
 #endif
 
-#include "bitmask.cuh"
+#include "../include/bitmask.cuh"
 #include "keep.cuh"
 #include "philox.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 using T = SCALAR;
 
 __device__ __forceinline__ long long thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 
 // 1. A byte of mask an element, four elements a thread. Of float's 9 bytes an element the mask is one; of half's 5 too.
-//    whole: quads that are moved as such; the others' elements go one by one.
+//    whole: quads that move in one access; the elements of the other quads go one by one.
 extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bool* __restrict__ mask,
                                               T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long quad = thread(), begin = quad * Quad<T>::SIZE;
@@ -44,9 +49,9 @@ extern "C" __global__ void dropout_grad_bytes(const T* __restrict__ dy, const bo
 }
 
 // 2. A bit an element: eight threads read the same word, and each takes its four bits. Each path loads the word for
-//    itself, behind dy: one load in front of both paths, with its shift, would have to end before that of dy begins. It
-//    did once, and in halves the bits lost more time than their bytes save (186.7 against 172.4 us for 2^27 float16
-//    elements on an H200).
+//    itself, behind dy: one load in front of both paths, with its shift, would have to end before the load of dy
+//    begins. It did once, and in halves the bits lost more time than their bytes save (186.7 against 172.4 us for 2^27
+//    float16 elements on an H200).
 extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const unsigned* __restrict__ mask,
                                                 T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long quad = thread(), begin = quad * Quad<T>::SIZE;
@@ -60,8 +65,8 @@ extern "C" __global__ void dropout_grad_bitmask(const T* __restrict__ dy, const 
   }
 }
 
-// 3. One pack of 16 bytes a thread: with halves its bits are a byte, with floats half of one. Halves are masked in pairs.
-//    whole: packs that are moved as such; the others' elements go one by one.
+// 3. One pack of 16 bytes a thread: with halves its bits are a byte, with floats half of one. Halves are masked in
+//    pairs. whole: packs that move in one access; the elements of the other packs go one by one.
 extern "C" __global__ void dropout_grad_tuned(const T* __restrict__ dy, const unsigned char* __restrict__ mask,
                                               T* __restrict__ dx, long long n, long long whole, float scale) {
   const long long i = thread(), begin = i * Pack<T>::SIZE;

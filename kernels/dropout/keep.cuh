@@ -2,9 +2,9 @@
 // (torch multiplies by 0 instead, so that a dropped infinity becomes NaN there). Every product rounds once.
 #pragma once
 
-#include "bitmask.cuh"
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/bitmask.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 
 template <typename Element>
 __device__ __forceinline__ Element keep(Element value, bool kept, float scale) {

@@ -14,7 +14,7 @@ struct alignas(PACK_BYTES) Pack {
 };
 
 // One 16-byte load and one 16-byte store of an aligned address. With EvictFirst the cache gives these lines up before
-// others; otherwise the load takes the read-only path and the store is plain.
+// all other lines; otherwise the load takes the read-only path and the store is plain.
 template <bool EvictFirst>
 __device__ __forceinline__ uint4 load_16(const uint4* from) {
   return EvictFirst ? __ldcs(from) : __ldg(from);

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "copies.cuh"
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // A tile has whole rows of x, so its memory is one piece. Of each row of y it has a piece that begins and ends with
 // whole sectors of 32 bytes. Such a piece begins up to 15 halves above the tile, so the line above is read, too, unless

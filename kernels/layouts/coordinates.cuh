@@ -2,10 +2,10 @@
 // place in x. This is the way that works for every permutation, and the text's first kernel.
 #pragma once
 
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
-// What an element's number in y says of its place in x. sizes: those of y's dimensions but the outermost one, the outer
-// ones first. strides: what a step along each of all these dimensions is in x, in elements.
+// What an element's number in y says of its place in x. sizes: of the dimensions of y without the outermost one, outer
+// dimensions first. strides: what a step along each of all these dimensions is in x, in elements.
 template <typename Index, unsigned DIMENSIONS>
 struct Coordinates {
   Index sizes[DIMENSIONS - 1], strides[DIMENSIONS];

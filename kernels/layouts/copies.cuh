@@ -3,7 +3,7 @@
 // Macros: ELEMENT (unsigned, or unsigned short for halves), KEPT_IN_L1 (0 or 1: copies go through the L1 cache).
 #pragma once
 
-#include "pack.cuh"
+#include "../include/pack.cuh"
 
 constexpr unsigned PER_PACK = Pack<ELEMENT>::SIZE;
 constexpr unsigned GRAIN = 32 / sizeof(ELEMENT);  // elements of a sector

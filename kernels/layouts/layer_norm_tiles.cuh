@@ -2,7 +2,7 @@
 // channels of a pixel.
 #pragma once
 
-#include "number.cuh"
+#include "../include/number.cuh"
 #include "windows.cuh"
 
 #ifndef EPS
@@ -19,9 +19,10 @@ __device__ __forceinline__ float sum_of_lanes(float value) {
 }
 
 // What a compilation knows of a tile, which is some rows that follow each other. Twin of WindowTilePlan in
-// harness/collection/ops/layouts/layer_norm_window_partition.py. A unit is what a thread reads at once: one word or two, so that a
-// row is an odd number of units. Where a row is an odd number of halves, two rows are an odd number of words. Then each
-// row is whole words and a single half, which is the last one of even rows and the first one of odd rows.
+// harness/collection/ops/layouts/layer_norm_window_partition.py. A unit is what a thread reads at once: one word or
+// two, so that a row is an odd number of units. Where a row is an odd number of halves, two rows are an odd number of
+// words. Then each row is whole words and a single half, which is the last one of even rows and the first one of odd
+// rows.
 //
 // Team: lanes of a warp that share a row.
 template <typename Element, unsigned Channels, unsigned Words, unsigned Team, unsigned Warps>

@@ -5,9 +5,9 @@
 // has NARROW rows), THREADS (of a block).
 #pragma once
 
-#include "fastdiv.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 // On one side, the long one, a thread has a pack of each of NARROW rows; on the other, the mixed one, NARROW packs that
 // follow each other, in which the elements of these rows take turns.

@@ -3,7 +3,7 @@
 // Macros: BAND (tiles).
 #pragma once
 
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 
 // Where a tile lies: its matrix, and its place among the tiles of that matrix.
 struct Place {

@@ -1,6 +1,6 @@
 // A transpose of a batch of matrices (rows, cols) through a tile in shared memory, for any sizes and addresses: device
-// memory is read and written by aligned packs of 16 bytes. harness/collection/ops/layouts/_transpose.py says for which matrices;
-// word_tile.cuh is for most of the others.
+// memory is read and written by aligned packs of 16 bytes. harness/collection/ops/layouts/_transpose.py says for which
+// matrices; word_tile.cuh is for most of the other matrices.
 //
 // Macros: ELEMENT (unsigned, or unsigned short for halves), PACKS_ACROSS (packs of a tile's row of x: 8 or 16; 1 if
 // FLAT), PACKS_DOWN (packs of a tile's row of y: a multiple of 8), FLAT_COLS (0, or the columns of a narrow matrix: see
@@ -10,15 +10,15 @@
 
 #include "copies.cuh"
 #include "order.cuh"
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // FLAT: the tile's rows are whole rows of x, so they follow each other in memory, and are copied as one piece.
 constexpr bool FLAT = FLAT_COLS > 0;
 constexpr unsigned TILE_WIDTH = FLAT ? FLAT_COLS : PACKS_ACROSS * PER_PACK, TILE_HEIGHT = PACKS_DOWN * PER_PACK;
 
 // The rows of y begin anywhere, each at another distance from a sector of 32 bytes. A tile has, of each row of y, a
-// piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to
-// GRAIN - 1 rows of x above the tile: those rows are read too, from the cache, where the tile above has left them.
+// piece that begins and ends with whole sectors, so no sector is written by two tiles. Such a piece begins up to GRAIN
+// - 1 rows of x above the tile: such rows are read too, from the cache, where the tile above has left them.
 constexpr unsigned MOST_LINES = TILE_HEIGHT + GRAIN - 1;
 
 // A line is what a tile has of a row of x. It lies in shared memory as packs, as it does in device memory: its first

@@ -5,7 +5,7 @@
 // side).
 #pragma once
 
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 // A warp has 8 of its 32 threads side by side, and 4 below each other. It reads 128 bytes of a row, which is a whole
 // line, and writes 64 bytes of a row of y; half as much of halves. All of these are whole sectors of 32 bytes.
@@ -35,8 +35,8 @@ __device__ __forceinline__ Quad load_quad(const ELEMENT* from) {
   return quad;
 }
 
-// Streaming stores, whose lines may leave the L2 before others: faster for floats on an H200. With both, a transpose of
-// 1024 x 1024 is within 3% of the ceiling there (reports/h200/transposes).
+// Streaming stores, whose lines may leave the L2 before other lines: faster for floats on an H200. With both, a
+// transpose of 1024 x 1024 is within 3% of the ceiling there (reports/h200/transposes).
 __device__ __forceinline__ void store_quad(ELEMENT* to, const Quad& quad) {
   if constexpr (WORDS == 4) {
     __stcs(reinterpret_cast<uint4*>(to), make_uint4(quad.at[0], quad.at[1], quad.at[WORDS - 2], quad.at[WORDS - 1]));
@@ -45,7 +45,8 @@ __device__ __forceinline__ void store_quad(ELEMENT* to, const Quad& quad) {
   }
 }
 
-// Column `c` of a block. A word of halves has those of two rows, which lie in one half of their words: PRMT joins them.
+// Column `c` of a block. A word of halves has the halves of two rows. Both lie in the same half of their words, and
+// PRMT joins them.
 __device__ __forceinline__ Quad column_of(const Quad (&block)[BLOCK_SIDE], unsigned c) {
   Quad column;
 #pragma unroll

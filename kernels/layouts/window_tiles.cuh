@@ -7,12 +7,13 @@
 // Macros: SCALAR (unsigned short, unsigned: as wide as an element), INDEX (unsigned, or unsigned long long from 2^31
 // elements on), TO_WINDOWS (0 or 1), RUN (elements of a window's row), SIDE (rows of a window), ACROSS (windows beside
 // each other), HEIGHT (rows of an image), ROWS_SHIFTED, ELEMENTS_SHIFTED (the roll, below HEIGHT and below a row's
-// length), COLUMNS, BANDS (1 where COLUMNS are fewer than ACROSS), THREADS (of a block), SEVERAL (1 where a pack may have
-// parts of more than two pieces that are contiguous on both sides). Twin of WindowTiles in harness/collection/ops/layouts/_windows.py.
+// length), COLUMNS, BANDS (1 where COLUMNS are fewer than ACROSS), THREADS (of a block), SEVERAL (1 where a pack may
+// have parts of more than two pieces that are contiguous on both sides). Twin of WindowTiles in
+// harness/collection/ops/layouts/_windows.py.
 #pragma once
 
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 using Element = SCALAR;
 
@@ -28,15 +29,16 @@ constexpr unsigned ALL_PACKS = (ROWS * LENGTH + 2 * EDGE) / SIZE;
 constexpr unsigned TILE_PACKS = TO_WINDOWS ? ROWS * ROW_PACKS : ALL_PACKS;
 constexpr unsigned RUNS = TO_WINDOWS ? ROWS * COLUMNS : 0;
 
-// Where the roll cuts a run, if it cuts one: behind so many elements.
+// If the roll cuts a run, it cuts it behind CUT elements.
 constexpr unsigned CUT = RUN - ELEMENTS_SHIFTED % RUN;
-// If runs are short, nearly every warp has packs with parts of two runs: then all lanes take the way for those.
+// If runs are short, nearly every warp has packs with parts of two runs: then all lanes take the way for such packs.
 constexpr bool SHORT = RUN < 8 * SIZE;
 
 struct Shared {
   uint4 tile[TILE_PACKS + 1];  // one more, since a pack is read with the word behind it
   INDEX rows[ROWS];            // where the image's row begins that a row of the tile is in
-  // Where each run of the windows lies in the tile: its elements before CUT, and the others, counted from the same one.
+  // Where each run of the windows lies in the tile: x for its elements before CUT, y for its elements from CUT on,
+  // counted from the same one.
   uint2 runs[RUNS + 1];
 };
 
@@ -160,9 +162,9 @@ struct Tile {
       if (part.exists()) visit(slot, part, r, behind ? cut : 0);
     }
   }
-  // Calls visit(part, r, t) for the packs at the ends of the images' pieces that have elements of others, too. A thread
-  // takes an end, so that only few warps store elements one by one: for_images has such packs in nearly every warp. It
-  // pays where rows are long; of short ones the ends are so many that a second round takes longer.
+  // Calls visit(part, r, t) for the packs at the ends of the images' pieces that have elements of other pieces, too. A
+  // thread takes an end, so that only few warps store elements one by one: for_images has such packs in nearly every
+  // warp. That pays where rows are long. Short rows have so many ends that a second round takes longer.
   template <typename Visit>
   __device__ __forceinline__ void for_ends(const Target& images, Visit visit) const {
     for (unsigned end = threadIdx.x; end < 4 * rows; end += THREADS) {
@@ -264,7 +266,8 @@ struct Tile {
   }
 };
 
-// A block's steps: find_rows(), load_tile() and store_tile(). There is a barrier before one that needs what others wrote.
+// A block's steps: find_rows(), load_tile() and store_tile(). A barrier stands before each step that needs what other
+// threads wrote.
 __device__ __forceinline__ void load_tile(const Tile& tile, const Source& x) {
   if constexpr (TO_WINDOWS) {
     tile.for_images(x, [&](unsigned slot, const Part& part, unsigned, unsigned) { part.load(tile.shared.tile + slot, x); });

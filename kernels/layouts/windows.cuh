@@ -6,9 +6,9 @@
 // units on).
 #pragma once
 
-#include "fastdiv.cuh"
-#include "pack.cuh"
-#include "warp.cuh"
+#include "../include/fastdiv.cuh"
+#include "../include/pack.cuh"
+#include "../include/warp.cuh"
 
 // What the other layout has for a unit of one layout: where it begins there, and for how many units both go on side by
 // side.
@@ -17,11 +17,12 @@ struct Place {
   Index at, left;
 };
 
-// The way from one layout to the other. Twin of WindowMap in harness/collection/ops/layouts/_windows.py. Indexes and sizes are in units;
-// a unit is some neighbouring elements, and no border of a window and no end of the roll cuts one.
+// The way from one layout to the other. Twin of WindowMap in harness/collection/ops/layouts/_windows.py. Indexes and
+// sizes are in units; a unit is some neighbouring elements, and no border of a window and no end of the roll cuts one.
 //
-// A run is a row of a window. Rows of all images are counted through, and so are those of all rolled images: as H is a
-// multiple of the side, rows row / side of the rolled images are a row of windows, whichever image they belong to.
+// A run is a row of a window. The rows of all images are numbered through, and the rows of all rolled images too. H is
+// a multiple of the side, so row `row` of the rolled images lies in row `row / side` of windows, whichever image the
+// row belongs to.
 template <typename Index>
 struct Windows {
   Divisor<Index> run;     // units of a run
@@ -145,8 +146,8 @@ __device__ __forceinline__ Pack<Element> gather_pack(const Element* __restrict__
   return pack;
 }
 
-// One pack of y a thread, aligned to 16 bytes there. Threads behind those take the elements before the first pack, of
-// which there are `head`, and behind the last one.
+// One pack of y a thread, aligned to 16 bytes there. The threads behind take the `head` elements before the first pack,
+// and the elements behind the last pack.
 template <bool ToWindows, bool Several, typename Element, typename Index>
 __device__ __forceinline__ void move_ragged(const Element* __restrict__ x, Element* __restrict__ y, Index n, Index head,
                                             Index packs, const Windows<Index>& windows) {

@@ -3,7 +3,7 @@
 // long: the ends of tensors, and small tensors. The table is made by harness/collection/ops/lists/_tables.py.
 #pragma once
 
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 constexpr unsigned WARPS = 8;
 constexpr unsigned BLOCK = WARP * WARPS;

@@ -1,7 +1,7 @@
 // What int32 results of a matrix product of 8-bit integers stand for: acc * sx * sw + bias. sx is the scale of one
-// factor, sw that of the other one, or of each of its columns; bias has a number for each column.
+// factor, sw the scale of the other factor, or a scale for each of its columns; bias has a number for each column.
 //
-// Macros: CHANNEL (0 or 1: sw has a scale for each column), and those of tiles.cuh.
+// Macros: CHANNEL (0 or 1: sw has a scale for each column), and the macros of tiles.cuh.
 #pragma once
 
 #include "tiles.cuh"

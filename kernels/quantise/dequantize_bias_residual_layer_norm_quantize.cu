@@ -2,15 +2,23 @@
 // (few.cuh), which the next matrix product reads. LayerNorm works on h as it is written, so rounded to T; gamma and
 // beta have a number for each column. All sums are float.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
-// those of each kernel.
+// Memory bounds it: an element takes 4 bytes of acc, one T of the residual, one T of h and 1 byte of y. Five kernels
+// write three tensors more between them and read them again. One kernel reads a row, keeps it on the chip until its
+// statistics are known, and writes h and y.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/quantise):
-// float16 M131072-C1024 scales=channel
-//   eager      3.383 ms    8.1% of ceiling
-//   separate   2.054 ms   13.4% of ceiling  1.65x the speed of eager
-//   fused      631.2 us   43.6% of ceiling  3.25x the speed of separate
-//   tuned      277.1 us   99.4% of ceiling  2.28x the speed of fused
+// Macros: SCALAR (float, __half, __nv_bfloat16), CHANNEL (0 or 1: sw has a scale for each column, not one for all), and
+// the macros of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/quantise), float16 M131072-C1024 scales=channel.
+// At least 805.3 MB are read and 402.7 MB written. The ceiling is 275.4 us, by memory.
+//   eager: PyTorch
+//       3.383 ms    8.1% of ceiling
+//   separate: five kernels: dequantise, add the bias, add the residual, normalise a row a block, quantise
+//       2.054 ms   13.4% of ceiling  moves 3.087 GB  1.65x the speed of eager
+//   fused: one kernel, a block a row, one element a thread at a time
+//       631.2 us   43.6% of ceiling  moves 1.208 GB  3.25x the speed of separate
+//   tuned: rows in registers, up to 16 bytes of acc an access, several rows a warp or block
+//       277.1 us   99.4% of ceiling  moves 1.208 GB  2.28x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -52,10 +60,10 @@ extern "C" __global__ void dequantize_bias_residual_layer_norm_quantize_fused(
 }
 #endif
 
-// 3. A row is read once and stays in registers. It has as many lanes of a warp as suit its length, or a block; lanes
-//    with few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A unit is 4, 2 or
-//    1 elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's beginning, so
-//    that no load needs a condition, and counts as nothing.
+// 3. A row is read once and stays in registers. A few lanes of a warp, a whole warp or a block share it, as suits its
+//    length; lanes with few elements work on TOGETHER rows at once, which share the loads of the columns' numbers. A
+//    unit is 4, 2 or 1 elements, so up to 16 bytes of acc an access. A unit that a row lacks is loaded from the row's
+//    beginning, so that no load needs a condition, and counts as nothing.
 //
 // Macros: WIDTH (elements of a unit), COUNT (units of a row that a thread has), LANES (threads of a warp that share a
 // row; 0 where the block does), THREADS (of a block), TOGETHER, FULL (0 or 1: no thread lacks a unit), RESIDENT
@@ -207,9 +215,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
 
 // 4. Rows that aren't whole units of four elements. Step 3 would have units of two elements or one; then each access
 //    moves few bytes. But rows follow each other in memory, so a tile of rows is one run of elements, which whole units
-//    cover. Step 3 keeps the rows of a single element, and those that are too long for a tile.
+//    cover. Step 3 keeps rows of a single element, and rows that are too long for a tile.
 //
-// Macros: those of row_runs.cuh.
+// Macros: as in row_runs.cuh.
 #ifdef UNITS
 #include "row_runs.cuh"
 

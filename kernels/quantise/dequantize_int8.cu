@@ -2,6 +2,8 @@
 // again. _tuned writes SCALAR; _gelu_tuned writes int8, y / y_scale rounded and saturated. Sums in int32 would be four
 // times the bytes of x.
 //
+// Memory bounds it: an element takes 1 byte of x and one SCALAR, or 1 byte, of y.
+//
 // A thread takes 16 neighbours: 16 bytes of x an access. Rows are whole multiples of 16, so no thread has two rows.
 //
 // Macros: SCALAR (__half or __nv_bfloat16), COLUMNS (of a row), THREADS (of a block).

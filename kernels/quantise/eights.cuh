@@ -3,8 +3,8 @@
 // Macro: SCALAR (__half or __nv_bfloat16).
 #pragma once
 
-#include "number.cuh"
-#include "warp.cuh"
+#include "../include/number.cuh"
+#include "../include/warp.cuh"
 
 using T = SCALAR;
 constexpr unsigned EIGHT = 8;

@@ -1,8 +1,8 @@
 // A few neighbouring elements of any type, which move in one access and are worked on in float.
 #pragma once
 
-#include "number.cuh"
-#include "warp.cuh"
+#include "../include/number.cuh"
+#include "../include/warp.cuh"
 
 __device__ __forceinline__ float to_float(int value) { return static_cast<float>(value); }
 

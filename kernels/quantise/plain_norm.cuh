@@ -24,8 +24,8 @@ __device__ __forceinline__ float sum_of_block(float value, float (&partial)[WARP
   return sum_of_lanes<WARP>(lane < blockDim.x / WARP ? partial[lane] : 0.0f);
 }
 
-// y = LayerNorm(from) * gamma + beta, times `factor`. sum: of the elements that this thread had, which are those that
-// it reads here again.
+// y = LayerNorm(from) * gamma + beta, times `factor`. sum: of the elements that this thread has. The thread reads the
+// same elements here again.
 template <typename T, typename Out>
 __device__ __forceinline__ void normalise(const T* from, float sum, const T* gamma, const T* beta, float factor,
                                           Out* y, long long columns) {

@@ -2,8 +2,9 @@
 // last product made, y is what the next one takes. Each step reads x and the residual, and writes h and y: four times
 // the size of h, where separate kernels for the windows, the sum and LayerNorm move seven.
 //
-// Rows are pixels, CHANNELS long. The residual and h are in the order of the images. x and y are in this order, or in
-// that of windows, each for itself; so joining windows and cutting the next ones are addresses, and no kernels.
+// Rows are pixels, CHANNELS long. The residual and h are in the order of the images. x may be in the same order or in
+// the order of windows, and so may y. So joining windows and cutting images into windows are a matter of addresses, and
+// need no kernels.
 //
 // x may be int8: then x * x_scale + bias is added. y may be int8: then it is y / y_scale, rounded and saturated. h is
 // rounded to SCALAR, and LayerNorm works on what was rounded, as it does where h is written and read again.
@@ -80,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                         const T* __restrict__ residual, const T* __restrict__ gamma, const T* __restrict__ beta,
                         const float* __restrict__ y_scale, T* __restrict__ h, void* __restrict__ y, unsigned rows) {
   const unsigned lane = threadIdx.x % LANES, own = thread_index<unsigned>() / LANES;
-  // Lanes without a row do as those of the last one, since all take part in the sums, and write nothing.
+  // Lanes without a row work on the last row, since all lanes take part in the sums; they write nothing.
   const unsigned pixel = min(own, rows - 1);
   const size_t image_row = static_cast<size_t>(pixel) * CHANNELS;
   float values[COUNT][EIGHT];

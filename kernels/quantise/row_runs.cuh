@@ -7,7 +7,8 @@
 // Each access moves a whole unit, but where a unit is at an end of the tile. It has elements of two rows at most, so a
 // row must have two elements. A block takes tiles in turn. All of its tiles begin at the same place of a unit, so a
 // thread's units have the same columns in each tile, and the thread keeps the numbers of its columns. The elements of
-// the next tile are on their way while a block works on this one. harness/collection/ops/quantise/_row_runs.py makes the plan.
+// the next tile are on their way while a block works on this one. harness/collection/ops/quantise/_row_runs.py makes
+// the plan.
 //
 // Macros: SCALAR, CHANNEL, UNITS (of a tile that a thread has at most), THREADS (of a block), ROWS (of a tile), LANES
 // (threads of a warp that share the statistics of a row: then a tile is whole units; 0 where the block does: then a
@@ -201,8 +202,7 @@ class Runs {
     }
   }
 
-  // Stores the elements of a unit that belong to the tile. to: where the tile's first unit begins. values: those of
-  // the unit.
+  // Stores the elements of a unit that belong to the tile. to: where the tile's first unit begins.
   template <typename Element>
   __device__ __forceinline__ void store(Element* __restrict__ to, unsigned j, const Few<Element, SIZE>& unit,
                                         const float (&values)[SIZE], unsigned end) const {
@@ -293,7 +293,8 @@ class Runs {
     for (float value : values) use(value);
   }
 
-  // All lanes of a warp go through as many rows, and do so for shuffles: the last row stands for rows behind it.
+  // All lanes of a warp go through the same number of rows, since a shuffle needs all lanes: the last row stands for
+  // rows behind it.
   __device__ __forceinline__ void measure_by_lanes() const {
     constexpr unsigned TEAMS = THREADS / SHARING;
     const unsigned team = threadIdx.x / SHARING, rank = threadIdx.x % SHARING;

@@ -5,7 +5,7 @@
 // (0 or 1: a scale has a number for each column).
 #pragma once
 
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "few.cuh"
 #include "gelu.cuh"
 #include "plain_norm.cuh"

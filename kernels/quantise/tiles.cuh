@@ -16,7 +16,7 @@
 // (0 or 1: rows are whole units).
 #pragma once
 
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "few.cuh"
 
 using T = SCALAR;

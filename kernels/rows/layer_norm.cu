@@ -2,14 +2,23 @@
 // backward needs them. They are float32; norm.cuh tells how one reduction gives both of them safely. D is the size of
 // x.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and those of each kernel.
+// Memory bounds the op: x is read and y is written, 2 D. But y needs the statistics of its whole row, so a row that
+// doesn't stay on the chip is read twice, 3 D. gamma and beta are read for every row, from the L1 or the L2. They cost
+// no device memory, but instructions.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/norms):
-// float32 M134217728-N1
-//   eager       624.6 ms    0.1% of ceiling
-//   two_pass    178.6 ms    0.3% of ceiling  3.50x the speed of eager
-//   registers   136.8 ms    0.4% of ceiling  1.31x the speed of two_pass
-//   tuned       527.1 us   90.8% of ceiling  259.45x the speed of registers
+// Macros: SCALAR (float, __half, __nv_bfloat16), EPS (epsilon, 1e-5f unless told), and the macros of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/norms), float32 M524288-N256.
+// At least 536.9 MB are read and 541.1 MB written. The ceiling is 251.9 us, by memory.
+//   eager: PyTorch
+//       887.2 us   28.4% of ceiling
+//   two_pass: a block a row, which reads x for the statistics and again for y; any length and address
+//       987.5 us   25.5% of ceiling  moves 1.615 GB  0.90x the speed of eager
+//   registers: x read once, into a register array of constant size
+//       656.3 us   38.4% of ceiling  moves 1.078 GB  1.50x the speed of two_pass
+//   half2: the same, with two halves an access and a conversion
+//   tuned: 16 bytes an access; a warp, a block or a cluster a row, as it asks for; long rows in turn
+//       260.0 us   96.9% of ceiling  moves 1.078 GB  2.52x the speed of registers
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -23,7 +32,8 @@
 
 using T = SCALAR;
 
-// Steps 2 to 5 have macros for the size of a row. Each compilation is of one step, so step 1 is left out of those.
+// Steps 2 to 5 have macros for the size of a row. A compilation with such macros has one step, so step 1 is left out of
+// it.
 #if !(defined COUNT || defined ELEMENTS || defined PAIRS || defined STAGES)
 #include "norm_ones.cuh"
 
@@ -47,9 +57,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 // 2. The row is kept in registers while its statistics are made: 2 D. An array is in registers only if all its indices
 //    are constants, so the number of elements that a thread keeps is a macro, and the loops over them are unrolled. All
-//    loads of a thread are under way at once, so it no longer waits for each of them. A row has as few threads as can
-//    keep it: the smaller a block, the more of them share a multiprocessor, and some load while others wait for their
-//    sums. Rows that don't fit into a block's registers can't be done.
+//    loads of a thread are under way at once, so it no longer waits for each of them. A row has the fewest threads that
+//    can keep it: the smaller a block, the more blocks share a multiprocessor, and some blocks load while other blocks
+//    wait for their sums. Rows that don't fit into a block's registers can't be done.
 //
 // Macros: THREADS, ELEMENTS (that a thread keeps).
 #ifdef ELEMENTS
@@ -62,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 3. Two halves an access and a conversion: half as many memory instructions, and rows of twice the length. The
+// 3. Two halves an access and a conversion: half of the memory instructions, and rows of twice the length. The
 //    arithmetic between them stays in float. In halves each step would round away places that the result still has.
 //
 // Macros: THREADS, PAIRS (that a thread keeps).
@@ -76,11 +86,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. Accesses of 16 bytes, which are called packs. A row has as many threads as suit its length: lanes of a warp, which
-//    need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if they
-//    are short; longer ones have single elements at both ends.
+// 4. Accesses of 16 bytes, which are called packs. The number of threads of a row suits its length: lanes of a warp,
+//    which need no barrier, a block, or a cluster of blocks. Rows that aren't whole packs come through shared memory if
+//    they are short; longer ones have single elements at both ends.
 //
-// Macros: those of norm_planned.cuh.
+// Macros: as in norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 
@@ -97,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 //    memory while one is reduced. Shorter rows find gamma and beta in the L1. For them step 4 is faster, since many
 //    short-lived blocks keep the memory busier than a few long-lived ones.
 //
-// Macros: those of norm_in_turn.cuh. Packs must be aligned.
+// Macros: as in norm_in_turn.cuh. Packs must be aligned.
 #ifdef STAGES
 #include "norm_in_turn.cuh"
 
@@ -107,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                        unsigned columns) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ uint4 shared[];
-  // There is no room for so many long rows that their number needs more than 32 bits.
+  // Memory has no room for 2^32 long rows, so 32 bits are enough for their number.
   InTurn<T>(x, shared, static_cast<unsigned>(rows), columns).run(gamma, beta, y, mean, rstd);
 #endif
 }

@@ -1,18 +1,22 @@
 // The backward of LayerNorm over the rows of a matrix: dx, dgamma and dbeta. Its formulas are in norm_grad.cuh, with
 // all that RMSNorm's backward shares.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // dx needs sums over a row; dgamma and dbeta are sums over a column. D is the size of x. Memory has to move dy, x and
 // dx once each, 3 D. Sums of columns come on top: each block, or each group of rows, writes them as floats, which
 // _total adds.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/norm_grads):
-// float32 M134217728-N1
-//   eager      92.02 ms    0.7% of ceiling
-//   separate   172.3 ms    0.3% of ceiling  0.53x the speed of eager
-//   fused      53.35 ms    1.1% of ceiling  3.23x the speed of separate
-//   tuned      671.1 us   89.2% of ceiling  79.49x the speed of fused
+// What each step gained on an NVIDIA H200 (reports/h200/norm_grads), float32 M681308-N197.
+// At least 1.079 GB are read and 536.9 MB written. The ceiling is 369.8 us, by memory.
+//   eager: PyTorch
+//       1.016 ms   36.4% of ceiling
+//   separate: a kernel each for dx, dgamma and dbeta
+//       1.522 ms   24.3% of ceiling  moves 3.221 GB  0.67x the speed of eager
+//   fused: one read of dy and x, by blocks that add up columns row after row
+//       595.6 us   62.1% of ceiling  moves 1.616 GB  2.56x the speed of separate
+//   tuned: tiles of rows in shared memory, ahead of the work; teams that fit the row
+//       418.8 us   88.3% of ceiling  moves 1.611 GB  1.42x the speed of fused
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -78,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 //    next row before it writes dx of this one, so that it needn't wait for this one's sums. Rows that aren't whole
 //    packs are read from shared memory by elements, so that a thread still has the same columns of each row. There are
 //    only as many blocks as run at a time, so that the sums of columns that they write are little beside 3 D. Macros:
-//    those of norm_grad_tiles.cuh.
+//    as in norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

@@ -26,8 +26,8 @@ __device__ __forceinline__ void forget_floats(Pair<Element>& pair, unsigned zero
   reinterpret_cast<unsigned&>(pair) += zero;
 }
 
-// A row with two neighbouring elements an access: of an even number of halves, and aligned to 4 bytes. Its functions
-// are those of the rows of rows.cuh.
+// A row with two neighbouring elements an access: of an even number of halves, and aligned to 4 bytes. It has the same
+// functions as the rows of rows.cuh.
 template <typename Element, unsigned Count, typename TeamOfRow>
 struct PairRow {
   using Team = TeamOfRow;

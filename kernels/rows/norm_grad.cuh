@@ -257,7 +257,7 @@ __device__ __forceinline__ Chunk shared_chunk(const Element* from) {
   return reinterpret_cast<const Chunk&>(raw);
 }
 
-// Adds the terms of a chunk's elements to the sums of the row, and to those of their columns.
+// Adds the terms of a chunk's elements to the sums of the row, and to the sums of their columns.
 template <bool Centred, typename Chunk, unsigned Sums>
 __device__ __forceinline__ void add_chunk(const NormRow<Centred>& of, const Chunk& dy, const Chunk& x,
                                           const Chunk& gamma, float (&of_row)[Sums],

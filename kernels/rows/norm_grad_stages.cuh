@@ -13,8 +13,8 @@ struct Tiling {
 
 // Copies of packs to the stages.
 #if __CUDA_ARCH__ >= 900
-// One thread starts bulk copies, so that the others need no instructions for it. A barrier for each stage counts the
-// bytes.
+// One thread starts bulk copies, so that the other threads need no instructions for copies. A barrier for each stage
+// counts the bytes.
 class Fetches {
  public:
   __device__ __forceinline__ Fetches() : barriers(of_block()) {
@@ -58,7 +58,7 @@ class Fetches {
   const unsigned barriers;
 };
 #else
-// Every thread copies packs; those of a stage are a group.
+// Every thread copies packs; the copies of a stage are a group (cp.async.commit_group).
 class Fetches {
  public:
   __device__ __forceinline__ static bool mine() { return true; }

@@ -10,8 +10,8 @@
 #include "rows.cuh"
 
 // Sums over `Lanes` neighbours, with half of the shuffles that a butterfly takes: with each step a thread keeps half of
-// its values and gives the others away, until it has one. There are as many groups of threads as values; the threads of
-// a group get the sum of the same value.
+// its values and gives the other half away, until it has one value. There is a group of threads for each value; the
+// threads of a group get the sum of the same value.
 template <unsigned Lanes, unsigned Count>
 __device__ __forceinline__ float scattered_sum(const float (&values)[Count]) {
   constexpr unsigned STEP = Lanes / 2;
@@ -61,14 +61,14 @@ struct WarpSums {
 
   __device__ __forceinline__ static unsigned value() { return threadIdx.x % WARP / GROUP; }
   __device__ __forceinline__ static unsigned in_group() { return threadIdx.x % GROUP; }
-  // Zeros follow the warps' sums, so that all threads of a group have as many places to add.
+  // Zeros follow the warps' sums, so that all threads of a group have the same number of places to add.
   static constexpr unsigned PLACES = (Warps + GROUP - 1) / GROUP * GROUP;
   using Partial = float[Count][PLACES];
   // Where the sum of a warp lies, in bytes from the first one.
   __device__ __forceinline__ static unsigned place(unsigned value, unsigned warp) {
     return (value * PLACES + warp) * static_cast<unsigned>(sizeof(float));
   }
-  // own: address of the partial sums of the group's value, from that of warp in_group() on.
+  // own: address of the partial sums of the group's value, from the sum of warp in_group() on.
   __device__ __forceinline__ static void finish(unsigned own, float (&values)[Count]) {
     float sum = load_shared(own);
 #pragma unroll

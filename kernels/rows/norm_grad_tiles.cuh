@@ -1,11 +1,12 @@
 // The backward of LayerNorm and RMSNorm on tiles of rows. Some tiles are on their way to shared memory while another
 // one is worked on.
 //
-// NormGradPlan of harness/collection/ops/rows/_norm_grad_plan.py chooses the macros: LANES (threads of a warp that are a team; 0
-// where the team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is to hold),
-// CLUSTER (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team reduces
-// together), STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are single elements, not packs),
-// FLOATS (rows stay in registers, as floats, until they are reduced; always so where lanes of a warp are a team).
+// NormGradPlan of harness/collection/ops/rows/_norm_grad_plan.py chooses the macros: LANES (threads of a warp that are
+// a team; 0 where the team is a block, or a cluster of blocks), THREADS (of a block), BLOCKS (that a multiprocessor is
+// to hold), CLUSTER (blocks that share a row), KEPT (chunks of a row that a thread has), AT_ONCE (rows that a team
+// reduces together), STAGES (tiles for which there is room), and 0 or 1: SINGLES (chunks are single elements, not
+// packs), FLOATS (rows stay in registers, as floats, until they are reduced; always so where lanes of a warp are a
+// team).
 #pragma once
 
 #ifdef STAGES

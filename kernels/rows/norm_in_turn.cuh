@@ -1,14 +1,14 @@
 // LayerNorm of long rows, of whole packs. A team is a cluster of blocks. It stays on the chip and takes rows in turn.
-// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to eight), THREADS
-// (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part in shared
-// memory) and WHOLE (0 or 1: no thread lacks a pack).
+// InTurn of harness/collection/ops/rows/_norm_plan.py chooses the macros: BLOCKS (of a team, a power of two up to
+// eight), THREADS (of a block), PACKS (of a row that a thread has at most), STAGES (rows of which a block has its part
+// in shared memory) and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
 
 #if __CUDA_ARCH__ >= 900
-// Sums over the warps of a team. Each warp sends its sums to all blocks and goes on. A block has all of them when as
-// many bytes have come as the warps send. A warp waits for others only when it reads their sums.
+// Sums over the warps of a team. Each warp sends its sums to all blocks and goes on. A block has all sums when all
+// bytes have come that the warps send. A warp waits for other warps only when it reads their sums.
 class Exchange {
  public:
   // All threads of the block call it. No block may send anything to a block that hasn't started, so wait_for_blocks()
@@ -146,7 +146,7 @@ class WarpStages {
   }
 
  private:
-  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: those of the part, and the first pack of the row
+  static constexpr unsigned SIZE = PACKS * WARP + 1;  // packs: of the part, and the first pack of the row
   __device__ __forceinline__ unsigned begin(unsigned stage) const { return own + stage * SIZE; }
   static __device__ __forceinline__ bool mine() { return threadIdx.x % WARP == 0; }
   static __device__ __forceinline__ void copy(unsigned to, const Element* from, unsigned bytes, unsigned arrival) {

@@ -1,12 +1,12 @@
 // LayerNorm and RMSNorm of short rows: some lanes of a warp, a team, have one row, or several at once. Rows are whole
-// packs and aligned to 16 bytes. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
+// packs and aligned to 16 bytes. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no thread lacks a pack).
 #pragma once
 
 #include "norm.cuh"
 
 // Which of a team's `Together` rows a lane adds up. To add up all rows in all lanes would take a shuffle for each row
 // and step. Here, with each step, a lane gives half of the rows that it still has to its partner, and takes the other
-// half from it. In the end it has OWN rows, first() and those behind it; SHARE lanes have the same ones.
+// half from it. In the end a lane has OWN rows, from first() on; SHARE lanes have the same rows.
 template <unsigned Lanes, unsigned Together>
 struct Handout {
   static constexpr unsigned OWN = Together > Lanes ? Together / Lanes : 1, SHARE = Lanes * OWN / Together;
@@ -110,7 +110,7 @@ class LaneRows {
     return reinterpret_cast<const Chunk&>(raw);
   }
 
-  // Makes the statistics of all rows: each lane makes those of its own rows, and tells the others.
+  // Makes the statistics of all rows: each lane makes the statistics of its own rows, and tells the other lanes.
   __device__ __forceinline__ void measure() {
     float firsts[TOGETHER];
 #pragma unroll
@@ -123,6 +123,7 @@ class LaneRows {
       normalised[r] = {columns, firsts[r]};
     }
     if (!WHOLE) {
+      // A condition around the arithmetic became a branch, and the loads behind the branch waited for it.
 #pragma unroll
       for (unsigned r = 0; r < TOGETHER; ++r) fill_unless(has(COUNT - 1), chunks[r][COUNT - 1], firsts[r]);
     }

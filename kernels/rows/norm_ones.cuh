@@ -2,7 +2,7 @@
 #pragma once
 
 #include "norm.cuh"
-#include "quad.cuh"
+#include "../include/quad.cuh"
 
 // A thread has four rows, so that its statistics are accesses of 16 bytes: most bytes that move are statistics.
 // aligned: all tensors are aligned to 16 bytes.

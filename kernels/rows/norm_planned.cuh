@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm by the teams that the host planned. Macros: those at the end of rows.cuh, and WHOLE (0 or 1: no
+// LayerNorm and RMSNorm by the teams that the host planned. Macros: as at the end of rows.cuh, and WHOLE (0 or 1: no
 // thread lacks a pack).
 #pragma once
 
@@ -12,7 +12,7 @@
 __device__ constexpr unsigned resident() {
   constexpr unsigned KEPT = COUNT * TOGETHER;  // packs, or elements of a tile, that a thread keeps
   // More threads hide more of the time that loads of gamma and beta take. Where threads keep much, or have single
-  // elements besides packs, there are too few registers for as many; halves take some more of them on sm_100.
+  // elements besides packs, there are too few registers for so many threads; halves take some more registers on sm_100.
   if (KEPT >= 8 && sizeof(SCALAR) == 2 && __CUDA_ARCH__ >= 1000) return 512;
   if (KEPT <= 4 || !(RAGGED || TILE)) return 1024;
   if (KEPT >= 8 && THREADS <= 512) return 512;

@@ -35,7 +35,7 @@ class Normaliser {
     point = -mean * down;
   }
 
-  // For another row, of the same length as that of `like`.
+  // For another row of the same length as the row of `like`.
   __device__ __forceinline__ Normaliser(const Normaliser& like, float first)
       : mean(first), share(like.share), down(like.down), point(-first * like.down) {}
 

@@ -4,8 +4,8 @@
 // What is computed is written once, as a template over rows of any kind.
 #pragma once
 
-#include "number.cuh"
-#include "pack.cuh"
+#include "../include/number.cuh"
+#include "../include/pack.cuh"
 #include "teams.cuh"
 
 // ---- Kinds of rows. A thread has `CHUNKS` chunks of a row. Of chunk j elements(j) are in use, CHUNK at most. load()
@@ -21,9 +21,9 @@ __device__ __forceinline__ unsigned splat(Half value) {
 
 // Packs from memory, of tensors that are aligned to 16 bytes. Without `Ragged`, rows are whole packs. With `Ragged`,
 // rows begin inside of packs: a row's first whole pack is its pack from element `head` on. The elements before it, and
-// those behind the last whole pack, are single: each of the team's first threads has one of them, in a chunk of its
-// own. Then a team must have at least as many threads as two packs have elements. `Whole`: no thread of a row that
-// exists lacks a pack.
+// the elements behind the last whole pack, are single: each of the team's first threads has one single element, in a
+// chunk of its own. Then a team needs a thread for each element of two packs. `Whole`: no thread of a row that exists
+// lacks a pack.
 template <typename Element, unsigned Count, bool Ragged, typename TeamOfRow, bool Whole = false>
 struct PackedRow {
   using Team = TeamOfRow;
@@ -246,11 +246,11 @@ __device__ __forceinline__ void on_tiles(Element* tiles, const Element* const (&
   put_tile(y + first * columns, tiles, elements, aligned);
 }
 
-// ---- What a `tuned` kernel is compiled for. RowPlan of harness/collection/ops/rows/_rows.py chooses these macros: COUNT (packs a
-// thread; of a tile, elements), LANES (threads of a warp that share a row; 0 where a block or a cluster does), THREADS
-// (of a block), TOGETHER (rows that a team works on at once: more than 1 only where rows share vectors, see norm.cuh),
-// and 0 or 1: CLUSTER (whether a cluster shares a row), RAGGED (whether rows begin inside of packs), TILE (elements of
-// a tile in place of packs).
+// ---- What a `tuned` kernel is compiled for. RowPlan of harness/collection/ops/rows/_rows.py chooses these macros:
+// COUNT (packs a thread; of a tile, elements), LANES (threads of a warp that share a row; 0 where a block or a cluster
+// does), THREADS (of a block), TOGETHER (rows that a team works on at once: more than 1 only where rows share vectors,
+// see norm.cuh), and 0 or 1: CLUSTER (whether a cluster shares a row), RAGGED (whether rows begin inside of packs),
+// TILE (elements of a tile in place of packs).
 #ifdef COUNT
 // Threads that a multiprocessor is to hold at least, if a block doesn't have more. It limits the registers of a thread.
 constexpr unsigned RESIDENT = THREADS > 768 ? 1024 : 768;

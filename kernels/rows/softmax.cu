@@ -1,16 +1,29 @@
 // Softmax over the rows of a matrix: y = exp(x - max) / sum(exp(x - max)).
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// No element of y is known before the whole row has been read, because the largest element and the sum come first. D is
+// the bytes of x. Memory bounds the op: if the row stays on the chip meanwhile, 2 D move; if not, x is read again, and
+// 3 D or more move. So the steps differ in where the row waits: in device memory (1, 2), in shared memory (3), in the
+// registers of a block (4) or of a cluster (5). No place is the best for all lengths. A short row leaves most threads
+// of a block idle, and a long row doesn't fit into one block. Step 6 takes a team of threads that suits the length.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/softmax):
-// float32 M16384-N8192
-//   eager       546.2 us   45.9% of ceiling
-//   unfused     1.501 ms   16.7% of ceiling  0.36x the speed of eager
-//   online      270.7 us   92.6% of ceiling  5.54x the speed of unfused
-//   shared      288.6 us   86.9% of ceiling  0.94x the speed of online
-//   registers   259.1 us   96.8% of ceiling  1.11x the speed of shared
-//   cluster     317.5 us   79.0% of ceiling  0.82x the speed of registers
-//   tuned       253.2 us   99.0% of ceiling  1.25x the speed of cluster
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
+//
+// What each step gained on an NVIDIA H200 (reports/h200/softmax), float32 M134217-N1000.
+// At least 536.9 MB are read and 536.9 MB written. The ceiling is 250.7 us, by memory.
+//   eager: PyTorch
+//       260.0 us   96.4% of ceiling
+//   unfused: max, subtract, exp, sum, divide: five kernels, floats between them
+//       1.533 ms   16.4% of ceiling  moves 4.297 GB  0.17x the speed of eager
+//   online: one read for maximum and sum, a second one for y; rows of any length
+//       312.0 us   80.4% of ceiling  moves 1.611 GB  4.91x the speed of unfused
+//   shared: one block a row, the row in shared memory, CUB's block reductions
+//       585.3 us   42.8% of ceiling  moves 1.074 GB  0.53x the speed of online
+//   registers: one block a row, the row in arrays of a constant size, which registers hold
+//       253.8 us   98.8% of ceiling  moves 1.074 GB  2.31x the speed of shared
+//   cluster: the same over two to eight blocks, which meet in distributed shared memory
+//       649.8 us   38.6% of ceiling  moves 1.074 GB  0.39x the speed of registers
+//   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
+//       254.1 us   98.7% of ceiling  moves 1.074 GB  2.56x the speed of cluster
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -21,7 +34,7 @@
 #include <cub/block/block_reduce.cuh>
 #endif
 
-#include "fastdiv.cuh"
+#include "../include/fastdiv.cuh"
 #include "rows.cuh"
 
 using T = SCALAR;
@@ -40,8 +53,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-// Steps 4 to 6 have macros for the size of a row. Each compilation is of one step, so steps 1 to 3 are left out of
-// those.
+// Steps 4 to 6 have macros for the size of a row. A compilation with such macros has one step, so steps 1 to 3 are left
+// out of it.
 #if !(defined COUNT || defined ELEMENTS)
 constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 #if !defined SHARED
@@ -126,10 +139,10 @@ extern "C" __global__ void softmax_divide(const float* __restrict__ powers, cons
   if (i < n) y[i] = T(powers[i] / sums[row_of(i, multiplier, shift)]);
 }
 
-// 2. One kernel that reads x twice, 3 D. It keeps nothing of a row, so a row may have any length. The sum is that of
-//    exp(x - highest), with the highest value so far. When a higher one comes, the sum is scaled down, which costs one
-//    more exponential a GROUP. The search for the highest value starts from the lowest finite number, since -inf would
-//    lead to -inf - (-inf). Where all of a row is -inf the sum stays zero, and 0 * (1 / 0) is NaN, as it should be.
+// 2. One kernel that reads x twice, 3 D. It keeps nothing of a row, so a row may have any length. The sum is of exp(x -
+//    highest), with the highest value so far. When a higher value comes, the sum is scaled down, which costs one more
+//    exponential a GROUP. The search for the highest value starts from the lowest finite number, since -inf would lead
+//    to -inf - (-inf). Where all of a row is -inf the sum stays zero, and 0 * (1 / 0) is NaN, as it should be.
 constexpr float LOWEST = -3.402823466e38f;
 
 template <typename Team>
@@ -346,11 +359,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 6. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
+// 6. Packs of 16 bytes. The number of threads of a row suits its length: a few lanes, a warp, a block, or a cluster of
 //    blocks. A thread has so little of the row that a multiprocessor has room for other rows. Short rows that aren't
 //    whole packs come through shared memory.
 //
-// Macros: those at the end of rows.cuh.
+// Macros: as at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     softmax_tuned(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns, unsigned tile_rows,

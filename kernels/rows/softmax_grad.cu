@@ -1,16 +1,20 @@
 // The backward of softmax over the rows of a matrix: dx = y * (dy - sum(dy * y)), where y is softmax's result.
 //
-// Macros: SCALAR (float, __half, __nv_bfloat16), and those of each kernel.
+// Macros: SCALAR (float, __half, __nv_bfloat16), and the macros of each kernel.
 //
 // The first dx of a row needs the sum over the whole row. So dy and y are either read twice, five passes over a matrix
 // in all, or kept on the chip in between, three passes. Products and sums are floats, and dx is rounded once.
 //
-// What each step gained on an NVIDIA H200 (reports/h200/softmax_grad):
-// float32 M8192-N16384
-//   eager       842.5 us   43.7% of ceiling
-//   two_pass    637.7 us   57.8% of ceiling  1.32x the speed of eager
-//   registers   458.0 us   80.5% of ceiling  1.39x the speed of two_pass
-//   tuned       366.9 us  100.5% of ceiling  1.25x the speed of registers
+// What each step gained on an NVIDIA H200 (reports/h200/softmax_grad), float32 M524288-N256.
+// At least 1.074 GB are read and 536.9 MB written. The ceiling is 368.6 us, by memory.
+//   eager: PyTorch
+//       739.5 us   49.8% of ceiling
+//   two_pass: one block a row: the sum, then dy and y are read again
+//       699.7 us   52.7% of ceiling  moves 2.684 GB  1.06x the speed of eager
+//   registers: one block a row: both rows are kept in register arrays of compile-time size
+//       618.7 us   59.6% of ceiling  moves 1.611 GB  1.13x the speed of two_pass
+//   tuned: both rows in the registers of a warp, a block or a cluster, as their length asks
+//       369.1 us   99.9% of ceiling  moves 1.611 GB  1.68x the speed of registers
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -114,8 +118,8 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 }
 #endif
 
-// 3. Packs of 16 bytes, and as many threads a row as suit its length: a few lanes, a warp, a block, or a cluster of
-//    blocks. Short rows that aren't whole packs come through shared memory. Macros: those at the end of rows.cuh.
+// 3. Packs of 16 bytes. The number of threads of a row suits its length: a few lanes, a warp, a block, or a cluster of
+//    blocks. Short rows that aren't whole packs come through shared memory. Macros: as at the end of rows.cuh.
 #ifdef COUNT
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT / THREADS)
     softmax_grad_tuned(const T* __restrict__ dy, const T* __restrict__ y, T* __restrict__ dx, long long rows,

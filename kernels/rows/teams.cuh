@@ -2,7 +2,7 @@
 #pragma once
 
 #include "mbarrier.cuh"
-#include "warp.cuh"
+#include "../include/warp.cuh"
 
 constexpr float MINUS_INFINITY = __builtin_bit_cast(float, 0xff800000u);
 
@@ -26,9 +26,9 @@ struct Max {
 };
 
 // ---- Teams. in_warp<Op>(values) merges the values of the team's threads in a warp. across_warps<Op>(values) merges
-// those of its warps, when the threads of each warp have the same values. all<Op>(values) does both. Every thread gets
-// the results, merged in the same order on every run. Where an Op gives another last bit for (b, a) than for (a, b),
-// the results of two threads may differ in that bit. All threads of a warp must call these functions, also those
+// the values of its warps, when the threads of each warp have the same values. all<Op>(values) does both. Every thread
+// gets the results, merged in the same order on every run. Where an Op gives another last bit for (b, a) than for (a,
+// b), the results of two threads may differ in that bit. All threads of a warp must call these functions, also threads
 // without a row. part<Count>(j) is the number of the j-th of the thread's Count parts of a row. Neighbouring threads
 // have neighbouring parts, and a block has a contiguous range of them.
 
@@ -107,7 +107,7 @@ struct BlockTeam {
 
 #if __CUDA_ARCH__ >= 900
 // A cluster of up to eight blocks of `Threads`. Each warp sends its values to the shared memory of all blocks, and
-// every block waits until as many bytes have come as the warps send. The cluster's own barrier would also do, but it
+// every block waits until all bytes have come that the warps send. The cluster's own barrier would also do, but it
 // waits until all earlier writes are visible to the whole GPU, which takes longer than the work on a row.
 template <unsigned Threads>
 struct ClusterTeam {

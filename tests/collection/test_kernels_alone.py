@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cuda.bindings import nvrtc
@@ -13,29 +16,45 @@ from harness.paths import data
 SOURCES = sorted(data("kernels").glob("*/*.cu"))
 
 
-def complaint(source: Path) -> str:
-    """What the compiler's first part says of a source; it makes no code, which would take ten times as long."""
+def alone(source: Path) -> tuple[list[str], str]:
+    """The kernels that a source has without any macro, and what the compiler says against it.
+
+    As with `nvcc -c` in its folder, only the headers of CUDA are given: the source finds its own. PTX is enough:
+    machine code would take ten times as long.
+    """
     _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, [], [])
-    folders = [f"--include-path={folder}".encode() for folder in compiler._include_folders(source.parent)]
-    options = [b"--std=c++17", b"--gpu-architecture=compute_90", b"--fdevice-syntax-only", *folders]
+    folders = [f"--include-path={folder}".encode() for folder in (source.parent, *compiler._cuda_headers())]
+    options = [b"--std=c++17", b"--gpu-architecture=compute_90", *folders]
     (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if not failed:
-        return ""
-    _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    log = bytes(size + 1)  # NVRTC writes into it, and Python shares objects of one byte
-    nvrtc.nvrtcGetProgramLog(program, log)
-    return log.rstrip(b"\0").decode()
+    if failed:
+        return [], written(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+    return re.findall(r"\.entry (\w+)", written(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)), ""
+
+
+def written(program: Any, size_of: Callable[[Any], Any], write: Callable[[Any, bytes], Any]) -> str:
+    """A text that NVRTC writes into memory of ours."""
+    _, size = size_of(program)
+    text = bytes(size + 1)  # Python shares objects of one byte
+    write(program, text)
+    return text.rstrip(b"\0").decode()
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_source_compiles_alone(source: Path) -> None:
-    assert complaint(source) == ""
+    kernels, complaint = alone(source)
+    assert complaint == ""
+    assert kernels, "no macro has a default with which there is a kernel"
 
 
 def test_a_macro_without_a_default_is_found(tmp_path: Path) -> None:
     source = tmp_path / "mine.cu"
-    source.write_text('extern "C" __global__ void mine(SCALAR* x) { x[threadIdx.x] = 0; }\n')
-    assert 'identifier "SCALAR" is undefined' in complaint(source)
+    text = 'extern "C" __global__ void mine(SCALAR* x) { x[threadIdx.x] = 0; }\n'
+    source.write_text(f"#define SCALAR float\n{text}")
+    assert alone(source) == (["mine"], "")
+    source.write_text(f"#ifdef SCALAR\n{text}#endif\n")
+    assert alone(source) == ([], "")
+    source.write_text(text)
+    assert 'identifier "SCALAR" is undefined' in alone(source)[1]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)

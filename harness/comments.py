@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import lru_cache
 
 _QUOTED = rb'"(?:\\.|[^"\\\n])*"'
@@ -32,11 +33,20 @@ def _code(found: re.Match[bytes]) -> bytes:
     return b" " if found[0].startswith((b"#", b"//", b"/*")) else found[0]
 
 
+def statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """All statements inside a node. Expressions, which are nine of ten nodes, aren't entered."""
+    for block in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for part in getattr(node, block, ()):
+            if isinstance(part, ast.stmt):
+                yield part
+            yield from statements(part)
+
+
 def _without_docstrings(text: bytes) -> bytes:
     lines = text.splitlines(keepends=True)
     strings = [
         node
-        for node in ast.walk(ast.parse(text))
+        for node in statements(ast.parse(text))
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     ]
     # From the last to the first, so that the lines before keep their numbers. Columns count bytes.

@@ -11,6 +11,7 @@ import importlib
 import importlib.util
 import tomllib
 from collections.abc import Iterator, Sequence
+from functools import cache
 from importlib.metadata import EntryPoint
 from importlib.metadata import entry_points as installed_entry_points
 from pathlib import Path
@@ -67,21 +68,24 @@ def entry_points(group: str) -> list[EntryPoint]:
     """
     found = list(installed_entry_points(group=group))
     others = [entry for entry in found if entry.dist is None or entry.dist.name != _DISTRIBUTION]
-    own = _of_checkout(group)
-    if own is None:
+    declared = _of_checkout()
+    if declared is None:
         own = [entry for entry in found if entry not in others]
+    else:
+        own = [EntryPoint(name, value, group) for name, value in declared.get(group, {}).items()]
     return [*filter(_is_there, own), *others]
 
 
-def _of_checkout(group: str) -> list[EntryPoint] | None:
-    """The entry points that the checkout around this package declares; None if there is no checkout."""
+@cache
+def _of_checkout() -> dict[str, dict[str, str]] | None:
+    """The entry points that the checkout around this package declares, by group; None if there is no checkout."""
     if not _PROJECT.is_file():
         return None
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8")).get("project", {})
     if project.get("name") != _DISTRIBUTION:
         return None
-    named = project.get("entry-points", {}).get(group, {})
-    return [EntryPoint(name, value, group) for name, value in named.items()]
+    declared: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return declared
 
 
 def _is_there(entry: EntryPoint) -> bool:

@@ -134,16 +134,21 @@ def _written(frame: traceback.FrameSummary) -> str:
 
 def user_place() -> str:
     """The file and line of the code outside the instrument that made the present call: '/home/me/mine.py:12'."""
-    package = Path(__file__).parent
     frame: FrameType | None = sys._getframe(1)
     while frame:
-        file = Path(frame.f_code.co_filename)
-        inside = file.is_relative_to(package) and file.relative_to(package).parts[0] not in COLLECTION
-        # Methods that dataclasses write have no file.
-        if not inside and not str(file).startswith("<"):
-            return f"{file}:{frame.f_lineno}"
+        if _is_outside(file := frame.f_code.co_filename):
+            return f"{Path(file)}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+@cache
+def _is_outside(file: str) -> bool:
+    """Whether a file isn't the instrument's. Methods that dataclasses write have no file."""
+    path = Path(file)
+    package = Path(__file__).parent
+    inside = path.is_relative_to(package) and path.relative_to(package).parts[0] not in COLLECTION
+    return not inside and not file.startswith("<")
 
 
 def shown_place(place: str) -> str:

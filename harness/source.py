@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from harness import paths
-from harness.comments import without_comments
+from harness.comments import statements, without_comments
 from harness.discover import entry_points
 from harness.model import Code
 
@@ -134,7 +134,7 @@ def _closure(first: Path, following: Callable[[Path], Sequence[Path]]) -> list[P
 def _imported(file: Path) -> tuple[Path, ...]:
     """Modules of the rooms in `_FOLLOWED` that a file imports, at its top or inside functions."""
     names: list[str] = []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in statements(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -30,11 +30,13 @@ from typing import NoReturn
 LOADED = (
     "torch",
     "torch._dynamo",
-    "pydantic",
+    "pydantic.dataclasses",
+    "pydantic.json_schema",
     "yaml",
     "typer",
     "rich.progress",
-    "pandas",
+    "pandas.io.formats.csvs",
+    "matplotlib.figure",
     "matplotlib.backends.backend_svg",
 )
 MOST_FILES = 253

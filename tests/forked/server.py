@@ -1,8 +1,8 @@
 """Forks processes that have torch and other large packages loaded, for tests: torch alone takes seconds to import.
 
 `server.py FOLDER` listens at FOLDER/socket for client.py, and says so by a line. It ends when its standard input does,
-which is a pipe from the test session, and takes along all that it has forked. It imports nothing of the harness: a
-forked process may import the harness of another folder.
+which is a pipe from the test session, and takes along all that it has forked. What it has loaded of the harness,
+preloaded.py gives to the processes that would load the same.
 """
 
 from __future__ import annotations
@@ -23,9 +23,14 @@ import threading
 import types
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NoReturn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from preloaded import Preloaded  # type: ignore[import-not-found]
+
+del sys.path[0]
 
 LOADED = (
     "torch",
@@ -167,12 +172,15 @@ def kill(process: int) -> None:
             end(process, signal.SIGKILL)
 
 
-def load() -> None:
+@cache
+def load() -> Preloaded:
     """Import what takes long. It happens once, for the first client."""
     for name in LOADED:
         importlib.import_module(name)
+    preloaded = Preloaded()
     gc.collect()
     gc.freeze()
+    return preloaded
 
 
 def become(asked: Asked) -> None:
@@ -208,6 +216,7 @@ def run(arguments: list[str]) -> None:
     entries = [Path(entry).absolute() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = map(str, entries if safe else [own, *entries])
     importlib.invalidate_caches()
+    load().install(run=arguments)
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     if module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -1,4 +1,4 @@
-"""A forked process is to its parent what a process that Python has started is, but has torch loaded."""
+"""A forked process is to its parent what a process that Python has started is, but has loaded torch and the harness already."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+
+import harness.report
+from tests.forked import preloaded
 
 TELLS = """
 import atexit, json, os, signal, sys
@@ -151,3 +155,38 @@ def test_the_server_ends_with_the_session_and_takes_all_along(script, tmp_path):
 def test_a_test_that_is_marked_starts_real_ones(script):
     script.write_text(HAS_TORCH)
     assert ran([script]).stdout == "False False\n"
+
+
+SAYS = """
+import sys
+import types
+print("harness.cli" in sys.modules)
+import harness.report
+print("harness.cli" in sys.modules, harness.report.__file__)
+"""
+
+
+def test_it_has_the_harness_loaded_where_it_would_load_the_same_files(script, tmp_path):
+    script.write_text(SAYS)
+    for real_or_not, loaded in (({}, "True"), ({"FORKED_COLD": "1"}, "False")):
+        said = ran([script], env=os.environ | real_or_not).stdout.split()
+        assert said == ["False", loaded, harness.report.__file__]
+    other = tmp_path / "harness" / "report.py"
+    other.parent.mkdir()
+    other.touch()
+    (tmp_path / "harness" / "__init__.py").touch()
+    assert ran([script]).stdout.split() == ["False", "False", str(other)]
+
+
+def test_a_loaded_module_that_is_run_runs_anew():
+    done = ran(["-m", "harness.processes.child"], input="")
+    assert "RuntimeWarning" not in done.stderr
+    assert done.returncode == ran(["-c", "import harness.processes.child as c; c.main()"], input="").returncode
+
+
+def test_what_loaded_modules_have_cached_is_forgotten():
+    module = types.ModuleType("module")
+    exec("from functools import cache\n@cache\ndef f(x): return x\nclass C:\n f = cache(lambda self: 1)", vars(module))
+    module.f(1), module.C().f()
+    preloaded.forget([module])
+    assert [function.cache_info().currsize for function in (module.f, module.C.f)] == [0, 0]

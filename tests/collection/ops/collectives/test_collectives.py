@@ -1,4 +1,4 @@
-"""Collectives: what each rank should get, and the bytes of nccl-tests. tests/test_many_ranks.py runs them with gloo."""
+"""Collectives: what each rank should get, and the bytes of nccl-tests. test_many_ranks.py runs them with gloo."""
 
 from __future__ import annotations
 

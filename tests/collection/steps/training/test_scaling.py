@@ -1,4 +1,4 @@
-"""Steps on several ranks: what is refused and noticed, what was hidden. tests/test_many_ranks.py trains with gloo."""
+"""Steps on several ranks: what is refused and noticed, what was hidden. test_many_ranks.py trains with gloo."""
 
 from __future__ import annotations
 

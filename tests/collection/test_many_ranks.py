@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.collection.ops.collectives import _collectives  # noqa: F401 - declares metrics
 from harness.metrics import METRICS, Subject
 from harness.model import Case, Job, Measurement, Timing
 from harness.processes.messages import Measure, Measured, decode_reply, encode

@@ -118,8 +118,12 @@ def _headers_digest(own: Path) -> bytes:
     for folder in (own, own / "include", paths.data("kernels") / "include"):
         for header in sorted(path for path in folder.glob("*") if path.suffix in _HEADERS):
             digest.update(header.name.encode() + header.read_bytes())
-    for folder in _cuda_headers():
-        # These headers hold the versions; the paths of CUDA's headers don't.
-        for header in (*folder.glob("cuda_runtime_api.h"), *folder.glob("cuda/std/__cccl/version.h")):
-            digest.update(header.read_bytes())
+    for header in _versions():
+        digest.update(header.read_bytes())
     return digest.digest()
+
+
+def _versions() -> list[Path]:
+    """The headers that hold the versions of CUDA and of CCCL, which their paths don't tell."""
+    names = ("cuda_runtime_api.h", "cuda/std/__cccl/version.h")
+    return [header for folder in _cuda_headers() for name in names for header in folder.glob(name)]

@@ -12,6 +12,7 @@ import pytest
 
 from harness.cuda import compile as compiler
 from harness.ops import Catalogue, Context
+from tests.collection.compilations import sections
 
 PARAMETER, OF_SIZED_RECORD = 0x17, 4  # EIATTR_KPARAM_INFO and EIFMT_SVAL of a cubin's .nv.info
 
@@ -71,6 +72,6 @@ def test_a_struct_has_the_size_of_the_parameter(tools, monkeypatch, name, entrie
         file, macros, args = by_entry[entry]
         assert isinstance(args[-1], ctypes.Structure)
         cubin, _ = compiler.compile_verbose(file, macros, tools.MEASURED)
-        (info,) = (content for section, content in tools.sections(cubin) if section == f".nv.info.{entry}")
+        (info,) = (content for section, content in sections(cubin) if section == f".nv.info.{entry}")
         passed = [8 if hasattr(arg, "data_ptr") else ctypes.sizeof(arg) for arg in args]
         assert passed == parameter_sizes(info), entry

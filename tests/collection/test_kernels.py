@@ -1,19 +1,13 @@
 """What an op can ask for compiles, in registers, without a GPU: all of it for sm_90, some of each kind elsewhere.
 
-What a compilation gave is kept between test sessions, in pytest's cache folder: only what changed is compiled again.
+Only what changed is compiled again: see compilations.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import itertools
-import json
 import math
-import os
-import re
-import struct
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,10 +18,11 @@ from typing import Any
 import pytest
 
 from harness import cuda
-from harness.cuda import compile as compiler
 from harness.cuda import cublaslt
 from harness.model import Case, KernelFacts
 from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tensors
+from tests.collection import compilations
+from tests.collection.compilations import Compilation
 
 # The GPU that everything is measured on, whose plans are compiled for the others too.
 MULTIPROCESSORS = 132
@@ -37,7 +32,6 @@ MEASURED, NEWEST = "sm_90", "sm_100"
 ARCHITECTURES = ("sm_80", MEASURED, NEWEST)
 MANY = 10  # compilations of an op, in all of its types
 HUNGRIEST = 5  # of those with other numbers, which take most registers
-A_MONTH = 30 * 24 * 3600
 TESTS = Path(__file__).parent
 GENERATOR = SimpleNamespace(initial_seed=lambda: 2**40 + 1)
 
@@ -53,65 +47,19 @@ class Request:
     def name(self) -> str:
         return f"{self.file.stem} {' '.join(f'{name}={value}' for name, value in self.macros)}"
 
+    def compiled(self, arch: str) -> Compilation:
+        return Compilation(self.file, self.macros, arch)
+
     @property
     def kind(self) -> tuple[Path, tuple[str, ...]]:
         """Requests of a kind differ in the values of their macros only."""
         return self.file, tuple(name for name, _ in self.macros)
 
 
-@dataclass(frozen=True)
-class Compiled:
-    """What the tests look at: the compiler's log, and a hash of the machine code of each entry.
-
-    The hash is of the instructions alone: line numbers and the names of folders are elsewhere.
-    """
-
-    log: str
-    code: dict[str, str]
-
-
-def compiled(folder: Path, file: Path, macros: Iterable[tuple[str, str | int]], arch: str) -> Compiled:
-    """A compilation; from `folder` if one with the same contents, macros and compiler is there, wherever it lay."""
-    from cuda.bindings import nvrtc
-
-    macros = sorted(macros)
-    key = hashlib.sha256(repr((nvrtc.nvrtcVersion(), macros, arch)).encode())
-    for part in (file.read_bytes(), compiler._headers_digest(file.parent), Path(compiler.__file__).read_bytes()):
-        key.update(hashlib.sha256(part).digest())
-    kept = folder / f"{file.stem}-{key.hexdigest()[:32]}.json"
-    if not kept.exists():
-        cubin, log = compiler.compile_verbose(file, dict(macros), arch)
-        code = {
-            name.removeprefix(".text."): hashlib.sha256(content).hexdigest()
-            for name, content in sections(cubin)
-            if name.startswith(".text.")
-        }
-        # Processes may share the folder: none sees half a file.
-        begun = kept.with_suffix(f".{os.getpid()}")
-        begun.write_text(json.dumps({"log": log, "code": code}))
-        begun.replace(kept)
-    return Compiled(**json.loads(kept.read_text()))
-
-
-def sections(elf: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of a 64-bit ELF file, from its table of section headers, of which one has all names."""
-    (table,) = struct.unpack_from("<Q", elf, 40)
-    size, count, of_names = struct.unpack_from("<3H", elf, 58)
-    headers = [struct.unpack_from("<2I4Q", elf, table + index * size) for index in range(count)]
-    names = headers[of_names][4]
-    for name, _, _, _, offset, length in headers:
-        first = names + name
-        yield elf[first : elf.index(b"\0", first)].decode(), elf[offset : offset + length]
-
-
 @pytest.fixture(scope="session")
 def kept(pytestconfig: pytest.Config) -> Path:
-    """The folder of `compiled`, from which files go that are older than a month."""
-    folder = Path(pytestconfig.cache.mkdir("kernels"))
-    for file in folder.iterdir():
-        if file.stat().st_mtime < time.time() - A_MONTH:
-            file.unlink(missing_ok=True)
-    return folder
+    """The folder that keeps what was compiled."""
+    return compilations.kept(Path(pytestconfig.cache.mkdir("kernels")))
 
 
 @dataclass
@@ -311,15 +259,29 @@ def test_all_kernels_compile_without_spills_or_local_memory(every, kept, op, arc
     found = chosen(every(op), arch)
     assert found, f"no variant of '{op.name}' compiled a kernel at the sizes in COMPILED of its tests"
     allowed = getattr(told(op.name), "SPILLED", 0)
-    wasteful = []
-    for request in found:
-        log = compiled(kept, request.file, request.macros, arch).log
-        frames = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", log)
-        assert frames, log
-        if any(int(size) > allowed for frame in frames for size in frame):
-            wasteful.append((request.name, frames))
-        assert "warning" not in log, log
-    assert not wasteful
+    results = {request.name: request.compiled(arch).result(kept) for request in found}
+    assert all(results.values())
+    local = {
+        (name, entry): kernel.local_bytes for name, kernels in results.items() for entry, kernel in kernels.items()
+    }
+    assert {entry: size for entry, size in local.items() if size > allowed} == {}
+
+
+def all_compilations() -> list[Compilation]:
+    """All that the test above compiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        asked = [requests(patch, op, op.dtypes) for op in WITH_KERNELS]
+    return [request.compiled(arch) for found in asked for arch in ARCHITECTURES for request in chosen(found, arch)]
+
+
+def test_what_is_committed_is_of_the_kernels_as_they_are(every):
+    """Otherwise the tests would be slow, and the committed registers wrong."""
+    asked = [(op, arch) for op in WITH_KERNELS for arch in ARCHITECTURES]
+    keys = {request.compiled(arch).key for op, arch in asked for request in chosen(every(op), arch)}
+    written = {*compilations.committed()}
+    if not any(key.startswith(compilations.compiler_version()) for key in written):
+        pytest.skip("what is committed was made by another compiler")
+    assert keys == written, "run scripts/make_compiled.py, and look at the registers that change"
 
 
 def test_an_op_that_does_not_say_what_to_compile_is_told_what_to_add(monkeypatch, tmp_path):
@@ -328,34 +290,6 @@ def test_an_op_that_does_not_say_what_to_compile_is_told_what_to_add(monkeypatch
         with pytest.raises(AssertionError, match=said):
             told("mine")
         (tmp_path / "test_mine.py").touch()
-
-
-@pytest.mark.parametrize("changed", ["source", "header", "macro", "arch"])
-def test_only_what_changed_is_compiled_again(monkeypatch, tmp_path, changed):
-    """A kernel that was moved to another folder isn't compiled again."""
-    calls, compile_verbose = [], compiler.compile_verbose
-    monkeypatch.setattr(compiler, "compile_verbose", lambda *asked: calls.append(asked) or compile_verbose(*asked))
-    texts = {"k.cu": '#include "k.cuh"\nextern "C" __global__ void k(int* p) { *p = A + B; }', "k.cuh": "#define B 1\n"}
-
-    def compile_in(folder: str, a: int = 1, arch: str = "sm_90", **replaced: str) -> Compiled:
-        (tmp_path / folder).mkdir()
-        for name, text in (texts | replaced).items():
-            (tmp_path / folder / name).write_text(text)
-        return compiled(tmp_path, tmp_path / folder / "k.cu", [("A", a)], arch)
-
-    before = compile_in("one")
-    assert set(before.code) == {"k"}
-    assert "0 bytes stack frame" in before.log
-    assert compile_in("two") == before
-    assert len(calls) == 1
-    after = {
-        "source": lambda: compile_in("three", **{"k.cu": texts["k.cu"].replace("*p =", "*p +=")}),
-        "header": lambda: compile_in("three", **{"k.cuh": "#define B 7\n"}),
-        "macro": lambda: compile_in("three", a=7),
-        "arch": lambda: compile_in("three", arch="sm_80"),
-    }[changed]()
-    assert len(calls) == 2
-    assert after.code != before.code
 
 
 def test_few_requests_represent_many():

@@ -1,4 +1,4 @@
-"""A forked process is to its parent what a process that Python has started is, but has loaded torch and the harness already."""
+"""A forked process is to its parent what a process that Python has started is, but has most modules loaded."""
 
 from __future__ import annotations
 

@@ -40,7 +40,8 @@ def launches(kernels: ModuleType, folder: Path, op: Op, case: Case) -> list[list
 
     def load(file: Path, entry: str, macros: dict[str, str | int]) -> Any:
         def launched(grid: int | tuple[int, ...], block: int, *_: object, **options: int) -> None:
-            code = kernels.compiled(folder, file, macros.items(), kernels.MEASURED).code[entry]
+            asked = kernels.Compilation(file, tuple(macros.items()), kernels.MEASURED)
+            code = asked.result(folder, may_warn=True)[entry].code
             found.append([file.name, entry, macros, grid, block, options, code])
 
         return kernels.FakeKernel(launched)

@@ -46,16 +46,15 @@ class UsedFiles:
             file for name, file in modules.items() if name.partition(".")[0] in installed and not _standard(file)
         }
         heard = map(os.path.realpath, tuple(self._opened))
-        return tuple(sorted(from_top | {file for file in (*modules.values(), *heard) if self._counts(file)}))
+        below = {Path(file) for file in (*modules.values(), *heard) if file.startswith(f"{self._top}{os.sep}")}
+        return tuple(sorted(from_top | {str(path) for path in below if self._counts(path)}))
 
-    def _counts(self, file: str) -> bool:
-        path = Path(file)
+    def _counts(self, path: Path) -> bool:
         # A repository may hold a virtual environment, or lie below a Python that was installed for all.
         pythons = [found for found in map(Path, (sys.prefix, sys.base_prefix)) if found.is_relative_to(self._top)]
         elsewhere = (_OWN, paths.data("kernels"), paths.data("scenarios"), paths.cache().resolve(), *pythons)
         return (
-            path.is_relative_to(self._top)
-            and path.is_file()
+            path.is_file()
             and "__pycache__" not in path.parts
             and not _INSTALLED & {*path.parts}
             and not any(path.is_relative_to(folder) for folder in elsewhere)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, EntryPoints
 from importlib.metadata import entry_points as installed_entry_points
 from pathlib import Path
 from types import ModuleType
@@ -66,7 +67,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     A checkout's own entry points stand in its pyproject.toml, since an installation may be older, or of another
     checkout. What they name may have been left out, as the collection can be.
     """
-    found = list(installed_entry_points(group=group))
+    found = [*_installed(group, tuple(sys.path))]
     others = [entry for entry in found if entry.dist is None or entry.dist.name != _DISTRIBUTION]
     declared = _of_checkout()
     if declared is None:
@@ -74,6 +75,12 @@ def entry_points(group: str) -> list[EntryPoint]:
     else:
         own = [EntryPoint(name, value, group) for name, value in declared.get(group, {}).items()]
     return [*filter(_is_there, own), *others]
+
+
+@cache
+def _installed(group: str, _path: tuple[str, ...]) -> EntryPoints:
+    """The entry points of all packages. _path: sys.path, whose folders have them. To read them takes milliseconds."""
+    return installed_entry_points(group=group)
 
 
 @cache

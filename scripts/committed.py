@@ -5,13 +5,15 @@ Every case is taken from the newest run that measured it, but for the runs in SK
 
 from __future__ import annotations
 
+import fnmatch
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from harness.metrics import METRICS, Subject, subjects
-from harness.model import Case, Result, Run, by_group
+from harness.model import Result, Run, by_group
 from harness.ops import Catalogue, known_cases
 from harness.ops.catalogue import LOADED
 from harness.report.frame import lines
@@ -116,18 +118,21 @@ class Runs:
         return self.groups[name]
 
     @cached_property
-    def _cases(self) -> list[tuple[Case, Group, str]]:
-        """Every case, with its group and its variant."""
+    def _ids(self) -> list[tuple[str, str, Group, str]]:
+        """Every case: its id and its whole id, its group and its variant."""
         return [
-            (result.case, group, variant) for group in self.groups.values() for variant, result in group.results.items()
+            (result.case.id, result.case.whole_id, group, variant)
+            for group in self.groups.values()
+            for variant, result in group.results.items()
         ]
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
+        fits = re.compile(fnmatch.translate(cases)).match
         values = [
             value
-            for case, group, variant in self._cases
-            if case.matches(cases) and (value := group.value(variant, metric, over))
+            for id_, whole_id, group, variant in self._ids
+            if (fits(id_) or fits(whole_id)) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

@@ -33,14 +33,14 @@ QUEUES = {"cpu": ("prepare", "copy", "train"), "decoded": ("copy", "train")}
 
 
 @pytest.fixture(autouse=True)
-def small_models(one_thread):
-    """Every test here has one thread."""
+def small_models(one_thread, short_timing):
+    """Every test here has one thread, and asks for no times."""
 
 
 def case(variant, **choices):
     chosen = {"model": "resnet_toy", "page_cache": "warm"} | choices
     shape = (("B", 4), ("N", 6), ("T", 2))
-    return Case(OP.name, variant, "float16", shape, tuple(chosen.items()), device="cpu")
+    return Case(OP.name, variant, "bfloat16", shape, tuple(chosen.items()), device="cpu")
 
 
 def checked(variant):

@@ -15,6 +15,8 @@ from harness.collection.steps.training._rungs import BERT, FLOAT32, RESNET, SWIN
 from harness.collection.steps.training._trainer import Setup, Trainer
 
 LADDERS = {"resnet_toy": RESNET, "bert_toy": BERT, "swin_toy": SWIN}
+SIZES = {"resnet_toy": 4, "bert_toy": 8, "swin_toy": 2}
+"""Of batches: as small as losses fall with, since a CPU computes slowly in float16."""
 OURS = [
     pytest.param(model, rung, id=f"{model}-{rung.name}")
     for model, rungs in LADDERS.items()
@@ -30,7 +32,7 @@ def named(rungs: Iterable[Rung], name: str) -> Rung:
 
 
 def losses(rung: Rung, model: str, dtype: torch.dtype = torch.float16) -> list[float]:
-    trainer = Trainer(rung, Setup(model, 8, 1, torch.device("cpu"), dtype))
+    trainer = Trainer(rung, Setup(model, SIZES[model], 1, torch.device("cpu"), dtype))
     first = [trainer.loss_of_step().item() for _ in range(_settings.EAGER)]
     # A graph is captured now, and no capture survives a compilation.
     with torch.compiler.set_stance("fail_on_recompile"):
@@ -100,7 +102,7 @@ def test_half_norm_has_the_types_that_our_norms_leave(model, rungs, ours, device
     """What LayerNorms are given and give, residuals among it. On a GPU, those of autocast give float32."""
 
     def types(name):
-        trainer = Trainer(named(rungs, name), Setup(model, 8, 1, torch.device(device), torch.float16))
+        trainer = Trainer(named(rungs, name), Setup(model, SIZES[model], 1, torch.device(device), torch.float16))
         found, operators = [], trainer.model.operators
 
         def noted(norm, x):

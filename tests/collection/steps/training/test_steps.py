@@ -126,7 +126,7 @@ def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
 
 
 @pytest.fixture
-def reported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def reported(short_timing: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The items of each report of steps after the timed ones, which measures energy."""
     items: list[int] = []
     monkeypatch.setattr(_facts, "report_steps", lambda _ctx, _step, count: items.append(count))

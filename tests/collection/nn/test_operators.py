@@ -15,6 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from harness.collection import nn
 from harness.collection.nn import _dropout
 
+pytestmark = pytest.mark.usefixtures("unmeasured_guards")
+
 EVERY = {
     "layer_norm": (nn.layer_norm, [(3, 5, 7), (7,), (7,)]),
     "rms_norm": (nn.rms_norm, [(3, 5, 7), (7,)]),

@@ -33,7 +33,7 @@ def training(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]]:
-    """ready(op, variant, dtype): a session of a toy's case with few items, made ready on the CPU. Choices may follow."""
+    """ready(op, variant, dtype): a session of a toy's case with few items, prepared on the CPU. Choices may follow."""
 
     @contextmanager
     def session(name: str, variant: str, dtype: str = "float16", **choices: Any) -> Iterator[Session]:

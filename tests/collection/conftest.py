@@ -164,6 +164,12 @@ def replay() -> Callable[..., torch.Tensor]:
     return draw
 
 
+@pytest.fixture(scope="session")
+def optimizers_loaded() -> None:
+    """Torch's optimizers import its compiler. What is there before the tests of a file isn't searched for garbage."""
+    import torch._dynamo  # noqa: F401 - for what it leaves in memory
+
+
 def leave_guards_unmeasured(patch: pytest.MonkeyPatch) -> None:
     """After each compilation, torch measures how long its guards take, for a log: 20 ms, with emptied caches."""
     patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)

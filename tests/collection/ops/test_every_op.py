@@ -65,7 +65,7 @@ def cases(op: Op, device: str) -> Iterator[Case]:
                 yield Case(op.name, variant.name, dtype, shape, tuple(zip(op.choices, chosen, strict=True)), 1, device)
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("optimizers_loaded", "one_thread")
 @pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
 def test_baselines_keep_the_contract(op: Op) -> None:
     made = list(cases(op, "cpu"))

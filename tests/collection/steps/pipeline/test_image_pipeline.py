@@ -33,7 +33,7 @@ QUEUES = {"cpu": ("prepare", "copy", "train"), "decoded": ("copy", "train")}
 
 
 @pytest.fixture(autouse=True)
-def small_models(one_thread, short_timing):
+def small_models(optimizers_loaded, one_thread, short_timing):
     """Every test here has one thread, and asks for no times."""
 
 

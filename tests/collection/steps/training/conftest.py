@@ -21,7 +21,7 @@ SIZES = {"resnet_toy": 4, "bert_toy": 8, "swin_toy": 2}
 
 
 @pytest.fixture(autouse=True)
-def small_models(one_thread: None) -> None:
+def small_models(optimizers_loaded: None, one_thread: None) -> None:
     """Every test here has one thread."""
 
 

@@ -33,8 +33,10 @@ QUEUES = {"cpu": ("prepare", "copy", "train"), "decoded": ("copy", "train")}
 
 
 @pytest.fixture(autouse=True)
-def small_models(optimizers_loaded, one_thread, short_timing):
-    """Every test here has one thread, and asks for no times."""
+def small_models(optimizers_loaded, one_thread, short_timing, monkeypatch):
+    """Every test here has one thread, and asks for no times: a stage works alone for as many batches as have a rate."""
+    monkeypatch.setattr(_facts, "FEWEST", 1)
+    monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
 
 
 def case(variant, **choices):
@@ -59,7 +61,6 @@ def measured_once(monkeypatch):
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
     monkeypatch.setattr(_fed, "WHOLE", 2)
-    monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
     with Session(case(variant), OP, Cpu()) as session:
         session.prepare()
         assert session.check() is None

@@ -45,7 +45,7 @@ def wanted() -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize(("model", "rung"), OURS)
-def test_losses_fall_as_those_of_float32(model, rung, wanted, monkeypatch):
+def test_losses_fall_as_those_of_float32(model, rung, wanted, monkeypatch, unmeasured_guards):
     real = torch.compile
     options = {"backend": "aot_eager", "fullgraph": True, "dynamic": False}
     monkeypatch.setattr(torch, "compile", lambda made, **_: real(made, **options))

@@ -16,7 +16,7 @@ from harness.ops import Catalogue
 from harness.session import Session
 
 TOYS = {"resnet50_train": "resnet_toy", "bert_train": "bert_toy", "swin_train": "swin_toy", "swin_infer": "swin_toy"}
-SIZES = {"resnet_toy": 4, "bert_toy": 8, "swin_toy": 2}
+SIZES = {"resnet_toy": 4, "bert_toy": 4, "swin_toy": 2}
 """Of batches: small ones, since a CPU computes slowly in float16."""
 
 

@@ -121,7 +121,7 @@ def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
         assert session.check() is None
     facts = dict(session.facts)
     assert facts.keys() == {_figures.TOKENS, _facts.OFF}
-    assert facts[_figures.TOKENS] == 8 * MODELS["bert_toy"].tokens
+    assert facts[_figures.TOKENS] == 4 * MODELS["bert_toy"].tokens
     assert 0 < facts[_facts.OFF] < 0.1
 
 

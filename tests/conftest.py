@@ -265,6 +265,17 @@ def job() -> Callable[..., Job]:
     return make
 
 
+@pytest.fixture
+def short_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls are timed in blocks of a hundredth of the usual length, and aren't repeated until they are warm.
+
+    For tests of what else is measured of a case: none of them may ask how long its calls took.
+    """
+    monkeypatch.setattr("harness.measure._BATCH_SECONDS", 5e-5)
+    monkeypatch.setattr("harness.measure._WARM_SECONDS", 0.0)
+    monkeypatch.setattr("harness.devices._timing._MOST_SETTLING", 0.0)
+
+
 @dataclass
 class Watcher:
     """An observer that keeps what it is told."""

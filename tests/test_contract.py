@@ -28,8 +28,8 @@ class SmallCpu(Cpu):
     cache_bytes = 2**16
 
 
-@pytest.fixture(scope="module")
-def measured(catalogue: Catalogue):
+@pytest.fixture
+def measured(catalogue: Catalogue, short_timing: None):
     def run(op: str, variant: str, choices: tuple[tuple[str, Any], ...] = (), **shape: int) -> Measurement:
         case = Case(op, variant, "float32", tuple(shape.items()), choices, device="cpu")
         return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue[op], SmallCpu())

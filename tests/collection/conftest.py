@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -164,6 +164,23 @@ def replay() -> Callable[..., torch.Tensor]:
     return draw
 
 
+@pytest.fixture(scope="session")
+def optimizers_loaded() -> None:
+    """Torch's optimizers import its compiler. What is there before the tests of a file isn't searched for garbage."""
+    import torch._dynamo  # noqa: F401 - for what it leaves in memory
+
+
+def leave_guards_unmeasured(patch: pytest.MonkeyPatch) -> None:
+    """After each compilation, torch measures how long its guards take, for a log: 20 ms, with emptied caches."""
+    patch.setattr("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0)
+
+
+@pytest.fixture
+def unmeasured_guards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests compile is compiled as ever, and in less time."""
+    leave_guards_unmeasured(monkeypatch)
+
+
 @contextmanager
 def traced_only(device: torch.device) -> Iterator[None]:
     """torch.compile traces functions as ever, but on a CPU it runs what it traced without Inductor.
@@ -172,9 +189,15 @@ def traced_only(device: torch.device) -> Iterator[None]:
     """
     import torch
 
+    real = torch.compile
+
+    def traced(*given: Any, **options: Any) -> Any:
+        leave_guards_unmeasured(patch)
+        return real(*given, backend="aot_eager", **options)
+
     with pytest.MonkeyPatch.context() as patch:
         if device.type == "cpu":
-            patch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager"))
+            patch.setattr(torch, "compile", traced)
         yield
 
 

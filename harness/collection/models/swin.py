@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -191,9 +192,15 @@ class WindowAttention(nn.Module):
 
 def relative_position_index(window: int) -> Tensor:
     """The row of the table of biases for each two pixels of a window: (T, T), by their distance down and across."""
-    pixel = torch.arange(window**2)
-    down, across = (place[:, None] - place + window - 1 for place in (pixel // window, pixel % window))
-    return down * (2 * window - 1) + across
+    return torch.tensor(_rows_of_distances(window))
+
+
+@cache
+def _rows_of_distances(window: int) -> list[list[int]]:
+    """The same as numbers. All blocks have the same, and tensors without memory are slow to compute with."""
+    pixels = [divmod(pixel, window) for pixel in range(window**2)]
+    far = window - 1
+    return [[(down - y + far) * (2 * window - 1) + across - x + far for y, x in pixels] for down, across in pixels]
 
 
 def shift_mask(side: int, window: int, shift: int) -> Tensor:

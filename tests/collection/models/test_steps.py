@@ -43,7 +43,7 @@ def test_every_parameter_has_a_gradient_in_half_precision(toy):
     assert all(p.grad.isfinite().all() and p.grad.any() for p in model.parameters())
 
 
-def test_a_model_compiles_to_one_graph(toy):
+def test_a_model_compiles_to_one_graph(toy, unmeasured_guards):
     torch.manual_seed(0)
     torch.compiler.reset()
     model, batch = toy.kind(toy.config).eval(), given(toy)

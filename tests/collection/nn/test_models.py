@@ -62,7 +62,7 @@ def test_none_of_ours_is_what_swin_has_by_itself():
 def test_swin_compiles_in_one_graph():
     plain, ours = both(swin.Swin, SWIN, nn.swin_operators())
     given = images(SWIN)
-    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager_default_partitioner")
     torch.testing.assert_close(compiled(given.images), plain(given.images), rtol=1e-9, atol=1e-11)
 
 

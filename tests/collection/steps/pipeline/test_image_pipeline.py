@@ -33,14 +33,16 @@ QUEUES = {"cpu": ("prepare", "copy", "train"), "decoded": ("copy", "train")}
 
 
 @pytest.fixture(autouse=True)
-def small_models(one_thread):
-    """Every test here has one thread."""
+def small_models(optimizers_loaded, one_thread, short_timing, monkeypatch):
+    """Every test here has one thread, and asks for no times: a stage works alone for as many batches as have a rate."""
+    monkeypatch.setattr(_facts, "FEWEST", 1)
+    monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
 
 
 def case(variant, **choices):
     chosen = {"model": "resnet_toy", "page_cache": "warm"} | choices
     shape = (("B", 4), ("N", 6), ("T", 2))
-    return Case(OP.name, variant, "float16", shape, tuple(chosen.items()), device="cpu")
+    return Case(OP.name, variant, "bfloat16", shape, tuple(chosen.items()), device="cpu")
 
 
 def checked(variant):
@@ -59,7 +61,6 @@ def measured_once(monkeypatch):
 def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant, monkeypatch):
     before, threads = threading.active_count(), torch.get_num_threads()
     monkeypatch.setattr(_fed, "WHOLE", 2)
-    monkeypatch.setitem(_facts.SHORTEST, "cpu", 0.0)
     with Session(case(variant), OP, Cpu()) as session:
         session.prepare()
         assert session.check() is None

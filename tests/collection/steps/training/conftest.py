@@ -16,10 +16,12 @@ from harness.ops import Catalogue
 from harness.session import Session
 
 TOYS = {"resnet50_train": "resnet_toy", "bert_train": "bert_toy", "swin_train": "swin_toy", "swin_infer": "swin_toy"}
+SIZES = {"resnet_toy": 4, "bert_toy": 4, "swin_toy": 2}
+"""Of batches: small ones, since a CPU computes slowly in float16."""
 
 
 @pytest.fixture(autouse=True)
-def small_models(one_thread: None) -> None:
+def small_models(optimizers_loaded: None, one_thread: None) -> None:
     """Every test here has one thread."""
 
 
@@ -31,14 +33,16 @@ def training(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]]:
-    """ready(op, variant, dtype): a session of a toy's case with 8 items, prepared on the CPU. Choices may be given."""
+    """ready(op, variant, dtype): a session of a toy's case with few items, prepared on the CPU. Choices may follow."""
 
     @contextmanager
     def session(name: str, variant: str, dtype: str = "float16", **choices: Any) -> Iterator[Session]:
         op = catalogue[name]
         given = {choice: choices.get(choice, known.usual) for choice, known in op.choices.items()}
         given["model"] = TOYS[name]
-        with Session(Case(name, variant, dtype, (("B", 8),), tuple(given.items()), device="cpu"), op, Cpu()) as made:
+        # The typical error of logits, and the scales of int8, are those of more images.
+        symbols = (("B", 8 if name == "swin_infer" else SIZES[TOYS[name]]),)
+        with Session(Case(name, variant, dtype, symbols, tuple(given.items()), device="cpu"), op, Cpu()) as made:
             made.prepare()
             yield made
 
@@ -48,4 +52,4 @@ def ready(catalogue: Catalogue) -> Callable[..., AbstractContextManager[Session]
 @pytest.fixture
 def setup(training: str) -> Setup:
     """What a training of each toy begins with."""
-    return Setup(TOYS[training], 8, 1, torch.device("cpu"), torch.float16)
+    return Setup(TOYS[training], SIZES[TOYS[training]], 1, torch.device("cpu"), torch.float16)

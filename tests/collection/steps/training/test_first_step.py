@@ -30,7 +30,8 @@ HONEST = [
 
 
 def setup_of(model: str, dtype: str = "float16") -> Setup:
-    return Setup(model, 8, 1, torch.device("cpu"), getattr(torch, dtype))
+    size = 2 if model == "swin_toy" else 8  # a CPU computes slowly in float16, and batch norm needs more
+    return Setup(model, size, 1, torch.device("cpu"), getattr(torch, dtype))
 
 
 def found(model: str, rung: Rung, dtype: str = "float16") -> str:

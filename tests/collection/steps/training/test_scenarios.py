@@ -28,10 +28,13 @@ def jobs(name, device):
     [job for job in jobs("train_small", "cpu") if job.case.variant in ("fused_optimizer", "eager")],
     ids=lambda job: job.case.id,
 )
-def test_small_steps_are_measured_on_a_cpu(job):
-    found = measure(replace(job, timing=SHORT), CATALOGUE[job.case.op], Cpu())
+def test_small_steps_are_measured_on_a_cpu(job, short_timing):
+    """With fewer items, since a CPU computes slowly in float16. Batch norm needs some."""
+    items = 4 if job.case.op == "resnet50_train" else 2
+    case = replace(job.case, shape=(("B", items),))
+    found = measure(replace(job, case=case, timing=SHORT), CATALOGUE[job.case.op], Cpu())
     assert (found.status, found.timer) == ("ok", "steady"), found.error
-    assert found.work.items == 8
+    assert found.work.items == items
     assert found.sets == 1
 
 

@@ -60,7 +60,7 @@ def test_gradients_are_those_of_autograd(device, half):
 
 
 def test_a_step_has_all_gradients_and_the_same_losses():
-    setup = Setup("swin_toy", 8, 1, torch.device("cpu"), torch.float16)
+    setup = Setup("swin_toy", 8, 1, torch.device("cpu"), torch.bfloat16)
     one, other = Trainer(EAGER, setup), Trainer(replace(EAGER, streams=False), setup)
     losses = [[trainer.loss_of_step().item() for _ in range(3)] for trainer in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)

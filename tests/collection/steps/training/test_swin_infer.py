@@ -17,6 +17,12 @@ from harness.collection.steps.training._operators import of_windows
 from harness.model import Case
 
 
+@pytest.fixture(autouse=True)
+def one_warm_call(monkeypatch):
+    """A CPU's libraries choose no kernels in the others."""
+    monkeypatch.setattr(swin_infer, "WARM", 1)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("variant", ["eager", "sdpa"])
 def test_logits_in_halves_are_right(variant, dtype, ready):
@@ -40,7 +46,7 @@ def test_memory_and_energy_of_calls_are_asked_for(ready, monkeypatch):
     monkeypatch.setattr(swin_infer, "as_written", lambda ctx: seen.append("model") or made(ctx))
     monkeypatch.setattr(_facts, "with_memory", lambda _, call, before: seen.append(before) or call())
     monkeypatch.setattr(_facts, "report_steps", lambda _, call, images: seen.append((call(), images)))
-    with ready("swin_infer", "eager") as session:
+    with ready("swin_infer", "eager", "bfloat16") as session:
         assert seen == ["before", "model", 7]
         session.report()
     assert seen[3:] == [(None, 8)]
@@ -189,7 +195,7 @@ def test_ours_are_right(make, dtype, ready, monkeypatch):
 
 @pytest.mark.parametrize("make", [swin_infer.with_sdpa, swin_infer.with_attention])
 def test_a_compiler_takes_the_whole_model(make, ready):
-    with ready("swin_infer", "sdpa") as session, torch.inference_mode():
+    with ready("swin_infer", "sdpa", "bfloat16") as session, torch.inference_mode():
         model, images = make(session._ctx), swin_infer.make(session._ctx)["images"]
         found = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)(images)
         assert (found - model(images)).abs().max() < 0.02
@@ -251,7 +257,7 @@ def test_a_bias_that_int8_loses_is_found(lost, ready, monkeypatch):
         return model
 
     played(monkeypatch, "int8", without)
-    with ready("swin_infer", "sdpa") as session:
+    with ready("swin_infer", "sdpa", "bfloat16") as session:
         assert "dB" in session.check()
 
 

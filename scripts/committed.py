@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
 from harness.metrics import METRICS, Subject, subjects
-from harness.model import Case, Result, Run, by_group
+from harness.model import Result, Run, by_group
 from harness.ops import Catalogue, known_cases
 from harness.ops.catalogue import LOADED
 from harness.report.frame import lines
@@ -116,18 +117,20 @@ class Runs:
         return self.groups[name]
 
     @cached_property
-    def _cases(self) -> list[tuple[Case, Group, str]]:
-        """Every case, with its group and its variant."""
+    def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:
+        """Every case: its id and its whole id, which take a while to put together, its group and its variant."""
         return [
-            (result.case, group, variant) for group in self.groups.values() for variant, result in group.results.items()
+            ((result.case.id, result.case.whole_id), group, variant)
+            for group in self.groups.values()
+            for variant, result in group.results.items()
         ]
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
         values = [
             value
-            for case, group, variant in self._cases
-            if case.matches(cases) and (value := group.value(variant, metric, over))
+            for ids, group, variant in self._cases
+            if any(fnmatchcase(each, cases) for each in ids) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
+from importlib import metadata
 from importlib.metadata import EntryPoint
-from importlib.metadata import entry_points as installed_entry_points
 from pathlib import Path
 from types import ModuleType
 
@@ -74,6 +75,27 @@ def entry_points(group: str) -> list[EntryPoint]:
     else:
         own = [EntryPoint(name, value, group) for name, value in declared.get(group, {}).items()]
     return [*filter(_is_there, own), *others]
+
+
+def installed_entry_points(group: str) -> Sequence[EntryPoint]:
+    """Entry points of a group in all installed packages. To read the packages' files takes milliseconds.
+
+    So they are read again only after a change of sys.path, or of what lies in its folders.
+    """
+    return _read(group, tuple(sys.path), tuple(map(_changed, sys.path)))
+
+
+@cache
+def _read(group: str, _path: tuple[str, ...], _changes: tuple[int, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=group))
+
+
+def _changed(folder: str) -> int:
+    """When something was last added to or removed from a folder, in nanoseconds; 0 if the folder isn't there."""
+    try:
+        return Path(folder or ".").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @cache

@@ -13,8 +13,8 @@ import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
-from importlib.metadata import EntryPoint, EntryPoints
-from importlib.metadata import entry_points as installed_entry_points
+from importlib import metadata
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
@@ -67,7 +67,7 @@ def entry_points(group: str) -> list[EntryPoint]:
     A checkout's own entry points stand in its pyproject.toml, since an installation may be older, or of another
     checkout. What they name may have been left out, as the collection can be.
     """
-    found = [*_installed(group, tuple(sys.path))]
+    found = list(installed_entry_points(group=group))
     others = [entry for entry in found if entry.dist is None or entry.dist.name != _DISTRIBUTION]
     declared = _of_checkout()
     if declared is None:
@@ -77,10 +77,25 @@ def entry_points(group: str) -> list[EntryPoint]:
     return [*filter(_is_there, own), *others]
 
 
+def installed_entry_points(group: str) -> Sequence[EntryPoint]:
+    """Entry points of a group in all installed packages. To read the packages' files takes milliseconds.
+
+    So they are read again only after a change of sys.path, or of what lies in its folders.
+    """
+    return _read(group, tuple(sys.path), tuple(map(_changed, sys.path)))
+
+
 @cache
-def _installed(group: str, _path: tuple[str, ...]) -> EntryPoints:
-    """The entry points of all packages. _path: sys.path, whose folders have them. To read them takes milliseconds."""
-    return installed_entry_points(group=group)
+def _read(group: str, _path: tuple[str, ...], _changes: tuple[int, ...]) -> tuple[EntryPoint, ...]:
+    return tuple(metadata.entry_points(group=group))
+
+
+def _changed(folder: str) -> int:
+    """When something was last added to or removed from a folder, in nanoseconds; 0 if the folder isn't there."""
+    try:
+        return Path(folder or ".").stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @cache

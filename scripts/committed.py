@@ -5,10 +5,9 @@ Every case is taken from the newest run that measured it, but for the runs in SK
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
@@ -118,21 +117,20 @@ class Runs:
         return self.groups[name]
 
     @cached_property
-    def _ids(self) -> list[tuple[str, str, Group, str]]:
-        """Every case: its id and its whole id, its group and its variant."""
+    def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:
+        """Every case: its id and its whole id, which take a while to put together, its group and its variant."""
         return [
-            (result.case.id, result.case.whole_id, group, variant)
+            ((result.case.id, result.case.whole_id), group, variant)
             for group in self.groups.values()
             for variant, result in group.results.items()
         ]
 
     def figure(self, cases: str, metric: str, over: str = "") -> str:
         """A metric of all cases like the glob `cases`. Raises SystemExit if no case is, or has the metric."""
-        fits = re.compile(fnmatch.translate(cases)).match
         values = [
             value
-            for id_, whole_id, group, variant in self._ids
-            if (fits(id_) or fits(whole_id)) and (value := group.value(variant, metric, over))
+            for ids, group, variant in self._cases
+            if any(fnmatchcase(each, cases) for each in ids) and (value := group.value(variant, metric, over))
         ]
         if not values:
             raise SystemExit(f"no committed run has {metric} of {cases}" + (f" over {over}" if over else ""))

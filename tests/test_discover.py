@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from harness.discover import discover
+from harness.discover import discover, entry_points
 from harness.errors import UsageError
 
 PLACES = {
@@ -75,3 +76,20 @@ def test_two_files_of_one_name_are_an_error(package: Callable[[dict[str, str]], 
         UsageError, match=rf"two{re.escape('/')}same\.py: has the name of .*one{re.escape('/')}same\.py"
     ):
         discover(package(files), ["OP"], nested=True)
+
+
+def test_an_entry_point_is_found_when_its_package_is_installed_and_not_after_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> list[str]:
+        return [entry.name for entry in entry_points("harness.devices") if entry.value == "late_device"]
+
+    monkeypatch.syspath_prepend(tmp_path)
+    assert found() == []
+    information = tmp_path / "late-1.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Name: late\nVersion: 1\n")
+    (information / "entry_points.txt").write_text("[harness.devices]\nlate = late_device\n")
+    assert found() == ["late"]
+    shutil.rmtree(information)
+    assert found() == []

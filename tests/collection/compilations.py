@@ -10,7 +10,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-import os
 import re
 import struct
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 from harness import source
 from harness.comments import without_comments
 from harness.cuda import compile as compiler
+from tests.collection import texts
 
 COMMITTED = Path(__file__).with_name("compiled.csv")
 A_MONTH = 30 * 24 * 3600
@@ -75,13 +75,22 @@ class Compilation:
         key = self.key
         if key in committed():
             return committed()[key]
-        kept = folder / f"{self.file.stem}-{key}.json"
-        if not kept.exists():
-            # Processes may share the folder: none sees half a file.
-            begun = kept.with_suffix(f".{os.getpid()}")
-            begun.write_text(json.dumps({name: asdict(kernel) for name, kernel in self._compile(may_warn).items()}))
-            begun.replace(kept)
-        return {name: Kernel(**facts) for name, facts in json.loads(kept.read_text()).items()}
+        kernels = texts.text(folder, f"{self.file.stem}-{key}.json", lambda: self._facts(may_warn))
+        return {name: Kernel(**facts) for name, facts in json.loads(kernels).items()}
+
+    def ptx(self, entry: str, folder: Path) -> str:
+        """A kernel in PTX, which is committed, or kept in `folder`, or made now."""
+        key = hashlib.sha256(self.key.encode() + contents(Path(texts.__file__)) + entry.encode()).hexdigest()[:16]
+
+        def made() -> str:
+            parts = texts.ptx(self.file, self.macros).split(".entry ")
+            (kernel,) = [part for part in parts if part.startswith(f"{entry}(")]
+            return kernel
+
+        return texts.text(folder, f"{entry}-{key}.ptx", made)
+
+    def _facts(self, may_warn: bool) -> str:
+        return json.dumps({name: asdict(kernel) for name, kernel in self._compile(may_warn).items()})
 
     def _compile(self, may_warn: bool) -> Compiled:
         cubin, log = compiler.compile_verbose(self.file, dict(self.macros), self.arch)
@@ -143,12 +152,14 @@ def committed() -> dict[str, Compiled]:
 
 def write(compilations: Iterable[Compilation], folder: Path) -> None:
     """Write the committed file anew, with the results of these."""
+    # Before the file is emptied: what it has needn't be compiled.
+    results = [(one, one.result(folder)) for one in compilations]
     with COMMITTED.open("w", newline="", encoding="utf-8") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(["entry", "arch", "macros", *RESOURCES, "code", "key"])
-        for one in compilations:
+        for one, result in results:
             macros = " ".join(f"{name}={value}" for name, value in sorted(one.macros))
-            for entry, kernel in sorted(one.result(folder).items()):
+            for entry, kernel in sorted(result.items()):
                 rows.writerow([entry, one.arch, macros, *astuple(kernel), one.key])
 
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +21,8 @@ from harness.ops import FLOATS, Catalogue, Context, Op, Tensors
 
 if TYPE_CHECKING:
     import torch
+
+    from tests.collection.compilations import Kernel
 
 _ROOM = 64  # elements around a tensor that must stay as they are
 _POISON = 0xA5
@@ -242,34 +244,42 @@ def trial(catalogue: Catalogue) -> Callable[..., Trial]:
 
 
 @pytest.fixture(scope="session")
-def ptx() -> Callable[..., str]:
+def kept(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that keeps what was compiled: in pytest's cache, if pytest has one."""
+    from tests.collection import compilations
+
+    if not hasattr(pytestconfig, "cache"):
+        return tmp_path_factory.mktemp("kernels")
+    return compilations.kept(Path(pytestconfig.cache.mkdir("kernels")))
+
+
+@pytest.fixture(scope="session")
+def compiled(kept: Path) -> Callable[..., dict[str, Kernel]]:
+    """compiled(file, macros, arch): what each kernel of a source uses, by its name. Compiles only what changed."""
+    from harness.paths import data
+    from tests.collection.compilations import Compilation
+
+    def facts(file: str, macros: dict[str, str | int], arch: str = "sm_90") -> dict[str, Kernel]:
+        (source,) = data("kernels").glob(f"*/{file}")
+        found = Compilation(source, tuple(macros.items()), arch).result(kept)
+        assert found
+        return found
+
+    return facts
+
+
+@pytest.fixture(scope="session")
+def ptx(kept: Path) -> Callable[..., str]:
     """ptx(file, entry, macros) is a kernel in PTX for sm_90: the reads, writes and branches that the compiler has left.
 
-    Needs no GPU. (cuda.core would ask the driver whether it can load the PTX.)
+    Needs no GPU. Compiles only what changed.
     """
-    from cuda.bindings import nvrtc
-
-    from harness.cuda import compile as compiler
     from harness.paths import data
-
-    @cache
-    def compiled(file: str, macros: tuple[tuple[str, str | int], ...]) -> str:
-        source = next(data("kernels").glob(f"*/{file}"))
-        folders = [f"-I{folder}" for folder in compiler._include_folders(source.parent)]
-        options = ["--gpu-architecture=sm_90", *folders, *(f"-D{name}={value}" for name, value in macros)]
-        _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), file.encode(), 0, [], [])
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
-        assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS
-        _, size = nvrtc.nvrtcGetPTXSize(program)
-        made = bytes(size)
-        nvrtc.nvrtcGetPTX(program, made)
-        nvrtc.nvrtcDestroyProgram(program)
-        return made.decode()
+    from tests.collection.compilations import Compilation
 
     def text(file: str, entry: str, macros: dict[str, str | int]) -> str:
-        parts = compiled(file, tuple(macros.items())).split(".entry ")
-        (kernel,) = [part for part in parts if part.startswith(f"{entry}(")]
-        return kernel
+        (source,) = data("kernels").glob(f"*/{file}")
+        return Compilation(source, tuple(macros.items()), "sm_90").ptx(entry, kept)
 
     return text
 

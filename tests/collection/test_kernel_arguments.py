@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import struct
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.cuda import compile as compiler
 from harness.ops import Catalogue, Context
-from tests.collection.compilations import sections
-
-PARAMETER, OF_SIZED_RECORD = 0x17, 4  # EIATTR_KPARAM_INFO and EIFMT_SVAL of a cubin's .nv.info
 
 
 @pytest.fixture(scope="module")
@@ -27,16 +23,10 @@ def tools():
     return module
 
 
-def parameter_sizes(info: bytes) -> list[int]:
-    """Bytes of each parameter, from the section .nv.info.<entry>: records of a format, an attribute and 2 bytes."""
-    found, at = {}, 0
-    while at < len(info):
-        form, attribute, size = struct.unpack_from("<BBH", info, at)
-        if form == OF_SIZED_RECORD and attribute == PARAMETER:
-            _, number, _, flags = struct.unpack_from("<IHHI", info, at + 4)
-            found[number] = flags >> 18
-        at += 4 + (size if form == OF_SIZED_RECORD else 0)
-    return [found[number] for number in range(len(found))]
+def parameter_sizes(ptx: str) -> list[int]:
+    """Bytes of each parameter in PTX: '.param .u64 name', or '.param .align 8 .b8 name[24]' for a struct."""
+    declared = re.findall(r"\.param (?:\.\w+ )*(?:\.\w+ \d+ )?\.[bfsu](\d+) \w+_param_\d+(?:\[(\d+)\])?", ptx)
+    return [int(bits) // 8 * int(count or 1) for bits, count in declared]
 
 
 def launches(tools, monkeypatch, op, dtype) -> list[tuple[object, ...]]:
@@ -60,7 +50,7 @@ def launches(tools, monkeypatch, op, dtype) -> list[tuple[object, ...]]:
     ("name", "entries"),
     [("prelu_grad", {"prelu_grad_tuned"}), ("bn_add_relu", {"bn_statistics_rows", "bn_statistics_columns"})],
 )
-def test_a_struct_has_the_size_of_the_parameter(tools, monkeypatch, name, entries):
+def test_a_struct_has_the_size_of_the_parameter(tools, ptx, monkeypatch, name, entries):
     import torch
 
     monkeypatch.setattr(torch, "empty", lambda *_, **__: tools.FakeTensor(4096, 0, 4))
@@ -71,7 +61,5 @@ def test_a_struct_has_the_size_of_the_parameter(tools, monkeypatch, name, entrie
     for entry in entries:
         file, macros, args = by_entry[entry]
         assert isinstance(args[-1], ctypes.Structure)
-        cubin, _ = compiler.compile_verbose(file, macros, tools.MEASURED)
-        (info,) = (content for section, content in sections(cubin) if section == f".nv.info.{entry}")
         passed = [8 if hasattr(arg, "data_ptr") else ctypes.sizeof(arg) for arg in args]
-        assert passed == parameter_sizes(info), entry
+        assert passed == parameter_sizes(ptx(file.name, entry, macros)), entry

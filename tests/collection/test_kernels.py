@@ -56,12 +56,6 @@ class Request:
         return self.file, tuple(name for name, _ in self.macros)
 
 
-@pytest.fixture(scope="session")
-def kept(pytestconfig: pytest.Config) -> Path:
-    """The folder that keeps what was compiled."""
-    return compilations.kept(Path(pytestconfig.cache.mkdir("kernels")))
-
-
 @dataclass
 class FakeTensor:
     """Just the address and the size that a launch looks at: no memory, so any size goes."""

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cuda.bindings import nvrtc
 
-from harness.cuda import compile as compiler
 from harness.paths import data
+from tests.collection import texts
+from tests.collection.compilations import compiler_version
+from tests.collection.texts import alone, alone_name, kept_alone
 
 SOURCES = sorted(data("kernels").glob("*/*.cu"))
 
 
-def alone(source: Path) -> tuple[list[str], str]:
-    """The kernels that a source has without any macro, and what the compiler says against it.
-
-    As with `nvcc -c` in its folder, only the headers of CUDA are given: the source finds its own. PTX is enough:
-    machine code would take ten times as long.
-    """
-    _, program = nvrtc.nvrtcCreateProgram(source.read_bytes(), str(source).encode(), 0, [], [])
-    folders = [f"--include-path={folder}".encode() for folder in (source.parent, *compiler._cuda_headers())]
-    options = [b"--std=c++17", b"--gpu-architecture=compute_90", *folders]
-    (failed,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-    if failed:
-        return [], written(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-    return re.findall(r"\.entry (\w+)", written(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX)), ""
-
-
-def written(program: Any, size_of: Callable[[Any], Any], write: Callable[[Any, bytes], Any]) -> str:
-    """A text that NVRTC writes into memory of ours."""
-    _, size = size_of(program)
-    text = bytes(size + 1)  # Python shares objects of one byte
-    write(program, text)
-    return text.rstrip(b"\0").decode()
-
-
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
-def test_a_source_compiles_alone(source: Path) -> None:
-    kernels, complaint = alone(source)
+def test_a_source_compiles_alone(source: Path, kept: Path) -> None:
+    kernels, complaint = kept_alone(source, kept)
     assert complaint == ""
     assert kernels, "no macro has a default with which there is a kernel"
+
+
+def test_what_is_committed_is_of_the_sources_as_they_are() -> None:
+    """Otherwise the tests would be slow: a change of a source changes its name here."""
+    written = {name for name in texts.committed() if name.endswith(".alone")}
+    if not any(f"-{compiler_version()}-" in name for name in written):
+        pytest.skip("what is committed was made by another compiler")
+    assert {alone_name(source) for source in SOURCES} == written, "run scripts/make_compiled.py"
 
 
 def test_a_macro_without_a_default_is_found(tmp_path: Path) -> None:

@@ -5,13 +5,8 @@ What it computes on a GPU is tested with the operator that asks for it, in tests
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
-
-from harness.collection.ops.attention.window_attention_grad import OP
-from harness.cuda import compile as compiler
 
 # Windows, heads, tokens, sizes of a head.
 SIZES = [(3, 1, 49, 32), (2, 3, 49, 32), (3, 4, 64, 32), (2, 2, 144, 32), (2, 3, 17, 64), (1, 2, 144, 64)]
@@ -88,12 +83,7 @@ def test_places_are_those_of_qkv(windows, heads, tokens, dim):
 
 
 @pytest.mark.parametrize(("arch", "heads", "has_mask"), [("sm_90", 3, 1), ("sm_90", 24, 0), ("sm_80", 6, 1)])
-def test_swin_s_compilations_spill_nothing(arch, heads, has_mask):
+def test_swin_s_compilations_spill_nothing(compiled, arch, heads, has_mask):
     macros = {"SCALAR": "__nv_bfloat16", "TOKENS": 49, "DIM": 32, "HAS_BIAS": 1, "HAS_MASK": has_mask}
-    file = OP.find("window_attention_grad.cu")
-    _, log = compiler.compile_verbose(file, {**macros, "STAGES": 2, "RESIDENT": 3, "PACKED": heads}, arch)
-    assert "warning" not in log, log
-    facts = r"properties for window_attention_grad_(\w+)\s.*?(\d+ bytes stack.*?loads)"
-    frames = dict(re.findall(facts, log, re.DOTALL))
-    nothing = "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads"
-    assert frames["tuned"] == frames["total"] == nothing, log
+    kernels = compiled("window_attention_grad.cu", {**macros, "STAGES": 2, "RESIDENT": 3, "PACKED": heads}, arch)
+    assert kernels["window_attention_grad_tuned"].local_bytes == kernels["window_attention_grad_total"].local_bytes == 0

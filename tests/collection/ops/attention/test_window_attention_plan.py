@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -108,9 +109,14 @@ class Item:
         self.window = rest // together * max(1, sizes.masks) + self.mask
 
 
+@cache
+def divisor(size):
+    return tuple(part.value for part in fast_divisor(size, 32))
+
+
 def divided(n, size):
-    multiplier, shift = fast_divisor(size, 32)
-    quotient = ((n * multiplier.value >> 32) + n) >> shift.value
+    multiplier, shift = divisor(size)
+    quotient = ((n * multiplier >> 32) + n) >> shift
     return quotient, n - quotient * size
 
 

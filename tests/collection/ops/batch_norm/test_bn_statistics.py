@@ -160,26 +160,34 @@ def _rows_of_tile(channels: list[Channel], values: Floats, tile: int, cut: Stati
         abouts[row] = np.float32(0) if np.isnan(part[0]) else shift(_samples(part, shift))
     about = np.array([abouts[row] for row in row_of], np.float32)
     chains = Sums.of_chain(np.where(np.isnan(values), about, values), about)
-    pack_of = np.arange(width) // cut.per_pack
     for row, own in abouts.items():
         mine = np.flatnonzero(row_of == row)
-        packs = [chains[mine[pack_of[mine] == pack]].in_order() for pack in np.unique(pack_of[mine])]
+        packs = _by_packs(chains[mine], mine, cut.per_pack).in_order()
         # The pack that the row begins inside of is `next` of the pack before its own: the first lane adds it last.
-        inside = packs.pop(0) if (tile + mine[0]) % cut.per_pack else None
-        lanes = [_sequence(packs[lane :: cut.lanes]) for lane in range(cut.lanes)]
-        if inside is not None:
-            lanes[0] = lanes[0] + inside
-        total = Sums(np.array([one.sum for one in lanes]), np.array([one.squares for one in lanes])).of_lanes()
+        begins_inside = int((tile + mine[0]) % cut.per_pack > 0)
+        lanes = _by_lanes(packs[begins_inside:], cut.lanes).in_order()
+        if begins_inside:
+            lanes.sum[0] += packs.sum[0]
+            lanes.squares[0] += packs.squares[0]
+        total = lanes.of_lanes()
         exist = int((~np.isnan(values[:, mine[0]])).sum())
         if exist:
             channels[row % cut.sizes.channels].add(len(mine) * exist, own, total)
 
 
-def _sequence(sums: list[Sums]) -> Sums:
-    total = Sums(np.float32(0), np.float32(0))
-    for one in sums:
-        total = total + one
-    return total
+def _by_packs(sums: Sums, places: Floats, per_pack: int) -> Sums:
+    """Sums of a row's places in packs, (packs, per_pack). A place that the row lacks has 0, which adds nothing."""
+    made = np.zeros((2, places[-1] // per_pack - places[0] // per_pack + 1, per_pack), np.float32)
+    made[:, places // per_pack - places[0] // per_pack, places % per_pack] = sums.sum, sums.squares
+    return Sums(*made)
+
+
+def _by_lanes(sums: Sums, lanes: int) -> Sums:
+    """What each lane adds, (lanes, packs): every so manyth, and 0 where there is no pack left."""
+    packs = len(sums.sum)
+    made = np.zeros((2, max(lanes, packs + -packs % lanes)), np.float32)
+    made[:, :packs] = sums.sum, sums.squares
+    return Sums(*made.reshape(2, -1, lanes).transpose(0, 2, 1))
 
 
 def of_columns(x: Floats, cut: StatisticsCut, shift: Shift = median) -> list[Channel]:

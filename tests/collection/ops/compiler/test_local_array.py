@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-
-from harness.cuda.compile import compile_verbose
-from harness.paths import data
 
 COMPILED = [{"G": 1000, "K": 3}]
 LOCAL_MEMORY = ("runtime_index",)
@@ -77,10 +72,10 @@ def test_more_than_2_to_31_elements(launch, placed, variant):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
 @pytest.mark.parametrize("scalar", ["unsigned", "unsigned short"])
-def test_only_the_runtime_index_lands_in_local_memory(scalar, arch):
+def test_only_the_runtime_index_lands_in_local_memory(compiled, scalar, arch):
     def frames(macros):
-        _, log = compile_verbose(data("kernels") / "compiler" / "local_array.cu", {"SCALAR": scalar, **macros}, arch)
-        return [int(size) for size in re.findall(r"(\d+) bytes stack frame", log)]
+        kernels = compiled("local_array.cu", {"SCALAR": scalar, **macros}, arch)
+        return [kernel.stack_bytes for kernel in kernels.values()]
 
     a_group = 8 * (4 if scalar == "unsigned" else 2)
     assert frames({"RUNTIME_INDEX": 1}) == [2 * a_group]

@@ -44,23 +44,22 @@ class Tile:
         if self.plan.flat:
             shift, row = self.shift(0), self.row - self.above
             begin, to = max(0, -row) * s.cols, shift + min(s.rows - row, self.lines) * s.cols
-            for j in range(0, -(-self.flat_packs // self.plan.threads) * self.plan.threads * pack, pack):
-                if j < to and (full or j + pack > shift + begin):
-                    yield corner - shift + j, j
-            return
-        thread, k = np.meshgrid(np.arange(self.plan.threads), np.arange(256), indexing="ij")
+            j = np.arange(0, -(-self.flat_packs // self.plan.threads) * self.plan.threads * pack, pack)
+            j = j[(j < to) & (full | (j + pack > shift + begin))]
+            return corner - shift + j, j
         across, lanes = self.plan.packs_across, 2 * self.plan.packs_across
         at_once = self.plan.threads // lanes
+        steps = np.arange(-(-self.lines // at_once))
+        thread, k = np.meshgrid(np.arange(self.plan.threads), steps, indexing="ij")
         first_line, number = thread // lanes, thread % lanes
         line, shift = first_line + k * at_once, self.shift(first_line)
         assert (self.shift(line) == shift).all()
         place = self.place(first_line) - shift + number * pack + k * (at_once // pack * self.group)
         mine = (line < self.lines) & (number <= across) & ((number < across) | (shift > 0))
-        lines, numbers, places = line[mine], number[mine], place[mine]
-        for line, number, place in zip(lines, numbers, places, strict=True):
-            width, row = min(self.plan.cols, s.cols - self.col), self.row - self.above + line
-            if full or (0 <= row < s.rows and number * pack < self.shift(line) + width):
-                yield corner + line * s.cols + number * pack - self.shift(line), place
+        line, number, place = line[mine], number[mine], place[mine]
+        width, row = min(self.plan.cols, s.cols - self.col), self.row - self.above + line
+        loaded = full | ((row >= 0) & (row < s.rows) & (number * pack < self.shift(line) + width))
+        return (corner + line * s.cols + number * pack - self.shift(line))[loaded], place[loaded]
 
     def gathers(self):
         """For all threads and k: where in shared memory they read first, their column, and their first row of y."""
@@ -93,34 +92,33 @@ def transposed(plan, x, x_offset, y_offset):
 
 def _move(tile, x, y, written, end, x_offset, y_offset):
     s, plan, pack = tile.s, tile.plan, tile.pack
-    shared = np.full(tile.shared, -1)
-    seen = set()
     corner = tile.matrix + (tile.row - tile.above) * s.cols + tile.col
     full = tile.row >= tile.above and tile.row - tile.above + tile.lines <= s.rows and plan.cols <= s.cols - tile.col
     full &= corner >= pack and corner + (tile.lines - 1) * s.cols + plan.cols + pack <= end
-    for first, place in tile.packs(full):
-        assert place % pack == 0
-        assert place not in seen
-        assert place + pack <= tile.shared
-        seen.add(place)
-        assert (first >= 0 and first + pack <= end) or not full
-        assert (first + x_offset) % pack == 0
-        begin, stop = max(0, -first), max(0, min(pack, end - first))
-        shared[place + begin : place + stop] = x[first + begin : first + stop]
+    first, place = tile.packs(full)
+    assert (place % pack == 0).all()
+    assert len(np.unique(place)) == len(place)
+    assert (place + pack <= tile.shared).all()
+    assert ((first >= 0) & (first + pack <= end)).all() or not full
+    assert ((first + x_offset) % pack == 0).all()
+    shared, source = np.full(tile.shared, -1), first[:, None] + np.arange(pack)
+    inside = (source >= 0) & (source < end)
+    shared[(place[:, None] + np.arange(pack))[inside]] = x[source[inside]]
     spot, column, first_row, order = tile.gathers()
-    for c in range(0, plan.cols, plan.threads // 32 * WARP_COLS):
-        for p in range(0, plan.packs_down, WARP_PACKS):
-            exists = tile.col + column + c < s.cols
-            at = np.where(exists[:, None], spot + p * tile.group + c, 0)
-            value = np.take_along_axis(shared[at], order, axis=1)
-            for k in range(pack):
-                row = first_row + p * pack + k
-                ok = (row >= 0) & (row < s.rows) & exists
-                assert (ok == exists).all() or not full
-                to = tile.matrix + (tile.col + column + c) * s.rows + row
-                assert ((to - k + y_offset)[ok] % pack == 0).all()
-                y[to[ok]] = value[ok, k]
-                np.add.at(written, to[ok], 1)
+    # Axes: steps across and down the tile, threads, elements of a pack.
+    c = np.arange(0, plan.cols, plan.threads // 32 * WARP_COLS)[:, None, None, None]
+    p = np.arange(0, plan.packs_down, WARP_PACKS)[None, :, None, None]
+    k, column = np.arange(pack), column[:, None]
+    exists = tile.col + column + c < s.cols
+    at = np.where(exists, spot + p * tile.group + c, 0)
+    value = np.take_along_axis(shared[at], np.broadcast_to(order, at.shape), axis=3)
+    row = first_row[:, None] + p * pack + k
+    ok = (row >= 0) & (row < s.rows) & exists
+    assert (ok == exists).all() or not full
+    to = tile.matrix + (tile.col + column + c) * s.rows + row
+    assert ((to - k + y_offset)[ok] % pack == 0).all()
+    y[to[ok]] = value[ok]
+    written += np.bincount(to[ok], minlength=len(written))
 
 
 SHAPES = [

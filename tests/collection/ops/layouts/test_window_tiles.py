@@ -12,6 +12,8 @@ import pytest
 from harness.collection.ops.layouts import _windows as windows
 from harness.collection.ops.layouts._windows import WindowTiles
 
+Ints = Any  # an array of integers
+
 # B, H, W, C, window, shift.
 LONG_ROWS = 64  # packs, as window_tiles.cuh has it
 SHAPES = [
@@ -77,16 +79,14 @@ class Block:
 
     def image_parts(self, offset: int) -> list[tuple[int, int, int, int, int, int]]:
         """(slot, first, count, piece, row, t) of each pack on the side of the images."""
-        found = []
-        for slot in range(self.rows * self.row_packs):
-            r, number = divmod(slot, self.row_packs)
-            behind = number >= self.before
-            piece = int(self.at[r]) + (0 if behind else self.start)
-            count = self.length - self.cut if behind else self.cut
-            first = (number - self.before * behind) * self.pack - (offset + piece) % self.pack
-            if first < count and count > 0:
-                found.append((slot, first, count, piece, r, self.cut if behind else 0))
-        return found
+        slot = np.arange(self.rows * self.row_packs)
+        r, number = np.divmod(slot, self.row_packs)
+        behind = number >= self.before
+        piece = self.at[r] + np.where(behind, 0, self.start)
+        count = np.where(behind, self.length - self.cut, self.cut)
+        first = (number - self.before * behind) * self.pack - (offset + piece) % self.pack
+        found = np.stack([slot, first, count, piece, r, np.where(behind, self.cut, 0)], axis=1)
+        return [tuple(part) for part in found[(first < count) & (count > 0)].tolist()]
 
     def image_stores(self, offset: int) -> list[tuple[int, int, int, int, int, int]]:
         """The packs that are stored: in long rows those at the ends of pieces by for_ends()."""
@@ -113,9 +113,10 @@ class Block:
         """Which element of x lies in each place of the tile; -1 for what no pack was loaded to."""
         slots = self.rows * self.row_packs if self.to_windows else self._all_packs()
         tile = np.full((slots + 1) * self.pack, -1)
-        for slot, first, _, piece, *_ in self.image_parts(self.x) if self.to_windows else self.window_parts(self.x):
-            elements = piece + first + np.arange(self.pack)
-            tile[slot * self.pack : (slot + 1) * self.pack] = np.where((elements >= 0) & (elements < n), elements, -1)
+        parts = self.image_parts(self.x) if self.to_windows else self.window_parts(self.x)
+        slot, first, _, piece, *_ = np.array(parts).T
+        elements = (piece + first)[:, None] + np.arange(self.pack)
+        tile.reshape(-1, self.pack)[slot] = np.where((elements >= 0) & (elements < n), elements, -1)
         return tile
 
     def _all_packs(self) -> int:
@@ -140,46 +141,44 @@ class Block:
         run_size, side = self.map.run, self.s.window
         border = run_size - self.map.units_shifted % run_size
         if self.to_windows:
-            runs = self.runs()
+            before, behind = np.array(self.runs()).T
 
-            def in_images(_: int, e: int) -> tuple[int, int, int]:
-                run, inside = divmod(e, run_size)
-                before, behind = runs[run]
+            def in_images(_: Ints, e: Ints) -> tuple[Ints, Ints, Ints]:
+                run, inside = np.divmod(e, run_size)
                 late = inside >= border
-                whole = late or border == run_size or before == behind
-                other = runs[run + 1][0] + inside - run_size if whole else behind + inside
-                return (behind if late else before) + inside, (run_size if whole else border) - inside, other
+                whole = late | (border == run_size) | (before[run] == behind[run])
+                other = np.where(whole, before[run + 1] + inside - run_size, behind[run] + inside)
+                here = np.where(late, behind[run], before[run]) + inside
+                return here, np.where(whole, run_size, border) - inside, other
 
             return in_images
         at = (self.x + self.windows_at) % self.pack
 
-        def in_windows(r: int, t: int) -> tuple[int, int, int]:
-            band, (column, inside) = r // side, divmod(t, run_size)
+        def in_windows(r: Ints, t: Ints) -> tuple[Ints, Ints, Ints]:
+            band, (column, inside) = r // side, np.divmod(t, run_size)
             place = at + ((band * self.columns + column) * side + r - band * side) * run_size + inside
-            return (
-                place,
-                run_size - inside,
-                min(place + (side - 1) * run_size, self._all_packs() * self.pack - self.pack),
-            )
+            last = self._all_packs() * self.pack - self.pack
+            return place, run_size - inside, np.minimum(place + (side - 1) * run_size, last)
 
         return in_windows
 
-    def stored(self, tile: np.ndarray) -> dict[int, int]:
-        """Which element of x each element of y gets. Reads of the tile stay inside of it."""
-        spot_of, several, found = self.spots(), windows._several(self.s, self.itemsize), {}
-        for _, first, count, piece, r, t in self.window_parts(self.y) if self.to_windows else self.image_stores(self.y):
-            begin = max(first, 0)
-            place, left, other = spot_of(r, t + begin)
-            if first < 0:
-                left, other = begin - first, place - (begin - first)
-            for j in range(self.pack):
-                e = first + j
-                at = spot_of(r, t + min(max(e, 0), count - 1))[0] if several else (place if j < left else other) + j
-                assert 0 <= at < len(tile)
-                if 0 <= e < count:
-                    assert piece + e not in found
-                    found[piece + e] = int(tile[at])
-        return found
+    def stored(self, tile: np.ndarray) -> tuple[Ints, Ints]:
+        """Elements of y, and which element of x each of them gets. Reads of the tile stay inside of it."""
+        spot_of, several = self.spots(), windows._several(self.s, self.itemsize)
+        parts = self.window_parts(self.y) if self.to_windows else self.image_stores(self.y)
+        # An axis of packs, and one of a pack's elements.
+        _, first, count, piece, r, t = np.array(parts).T[:, :, None]
+        place, left, other = spot_of(r, t + np.maximum(first, 0))
+        early = first < 0
+        left, other = np.where(early, -first, left), np.where(early, place + first, other)
+        e = first + np.arange(self.pack)
+        j = np.arange(self.pack)
+        at = spot_of(r, t + np.clip(e, 0, count - 1))[0] if several else np.where(j < left, place, other) + j
+        at = np.broadcast_to(at, e.shape)
+        assert (at >= 0).all()
+        assert (at < len(tile)).all()
+        exists = (e >= 0) & (e < count)
+        return (piece + e)[exists], tile[at[exists]]
 
 
 @pytest.mark.parametrize("to_windows", [True, False])
@@ -192,9 +191,10 @@ def test_tiles_move_each_element_to_its_place(shape, itemsize, to_windows):
         got = np.full(len(wanted), -1)
         for index in range(WindowTiles.of(s, itemsize, to_windows, 1).count(s)):
             block = Block(s, itemsize, to_windows, index, x, y)
-            for element, source in block.stored(block.loaded(len(wanted))).items():
-                assert got[element] == -1
-                got[element] = source
+            elements, sources = block.stored(block.loaded(len(wanted)))
+            assert len(np.unique(elements)) == len(elements)
+            assert (got[elements] == -1).all()
+            got[elements] = sources
         assert np.array_equal(got, wanted), (x, y)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from harness.collection.ops.quantise._row_runs import SIZE, RowRunPlan
@@ -21,20 +22,15 @@ def tile_of(plan, columns, row, rows, skipped):
     used = -(-(skipped + plan.rows * columns) // SIZE)
     begin, left = row * columns - skipped, rows * columns - (row * columns - skipped)
     end = skipped + min(rows - row, plan.rows) * columns
-    loaded, stored, kept = [], [], {}
     assert begin % SIZE == 0
-    for place in range(plan.units * plan.threads):
-        has = place // plan.threads + 1 < plan.units or place < used
-        first = place * SIZE
-        source = first if has else 0
-        if used * SIZE <= left:
-            loaded.append((begin + source, begin + source + SIZE))
-        else:
-            loaded += [(begin + first + e, begin + first + e + 1) for e in range(SIZE) if first + e < left]
-        stored += [begin + first + e for e in range(SIZE) if skipped <= first + e < end]
-        start = (first if has else 0) + columns - skipped
-        kept[place] = (start // columns - 1, start % columns)
-    return loaded, stored, kept
+    place = np.arange(plan.units * plan.threads)
+    has = (place // plan.threads + 1 < plan.units) | (place < used)
+    element = place[:, None] * SIZE + np.arange(SIZE)
+    source = np.where(has[:, None], element, np.arange(SIZE))
+    loaded = source if used * SIZE <= left else element[element < left]
+    stored = element[(skipped <= element) & (element < end)]
+    start = np.where(has, place * SIZE, 0) + columns - skipped
+    return begin + loaded, begin + stored, (start // columns - 1, start % columns)
 
 
 @pytest.mark.parametrize("columns", COLUMNS)
@@ -51,20 +47,20 @@ def test_blocks_store_each_element_once_and_load_only_the_tensor(columns, multip
                 assert row < rows
                 while row < rows:
                     loaded, stored, kept = tile_of(plan, columns, row, rows, skipped)
-                    assert all(first >= 0 and last <= rows * columns for first, last in loaded)
-                    everything += stored
+                    assert loaded.min() >= 0
+                    assert loaded.max() < rows * columns
+                    everything.append(stored)
                     if row == block * plan.rows:
                         columns_of = kept
-                    for element in stored:
-                        place, e = divmod(element - (row * columns - skipped), SIZE)
-                        of_first, column = columns_of[place]
-                        assert (column + e) % columns == element % columns
-                        after = e >= min(columns - column, SIZE)
-                        if plan.lanes:
-                            assert of_first + after == element // columns - row
-                            assert of_first + after < plan.rows
+                    place, e = np.divmod(stored - (row * columns - skipped), SIZE)
+                    of_first, column = (each[place] for each in columns_of)
+                    assert ((column + e) % columns == stored % columns).all()
+                    if plan.lanes:
+                        of_row = of_first + (e >= np.minimum(columns - column, SIZE))
+                        assert (of_row == stored // columns - row).all()
+                        assert (of_row < plan.rows).all()
                     row += grid * plan.rows
-            assert sorted(everything) == list(range(rows * columns))
+            assert np.array_equal(np.sort(np.concatenate(everything)), np.arange(rows * columns))
 
 
 @pytest.mark.parametrize("first", range(17))

@@ -30,7 +30,7 @@ class Family:
 _EVERY = (
     Family("gemm", "GEMM", "products of matrices, and of a matrix and a vector"),
     Family("convolution", "convolution", "forward and both gradients"),
-    Family("attention", "attention", "fused kernels; attention of separate kernels counts as GEMM, softmax and others"),
+    Family("attention", "attention", "fused kernels; attention of separate kernels counts as GEMM, softmax and so on"),
     Family("normalisation", "normalisation", "layer, batch, group and RMS norm, forward and backward"),
     Family("softmax", "softmax", "also its logarithm, forward and backward"),
     Family("elementwise_vectorised", "element-wise vectorised", "a thread loads and stores several neighbours at once"),

@@ -252,7 +252,7 @@ class _Arena:
             part.copy_(block[: part.numel()])
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
-        """Disjoint sets of `arrays` arrays: as many as a case of that size rotates over, if they fit; at least one."""
+        """Disjoint sets of `arrays` arrays, for calls to take in turn; fewer if they don't all fit, at least one."""
         elements = array_bytes // _ELEMENT
         per_set = arrays * elements
         wanted = max(FEWEST_SETS, covering_sets(self.cache_bytes, per_set * _ELEMENT))

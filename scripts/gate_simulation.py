@@ -135,9 +135,9 @@ more than {most:g} times the margin that was asked for: they can't pass, and end
 
 ## A run of a dozen cases
 
-{runs:,} runs each. `slow together`: a slow process is slow in all its cases, as one process measures all of them; the
-others' cases are independent. `false alarm`: a case that didn't change is REGRESSED. A run's `pairs` are those until
-its last case was settled. Without a floor:
+{runs:,} runs each. `slow together`: a slow process is slow in all its cases, as one process measures all of them. In
+the other rows cases are independent. `false alarm`: a case that didn't change is REGRESSED. `pairs` of a run: the pairs
+until its last case was settled. Without a floor:
 
 {run_table}
 

@@ -40,7 +40,7 @@ _MachineKey = tuple[str, str, str]
 class Noise:
     """Blocks of one machine, by case: the mean of ln(time / time again) over the pairs of each block.
 
-    A file may hold blocks of several machines, as one that CI keeps does. others: the blocks of the other machines.
+    A file may hold blocks of several machines, as a file that CI keeps does. others: the blocks of the other machines.
     """
 
     file: Path

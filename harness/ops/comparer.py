@@ -19,7 +19,7 @@ class Expected:
     """What an output, or a part of it, must be.
 
     name: the output's name. got: what a variant computed. want: what it must be, of the same shape, in any precision.
-    allowed: how far off each element may be, of a shape that broadcasts to that of `want`; None: `got` must be `want`
+    allowed: how far off each element may be, broadcast to the shape of `want`; None: `got` must be `want`
     rounded to its type. start: place of the part's first element in the whole output. loose: where `want` isn't finite,
     every value that isn't finite is right; otherwise the same infinity or NaN must be there.
     """

@@ -50,7 +50,7 @@ from harness.report.tree import (
 CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
-_OF_KERNELS = "What profilers saw of each kernel. Figures are of a launch; launches are those of a call."
+_OF_KERNELS = "What profilers saw of each kernel. Figures are of one launch; launches: how many a call makes."
 _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
 
 

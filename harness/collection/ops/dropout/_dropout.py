@@ -99,8 +99,8 @@ def input_itself(p: float, name: str) -> Callable[[Case], str | None]:
 def split(count: int, bits: int) -> tuple[int, int]:
     """(threads, whole) of a kernel whose threads each take the elements of one draw, four or eight.
 
-    threads: as many as the words of a bit mask need. whole: those of them, from the first one on, whose elements all
-    exist; in the narrow stream only where the whole warp's do, since a warp moves a tile (kernels/include/bitmask.cuh).
+    threads: so many that every word of a bit mask is written. whole: the first threads, whose elements all exist; in
+    the narrow stream all elements of their warp exist, since a warp moves a tile (kernels/include/bitmask.cuh).
     """
     per_thread, together = {WIDE: (4, 4), NARROW: (8, 256)}[bits]
     return -(-count // 32) * 32 // per_thread, count // together * together // per_thread

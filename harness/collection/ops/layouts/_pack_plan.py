@@ -25,7 +25,7 @@ _CELL_SHARED = 44 * 1024  # bytes of a tile of cell_tile.cuh at most
 # Bytes of such a tile up to which shared memory leaves room for L1, and threads that a multiprocessor should hold then,
 # and with larger tiles.
 _CELL_SMALL, _CELL_THREADS, _CELL_FEWER = 22 * 1024, 2048, 1536
-_BANKED = 8  # columns: rows of as many, or a multiple, lie in few banks as a FLAT tile has them
+_BANKED = 8  # columns: rows of 8, 16, 24 ... columns lie in few banks as a FLAT tile has them
 _NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
 
 

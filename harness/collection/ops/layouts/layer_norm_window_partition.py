@@ -205,7 +205,7 @@ class WindowRowPlan:
 class WindowTilePlan:
     """Rows that a block normalises in shared memory. Twin of Tile in layer_norm_tiles.cuh.
 
-    words: of a unit, which a thread reads at once: as many as a row is an odd number of. team: lanes of a warp that
+    words: of a unit, which a thread reads at once; a row is an odd number of units. team: lanes of a warp that
     share a row. step: rows at most that are written as one piece. group: threads that write a piece. tiles: that a
     block has one after the other.
     """

@@ -212,7 +212,7 @@ def side_of(ctx: Context) -> int:
 
 
 def _one_thread_each(ctx: Context) -> None:
-    """Let torch's operators have one thread, since each thread of a crew would start as many as there are cores."""
+    """Let torch's operators have one thread: otherwise each thread of a crew would start a thread for each core."""
     import torch
 
     before = torch.get_num_threads()

@@ -27,7 +27,7 @@ metrics.fact(
     OFF,
     "distance of losses",
     units.SHARE,
-    "how far off the first steps' losses are from those of float32 at most, over what the latter fall by",
+    "how far the first steps' losses are from the losses of float32 at most, over what the losses of float32 fall by",
 )
 metrics.fact(
     BUSY,
@@ -40,7 +40,7 @@ metrics.fact(
     SKIPPED,
     "skipped steps",
     units.COUNT,
-    "steps whose gradients overflowed, so that they changed no weight; they take less time than others",
+    "steps whose gradients overflowed, so that they changed no weight; they take less time than other steps",
 )
 
 

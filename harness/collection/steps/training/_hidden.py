@@ -45,7 +45,7 @@ metrics.fact(
     "hidden (trace)",
     units.SHARE,
     "share of the time of NCCL's kernels in which other kernels ran on the same device. A kernel of NCCL also waits "
-    "for the other devices, and takes multiprocessors from the others",
+    "for the other devices, and takes multiprocessors from other kernels",
 )
 metrics.fact(
     COMMUNICATION,

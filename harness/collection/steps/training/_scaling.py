@@ -77,7 +77,7 @@ def cant_run(way: Way, case: Case) -> str | None:
 def has_own_step(case: Case) -> str | None:
     """Why a rung can't run, if the case asks for another step than the rung's."""
     step = dict(case.choices)["step"]
-    return None if step == "eager" else f"its step is that of its rung, not that of step={step}: give step: eager"
+    return None if step == "eager" else f"its step is the step of its rung, not step={step}: give step: eager"
 
 
 def way_of(variant: str) -> Way:
@@ -203,7 +203,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     for number, (got, want) in enumerate(zip(t.losses.tolist(), wanted, strict=True), 1):
         if not abs(got - want) <= ALLOWED * fall:
             yield (
-                f"losses: that of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
+                f"losses: the loss of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
                 f"they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
             )
 

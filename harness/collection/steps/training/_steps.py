@@ -185,8 +185,9 @@ def _of_losses(ctx: Context, t: Tensors) -> Iterator[str]:
     for number, distance in enumerate(distances):
         if not distance <= ALLOWED:
             yield (
-                f"losses: that of step {number + 1} is off by {distance:.0%} of what the reference's losses fall by, "
-                f"allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
+                f"losses: the loss of step {number + 1} is off by {distance:.0%} of what the reference's losses "
+                f"fall by, allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, "
+                f"the reference's {_written(wanted)}"
             )
 
 

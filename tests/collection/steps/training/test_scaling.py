@@ -123,7 +123,7 @@ class Pair(Group):
         ("ddp", 7.0, [2.0, 1.0], 0.0, ""),
         ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: ranks have different ones"),
         ("replicas", 7.5, [2.0, 1.0], 0.0, ""),
-        ("after", 7.0, [2.0, 1.9], 0.0, "losses: that of step 2 is off by 0.9"),
+        ("after", 7.0, [2.0, 1.9], 0.0, "losses: the loss of step 2 is off by 0.9"),
         ("after", 7.0, [2.0, 1.0], 1.0, "gradients: their mean over ranks is off by 100.0% of its norm"),
     ],
 )

@@ -151,12 +151,12 @@ def verdicts(group: LossGroup) -> Iterator[Note]:
         yield Note(f"{told}{_named(group.off)}.", "failure" if group.off else "strong")
     forced = " and ".join(map(str, group.baseline.forced))
     alike = len(group.rungs) - len(group.odd)
-    told = f"{alike} of {len(group.rungs)} rungs skip steps {forced}, which overflow, and no others"
+    told = f"{alike} of {len(group.rungs)} rungs skip steps {forced}, which overflow, and no other steps"
     yield Note(f"{told}{_named(group.odd)}.", "failure" if group.odd else "strong")
 
 
 def _named(rungs: Sequence[RungLosses]) -> str:
-    return f"; not those: {', '.join(rung.name for rung in rungs)}" if rungs else ""
+    return f"; exceptions: {', '.join(rung.name for rung in rungs)}" if rungs else ""
 
 
 def _table(group: LossGroup) -> Table:

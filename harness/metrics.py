@@ -164,7 +164,7 @@ def found(  # noqa: PLR0913, PLR0917 - as above
 
 
 def named(name: str) -> Metric:
-    """The metric of that name. If the op that added it isn't loaded, one without a unit stands for it."""
+    """The metric of that name. If the op that added it isn't loaded, a metric without a unit."""
     return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
 
 

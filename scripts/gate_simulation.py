@@ -69,7 +69,7 @@ RUN_COLUMNS: dict[str, Callable[[Result], str]] = {
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown: the first column is aligned left, the others right."""
+    """A table in Markdown: the first column is aligned left, the other columns right."""
     names = list(header)
     lines = [names, ["---", *["--:"] * (len(names) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -213,7 +213,7 @@ def screen_of_verdicts(run: Run) -> Page:
 def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
     """The audit of all cases with counters, a section an op; None if there is none.
 
-    runs: of one machine, by the name of their folders. Of a case that several have, the run that started last counts.
+    runs: of one machine, by the name of their folders. If several runs have a case, the run that started last counts.
     """
     newest: dict[str, tuple[str, counted.Counted]] = {}
     for name, run in sorted(runs.items(), key=lambda item: item[1].header.started):

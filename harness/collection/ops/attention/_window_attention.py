@@ -318,7 +318,7 @@ def _grid(segments: int, multiprocessors: int) -> int:
 
 
 def _ways(images: int, tables: int, ways: int, teams: int) -> int:
-    """`ways` where so many blocks of a segment may take its images in turn and none gets more to do by it; 1 if not."""
+    """`ways` if so many blocks may take a segment's images in turn without more work for any block; otherwise 1."""
     heads = max(1, tables)
     in_turn, in_a_row = heads * blocks(images, ways), blocks(images * heads, ways)
     return ways if _IN_TURN and ways <= images and blocks(in_turn, teams) <= blocks(in_a_row, teams) else 1

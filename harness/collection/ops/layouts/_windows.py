@@ -67,7 +67,7 @@ def windows_shape(s: Symbols) -> tuple[int, ...]:
 
 
 def gives_windows(s: Symbols, forward: bool) -> bool:
-    """Whether the output is windows. forward: whether that is so for the direction `forward`."""
+    """Whether the output is windows. forward: whether the output is windows in the direction `forward`."""
     return bool(s["direction"] == "forward") == forward
 
 

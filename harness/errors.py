@@ -174,7 +174,7 @@ def _shortened(place: str, rest: str) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Advice that names the allowed spelling nearest to `word`, or all allowed ones if none is near."""
+    """Advice that names the allowed spelling nearest to `word`, or all allowed words if none is near."""
     choices = sorted(allowed)
     close = difflib.get_close_matches(word, choices, n=1)
     if close:

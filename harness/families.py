@@ -39,7 +39,7 @@ _EVERY = (
     Family("copy", "copy", "copies, casts, fills, concatenations, gathers, scatters, changes of layout"),
     Family("optimiser", "optimiser", "fused updates of many tensors, and other work on lists of tensors"),
     Family("unscale", "unscale", "in mixed precision, gradients are divided by the loss's scale and checked"),
-    Family("communication", "communication", "between devices; its time includes waiting for the other ones"),
+    Family("communication", "communication", "between devices; its time includes waiting for other devices"),
     Family(OTHER, "other", "names that no rule knows; on a CPU also views, allocations and autograd's own work"),
 )
 FAMILIES = {family.name: family for family in _EVERY}

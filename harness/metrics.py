@@ -1,8 +1,8 @@
 """The only list of metrics: the name of each, its unit, which way is better, how it is computed and explained.
 
 Tables, CSV, JSON, plots, claims, floors, the gate, the scenario's schema and "how to read the tables" iterate over it.
-Metrics that every op may have stand here. An op adds its own ones where it is defined: `add(Metric(...))` for a metric
-that is computed, `fact(...)` for one whose value only the variant knows, `found(...)` for one that a tool tells.
+Metrics that every op may have stand here. An op adds its own metrics where it is defined: `add(Metric(...))` for a
+metric that is computed, `fact(...)` for one whose value only the variant knows, `found(...)` for one that a tool tells.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def claimed() -> dict[str, Metric]:
 
 
 def values(subject: Subject) -> dict[str, float | None]:
-    """Metrics of a subject by name, in SI units: the common ones, and the rest where it is known."""
+    """Metrics of a subject by name, in SI units: the common metrics, and the rest where it is known."""
     own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
     return {name: own[name] for name in own if own[name] is not None or name in COMMON} | dict(subject.facts)
 

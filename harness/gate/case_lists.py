@@ -98,7 +98,7 @@ def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Select
 def common(
     asked: Wanted, base: Surveyed, catalogue: Mapping[str, Op], selection: Selection, old: Sequence[Path] = ()
 ) -> Cases:
-    """What each side measures, given what the base finds in the files: the whole ones, the broken ones, the old ones.
+    """What each side measures, given what the base finds in the files: whole files, broken files, old files.
 
     old: the scenario files as the base's revision has them. Their cases must still be there. Raises InputError for
     files of the working tree that neither side can load.

@@ -68,7 +68,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
 
 
 def _is_same(before: Run, after: Run) -> bool:
-    """Whether one is the other, or a copy of it: a machine measures one run at a time."""
+    """Whether the runs are the same run, or one is a copy: a machine measures one run at a time."""
     old, new = before.header, after.header
     return (old.started, old.machine.fingerprint) == (new.started, new.machine.fingerprint)
 

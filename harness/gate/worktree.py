@@ -59,7 +59,7 @@ class Repository:
 
     @classmethod
     def find(cls, plugins: Sequence[Path], scenarios: Sequence[Path] = ()) -> Repository:
-        """The repository that the plug-ins lie in; without plug-ins, the scenarios'; for bundled ones the harness's.
+        """The repository of the plug-ins; without plug-ins, of the scenarios; for bundled scenarios, of the harness.
 
         The harness may be installed from a repository too, as editable installs are, which isn't the user's. Raises
         UsageError if there is none.

@@ -78,9 +78,9 @@ def judged(found: Iterable[Expected | str], leeway: float = 0.0) -> Verdict:
 
 @dataclass(slots=True)
 class _Output:
-    """An output as far as it has been compared: its elements, the wrong ones, how far off, and the first of them.
+    """An output as far as it has been compared: its elements, its wrong elements, how far off, and the first of them.
 
-    units, tolerances, times: how far off the worst ones are, in units in the last place, in multiples of what is
+    units, tolerances, times: how far off the worst elements are, in units in the last place, in multiples of what is
     allowed, and in multiples of the larger of the two. They are infinite for what isn't a finite float.
     """
 

@@ -1,4 +1,4 @@
-"""Rule: a case whose noise is more than twice its margin can't pass; smaller ones and missing ones make notes."""
+"""Rule: a case whose noise is more than twice its margin can't pass; smaller noise and missing noise make notes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ _SIGMAS = 5
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
 _LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
-"""The smallest numbers: below the normal ones a rounding changes a number by up to half of this."""
+"""The smallest numbers: below the normal numbers a rounding changes a number by up to half of this."""
 _FLOAT = 2.0**-22
 """Error allowed of a float, relative to the terms that it is made of: four roundings."""
 _LIBRARY_ROUNDINGS = 3

@@ -9,7 +9,7 @@ from harness.collection.ops.elementwise import PACK_BYTES, blocks
 from harness.collection.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS, THREADS, WORD, Matrices
 
 # Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have, by bytes of an element: the first is
-# preferred. With larger ones, shared memory would leave less to the L1 cache, through which x is read.
+# preferred. With larger tiles, shared memory would leave less to the L1 cache, through which x is read.
 _PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
 _TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
 _FEWER_THREADS = THREADS, 1280  # the same for other tiles

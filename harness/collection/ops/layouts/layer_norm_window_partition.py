@@ -39,7 +39,7 @@ _RESIDENT = ((1024, 24), (768, 32), (640, 48), (512, math.inf))
 _SECTOR = 32  # bytes that memory moves at least: narrower teams would move parts of them
 
 # Tiles.
-_SHORTEST_ROW = 64  # bytes of a row: tiles of shorter ones would keep too few bytes under way
+_SHORTEST_ROW = 64  # bytes of a row: tiles of shorter rows would keep too few bytes under way
 # Lanes that share a row, by its words at most, for halves and for floats; longer rows have whole warps.
 _TEAMS = {2: {32: 1, 64: 2, 128: 4}, 4: {16: 1, 32: 2, 64: 4, 128: 8}}
 _WARPS = 8  # of a block, where rows have whole warps

@@ -236,7 +236,7 @@ class Pipeline:
             source = queue.get
 
     def _begin_and_end(self, stage: Stage, source: Callable[[], Any], queue: StageQueue) -> Iterator[Loop]:
-        """Two loops of a stage: one begins work on items, the other one waits for the oldest.
+        """Two loops of a stage: one begins work on items, the other waits for the oldest item.
 
         Each has an item in hand, the other items are in a queue between the two.
         """

@@ -170,7 +170,7 @@ class Decoders:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say how a process has died, where the pool only says that one has."""
+        """Say how a process has died, where the pool only says that a process has died."""
         try:
             yield
         except BrokenProcessPool:

@@ -91,7 +91,7 @@ def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Mad
 def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     """Make steps for about `_SECONDS`; report their energy an item, if the GPU counts it, and how busy the GPU is.
 
-    The steps come after the timed steps, so that the timed ones don't depend on them. Nothing is reported on a
+    The steps come after the timed steps, so that no timed step depends on them. Nothing is reported on a
     CPU.
     """
     import torch

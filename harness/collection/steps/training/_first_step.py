@@ -250,7 +250,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _distance_of_update(config: object, one: Trained) -> float:
-    """How far off the update is from the first one of AdamW, or of SGD with momentum, over the latter's length.
+    """How far the update is from the first update of AdamW, or of SGD with momentum, over the length of that update.
 
     AdamW's mean of squares is compared, too. The decay of SGD, 1e-4 of a weight, is too small to be missed here.
     """

@@ -127,7 +127,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     numbers = iter(range(STEPS))
 
     def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
-        """A step, and while the first ones last, the losses until then, the sum of weights and the mean's error."""
+        """A step, and in the first steps the losses until then, the sum of weights and the mean's error."""
         loss = step()
         if (number := next(numbers, None)) is not None:
             made["losses"][number].copy_(loss)
@@ -193,7 +193,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     way = way_of(ctx.case.variant)
     sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
     if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
-        yield f"weights: ranks have different ones after {STEPS} steps; their sums are {sums}"
+        yield f"weights: they differ between ranks after {STEPS} steps; their sums are {sums}"
     if not float(t.off) <= MEAN_OFF:
         yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
     wanted = reference_losses(ctx, way)

@@ -51,7 +51,7 @@ def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: An
 
 
 def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[Rung], **fields: Any) -> Op:
-    """An op whose variants are the rungs. fields: further ones of Op; its choices come after the choice of a model."""
+    """An op whose variants are the rungs. fields: more fields of Op; its choices come after the choice of a model."""
     choices = {
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
         **fields.pop("choices", {}),
@@ -93,7 +93,7 @@ def make(ctx: Context) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TimedSteps:
-    """A rung's steps as the harness calls them. Each of the first ones writes the losses until then, for the check.
+    """A rung's steps as the harness calls them. Each of the first steps writes the losses until then, for the check.
 
     complaints: about the first step of the rung's twin. made: how many steps ended.
     """

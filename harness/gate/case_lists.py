@@ -178,7 +178,7 @@ def is_control(case: Case, scenarios: Sequence[Scenario]) -> bool:
 
 
 def role_of(op: str, variant: str, scenarios: Sequence[Scenario], otherwise: str = "") -> str:
-    """The role of a variant as the first scenario tells it that has it; else `otherwise`, else what its name meant."""
+    """The role that the first scenario with the variant gives it; else `otherwise`; else the usual role of its name."""
     stored = (dict(scenario.roles).get(variant) for scenario in scenarios if scenario.op == op)
     return next(filter(None, stored), otherwise or usual_role(op, variant))
 

@@ -74,7 +74,7 @@ def _is_same(before: Run, after: Run) -> bool:
 
 
 def _differences(before: Run, after: Run) -> Iterator[str]:
-    """Why a change between the two runs need not be one of the code, one sentence each."""
+    """Why a change between the two runs need not be a change of the code, one sentence each."""
     yield from compare.other_setup(before, after)
     for name, run in (("the reference", before), ("the run", after)):
         if not run.header.finished:

@@ -106,7 +106,7 @@ class Repository:
     def belonging(self, files: Sequence[str]) -> list[str]:
         """The files that are code of this repository, by their paths in it.
 
-        Whatever git doesn't ignore belongs to it, and so do libraries, which a build puts beside the sources.
+        All files that git doesn't ignore belong to the repository, and so do libraries, which a build puts beside them.
         """
         inside = {file: str(Path(file).relative_to(self.top)) for file in files if Path(file).is_relative_to(self.top)}
         listed = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inside.values()]

@@ -59,7 +59,7 @@ class PackTiles:
         return min(enough, key=lambda plan: plan.cost() / (_GAIN_OF_PREFERRED if plan.is_largest else 1))
 
     def waves(self, multiprocessors: int) -> float:
-        """Blocks for each one that the GPU holds at a time."""
+        """Blocks over the number of blocks that the GPU holds at a time."""
         threads, resident = self._threads
         return self.grid / (multiprocessors * (resident // threads))
 

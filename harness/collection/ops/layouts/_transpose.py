@@ -54,7 +54,7 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
 
 
 def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | None) -> Launch | None:
-    """A launch of the kernel that needs whole packs; None where rows have parts of packs, or another kernel is better."""
+    """A launch of the kernel for whole packs; None where rows have parts of packs, or another kernel is better."""
     narrow = Narrow.of(shape)
     if narrow:
         of_shape: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **narrow.macros}

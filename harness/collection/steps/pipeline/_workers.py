@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _IMPORTS = ["torch", "PIL.Image", "torchvision.io"]
 """Modules that are imported once, by the process that forks all other processes. None of them is of the harness: on
-Python 3.11 that process doesn't know the path of modules, and might import another harness. Those that can't be
+Python 3.11 that process doesn't know the path of modules, and might import another harness. Modules that can't be
 imported are left out."""
 _STARTED = 120.0
 """Seconds within which all processes must have started."""

@@ -51,7 +51,7 @@ metrics.fact(
     COMMUNICATION,
     "communication",
     units.SHARE,
-    "time of NCCL's kernels over that of the steps, in a trace of a few steps; hidden or not",
+    "time of NCCL's kernels over the time of the steps, in a trace of a few steps; hidden or not",
 )
 
 

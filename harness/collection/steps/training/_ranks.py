@@ -97,7 +97,7 @@ class RankTrainer(Trainer):
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
 
     def error_of_mean(self) -> float:
-        """How far off the gradients of all ranks together are from the mean of each one's, as a share of its norm.
+        """How far the ranks' common gradients are from the mean of the gradients of each rank, as a share of its norm.
 
         The mean is computed on the host. No step is made, and random numbers begin anew afterwards.
         """

@@ -205,10 +205,10 @@ def reference_losses(ctx: Context) -> tuple[float, ...]:
 
 @cache
 def _reference_losses(setup: Setup) -> tuple[float, ...]:
-    """They are kept, since every rung of a case is held to them.
+    """The reference's losses. They are kept, since every rung of a case is held to them.
 
-    The whole batch is needed: a smaller one has other losses. Where a rung's fits into the memory, so does this one's,
-    though in float32, because blocks keep only what enters them.
+    The whole batch is needed: a smaller batch has other losses. Where a rung's training fits into the memory, the
+    reference's fits too, though it is in float32, because its blocks keep only what enters them.
     """
     import torch
 

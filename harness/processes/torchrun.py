@@ -209,7 +209,7 @@ def leader() -> Leader | None:
 
 
 class RemoteRank:
-    """A rank that a keeper has, as the leader sees it. turn: counts teams; messages of other turns are ignored."""
+    """A rank that a keeper has, as the leader sees it. turn: counts ranks; messages of other turns are ignored."""
 
     def __init__(self, number: int, turn: int, link: Link, begin: Beginning) -> None:
         """Ask the keeper to start the rank."""

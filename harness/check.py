@@ -65,9 +65,10 @@ def clone(tensors: SimpleNamespace) -> SimpleNamespace:
 
 
 def as_tuple(ctx: Context, variant: Variant, returned: Any) -> tuple[Any, ...]:
-    """What a variant that makes its own outputs returned: one value for each, or however many the variant returned.
+    """What a variant that makes its own outputs returned, as a tuple: one value for each output if it did it right.
 
-    Several outputs come as a tuple or a list. A single one comes by itself too, and a list of tensors as a tuple too.
+    A variant returns several outputs as a tuple or a list, a single output also by itself. An output that is a list of
+    tensors may be a tuple too.
     """
     _, outputs = ctx.op.tensors(variant)
     several = isinstance(returned, (tuple, list))

@@ -78,10 +78,11 @@ class InputError(UsageError):
 
 @contextmanager
 def without_exit(what: str) -> Iterator[None]:
-    """For calls of code that may be a user's: with sys.exit(0) it would end the command, which would look passed.
+    """Call a user's code in this context: if the code tries to end the command, that is an error.
 
-    Raises UsageError, which names `what` and the line, in place of SystemExit, of everything else that is neither an
-    Exception nor Ctrl-C, and of the exception by which libraries of command lines, such as typer, end one with 0.
+    Otherwise sys.exit(0) in the code would end the command with exit code 0, as if all had passed. Raises UsageError,
+    which names `what` and the line, in place of SystemExit, of every other error that is neither an Exception nor
+    Ctrl-C, and of the exception by which libraries such as typer end a command with exit code 0.
     """
     try:
         yield
@@ -94,8 +95,8 @@ def without_exit(what: str) -> Iterator[None]:
 def described(error: BaseException) -> str:
     """The error, the place in the user's code that it comes from (marked by '>'), and all frames, the last one first.
 
-    The user's code is an op's, bundled or not: neither Python's and other packages' nor the harness's own. Errors
-    that the harness itself reports say everything in their message and advice.
+    The user's code is the code of ops, bundled or not. The code of Python, of other packages and of the rest of the
+    harness is not. Errors that the harness itself reports say everything in their message and advice.
     """
     if isinstance(error, HarnessError):
         return f"{error.message}\n{error.advice}".rstrip()
@@ -174,7 +175,7 @@ def _shortened(place: str, rest: str) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Advice that names the allowed spelling nearest to `word`, or all allowed ones if none is near."""
+    """Advice that names the allowed spelling nearest to `word`, or all allowed words if none is near."""
     choices = sorted(allowed)
     close = difflib.get_close_matches(word, choices, n=1)
     if close:

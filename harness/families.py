@@ -30,7 +30,7 @@ class Family:
 _EVERY = (
     Family("gemm", "GEMM", "products of matrices, and of a matrix and a vector"),
     Family("convolution", "convolution", "forward and both gradients"),
-    Family("attention", "attention", "fused kernels; attention of separate kernels counts as GEMM, softmax and others"),
+    Family("attention", "attention", "fused kernels; attention of separate kernels counts as GEMM, softmax and so on"),
     Family("normalisation", "normalisation", "layer, batch, group and RMS norm, forward and backward"),
     Family("softmax", "softmax", "also its logarithm, forward and backward"),
     Family("elementwise_vectorised", "element-wise vectorised", "a thread loads and stores several neighbours at once"),
@@ -39,7 +39,7 @@ _EVERY = (
     Family("copy", "copy", "copies, casts, fills, concatenations, gathers, scatters, changes of layout"),
     Family("optimiser", "optimiser", "fused updates of many tensors, and other work on lists of tensors"),
     Family("unscale", "unscale", "in mixed precision, gradients are divided by the loss's scale and checked"),
-    Family("communication", "communication", "between devices; its time includes waiting for the other ones"),
+    Family("communication", "communication", "between devices; its time includes waiting for other devices"),
     Family(OTHER, "other", "names that no rule knows; on a CPU also views, allocations and autograd's own work"),
 )
 FAMILIES = {family.name: family for family in _EVERY}

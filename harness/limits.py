@@ -30,7 +30,7 @@ _FEWEST, _MOST = 6, 30
 _FEWEST_SIZES = 2  # of streams, so that there is a line through them
 _PRECISION = 0.005
 _MOST_SECONDS = 0.2
-_BURST_CALLS, _LONG_CALLS = 8, 3  # of a matrix product in a burst; the latter where one takes `_LONG` seconds
+_BURST_CALLS, _LONG_CALLS = 8, 3  # of a matrix product in a burst; the second where a product takes `_LONG` seconds
 _LONG = 20e-3
 _SETTLED_SECONDS = 0.1  # of the calls at the end of a load, which count as settled
 _SENDS, _SEND_ROUNDS = 10, 5
@@ -252,7 +252,7 @@ class _Arena:
             part.copy_(block[: part.numel()])
 
     def sets(self, arrays: int, array_bytes: int) -> list[list[torch.Tensor]]:
-        """Disjoint sets of `arrays` arrays: as many as a case of that size rotates over, if they fit; at least one."""
+        """Disjoint sets of `arrays` arrays, for calls to take in turn; fewer if they don't all fit, at least one."""
         elements = array_bytes // _ELEMENT
         per_set = arrays * elements
         wanted = max(FEWEST_SETS, covering_sets(self.cache_bytes, per_set * _ELEMENT))

@@ -1,8 +1,8 @@
 """The only list of metrics: the name of each, its unit, which way is better, how it is computed and explained.
 
 Tables, CSV, JSON, plots, claims, floors, the gate, the scenario's schema and "how to read the tables" iterate over it.
-Metrics that every op may have stand here. An op adds its own ones where it is defined: `add(Metric(...))` for a metric
-that is computed, `fact(...)` for one whose value only the variant knows, `found(...)` for one that a tool tells.
+Metrics that every op may have stand here. An op adds its own metrics where it is defined: `add(Metric(...))` for a
+metric that is computed, `fact(...)` for one whose value only the variant knows, `found(...)` for one that a tool tells.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def found(  # noqa: PLR0913, PLR0917 - as above
 
 
 def named(name: str) -> Metric:
-    """The metric of that name. If the op that added it isn't loaded, one without a unit stands for it."""
+    """The metric of that name. If the op that added it isn't loaded, a metric without a unit."""
     return METRICS.get(name) or _fact(name, name, units.PLAIN, "reported by the variant itself")
 
 
@@ -199,7 +199,7 @@ def claimed() -> dict[str, Metric]:
 
 
 def values(subject: Subject) -> dict[str, float | None]:
-    """Metrics of a subject by name, in SI units: the common ones, and the rest where it is known."""
+    """Metrics of a subject by name, in SI units: the common metrics, and the rest where it is known."""
     own = {name: metric.value(subject) for name, metric in METRICS.items() if not metric.reported}
     return {name: own[name] for name in own if own[name] is not None or name in COMMON} | dict(subject.facts)
 
@@ -325,7 +325,7 @@ for _metric in (
     Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2, limit="ideal_items"),
     Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
-           "effective bandwidth over that of the library copy (bytes read and written both count)", "higher",
+           "effective bandwidth over the bandwidth of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
     Metric("of_ceiling", "share of the ceiling", units.SHARE, _of_ceiling,
            "time that this machine needs for the same work at best, over the time; at 100% nothing is left to gain. "
@@ -336,13 +336,13 @@ for _metric in (
            "time of the variant named, over the time of this one; above 1 is faster", "higher",
            relative="variant", said="faster", head="vs {over}", keep=ALWAYS),
     Metric("traffic", "traffic", units.RATIO, _traffic,
-           "bytes that the variant moves by its own account, over those of another variant", "lower",
+           "bytes that the variant moves by its own account, over the bytes that another variant moves", "lower",
            relative="variant", said="less", by_count=True),
     Metric("kept", "bytes that a training step keeps", units.RATIO, over_variant(KEPT),
-           "bytes of masks that a training step keeps for its backward, over those of another variant", "lower",
+           "bytes of masks that a training step keeps for its backward, over the bytes of another variant", "lower",
            relative="variant", said="less", by_count=True),
     Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
-           "items a second of all devices, over those of one device times the number of devices", "higher",
+           "items a second of all devices, over items a second of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
     Metric("efficiency_low", "lower bound of the scaling efficiency", units.SHARE, _efficiency_bound(0),
            "scaling efficiency at the ends of the 95% intervals of both times that are worst for it; at the other ends "

@@ -141,8 +141,8 @@ class Session:
     def check(self) -> str | None:
         """What is wrong with a call: with the form or the values of its outputs, or with inputs that it changed.
 
-        It is told of the first rank where something is wrong; None if nothing is. A result of a library that is a
-        little off isn't wrong, but there is a warning.
+        The first rank that has a complaint is reported; None if no rank has one. A library's result that is a little
+        off isn't wrong, but there is a warning.
         """
         ctx, ready = self._ready()
         if self.op.unchecked:
@@ -193,7 +193,7 @@ class Session:
     def phase(self, name: str) -> Iterator[None]:
         """Take a step of the case on all ranks. Profilers see it as an NVTX range: the case's id for 'sample'.
 
-        All of these lie in the range 'case: ID'.
+        The ranges of all steps lie in the range 'case: ID'.
 
         A failure of any rank ends the case on every rank, by EndedError. Errors other than that and out of memory are
         raised as they are on the rank that has them: after such an error its device may be unusable.

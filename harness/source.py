@@ -29,10 +29,10 @@ _GIT_TIMEOUT = 10
 def code(op: str, *files: Path, device: str = "") -> Code:
     """The code that makes the numbers of an op, or of a variant of it, which `files` declare.
 
-    It covers the code that measures every op, with that of a device of a package, where `device` names one; the files,
+    The code covers what measures every op, and the code of a package's device where `device` names one; the files,
     with the modules of the collection that they import; and the kernels that these files name, with the headers that
-    the kernels include. It covers neither tables, reports and the command line, nor other ops. For a file that isn't
-    bundled it also covers all kernels beside it. Comments and docstrings don't count: they make no number.
+    the kernels include. Tables, reports, the command line and other ops aren't covered. For a file that isn't bundled,
+    all kernels beside the file are covered too. Comments and docstrings don't count: they make no number.
     """
     places = (*(_PACKAGE / name for name in _MEASURING), *_of_package(device))
     measuring = [path for place in places for path in _code(place)]

@@ -119,7 +119,7 @@ def holm(ps: Sequence[float], level: float, family: int) -> list[Tested]:
 
     The chance to reject any true hypothesis of the family is at most `level`, however the hypotheses depend on each
     other. The smallest p is compared with level / family, the next with level / (family - 1), and so on up to the first
-    that isn't rejected. All after that one are compared with its level, so that rejected means p <= level for each.
+    that isn't rejected. All later hypotheses are compared with its level, so that rejected means p <= level for each.
     """
     if family < len(ps):
         raise ValueError(f"a family of {family} can't have {len(ps)} members")

@@ -39,7 +39,7 @@ class Subject:
     variant: str = ""
     over: Subject | None = None
     alone: Subject | None = None
-    # Each case has the others of its group, which have it: without an end, for a comparison.
+    # The cases of a group refer to each other here, so that a comparison or a repr would have no end.
     beside: Mapping[str, Subject] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod

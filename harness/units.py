@@ -146,7 +146,7 @@ def _a_second(prefix: str, noun: str) -> str:
 
 SECONDS = Unit(seconds, _seconds_column, _seconds_axis)
 MICROSECONDS = _fixed("us", 1e-6, seconds, lambda value: significant(value * 1e6))
-"""Seconds in a column beside much longer ones, which are all written in the unit of the shortest."""
+"""Seconds in a column beside much longer times, which are all written in the unit of the shortest time."""
 ITEMS = Unit(lambda value: f"{significant(value)}/s", _counted_column, _counted_axis)
 """Items a second: how many of the things that users count, such as images, are done in a second."""
 TOKENS = Unit(

@@ -108,7 +108,7 @@ class Result:
     """The result of a setting: shares of all cases by outcome, and of all runs by exit code (0, 1, 3).
 
     run_false: share of runs where an unchanged case is REGRESSED. margin: its median. too_noisy: share of cases whose
-    noise is too large to pass. pairs: mean number of pairs of a case, those of the screen included; run_pairs:
+    noise is too large to pass. pairs: mean number of pairs of a case, with the screen's pairs; run_pairs:
     mean number until the last case of a run was decided.
     """
 
@@ -174,7 +174,7 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
 
 
 def spent(decision: Decision) -> int:
-    """How many pairs a case took, those of the screen included."""
+    """How many pairs a case took, with the screen's pairs."""
     return decision.pairs + (gate.SCREEN_PAIRS if decision.stage == "confirm" else 0)
 
 
@@ -209,7 +209,7 @@ def result(setting: Setting, stream: int) -> Result:
 class Bar:
     """A bar for blocks of one noise and loss: a share of the cases has to be at least, or at most, so much.
 
-    passed: the share is that of cases that pass, OK or improved; otherwise the share of REGRESSED cases. calibrated:
+    passed: the share counts cases that pass, OK or improved; otherwise it counts REGRESSED cases. calibrated:
     noise of the same kind has calibrated noise.
     """
 

@@ -5,13 +5,12 @@
 
 Needs a GPU, and a git checkout, whose HEAD is the base. Each scripts/mutants/<name>.patch makes a kernel slower and
 leaves it correct. It says in its first lines what it does, and which cases of the scenario `ci` it concerns. Mutants
-that touch no file that others share form a group: one worktree has all of them, as a careless commit might. For each
-group:
+that touch no shared file form a group: one worktree has all of them, as a careless commit might. For each group:
 
 - `harness gate --base HEAD ci` with just its cases, as a user would run it;
 - apart from that, PAIRS pairs of fresh processes at a finer precision: the true slowdown, with its 95% interval.
 
-What is found is written after each group, and kept for those that are left out the next time.
+What is found is written after each group, and kept for groups that are left out the next time.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ class Row:
 
 
 def mutants(names: Sequence[str] = ()) -> list[Mutant]:
-    """Those named, or all, by name."""
+    """The mutants with these names, or all mutants."""
     found = [Mutant.read(file) for file in sorted(MUTANTS.glob("*.patch"))]
     if unknown := set(names) - {mutant.name for mutant in found}:
         raise SystemExit(f"no mutant is named {', '.join(sorted(unknown))}: see {MUTANTS}")
@@ -106,7 +105,7 @@ def mutants(names: Sequence[str] = ()) -> list[Mutant]:
 
 
 def groups(chosen: Sequence[Mutant]) -> list[tuple[Mutant, ...]]:
-    """Mutants that can be measured together, and each of the others alone."""
+    """Mutants that can be measured together, and each other mutant alone."""
     together = tuple(mutant for mutant in chosen if not mutant.changes_others)
     assert len({case for mutant in together for case in mutant.cases}) == sum(len(mutant.cases) for mutant in together)
     return [*([together] if together else []), *((mutant,) for mutant in chosen if mutant.changes_others)]
@@ -235,8 +234,8 @@ def page(rows: Sequence[Row], device: str) -> str:
         "# Mutants: slowdowns that the gate has to catch",
         "",
         f"{device}. The gate caught {caught} of {len(large)} cases that are slower by 2% or more, and {also} of",
-        f"{len(small)} others. The margin is 1%. A true change is the mean of {PAIRS} pairs of fresh processes that",
-        "the gate didn't see, with its 95% interval.",
+        f"{len(small)} that lose less. The margin is 1%. A true change is the mean of {PAIRS} pairs of fresh",
+        "processes that the gate didn't see, with its 95% interval.",
         "",
         "| mutant | case | true change | 95% interval | the gate saw | verdict | pairs | seconds | |",
         "|---|---|--:|--:|--:|---|--:|--:|---|",

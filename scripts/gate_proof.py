@@ -104,7 +104,7 @@ def page(found: Sequence[Row], device: str) -> str:
         confirmed = sum(r.stage == "confirm" for r in own)
         ended = ", ".join(f"{count} {outcome}" for outcome, count in Counter(r.outcome for r in own).most_common())
         lines.append(f"| `{case}` | {len(own)} | {typical} | {largest} | {confirmed} | {ended} |")
-    lines += ["", "Differences are those that were decided on. Made by `scripts/gate_proof.py`."]
+    lines += ["", "The gate decided on these differences. Made by `scripts/gate_proof.py`."]
     return "\n".join(lines) + "\n"
 
 

@@ -69,7 +69,7 @@ RUN_COLUMNS: dict[str, Callable[[Result], str]] = {
 
 
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown: the first column is aligned left, the others right."""
+    """A table in Markdown: the first column is aligned left, the other columns right."""
     names = list(header)
     lines = [names, ["---", *["--:"] * (len(names) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -135,9 +135,9 @@ more than {most:g} times the margin that was asked for: they can't pass, and end
 
 ## A run of a dozen cases
 
-{runs:,} runs each. `slow together`: a slow process is slow in all its cases, as one process measures all of them; the
-others' cases are independent. `false alarm`: a case that didn't change is REGRESSED. A run's `pairs` are those until
-its last case was settled. Without a floor:
+{runs:,} runs each. `slow together`: a slow process is slow in all its cases, as one process measures all of them. In
+the other rows cases are independent. `false alarm`: a case that didn't change is REGRESSED. `pairs` of a run: the pairs
+until its last case was settled. Without a floor:
 
 {run_table}
 

@@ -3,8 +3,8 @@
     harness profile ncu SCENARIO --output reports/<machine>/<run>
     python scripts/make_audit.py
 
-The page compares the bytes that hardware counters saw with those that ops and variants declare. With --check nothing
-is written: the exit code is 1 if a page isn't as it would be written.
+The page compares the bytes that hardware counters saw with the bytes that ops and variants declare. With --check
+nothing is written: the exit code is 1 if a page isn't as it would be written.
 """
 
 from __future__ import annotations

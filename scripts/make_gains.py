@@ -2,7 +2,7 @@
 
 The lines stand at the end of the head, from GAINS on. They are of one case of the op that the source is named after: of
 the cases with most steps, in float32 if there are any, the middle one by the gain from the first to the last step. Half
-of such cases gain more, half less. Cases with less than 100 MB of work count only where there are no others. With
+of such cases gain more, half less. Cases with less than 100 MB of work count only where there are no larger cases. With
 --check nothing is written; the exit code is 1 if a source is old.
 """
 

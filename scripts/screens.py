@@ -27,7 +27,7 @@ WIDTH = 110
 def screen(about: str) -> list[str]:
     """A command, and what it printed when it measured a run. about: the run's name, then the command.
 
-    Of the cases only those are shown that the command's --only names, so that a page can show a few cases of a large
+    Only the cases that the command's --only names are shown, so that a page can show a few cases of a large
     run. The notes on what texts claim are left out.
     """
     name, _, command = about.partition(" ")

@@ -3,7 +3,7 @@
     harness run prelu copy --repeat 5 --output reports/mine/trust
     python scripts/trust.py reports/mine/trust > reports/mine/trust.md
 
-Needs a GPU, ncu on the PATH and triton. The cases are those of the run that move 100 MB or more. Each is called on the
+Needs a GPU, ncu on the PATH and triton. It takes the cases of the run that move 100 MB or more. Each is called on the
 harness's own rotation of buffers, so that all three see the same state of the L2.
 """
 
@@ -96,7 +96,7 @@ def child_ncu(cases: list[Case]) -> None:
 
 
 def child_do_bench(cases: list[Case]) -> None:
-    """Print a JSON object of seconds by case id. The key '' has those of a kernel of one element, the overhead."""
+    """Print a JSON object of seconds by case id. The key '' has the overhead, measured with one element."""
     import torch
     from triton.testing import do_bench
 

@@ -42,7 +42,7 @@ LONGEST = (
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """Where `-m "not gpu"` leaves tests out, they aren't made: they are as many as all the others."""
+    """Where `-m "not gpu"` leaves tests out, they aren't made: they would be half of all tests."""
     marks = [*collector.iter_markers(), *getattr(obj, "pytestmark", [])]
     if collector.config.getoption("markexpr") == "not gpu" and any(mark.name == "gpu" for mark in marks):
         return []
@@ -64,7 +64,7 @@ sys.dont_write_bytecode = False
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
-# a thread that waits for others takes a processor from another test.
+# a thread that waits for other threads takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
     os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
 
@@ -131,10 +131,10 @@ def _large_at_once() -> int:
 
 @pytest.fixture(autouse=True)
 def turn_on_the_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests of several processes share the GPU, but those marked `alone` have it for themselves.
+    """Tests of several processes share the GPU, but tests marked `alone` have it for themselves.
 
-    A lock on a file says who uses the GPU: shared by most tests, exclusive for those. Tests come to it one by one, so
-    that a test which waits for the others to end isn't overtaken. Tests marked `large` run beside others where the GPU
+    A lock on a file says who uses the GPU: shared by most tests, exclusive for `alone`. Tests come to it one by one, so
+    that a test which waits for other tests to end isn't overtaken. Tests marked `large` run beside others where the GPU
     has room for two of them or more; elsewhere they are alone. Afterwards the memory that torch keeps for later goes
     back to the device, for the tests of other processes.
     """

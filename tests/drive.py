@@ -28,7 +28,7 @@ class Silent:
 
 
 def known_limits(*_: object, **__: object) -> Limits:
-    """Limits in place of those that the runner measures, which take two more processes and have tests of their own."""
+    """Limits in place of measured ones, which take two more processes and have tests of their own."""
     return Limits((StreamPoint(read=2**20, written=2**20, seconds=1e-4, way="memcpy", is_copy=True),))
 
 

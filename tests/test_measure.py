@@ -174,7 +174,7 @@ def test_the_advice_against_noise_is_one_that_helps(width, precision, spent, adv
 
 
 def test_the_advised_time_is_enough():
-    """Samples that vary in the same way: as many as fit into the advised time have an interval that is narrow."""
+    """Samples that vary in the same way: the samples that fit into the advised time have a narrow interval."""
     generator = random.Random(0)
     samples = [2e-6 * generator.gauss(1, 0.01) for _ in range(40_000)]
     width = stats.relative_width(samples[:100])
@@ -190,7 +190,7 @@ def test_profilers_see_each_part_of_a_case_and_the_timed_one_under_its_id(record
     pushed = [name for kind, name in recorded if kind == "push"]
     assert pushed[1:] == [f"setup: {case}", f"compile: {case}", f"check: {case}", f"setup: {case}", f"warm: {case}",
                           case, f"calls: {case}"]  # fmt: skip
-    # One after the other inside of that of the case.
+    # One range after the other, inside of the case's range.
     assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 7
 
 

@@ -172,7 +172,7 @@ def test_ranks_measure_alike():
 
 
 def test_a_device_of_another_rank_that_lowers_its_clocks_is_told_of():
-    """All ranks wait for the slowest one, and the result is that of rank 0."""
+    """All ranks wait for the slowest rank, and the result is rank 0's."""
 
     class Hot(Small):
         def conditions(self) -> Conditions:

@@ -23,7 +23,7 @@ PAGES = [
     *(ROOT / "reports").glob("*.md"),
 ]
 WRITTEN = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "reports/training.md", "reports/scaling.md")]
-"""Pages whose commands are tried: those that a reader copies."""
+"""Pages whose commands are tried, since a reader copies them."""
 WORDS = (
     "op",
     "variant",

@@ -74,7 +74,7 @@ def wreck(
 ) -> tuple[Run, list[Measurement]]:
     """A run over every fault, each followed by a case in order; and what its observer was told of.
 
-    The first fault is that of one of two processes.
+    The first fault is a fault of one of two processes.
     """
     jobs = [job("gloo", op="rank_sum"), job("deserted", op="rank_sum"), job("fine", n=4095)]
     for n, variant in enumerate(FAULTS, 4096):

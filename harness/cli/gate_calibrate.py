@@ -98,7 +98,7 @@ def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
         most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.value))
         yield (
             f"this machine is too noisy for {len(noisy)} of {len(rows)} cases: with a margin of {asked} a case can "
-            f"pass only if its noise is {most} or less, and that of {worst.case.id} is {noise}; end other work "
+            f"pass only if its noise is {most} or less, and the noise of {worst.case.id} is {noise}; end other work "
             "on the machine, delete the file below and calibrate again, or use a larger --margin"
         )
 

@@ -120,7 +120,7 @@ class Teller:
         counts = {
             f"of {cases} clear": outcomes.count("ok") + outcomes.count("improved"),
             "slower": outcomes.count("regressed"),
-            # Those that go on to the next look are inconclusive until then.
+            # Cases that go on to the next look are inconclusive until then.
             "undecided": sum(d.outcome == "inconclusive" and key not in going for key, d in decisions.items()),
             "to confirm": len(going),
         }

@@ -89,7 +89,7 @@ def slurm_script(words: list[str], nodes: int, gpus: int, time: str, partition: 
 {chosen}
 # One torchrun a node. Its first process leads the run; the harness starts and ends measuring processes itself, so
 # torchrun restarts none. Variables such as NCCL_NVLS_ENABLE reach them all. NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME
-# name the network between the hosts: Gloo, which starts every group, otherwise takes that of the host's own name.
+# name the network between the hosts. Without them Gloo, which starts every group, takes the network of the host's name.
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 torchrun \\
   --nnodes={nodes} --nproc-per-node={gpus} --max-restarts=0 \\
@@ -99,7 +99,7 @@ srun --kill-on-bad-exit=1 torchrun \\
 
 
 def train_job(words: list[str], nodes: int, gpus: int, image: str, name: str) -> str:
-    """A TrainJob with one pod a node, which is a torchrun. Trainer tells torchrun by PET_* where the others are."""
+    """A TrainJob with one pod a node, which is a torchrun. Trainer tells torchrun by PET_* where the other pods are."""
     import json
 
     listed = "".join(

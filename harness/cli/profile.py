@@ -116,7 +116,7 @@ def command(
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
         if any((scenarios, run, only, variants, device, ops, print_only, import_file, given)):
-            raise UsageError("a program behind '--' takes no option but --output", "leave the others out")
+            raise UsageError("a program behind '--' takes no option but --output", "leave the other options out")
         _profile_program(tool, program, output)
         return
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
@@ -149,7 +149,7 @@ def _refuse_together(
     if import_file and scenarios:
         raise UsageError("--import takes a run that the file is about, not scenarios", "name it: --run FOLDER")
     if run and output:
-        raise UsageError("--output is the folder of a new run, --run that of an old one", "name one of them")
+        raise UsageError("--output is the folder of a new run, --run the folder of an old run", "name one of them")
     if bool(scenarios) == (run is not None) and not import_file:
         raise UsageError("name either scenarios or --run", "'harness list scenarios' shows the bundled ones")
 

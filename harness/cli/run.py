@@ -70,7 +70,7 @@ def _spelled(args: Sequence[str]) -> list[str]:
 
 
 def _stored_arguments(folder: Path) -> list[str]:
-    """The arguments of the run in `folder`, except those that name its folder. Raises UsageError if it holds no run."""
+    """The arguments of the run in `folder`, but for its own name. Raises UsageError if the folder holds no run."""
     from harness import store
 
     kept: list[str] = []
@@ -184,7 +184,7 @@ def _resumed(folder: str, output: Path | None) -> Path:
     if folder and output and Path(folder) != output:
         raise UsageError(f"--resume={folder} and --output={output} name two folders", "leave out --output")
     if not folder and output is None:
-        raise UsageError("--resume needs a folder", "name that of the run to go on with: harness run --resume FOLDER")
+        raise UsageError("--resume needs a folder", "name the folder of a run: harness run --resume FOLDER")
     return Path(folder) if folder else output or Path()
 
 

@@ -130,7 +130,7 @@ def missing() -> str | None:
 
 
 def obstacle(product: Gemm) -> str | None:
-    """Why cuBLASLt can't do it on this machine, in its own words; None if it can. It is asked without any memory."""
+    """Why cuBLASLt can't do this product here, in cuBLASLt's words; None if it can. The question needs no memory."""
     if reason := missing():
         return reason
     try:
@@ -142,7 +142,7 @@ def obstacle(product: Gemm) -> str | None:
 
 
 def reordered(weights: torch.Tensor, product: Gemm) -> torch.Tensor:
-    """Weights (n, k) of int8 in the order of cuBLASLt's own that the product wants, in one dimension."""
+    """Weights (n, k) of int8, in cuBLASLt's own order that the product wants, as a tensor of one dimension."""
     import torch
 
     parts, (_, layout, _) = library(), product.layouts
@@ -167,8 +167,8 @@ class Matmul:
 
     Products that are called on one stream share its workspace. A graph that is captured has one of its own.
 
-    The first call with tensors of some alignment chooses the algorithm for it. A session makes that call before
-    anything is timed. algorithms: how many of cuBLASLt's proposals are timed then, in its order; with 1 its
+    The first call with tensors of an alignment chooses the algorithm for this alignment. A session makes this call
+    before anything is timed. algorithms: how many of cuBLASLt's proposals are timed then, in its order; with 1 its
     first choice is taken as it is.
 
     Raises MachineError in cuBLASLt's words where it refuses a call.
@@ -256,7 +256,7 @@ class _Description:
         self._layouts = [_made(layout, product.batch, opened) for layout in product.layouts]
 
     def set_bias(self, address: int) -> None:
-        """Where the bias lies that the next call adds."""
+        """Say where the bias of the next call lies."""
         self._describe("BIAS_POINTER", address)
 
     def algorithms(self, count: int, alignments: Sequence[int]) -> Any:

@@ -1,3 +1,3 @@
-// Says in a profiler's list of kernels which case comes next, and how often it is called: its grid has as many blocks as
-// the case has number, and a block as many threads as there are calls.
+// Says in a profiler's list of kernels which case comes next, and how often it is called: the number of blocks is the
+// number of the case, and the number of threads a block is the number of calls.
 extern "C" __global__ void harness_mark() {}

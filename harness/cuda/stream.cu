@@ -12,8 +12,8 @@
 #define BLOCK 256
 #endif
 
-// With EVICT_FIRST the cache gives these lines up before others; otherwise the load takes the read-only path and the
-// store is plain.
+// With EVICT_FIRST the cache gives these lines up before other lines; otherwise the load takes the read-only path and
+// the store is plain.
 __device__ __forceinline__ uint4 load(const uint4* from) { return EVICT_FIRST ? __ldcs(from) : __ldg(from); }
 __device__ __forceinline__ void store(uint4* to, uint4 value) {
   if (EVICT_FIRST) {

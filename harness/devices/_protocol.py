@@ -106,9 +106,9 @@ class Ring:
 
 
 MARK = "harness_mark"
-"""The kernel that is launched before the calls of a case, where a profiler watches: its grid has as many blocks as the
-case has number, counted from 1, and a block as many threads as the case has calls. So a list of kernels tells which
-case each belongs to."""
+"""The kernel that is launched before the calls of a case, where a profiler watches. Its number of blocks is the case's
+number, counted from 1; its number of threads a block is the number of the case's calls. So a list of kernels tells
+which case each kernel belongs to."""
 
 
 @dataclass(frozen=True, slots=True)

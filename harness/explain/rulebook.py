@@ -98,7 +98,7 @@ def _longest(known: Known) -> str:
 
 
 def _told(reasons: list[Reason], known: Known) -> list[Reason]:
-    """The reasons of a rule that matter. If they do only together, for several kernels, the largest stands for all."""
+    """The reasons of a rule that matter. If several matter only together, the largest stands for all of them."""
     alone = [reason for reason in reasons if _matters(reason, known)]
     total = known.gain(sum(map(_saves, reasons)))
     if alone or len(reasons) < 2 or len(known.kernels) < 2 or total < LEAST * known.time:

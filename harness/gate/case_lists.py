@@ -98,7 +98,7 @@ def wanted(files: Sequence[Path], catalogue: Mapping[str, Op], selection: Select
 def common(
     asked: Wanted, base: Surveyed, catalogue: Mapping[str, Op], selection: Selection, old: Sequence[Path] = ()
 ) -> Cases:
-    """What each side measures, given what the base finds in the files: the whole ones, the broken ones, the old ones.
+    """What each side measures, given what the base finds in the files: whole files, broken files, old files.
 
     old: the scenario files as the base's revision has them. Their cases must still be there. Raises InputError for
     files of the working tree that neither side can load.
@@ -178,7 +178,7 @@ def is_control(case: Case, scenarios: Sequence[Scenario]) -> bool:
 
 
 def role_of(op: str, variant: str, scenarios: Sequence[Scenario], otherwise: str = "") -> str:
-    """The role of a variant as the first scenario tells it that has it; else `otherwise`, else what its name meant."""
+    """The role that the first scenario with the variant gives it; else `otherwise`; else the usual role of its name."""
     stored = (dict(scenario.roles).get(variant) for scenario in scenarios if scenario.op == op)
     return next(filter(None, stored), otherwise or usual_role(op, variant))
 

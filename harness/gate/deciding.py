@@ -13,7 +13,7 @@ The second look gets nearly all of the 1%. Ten pairs show the spread of rare slo
 found at a strict level too. To see what another choice does, change the constants, and the script's number of blocks.
 
 A case whose noise is larger than its margin allows (`Margin.too_noisy`) is never OK. Its limit is the
-noise: a loss beyond that is REGRESSED, all smaller ones are INCONCLUSIVE, however many pairs there are.
+noise: a loss beyond that is REGRESSED, all smaller losses are INCONCLUSIVE, however many pairs there are.
 """
 
 from __future__ import annotations

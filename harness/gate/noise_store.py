@@ -40,7 +40,7 @@ _MachineKey = tuple[str, str, str]
 class Noise:
     """Blocks of one machine, by case: the mean of ln(time / time again) over the pairs of each block.
 
-    A file may hold blocks of several machines, as one that CI keeps does. others: the blocks of the other machines.
+    A file may hold blocks of several machines, as a file that CI keeps does. others: the blocks of the other machines.
     """
 
     file: Path
@@ -78,8 +78,8 @@ def noise_of(means: Sequence[float]) -> float | None:
     raise it: the robust standard deviation is the median difference over a standard normal variable's, and stays
     small until half of the blocks are bad. Differences are counted from zero, since the code is identical.
 
-    With n blocks of normal noise, the next block of identical code loses more than the floor with a chance of about
-    1 / (2n + 2), as if the floor were simply the largest difference: 9% for 5 blocks, 5% for 10, 2.4% for 20.
+    With n blocks of normal noise, the next block of identical code loses more than this noise with a chance of about
+    1 / (2n + 2), as if the noise were simply the largest difference: 9% for 5 blocks, 5% for 10, 2.4% for 20.
     """
     if len(means) < LEAST_BLOCKS:
         return None

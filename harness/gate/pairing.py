@@ -121,7 +121,7 @@ def order(draw: random.Random) -> Iterator[Side]:
 
 
 def pair_of(base: Measurement, now: Measurement, first: Side, stage: Stage) -> Pair | None:
-    """The pair that two processes make of a case; None if either has no time for it that a ratio can be made of."""
+    """The pair that two processes make of a case; None unless both have a time that a ratio can be made of."""
     if not _is_time(base.time) or not _is_time(now.time):
         return None
     return Pair(base.time, now.time, first, stage)

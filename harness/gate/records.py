@@ -141,7 +141,7 @@ class Finding:
     """What one rule found: `severity` decides the exit code, `case` is None where it is about the whole run.
 
     rests_on: the sides whose times the finding rests on. A finding that rests on times is only as good as the machine
-    was while that side was measured; one that rests on none holds on any machine.
+    was while that side was measured; a finding that rests on no times holds on any machine.
     """
 
     rule: str

@@ -1,8 +1,8 @@
 """Which code of the repository the base used as it lies in the working tree, or as it was installed.
 
-A repository may have a package of its own, which its ops import. There is one installation of it, so `import` gives
-both sides the same code, and a comparison says nothing about it. The base is asked after it has run each variant once,
-since most variants import what they need when they run.
+A repository may have a package of its own, which its ops import. The package is installed once, so `import` gives
+both sides the same code, and a comparison says nothing about the package. The base is asked after it has run each
+variant once, since most variants import what they need when they run.
 """
 
 from __future__ import annotations

@@ -68,13 +68,13 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
 
 
 def _is_same(before: Run, after: Run) -> bool:
-    """Whether one is the other, or a copy of it: a machine measures one run at a time."""
+    """Whether the runs are the same run, or one is a copy: a machine measures one run at a time."""
     old, new = before.header, after.header
     return (old.started, old.machine.fingerprint) == (new.started, new.machine.fingerprint)
 
 
 def _differences(before: Run, after: Run) -> Iterator[str]:
-    """Why a change between the two runs need not be one of the code, one sentence each."""
+    """Why a change between the two runs need not be a change of the code, one sentence each."""
     yield from compare.other_setup(before, after)
     for name, run in (("the reference", before), ("the run", after)):
         if not run.header.finished:

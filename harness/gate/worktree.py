@@ -59,7 +59,7 @@ class Repository:
 
     @classmethod
     def find(cls, plugins: Sequence[Path], scenarios: Sequence[Path] = ()) -> Repository:
-        """The repository that the plug-ins lie in; without plug-ins, the scenarios'; for bundled ones the harness's.
+        """The repository of the plug-ins; without plug-ins, of the scenarios; for bundled scenarios, of the harness.
 
         The harness may be installed from a repository too, as editable installs are, which isn't the user's. Raises
         UsageError if there is none.
@@ -106,7 +106,7 @@ class Repository:
     def belonging(self, files: Sequence[str]) -> list[str]:
         """The files that are code of this repository, by their paths in it.
 
-        Whatever git doesn't ignore belongs to it, and so do libraries, which a build puts beside the sources.
+        All files that git doesn't ignore belong to the repository, and so do libraries, which a build puts beside them.
         """
         inside = {file: str(Path(file).relative_to(self.top)) for file in files if Path(file).is_relative_to(self.top)}
         listed = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inside.values()]

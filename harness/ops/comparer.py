@@ -19,7 +19,7 @@ class Expected:
     """What an output, or a part of it, must be.
 
     name: the output's name. got: what a variant computed. want: what it must be, of the same shape, in any precision.
-    allowed: how far off each element may be, of a shape that broadcasts to that of `want`; None: `got` must be `want`
+    allowed: how far off each element may be, broadcast to the shape of `want`; None: `got` must be `want`
     rounded to its type. start: place of the part's first element in the whole output. loose: where `want` isn't finite,
     every value that isn't finite is right; otherwise the same infinity or NaN must be there.
     """
@@ -78,9 +78,9 @@ def judged(found: Iterable[Expected | str], leeway: float = 0.0) -> Verdict:
 
 @dataclass(slots=True)
 class _Output:
-    """An output as far as it has been compared: its elements, the wrong ones, how far off, and the first of them.
+    """An output as far as it has been compared: its elements, its wrong elements, how far off, and the first of them.
 
-    units, tolerances, times: how far off the worst ones are, in units in the last place, in multiples of what is
+    units, tolerances, times: how far off the worst elements are, in units in the last place, in multiples of what is
     allowed, and in multiples of the larger of the two. They are infinite for what isn't a finite float.
     """
 

@@ -63,7 +63,7 @@ def check_tuple(whose: str, value: object, what: str, kind: type | tuple[type, .
 
 
 def check_one_of(whose: str, value: object, what: str, allowed: Iterable[str]) -> None:
-    """Raise UsageError unless the value is one of the allowed ones."""
+    """Raise UsageError unless the value is an allowed value."""
     known = [name for name in allowed if name]
     if value not in known:
         raise refusal(f"{whose} has the {what} '{value}'", nearest(str(value), known))

@@ -24,7 +24,7 @@ Ops = Mapping[str, Op]
 def load(folder: Path) -> Run:
     """The run in a folder, with the ids that its cases have today. Raises what `store.load` raises.
 
-    The ops are the loaded ones; if none is loaded, the ops of the entry points.
+    The ops are the loaded ops; if none is loaded, the ops of the entry points.
     """
     from harness import store  # it loads pydantic, which a listing must not
 

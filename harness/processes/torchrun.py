@@ -54,7 +54,7 @@ class RankHandle(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where this process stands among torchrun's processes, and where the leader listens. token: the same in all."""
+    """Where this process stands among torchrun's processes, and where the leader listens. token: the run's name."""
 
     rank: int
     local_rank: int
@@ -209,10 +209,10 @@ def leader() -> Leader | None:
 
 
 class RemoteRank:
-    """A rank that a keeper has, as the leader sees it. turn: its number among all; an earlier one has no say."""
+    """A rank that a keeper has, as the leader sees it. turn: counts ranks; messages of other turns are ignored."""
 
     def __init__(self, number: int, turn: int, link: Link, begin: Beginning) -> None:
-        """Have it started."""
+        """Ask the keeper to start the rank."""
         self.number = number
         self._turn, self._link = turn, link
         self._replies: list[bytes] = []

@@ -42,7 +42,7 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A start of the tool. base: the beginning of the names of its files. commands: one after the other."""
+    """A start of the tool. base: the beginning of the names of its files. commands: in order."""
 
     base: Path
     request: ProfileRequest

@@ -58,7 +58,7 @@ class Timeline:
     devices: how many. window: seconds from the first start to the last end. busy: seconds in which something ran, of
     all devices together. host: the idle seconds of all devices in which the host was inside operators of
     torch or calls of the CUDA runtime; 0 where the CPU is the device. gap: median seconds of a gap, 0 if there is none.
-    short, long: gaps below and from SHORT_GAP. kernels, families: the longest ones first.
+    short, long: gaps below and from SHORT_GAP. kernels, families: the longest first.
     """
 
     on_gpu: bool

@@ -20,7 +20,7 @@ SUMMARY = "a timeline of kernels, copies and calls (Nsight Systems)"
 SUFFIXES = (".sqlite", ".nsys-rep")
 
 _OLDEST = (2022, 4)
-"""The version that came with CUDA 11.8. Earlier ones may lack --cuda-graph-trace."""
+"""The version that came with CUDA 11.8. Earlier versions may lack --cuda-graph-trace."""
 _INSTALL = (
     "it comes with the CUDA toolkit (its folder bin) and from developer.nvidia.com/nsight-systems; "
     "`harness profile torch` needs no tool"

@@ -31,7 +31,7 @@ SUFFIXES = (".json.gz", ".json")
 TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
 MOST_KERNELS = 40
-"""The most kernels of a case that are kept one by one, the longest ones: a step of training has hundreds."""
+"""The most kernels of a case that are kept one by one, the longest kernels: a step of training has hundreds."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3")
 
@@ -81,7 +81,7 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
     Values: kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between
     kernels), host (share in which the device waits for the host), and family_<name> (shares). Kernels are listed up to
-    MOST_KERNELS, the longest ones.
+    MOST_KERNELS, the longest kernels.
     """
     return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
 

@@ -18,7 +18,7 @@ _CLOSE = 0.02
 _WORK = "bytes that the op has to read and to write"
 _TRAFFIC = "bytes that the variant reads and writes by its own account"
 _FOUND = "bytes of the device's memory that a call {}, by hardware counters"
-_GAP = "bytes by counters over those of the variant's account, less 1: above 0, more is moved than it says"
+_GAP = "bytes by counters over bytes by the variant's account, less 1: above 0, more is moved than the account says"
 _CAUSE = (
     f"the usual reasons that the counters allow, where they are more than {LIMIT:.0%} from the account, in bytes read "
     "or in bytes written; the sentences below the table have the figures"

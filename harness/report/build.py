@@ -50,7 +50,7 @@ from harness.report.tree import (
 CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
-_OF_KERNELS = "What profilers saw of each kernel. Figures are of a launch; launches are those of a call."
+_OF_KERNELS = "What profilers saw of each kernel. Figures are of one launch; launches: how many a call makes."
 _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
 
 
@@ -213,7 +213,7 @@ def screen_of_verdicts(run: Run) -> Page:
 def page_of_audit(runs: Mapping[str, Run]) -> Page | None:
     """The audit of all cases with counters, a section an op; None if there is none.
 
-    runs: of one machine, by the name of their folders. Of a case that several have, the run that started last counts.
+    runs: of one machine, by the name of their folders. If several runs have a case, the run that started last counts.
     """
     newest: dict[str, tuple[str, counted.Counted]] = {}
     for name, run in sorted(runs.items(), key=lambda item: item[1].header.started):

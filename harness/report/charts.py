@@ -241,7 +241,7 @@ def _size_axis(axes: matplotlib.axes.Axes, sizes: Sequence[int], most: int) -> N
 
 
 def _littles_law(axes: matplotlib.axes.Axes, timed: pd.DataFrame, multiprocessors: int) -> None:
-    """Draw bandwidth = bytes in flight / latency. The latency is that at the fewest bytes in flight.
+    """Draw bandwidth = bytes in flight / latency. The latency is measured at the fewest bytes in flight.
 
     The line ends at the bandwidth of the fastest result.
     """
@@ -322,7 +322,7 @@ def _look(plot: Plot, series: str) -> Look:
 def _ceilings(plot: Plot) -> pd.Series[float]:
     """The limit of the metric for each setting, without settings that have none; empty if the metric has no limit.
 
-    Where variants have different ones, since some do another step on one device, it is the highest.
+    Variants may have different limits, since some do another step on one device: then the highest limit counts.
     """
     if plot.metric.limit not in plot.rows:
         return plot.rows[plot.metric.name].iloc[:0]

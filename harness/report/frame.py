@@ -42,9 +42,9 @@ class Line:
 def lines(run: Run) -> tuple[Line, ...]:
     """A line for each measured case of each scenario; the cases of a group stand together.
 
-    Metrics that compare with another variant take the scenario's baseline in the same group. Those that compare with
-    one device take the baseline on one, if the variant can't run there, since it needs several. Where it failed there,
-    nothing stands for it: its step may be another one than the baseline's.
+    Metrics that compare with another variant take the scenario's baseline in the same group. Metrics that compare with
+    one device take the same variant on one device. A variant that needs several devices is compared with the baseline
+    on one device. A variant that failed on one device is compared with nothing: its step may not be the baseline's.
     """
     return tuple(_lines(run))
 

@@ -1,4 +1,4 @@
-"""What older versions stored that isn't so: left out where a run is shown. The stored run keeps it."""
+"""Wrong warnings that older versions stored. They are left out where a run is shown; the stored run keeps them."""
 
 from __future__ import annotations
 

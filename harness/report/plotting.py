@@ -235,7 +235,7 @@ def _pages(plot: Plot, settings: Settings, varying: Sequence[str]) -> Iterator[P
 
 
 def _only_size(settings: Settings, varying: Sequence[str]) -> dict[str, int]:
-    """The only size that varies, of each setting; nothing if more vary, or a choice does."""
+    """The value of the only size that varies, for each setting; nothing if several sizes or a choice vary."""
     if len(varying) != 1:
         return {}
     found = {name: values[varying[0]] for name, values in settings.items()}

@@ -68,7 +68,7 @@ def figure(alt: str, draw: Callable[[Path], list[Path]], *words: str) -> Figure:
 
 
 def _given(what: str, lines: Sequence[Line]) -> list[Any]:
-    """What the pages of the op give. An error of theirs costs only what they would have said: a note stands for it."""
+    """What the pages of the op give. An error in them costs only their own part: a note stands in its place."""
     op = lines[0].case.op
     try:
         function = cast(Callable[[Sequence[Line]], Any], getattr(_of(op), what, lambda _: ()))

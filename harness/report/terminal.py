@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _GAP = 2
 _NARROWEST = 18
-_HEAD_LINES = 3  # about as many as a head may take
+_HEAD_LINES = 3  # lines that a head may take, about
 _STYLES: dict[Kind, str] = {
     "": "",
     "strong": "bold",

@@ -123,7 +123,7 @@ def _impossible_dtypes(document: Document) -> Iterator[Problem]:
 
 
 def _chosen(listed: object, every: Collection[str]) -> tuple[str, ...]:
-    """Those listed that exist, each once; every one where nothing is listed."""
+    """The listed names that exist, each once; every name where none is listed."""
     known = [name for name in listed if isinstance(name, str) and name in every] if isinstance(listed, list) else []
     return tuple(dict.fromkeys(known or every))
 

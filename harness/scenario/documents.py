@@ -86,7 +86,7 @@ class Document:
 def find(names: Sequence[str]) -> list[Path]:
     """Files that `names` stand for, each once: bundled scenarios by name, files, folders of *.yaml.
 
-    Raises InputError for all names that are none of these.
+    Raises InputError for all names that stand for no file.
     """
     files: dict[Path, Path] = {}
     problems: list[Problem] = []

@@ -31,7 +31,7 @@
 //   -- barrier: squares are complete
 //   6. dV = P^T dout, dK = dS^T q         columns of the squares are the left operand      columns_product
 //
-// Macros: those of window_attention_grad.cu.
+// Macros: as in window_attention_grad.cu.
 #pragma once
 
 #include "window_attention_grad_softmax.cuh"

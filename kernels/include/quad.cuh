@@ -19,7 +19,7 @@ __device__ __forceinline__ void store_quad(Element* to, const Quad<Element>& qua
   *reinterpret_cast<Quad<Element>*>(to) = quad;
 }
 
-// The lowest `left` of the four `bits`; the others become 0. A quad at the end of a tensor has only `left` elements
+// The lowest `left` of the four `bits`; the other bits become 0. A quad at the end of a tensor has only `left` elements
 // that exist: all four if left >= 4, none if left <= 0.
 __device__ __forceinline__ unsigned within_quad(unsigned bits, long long left) {
   return left >= 4 ? bits : left > 0 ? bits & ((1u << left) - 1) : 0;

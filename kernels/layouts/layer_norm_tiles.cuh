@@ -268,7 +268,7 @@ __device__ __forceinline__ void normalise_tiles(Element* tile, const Element* __
     RowOfTile<Element, Shape>(tile, Shape::row()).normalise(vectors);
     __syncthreads();
     // Groups take the pieces in turn. Each group goes through all of them, which takes a few instructions a piece.
-    unsigned others = threadIdx.x / Group, here;  // others: pieces before the group's next one
+    unsigned others = threadIdx.x / Group, here;  // others: pieces before this group's next piece
 #pragma unroll 1
     for (unsigned r = 0; r < rows; r += here) {
       here = left[r];

@@ -80,9 +80,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT_WITH_SUMS / THREA
 //    reduced. That leaves registers for the sums of columns. A row has a few lanes, a warp, a block or a cluster of
 //    blocks, whichever suits its length. Lanes of a warp keep rows as floats until they are reduced. A block reads the
 //    next row before it writes dx of this one, so that it needn't wait for this one's sums. Rows that aren't whole
-//    packs are read from shared memory by elements, so that a thread still has the same columns of each row. There are
-//    only as many blocks as run at a time, so that the sums of columns that they write are little beside 3 D. Macros:
-//    as in norm_grad_tiles.cuh.
+//    packs are read from shared memory by elements, so that a thread still has the same columns of each row. All blocks
+//    run at the same time, so they are few and the sums of columns that they write are little beside 3 D. Macros: as in
+//    norm_grad_tiles.cuh.
 #ifdef STAGES
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     layer_norm_grad_tuned(const T* __restrict__ dy, const T* __restrict__ x, const T* __restrict__ gamma,

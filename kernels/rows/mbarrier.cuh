@@ -13,7 +13,7 @@ __device__ __forceinline__ void copy_async_16(unsigned address, const void* from
 
 #if __CUDA_ARCH__ >= 900
 namespace mbarrier {
-constexpr unsigned BYTES = 8;  // of one barrier, which is aligned to as many
+constexpr unsigned BYTES = 8;  // of one barrier, and its alignment
 
 // Makes a barrier on which one thread announces bytes. Other threads, and the units that copy, see it only after a
 // fence.

@@ -64,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-// 4. 16 bytes an access, and as many threads a row as suit its length. Macros: as in norm_planned.cuh.
+// 4. 16 bytes an access, and a number of threads a row that suits its length. Macros: as in norm_planned.cuh.
 #ifdef COUNT
 #include "norm_planned.cuh"
 

@@ -16,7 +16,7 @@ Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def environment() -> Callable[..., dict[str, str]]:
-    """environment(name=value, ...): that of a command, with more variables."""
+    """environment(name=value, ...): a command's environment, with more variables."""
     return lambda **more: os.environ | {"PYTHONPATH": str(ROOT)} | more
 
 

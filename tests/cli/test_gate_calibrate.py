@@ -21,7 +21,7 @@ def test_a_quiet_machine_gets_no_warning() -> None:
 def test_cases_that_are_too_noisy_are_counted_with_the_noisiest() -> None:
     [told] = gate_calibrate._warnings([row("a", 0.3), row("b", 0.021), row("c", 0.001)])
     assert told.startswith("this machine is too noisy for 2 of 3 cases: with a margin of 1.00% a case can pass only if")
-    assert "2.00% or less, and that of a/tuned/float32/N8 is 30.00%" in told
+    assert "2.00% or less, and the noise of a/tuned/float32/N8 is 30.00%" in told
     [told] = gate_calibrate._warnings([row("a", 0.3, asked=0.2), row("b", 0.5, asked=0.2)][::-1])
     assert told.startswith("this machine is too noisy for 1 of 2 cases: with a margin of 20.00%")
 

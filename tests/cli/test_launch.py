@@ -60,7 +60,7 @@ def test_kubernetes_starts_one_torchrun_a_node(nodes: int, gpus: int, monkeypatc
     trainer = job["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"], trainer["image"]) == (nodes, gpus, "a/b:c")
     assert trainer["resourcesPerNode"] == {"limits": {"nvidia.com/gpu": gpus}}
-    # So Trainer tells each torchrun of the others.
+    # So Trainer tells each torchrun of the other torchruns.
     monkeypatch.setenv("PET_NNODES", str(trainer["numNodes"]))
     monkeypatch.setenv("PET_NPROC_PER_NODE", str(trainer["numProcPerNode"]))
     torchrun, *given = trainer["command"]

@@ -31,7 +31,7 @@ def test_everything_that_a_request_takes_has_an_option() -> None:
 
 @pytest.mark.parametrize("name", ["gate_calibrate", "gate_progress", "options"])
 def test_nothing_that_the_command_gate_imports_imports_it(name: str) -> None:
-    """The module doesn't import that of the command, not even inside a function: that would be a circle."""
+    """The module doesn't import the command's module, not even inside a function: that would be a circle."""
     imported: set[str] = set()
     for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):

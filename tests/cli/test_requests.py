@@ -19,7 +19,7 @@ Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def invoke(*arguments: object) -> Result:
-    """Run a command in this process, for those that load no plug-ins."""
+    """Run a command in this process, for commands that load no plug-ins."""
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 

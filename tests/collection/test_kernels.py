@@ -24,14 +24,14 @@ from harness.ops import ITEMSIZE, Catalogue, Context, Op, Symbols, Tensor, Tenso
 from tests.collection import compilations
 from tests.collection.compilations import Compilation
 
-# The GPU that everything is measured on, whose plans are compiled for the others too.
+# The GPU that everything is measured on, whose plans are compiled for the other GPUs too.
 MULTIPROCESSORS = 132
 RESIDENT = MULTIPROCESSORS * 2048
 SHARED_MEMORY = 227 * 1024
 MEASURED, NEWEST = "sm_90", "sm_100"
 ARCHITECTURES = ("sm_80", MEASURED, NEWEST)
 MANY = 10  # compilations of an op, in all of its types
-HUNGRIEST = 5  # of those with other numbers, which take most registers
+HUNGRIEST = 5  # compilations with other numbers, which take most registers
 TESTS = Path(__file__).parent
 GENERATOR = SimpleNamespace(initial_seed=lambda: 2**40 + 1)
 
@@ -210,11 +210,11 @@ def appetite(request: Request) -> int:
 
 
 def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
-    """What is compiled for a test: for the GPU of the measurements all, unless that is a lot; fewer for the others.
+    """What is compiled for a test: everything for the GPU of the measurements, unless that is a lot; less for others.
 
-    Of a lot: those that together have every kind, as for the oldest GPU, which may lack an instruction, and the
-    hungriest with other numbers. For the newest GPU: of the former, the hungriest of each kind. Other types are left
-    out if there is bfloat16, which needs the most registers.
+    If it is a lot: requests that together have every kind, and the hungriest requests with other numbers. For the
+    oldest GPU, which may lack an instruction: every kind. For the newest GPU: the hungriest request of each kind. Other
+    types are left out if there is bfloat16, which needs the most registers.
     """
     if arch == MEASURED and len(found) <= MANY:
         return found
@@ -230,7 +230,7 @@ def chosen(found: Sequence[Request], arch: str) -> Sequence[Request]:
     return few
 
 
-# Whole steps launch the kernels of other ops, and collectives those of a library.
+# Whole steps launch the kernels of other ops; collectives launch kernels of a library.
 WITHOUT = ("collectives", "pipeline", "training")
 WITH_KERNELS = [op for op in Catalogue().values() if op.file.parent.name not in WITHOUT]
 

@@ -58,7 +58,7 @@ TIMED = (
     collective("all_gather", 2, dtype="float16"),
     *(step for step in steps(2) if (step.op, step.variant) == ("bert_scaling", "ddp")),
 )
-"""What is timed. The others are checked only, since all of a kind are timed alike."""
+"""Cases that are timed. Other cases are only checked, since all cases of a kind are timed alike."""
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_times_are_those_of_the_slowest_rank(found: By, case: Case) -> None:
 
 @pytest.mark.parametrize("case", TIMED[:-1], ids=lambda case: case.id)
 def test_bandwidths_are_those_of_nccl_tests(found: By, case: Case) -> None:
-    """The size of an all-gather is that of all parts together."""
+    """The size of an all-gather is the size of all parts together."""
     measured = found[case][0]
     subject = Subject.of(measured, None)
     bus, algorithm = (METRICS[name].value(subject) for name in ("bus_bandwidth", "algorithm_bandwidth"))

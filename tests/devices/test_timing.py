@@ -176,5 +176,5 @@ def test_a_sample_on_the_host_goes_on_in_the_rotation(monkeypatch, sets, call, c
     before = len(device.made)
     assert batch.run(30) == pytest.approx([call] * 30)
     assert len(device.made) == before + 30 * calls
-    # No set of buffers comes again before all others had their turn.
+    # No set of buffers comes again before all other sets had their turn.
     assert device.made == [i % sets for i in range(len(device.made))]

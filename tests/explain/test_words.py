@@ -40,7 +40,7 @@ def test_waits_though_enough_is_under_way_are_named_so(faulty, copying):
     reason, text = only("in_flight", faulty("dependent"))
     assert "Waits for memory, although enough loads are allowed for, while memory is 50% busy." in text
     assert "Too few" not in text
-    assert "wait for others" in reason.remedy
+    assert "can't start at once" in reason.remedy
     # 8 loads of 512 B in a row: 12.8 warps have one under way at least, and what 16 registers hold at most.
     reason, text = only("in_flight", copying(**IDLE | {"stall_long_scoreboard": 0.6}, grid=WARPS / 64, occupancy=0.2))
     assert text.startswith("Perhaps too few bytes in flight: 6.554 kB a multiprocessor at least")

@@ -31,7 +31,7 @@ def forget(modules: Iterable[ModuleType]) -> None:
 
 
 class Preloaded(MetaPathFinder, Loader):
-    """Finds modules of the harness among those that this process, or the one that it is forked from, has loaded."""
+    """Finds modules of the harness among all that this process, or the process it is forked from, has loaded."""
 
     def __init__(self) -> None:
         """Load the harness that is installed, with all ops. Nothing is found if it can't be loaded."""
@@ -47,7 +47,7 @@ class Preloaded(MetaPathFinder, Loader):
             del sys.modules[name]
 
     def install(self, run: Iterable[str]) -> None:
-        """Find modules from now on, but those that are to `run` as scripts, which starts with code that is new."""
+        """Find modules from now on, except modules to `run` as scripts, which start with new code."""
         for name in run:
             self._modules.pop(name, None)
         sys.meta_path.insert(0, self)

@@ -99,7 +99,7 @@ class Server:
     def serve(self) -> Asked:
         """Do what clients ask for. Returns in forked processes, which are to do what it returns."""
         while True:
-            (key, _), *_ = self._selector.select()  # what it does may end the others
+            (key, _), *_ = self._selector.select()  # what it does may end the other clients
             asked: Asked | None = key.data()
             if asked is not None:
                 return asked
@@ -137,7 +137,7 @@ class Server:
     def _end(self, child: Child) -> None:
         """Tell the client how its process has ended.
 
-        The process isn't waited for: as long as it is a zombie, no other one gets its number, nor that of its group.
+        The process isn't waited for: as long as it is a zombie, no other process gets its number or its group's.
         """
         ended = os.waitid(os.P_PID, child.process, os.WEXITED | os.WNOWAIT)
         code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

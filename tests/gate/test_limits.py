@@ -1,4 +1,4 @@
-"""Which limits of the machine a gate run measures: those that its floors are compared with, and no others."""
+"""Which limits of the machine a gate run measures: only the limits that its floors are compared with."""
 
 from __future__ import annotations
 

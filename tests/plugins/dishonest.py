@@ -11,7 +11,7 @@ from typing import Any
 from harness.ops import Context, Launch, Op, Symbols, Tensor, Tensors
 
 UNTIMED = 2
-"""Calls before those that are timed: one prepares, one is checked."""
+"""Calls before the timed calls: one prepares, one is checked."""
 
 
 def doubled(_: Context, t: Tensors) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from harness.ops import Op
 
 limits._MOST_SECONDS = 0.0  # a first batch of samples is enough
 measure._WARM_SECONDS, measure._BATCH_SECONDS = 0.0, 1e-3
-ranks._PATIENCE = 0.5  # a rank that fails while others wait in a collective waits no longer for them
+ranks._PATIENCE = 0.5  # a rank that fails while other ranks wait in a collective waits no longer for them
 Cpu.stream_sizes = (2**18, 2**20)
 Cpu.cache_bytes = 2**16  # type: ignore[assignment,method-assign]
 OP = Op("nothing", "a plug-in must define an op", symbols={})

@@ -138,7 +138,7 @@ def test_a_process_leaves_after_an_exception(start: Callable[..., Bare], job: Ca
 
 
 def test_a_forked_copy_of_a_process_answers_nothing() -> None:
-    """A variant may fork and let the copy go on. Its answer would be taken for that of the next question."""
+    """A variant may fork and let the copy go on. Its answer would be taken for the answer to the next question."""
     replies, sink = os.pipe()
     pipe = child._Pipe(sink)
     if (copy := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""Ranks on GPUs of their own: rank k on device k, captured together, and a failure of one is that of the case."""
+"""Ranks on GPUs of their own: rank k on device k, captured together; if one rank fails, the case fails."""
 
 from __future__ import annotations
 

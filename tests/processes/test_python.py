@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cold
 
 @pytest.fixture
 def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working folder, with files that would take the place of modules; `executed` in it names those that did."""
+    """The working folder, with files that would take the place of modules; `executed` in it names files that did."""
     folder = tmp_path / "here"
     for package in ("harness", "harness/processes"):
         (folder / package).mkdir(parents=True)

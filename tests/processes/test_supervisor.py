@@ -1,4 +1,4 @@
-"""Processes of another revision, and those that are started ahead; without any process."""
+"""Processes of another revision, and processes that are started ahead; without any real process."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_the_code_that_runs_is_the_one_that_measures(
 
 
 def test_code_that_changes_during_a_run_ends_it(teams: type[FakeTeam], job: Callable[..., Job]) -> None:
-    """Also that of another revision, whose hash the parent can't know before."""
+    """Also code of another revision, whose hash the parent can't know before."""
     teams.starts = [Ready(VERSION, str(ROOT), "a" * 64), Ready(VERSION, str(ROOT), "b" * 64)]
     with Workers("cpu", root=ROOT) as made:
         assert made.measure(job("fine")).status == "ok"

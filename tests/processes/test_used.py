@@ -86,7 +86,7 @@ def test_a_repository_below_the_folder_of_a_python_counts(top: Path) -> None:
 def test_a_module_that_was_installed_from_the_folder_is_told(
     top: Path, tmp_path_factory: pytest.TempPathFactory, how: str
 ) -> None:
-    """It lies among the packages of this Python, beside others, of which none counts."""
+    """It lies among the packages of this Python, beside other packages, of which none counts."""
     site = tmp_path_factory.mktemp("site") / "site-packages"
     site.mkdir()
     name = {"by name": "mykern", "by pip": "mykern_cuda"}[how]

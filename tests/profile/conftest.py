@@ -12,7 +12,7 @@ import pytest
 
 @pytest.fixture
 def on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], Path]:
-    """Put a script of this name on the PATH, ahead of all others; text: what it does, as a shell script."""
+    """Put a script of this name on the PATH, ahead of all other scripts; text: what it does, as a shell script."""
 
     def put(name: str, text: str) -> Path:
         home = tmp_path / "bin"

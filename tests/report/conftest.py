@@ -218,7 +218,7 @@ def _assert_apart(drawing: Any, _path: Path) -> list[Path]:
 
 def _visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
     (axes,), (legend,) = drawing.axes, drawing.legends
-    # Only ticks in view are drawn; _update_ticks gives those.
+    # Only ticks in view are drawn; _update_ticks gives them.
     ticks = [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
     for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
         if text.get_text().strip() and text.get_visible():

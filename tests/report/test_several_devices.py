@@ -47,7 +47,7 @@ def test_a_variant_that_needs_several_devices_is_compared_with_the_baseline_on_o
 
 
 def test_a_variant_that_failed_on_one_device_is_compared_with_nothing(scaled: Run) -> None:
-    """Its step may be another one than the baseline's, such as that of another rung."""
+    """Its step may differ from the baseline's: it may be the step of another rung."""
     failed = tuple(
         replace(m, status="out_of_memory") if (m.case.variant, m.case.world) == ("ddp", 1) else m
         for m in scaled.measurements
@@ -101,7 +101,7 @@ def eight(measured: Callable[..., Measurement], make_run: Callable[..., Run], li
 
 
 def test_a_curve_over_devices_shows_items_also_where_compute_is_the_limit(eight: Run) -> None:
-    """Operations are those of one device, so they would stay the same, without an ideal line."""
+    """Operations are counted for one device, so they would stay the same, without an ideal line."""
     assert all(line.subject.bound_by_compute for line in frame.lines(eight))
     (plot,) = [plot for plot in plotting.plan(eight)[0] if plot.sort == "usual"]
     assert (plot.metric.name, sorted(set(plot.swept.values()))) == ("items", [1, 2, 4, 8])

@@ -51,7 +51,7 @@ def test_each_world_has_the_same_cases(file: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_what_a_world_cannot_do_is_refused_in_words(file: Path, tmp_path: Path) -> None:
-    """One rank has nobody to talk to; 2 elements have no part for each of four ranks, or of eight. All others run."""
+    """One rank has nobody to talk to; 2 elements have no part for each of four ranks, or of eight. Other cases run."""
     for job in planned(file, "cuda", tmp_path).jobs:
         case = job.case
         refuse = CATALOGUE[case.op].variants[case.variant].unsupported

@@ -126,7 +126,7 @@ def test_what_was_found_is_kept_and_told(tmp_path: Path) -> None:
     SCRIPT.save(rows, tmp_path, "A GPU")
     assert SCRIPT.known(tmp_path / "mutants.csv") == [rows[1], rows[0], rows[2]]
     page = (tmp_path / "mutants.md").read_text()
-    assert "A GPU. The gate caught 2 of 2 cases that are slower by 2% or more, and 0 of\n1 others." in page
+    assert "A GPU. The gate caught 2 of 2 cases that are slower by 2% or more, and 0 of\n1 that lose less." in page
     [line] = [line for line in page.splitlines() if line.startswith("| `narrow_packs` | `narrow_packs/tuned` |")]
     assert line.endswith(" -12.00% | -12.10% to -11.90% | -12.00% | regressed | 14 | 61 | caught |")
     assert "- `extra_read`: One pack of 20, " in page

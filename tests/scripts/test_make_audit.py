@@ -1,4 +1,4 @@
-"""The page of the audit: written from the runs that have counters, and only from those."""
+"""The page of the audit: written only from runs that have counters."""
 
 from __future__ import annotations
 

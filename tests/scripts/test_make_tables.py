@@ -1,4 +1,4 @@
-"""The figures and the output of commands on pages: all of them are those of the committed runs."""
+"""The figures and the output of commands on pages: all of them come from the committed runs."""
 
 from __future__ import annotations
 

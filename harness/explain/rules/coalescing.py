@@ -125,14 +125,15 @@ def _reason(known: Known, kernel: Seen, sides: list[_Side]) -> Reason:
 
 
 def _sums(side: _Side) -> Iterator[str]:
+    other = "stores" if side.name == "load" else "loads"
     yield f"{side.name}s: {amount(side.sectors)} sectors / {amount(side.requests)} requests = {side.each:.1f}"
     if side.used is not None:
         yield f"lanes use {SECTOR * side.used:.1f} of {SECTOR} bytes of a sector, so {side.ideal:.1f} sectors would do"
         return
     if not side.need:
-        yield f"ideal {side.ideal:.1f}: as the others have, at least {NARROW} (4 bytes a lane)"
+        yield f"ideal {side.ideal:.1f}: as {other} have, at least {NARROW} (4 bytes a lane)"
         return
     yield f"needed: {units.size(side.need)} / {SECTOR} B / {amount(side.requests)} requests = {side.needed:.1f} sectors"
-    yield f"ideal {side.ideal:.1f}: as needed or as the others have, {NARROW} (4 bytes a lane) to {side.widest} sectors"
+    yield f"ideal {side.ideal:.1f}: as needed or as {other} have, {NARROW} (4 bytes a lane) to {side.widest} sectors"
     if side.moved is not None:
         yield f"through memory: {units.size(side.moved)}, {side.moved / side.need:.2f} times what is needed"

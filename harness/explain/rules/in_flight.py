@@ -29,8 +29,8 @@ _AHEAD = (
     "shared memory ahead of the work"
 )
 _DEPENDENT = (
-    "look for loads that wait for others: addresses that are loaded first, loads behind a barrier or a reduction; "
-    "start them earlier"
+    "look for loads that can't start at once: their addresses are loaded first, or they stand behind a barrier or a "
+    "reduction; start these loads earlier"
 )
 
 

@@ -21,7 +21,10 @@ _LIMITERS = {
         "registers allow",
         "spend fewer registers: __launch_bounds__, smaller tiles, less unrolling",
     ),
-    "blocks_by_warps": ("the size of the blocks allows", "take blocks whose warps divide those of a multiprocessor"),
+    "blocks_by_warps": (
+        "the size of the blocks allows",
+        "take blocks whose number of warps divides the number that a multiprocessor holds",
+    ),
     "blocks_by_slots": ("the number of blocks allows", "take larger blocks: a multiprocessor holds only so many"),
     # The last, since it says what the slots say where a block has no shared memory.
     "blocks_by_shared": ("shared memory allows", "spend less shared memory for a block: smaller tiles or fewer stages"),
@@ -58,7 +61,7 @@ def _reason(known: Known, kernel: Seen, found: float) -> Reason:
     if limited:
         why = f"{what} no more than {share(limit or found)}"
     else:
-        why = "blocks end as fast as others start" if short else "the grid doesn't fill it, or blocks end unevenly"
+        why = "blocks end as fast as new blocks start" if short else "the grid doesn't fill it, or blocks end unevenly"
     busy, resident = known.busy(kernel), found * warps(known)
     text = f"no more than {share(1 - found)}, and {units.seconds(busy)} go to streaming and to instructions"
     saves, last = spared(known, kernel.seconds, min(kernel.seconds - busy, kernel.seconds * (1 - found)), text)

@@ -32,7 +32,7 @@ def judge(known: Known) -> Iterator[Reason]:
             yield from _uneven(known, kernel, waves, verdict, text)
         elif waves:
             each = grid / count
-            verdict = f"Uneven blocks: {each:.2f} for a multiprocessor, so that most wait for those with one more."
+            verdict = f"Uneven blocks: {each:.2f} for a multiprocessor, so that most wait for a few with one more."
             yield from _uneven(
                 known, kernel, each, verdict, f"{grid:.0f} blocks / {count} multiprocessors = {each:.2f}"
             )
@@ -68,7 +68,7 @@ def _uneven(known: Known, kernel: Seen, rounds: float, verdict: str, text: str) 
             f"in {known.label(kernel)}: {text}",
             last,
         ),
-        "choose blocks so that the last wave is full, or as many blocks as run at a time, which share the work evenly",
+        "choose blocks so that the last wave is full, or only the blocks that run at a time, and share the work evenly",
         saves,
     )
 

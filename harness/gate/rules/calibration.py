@@ -1,4 +1,4 @@
-"""Rule: a case whose noise is more than twice its margin can't pass; smaller ones and missing ones make notes."""
+"""Rule: a case whose noise is more than twice its margin can't pass; smaller noise and missing noise make notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from harness.gate.evidence import Evidence
 from harness.gate.noise_store import LEAST_BLOCKS
 from harness.gate.records import NOISE_MOST, CaseEvidence, Finding
 
-_FILE = "that of --noise, or noise-*.json in the cache folder"
+_FILE = "the file of --noise, or noise-*.json in the cache folder"
 _AGAIN = f"if this is too much, delete the noise file ({_FILE}) and calibrate again while nothing else runs"
 
 

@@ -23,8 +23,8 @@ def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:
 def text(run: Run, notes: Sequence[str] = ()) -> str:
     """The run as JSON: schema, header (as in run.json), results, attachments, and notes.
 
-    A result has the keys of results.csv; null stands for what isn't known. A case of several scenarios has one result,
-    that of the first.
+    A result has the keys of results.csv; null stands for what isn't known. A case of several scenarios has one result:
+    the result of the first scenario.
     """
     # A listing of formats must stay instant, and the store loads pydantic.
     from harness import store

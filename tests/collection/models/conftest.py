@@ -58,7 +58,7 @@ def fingerprint(outputs: tuple[torch.Tensor, ...], loss: torch.Tensor, slopes: l
 
 
 def operators_counted(kind: Any, given: Mapping[str, Callable[..., Any]]) -> tuple[Any, dict[str, int]]:
-    """Operators of a kind that count their calls: the defaults, but those of `given` in place of some."""
+    """Operators of a kind that count their calls: the operators in `given`, and defaults for the rest."""
     calls: dict[str, int] = {}
     defaults = kind()
 

@@ -90,7 +90,7 @@ def _by_reference(call: _kernels.KernelCall, t: SimpleNamespace) -> dict[str, An
 def _assert_declared(call: _kernels.KernelCall, t: SimpleNamespace, views: frozenset[str] = frozenset()) -> None:
     """A kernel gets the tensors that its op declares: all of them, contiguous, of the declared type and size.
 
-    views: those that lie in others, which were looked at before.
+    views: tensors that lie in other tensors, which were looked at before.
     """
     op, symbols = _kernels.OPS[call.op], call.case.values
     inputs, outputs = op.tensors(op.variants["tuned"])
@@ -204,7 +204,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def launches(**wanted: int) -> Iterator[None]:
-    """Exactly so many launches of these ops, and of no others, are made inside."""
+    """Exactly so many launches of these ops, and of no other ops, are made inside."""
     before = dict(_kernels.LAUNCHED)
     yield
     made = {name: count - before.get(name, 0) for name, count in _kernels.LAUNCHED.items()}

@@ -138,7 +138,7 @@ def test_a_closure_is_called_with_gradients():
     assert weight < 1
 
 
-# ---- Tables, and kernels that read and write at the addresses in them, in place of those on a GPU.
+# ---- Tables, and kernels that read and write at the addresses in them, in place of tables and kernels on a GPU.
 
 
 @pytest.mark.usefixtures("kernels")

@@ -1,4 +1,4 @@
-"""AdamW, the gradient scaler and whole steps on a GPU: results are those of torch, and a graph makes the same step."""
+"""AdamW, the gradient scaler and whole steps on a GPU: results are torch's, and a graph makes the same step."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ OPS = Catalogue()
 OF_RANKS = {file.stem for folder in collectives.__path__ for file in Path(folder).glob("[!_]*.py")}
 """Ops that one process has no case of; tests/ops/collectives runs them on several GPUs."""
 SIZES = {"T": 32, "V": 4, "U": 1}
-"""Sizes that have a meaning of their own; all others are 8."""
+"""Sizes that have a meaning of their own; all other sizes are 8."""
 ON_A_GPU = {"D": 16}
 """Further ones on a GPU: tensor cores and FlexAttention take heads of 16 and more."""
 COMPILED = "compile"
 """What the names of variants begin with that are compiled. They take seconds, and are tried once each, on a GPU."""
 SMALL = {"tensors": ("equal",), "model": ("resnet_toy", "bert_toy", "swin_toy")}
-"""Values of a choice, where others make a case too large for a test: a list of tensors may be a whole model's."""
+"""Values of a choice, where other values make too large a case for a test: a list of tensors may be a whole model's."""
 
 
 class SmallCpu(Cpu):
@@ -51,7 +51,7 @@ def usual(name: str, choice: Choice) -> Value:
 def cases(op: Op, device: str) -> Iterator[Case]:
     """A small case for each variant that isn't compiled, which takes seconds, each dtype and each choice.
 
-    Whole steps take long: they have one dtype here, and on a CPU one case; tests/ops/training has the others.
+    Whole steps take long: they have one dtype here, and on a CPU one case; tests/collection/steps has the other cases.
     """
     steps = op.timer == "steady"
     dtypes = op.dtypes[: 1 if steps else None]

@@ -1,4 +1,4 @@
-"""The rule about scenarios that ask for less than those of the base."""
+"""The rule about scenarios that ask for less than the base's scenarios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gate runs with round numbers: one of everything, and as many cases as one likes."""
+"""Gate runs with round numbers: one of everything, and any number of cases."""
 
 from __future__ import annotations
 

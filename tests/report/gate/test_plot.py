@@ -82,7 +82,7 @@ def test_no_label_lies_on_another(
 def compared(
     of: Case, pairs: Sequence[tuple[float, float]], margin: Margin, bounds: tuple[float, float] | None = None
 ) -> CaseEvidence:
-    """A case with these pairs of times. bounds: of the decision; those of the smallest and largest pair if None."""
+    """A case with these pairs of times. bounds: of the decision; if None, the smallest and the largest pair."""
     made = tuple(Pair(base, now, "base", "screen") for base, now in pairs)
     low, high = bounds or (min(p.change for p in made), max(p.change for p in made))
     return CaseEvidence(of, "ci", (), (), made, margin, decision=Decision("ok", "screen", low, low, high, len(made)))

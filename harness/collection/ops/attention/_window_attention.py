@@ -39,7 +39,7 @@ _HELD = 2048  # elements of K that a warp holds in registers at most; the same n
 _FREE = 49 * 32  # elements of K that leave room for more such warps
 _HOLDING = 16, 12  # warps of a block that hold K and V, for which there are enough registers: few elements, and many
 _SMALL = 32  # size of a head
-_LOADING = 18, 12  # the same for warps that don't: small heads, and others
+_LOADING = 18, 12  # warps of a block that don't hold K and V: small heads, and larger heads
 _ENOUGH = 0.9  # of the teams that would fit without tables: the time is the time of so many warps
 _MOST_TOKENS = 256  # whose tiles a block of 16 warps has
 _HEADS = (16, 32, 48, 64)
@@ -318,7 +318,7 @@ def _grid(segments: int, multiprocessors: int) -> int:
 
 
 def _ways(images: int, tables: int, ways: int, teams: int) -> int:
-    """`ways` where so many blocks of a segment may take its images in turn and none gets more to do by it; 1 if not."""
+    """`ways` if so many blocks may take a segment's images in turn without more work for any block; otherwise 1."""
     heads = max(1, tables)
     in_turn, in_a_row = heads * blocks(images, ways), blocks(images * heads, ways)
     return ways if _IN_TURN and ways <= images and blocks(in_turn, teams) <= blocks(in_a_row, teams) else 1

@@ -1,13 +1,13 @@
 """The backward of attention over windows: row S6. Twin of window_attention_grad.cu.
 
 The forward is softmax(q k^T * D^-0.5 + bias + mask) v for each window and head. Inputs are what every training step
-has: dout, q, k, v, bias and mask. Neither the forward's output nor statistics of its rows are among them, since P can
-be computed anew from q and k, which are read anyway, and the sums of P * dP from P and dP: that is the leanest form.
-Variants that autograd gives more, such as P or the output, get it as autograd has it. dbias has the bias's type, and is
-summed over windows in float32.
+has: dout, q, k, v, bias and mask. The forward's output and statistics of its rows are no inputs: in the leanest form P
+is computed anew from q and k, which are read anyway, and the sums of P * dP from P and dP. Where autograd keeps more
+for a variant, such as P or the output, the variant gets this too. dbias has the bias's type, and is summed over windows
+in float32.
 
-Five products make the operations: q k^T, dout v^T, P^T dout, dS k, dS^T q. They are counted at float16's peak;
-bfloat16's is the same on tensor cores, within a few percent.
+Five products make the operations: q k^T, dout v^T, P^T dout, dS k, dS^T q. They are counted at float16's peak; the peak
+of bfloat16 on tensor cores is the same within a few percent.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class AttentionGradPlan:
     """How blocks of both kernels are made. Twin of window_attention_grad.cu.
 
     threads: of a block. groups: of four elements of dS, one for each tile and thread. stages: windows that `tuned` has
-    in shared memory at a time. shared: bytes of it that a block of `tuned` has. resident: blocks of a multiprocessor.
+    in shared memory at a time. shared: bytes of shared memory of its blocks. resident: blocks of a multiprocessor.
     """
 
     threads: int

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
 _LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
-"""The smallest numbers: below the normal ones a rounding changes a number by up to half of this."""
+"""The smallest numbers: below the normal numbers a rounding changes a number by up to half of this."""
 _ROUNDED = ("eager", *MODES, "unfused")
 """Variants that may round to the dtype before they add z, too."""
 _STATISTIC = 1e-5

@@ -2,14 +2,14 @@
 
 N is the number of elements that nccl-tests calls the size: of the larger buffer of a rank. The algorithm bandwidth is
 the bytes of that buffer over the time. Bus bandwidth is the bytes that each device has to send, over the time; the
-bytes sent are those of the size times the factor that nccl-tests gives (doc/PERFORMANCE.md there):
+bytes sent are the bytes of that buffer times the factor that nccl-tests gives (doc/PERFORMANCE.md there):
 
     all-reduce                            2 (n - 1) / n
     all-gather, reduce-scatter, all-to-all  (n - 1) / n
     broadcast, send and receive             1
 
 A switch that adds up what passes through it (NVLink SHARP) lets a device send fewer bytes in an all-reduce. Then the
-bus bandwidth may exceed that of the link.
+bus bandwidth may exceed the bandwidth of the link.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def unsplittable(case: Case) -> str | None:
 
 
 def data(ctx: Context, rank: int) -> torch.Tensor:
-    """The input of a rank. Every rank can make that of any other, so the check needs no communication."""
+    """The input of a rank. Every rank can make the input of any other rank, so the check needs no communication."""
     import torch
 
     seed = ctx.generator.initial_seed() - ctx.group.rank + rank

@@ -29,7 +29,7 @@ _SIGMAS = 5
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
 _LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
-"""The smallest numbers: below the normal ones a rounding changes a number by up to half of this."""
+"""The smallest numbers: below the normal numbers a rounding changes a number by up to half of this."""
 _FLOAT = 2.0**-22
 """Error allowed of a float, relative to the terms that it is made of: four roundings."""
 _LIBRARY_ROUNDINGS = 3
@@ -99,8 +99,8 @@ def input_itself(p: float, name: str) -> Callable[[Case], str | None]:
 def split(count: int, bits: int) -> tuple[int, int]:
     """(threads, whole) of a kernel whose threads each take the elements of one draw, four or eight.
 
-    threads: as many as the words of a bit mask need. whole: those of them, from the first one on, whose elements all
-    exist; in the narrow stream only where the whole warp's do, since a warp moves a tile (kernels/include/bitmask.cuh).
+    threads: so many that every word of a bit mask is written. whole: the first threads, whose elements all exist; in
+    the narrow stream all elements of their warp exist, since a warp moves a tile (kernels/include/bitmask.cuh).
     """
     per_thread, together = {WIDE: (4, 4), NARROW: (8, 256)}[bits]
     return -(-count // 32) * 32 // per_thread, count // together * together // per_thread

@@ -25,8 +25,8 @@ metrics.fact(
     SNR,
     "signal to noise",
     units.DECIBELS,
-    "the energy of the same result in float64, computed before anything was quantised or rounded, over that of the "
-    "error; 6 dB are a bit",
+    "the energy of the same result in float64, computed before anything was quantised or rounded, over the energy of "
+    "the error; 6 dB are a bit",
     "higher",
     keep=6,
     after=KEPT,

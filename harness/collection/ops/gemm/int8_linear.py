@@ -53,8 +53,9 @@ def make(ctx: Context) -> dict[str, Any]:
 def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """What y must be; its errors against the real product are reported.
 
-    An output of float16 is off by a unit in its last place, one of int8 by half a step besides. `float16` multiplies
-    other numbers, the real ones: it is held to their product, and each of its inputs is rounded, too.
+    An output of float16 may be off by a unit in its last place, an output of int8 by half a step more. The variant
+    `float16` multiplies the numbers as they were before quantising: its y is held to their product, and its inputs are
+    rounded, too.
     """
     import torch
 
@@ -296,7 +297,7 @@ _ALPHA = Tensor("alpha", _scales_of_weight, "float32")
 
 
 def _encode_scales(_: Context, t: Tensors) -> dict[str, Any]:
-    """What takes a sum to an output of int8: both scales over the output's."""
+    """The factor from a sum to an output of int8: both inputs' scales over the output's scale."""
     import torch
 
     return {"alpha": torch.where(t.y_scale > 0, t.x_scale * t.weight_scale / t.y_scale, 0).float()}

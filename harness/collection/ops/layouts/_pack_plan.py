@@ -9,7 +9,7 @@ from harness.collection.ops.elementwise import PACK_BYTES, blocks
 from harness.collection.ops.layouts._transpose_plan import SECTOR, SECTOR_WORDS, THREADS, WORD, Matrices
 
 # Packs of a row of x and of a row of y that a tile of pack_tile.cuh may have, by bytes of an element: the first is
-# preferred. With larger ones, shared memory would leave less to the L1 cache, through which x is read.
+# preferred. With larger tiles, shared memory would leave less to the L1 cache, through which x is read.
 _PACK_TILES = {2: ((16, 8), (8, 8)), 4: ((16, 16), (16, 8))}
 _TILE_THREADS = {2: (512, 2048), 4: (512, 1536)}  # of a block of the preferred tiles, and of a multiprocessor at least
 _FEWER_THREADS = THREADS, 1280  # the same for other tiles
@@ -25,7 +25,7 @@ _CELL_SHARED = 44 * 1024  # bytes of a tile of cell_tile.cuh at most
 # Bytes of such a tile up to which shared memory leaves room for L1, and threads that a multiprocessor should hold then,
 # and with larger tiles.
 _CELL_SMALL, _CELL_THREADS, _CELL_FEWER = 22 * 1024, 2048, 1536
-_BANKED = 8  # columns: rows of as many, or a multiple, lie in few banks as a FLAT tile has them
+_BANKED = 8  # columns: rows of 8, 16, 24 ... columns lie in few banks as a FLAT tile has them
 _NARROW = (3, 5, 7)  # rows or columns: see narrow.cuh
 
 
@@ -59,7 +59,7 @@ class PackTiles:
         return min(enough, key=lambda plan: plan.cost() / (_GAIN_OF_PREFERRED if plan.is_largest else 1))
 
     def waves(self, multiprocessors: int) -> float:
-        """Blocks for each one that the GPU holds at a time."""
+        """Blocks over the number of blocks that the GPU holds at a time."""
         threads, resident = self._threads
         return self.grid / (multiprocessors * (resident // threads))
 

@@ -54,7 +54,7 @@ def tuned(ctx: Context, op: str, shape: Matrices) -> Launch:
 
 
 def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | None) -> Launch | None:
-    """A launch of the kernel that needs whole packs; None where rows aren't whole ones, or another one is better."""
+    """A launch of the kernel for whole packs; None where rows have parts of packs, or another kernel is better."""
     narrow = Narrow.of(shape)
     if narrow:
         of_shape: dict[str, str | int] = {"ELEMENT": WORD_TYPE[shape.itemsize], **narrow.macros}
@@ -74,7 +74,7 @@ def _in_registers(ctx: Context, op: str, shape: Matrices, packs: PackTiles | Non
 
 
 def _best_pack_tiles(shape: Matrices) -> PackTiles | None:
-    """The tiles of pack_tile.cuh, if they are faster than the other ones, as measured on an H200."""
+    """The tiles of pack_tile.cuh, if they are faster than the other tiles, as measured on an H200."""
     multiprocessors = cuda.multiprocessors()
     plan = PackTiles.of(shape, multiprocessors, aligned=True)
     words = WordTiles.of(shape, multiprocessors, aligned=True) or WordTiles.of(shape, multiprocessors, aligned=False)

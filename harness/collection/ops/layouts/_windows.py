@@ -34,7 +34,7 @@ DEFAULTS = {"shift": "0"}
 DIRECTION = Choice("forward, or backward: from the output's gradient to the input's", ("forward", "backward"))
 
 _UNIT_BYTES = (16, 8)
-"""Bytes of an access of the kernel `units`. Narrower ones take more arithmetic than `tiles` does for 16 bytes."""
+"""Bytes of an access of the kernel `units`. Narrower accesses take more arithmetic than `tiles` does for 16 bytes."""
 _BYTES_OF_THREAD = 32
 """Bytes that a thread of `units` moves, all of them in flight at once."""
 _TILE_BYTES = 13 * 1024
@@ -67,7 +67,7 @@ def windows_shape(s: Symbols) -> tuple[int, ...]:
 
 
 def gives_windows(s: Symbols, forward: bool) -> bool:
-    """Whether the output is windows. forward: whether that is so for the direction `forward`."""
+    """Whether the output is windows. forward: whether the output is windows in the direction `forward`."""
     return bool(s["direction"] == "forward") == forward
 
 

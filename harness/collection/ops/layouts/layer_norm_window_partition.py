@@ -39,7 +39,7 @@ _RESIDENT = ((1024, 24), (768, 32), (640, 48), (512, math.inf))
 _SECTOR = 32  # bytes that memory moves at least: narrower teams would move parts of them
 
 # Tiles.
-_SHORTEST_ROW = 64  # bytes of a row: tiles of shorter ones would keep too few bytes under way
+_SHORTEST_ROW = 64  # bytes of a row: tiles of shorter rows would keep too few bytes under way
 # Lanes that share a row, by its words at most, for halves and for floats; longer rows have whole warps.
 _TEAMS = {2: {32: 1, 64: 2, 128: 4}, 4: {16: 1, 32: 2, 64: 4, 128: 8}}
 _WARPS = 8  # of a block, where rows have whole warps
@@ -205,7 +205,7 @@ class WindowRowPlan:
 class WindowTilePlan:
     """Rows that a block normalises in shared memory. Twin of Tile in layer_norm_tiles.cuh.
 
-    words: of a unit, which a thread reads at once: as many as a row is an odd number of. team: lanes of a warp that
+    words: of a unit, which a thread reads at once; a row is an odd number of units. team: lanes of a warp that
     share a row. step: rows at most that are written as one piece. group: threads that write a piece. tiles: that a
     block has one after the other.
     """

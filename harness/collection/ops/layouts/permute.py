@@ -153,7 +153,7 @@ class PackPlan:
 
     @classmethod
     def of(cls, packs: int, size: int, multiprocessors: int) -> Self:
-        """A pack of 16 bytes a thread, or 8 narrower ones; fewer where multiprocessors would have no block.
+        """A pack of 16 bytes a thread, or 8 narrower packs; fewer where multiprocessors would have no block.
 
         size: of a pack. A multiprocessor's 2048 threads with a pack of 16 bytes each keep the memory busy.
         """

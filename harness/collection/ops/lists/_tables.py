@@ -36,7 +36,7 @@ class Rows:
     """What a table has: `numbers`, int64, and how many `blocks` a kernel needs for it.
 
     whole: the blocks that take one row each. In all other blocks each warp takes a row, so that small tensors and the
-    ends of large ones leave no threads idle.
+    ends of large tensors leave no threads idle.
     """
 
     numbers: np.ndarray

@@ -1,6 +1,6 @@
 """Multiply a list of gradients by 1 / scale in place, and raise a flag if any was infinite or NaN: rows P1, P2.
 
-Twin of unscale.cu. It is what a gradient scaler does before each step of mixed precision. The rules are those of
+Twin of unscale.cu. A gradient scaler does this before each step of mixed precision. The rules are the rules of
 torch._amp_foreach_non_finite_check_and_unscale_: the product is made in float32 and rounded once; the gradient is
 tested before it is multiplied; the flag is 1.0 if there is such an element, else it stays as it was.
 """

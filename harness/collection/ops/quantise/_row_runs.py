@@ -21,7 +21,7 @@ _UNITS, _FEW_UNITS = 3, 2
 # which is more to keep. With more of them the compiler spills more registers than the threads are worth.
 _RESIDENT = {(2, False): 768, (2, True): 672, (4, False): 512, (4, True): 512}
 _MORE_RESIDENT = 1024  # where a thread has few units
-_WAVES = 1  # blocks of the grid for each one that the GPU can hold, where there are tiles enough
+_WAVES = 1  # blocks of the grid for each block that the GPU can hold, where there are tiles enough
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,8 +34,8 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """What h must be, and y for this h.
 
     The normalised row may be off by 1e-5 of itself, and by the rounding of the mean, as layer_norm's may. `fused` and
-    `tuned` are held to that. The others round it to the case's type before they quantise it; and Inductor normalises h
-    as it was before it was rounded.
+    `tuned` are held to that. The other variants round the row to the case's type before they quantise it; and Inductor
+    normalises h as it was before rounding.
     """
     before, last = t.before, ctx.case.variant not in ("fused", "tuned")
     gamma, beta, unit = before.gamma.double(), before.beta.double(), dequantise.half_unit(ctx)

@@ -31,7 +31,7 @@ _TILE_BYTES = 8192  # of one matrix; several blocks of such tiles keep the memor
 
 # Packs a thread, as measured on an H200. Two loads in flight in each of many threads are best as long as several rows
 # fit on a multiprocessor. Longer rows are cut among the blocks of a cluster, so that several fit again. There a thread
-# takes more packs, and of halves as many as its registers hold.
+# takes more packs: of halves, all that its registers hold.
 _WARP_PACKS = 2
 # (packs a thread, most packs of a row, or of a block's part of it), by the number of matrices that a thread keeps.
 _FEW_PACKS = {1: ((2, 1024), (3, 2112)), 2: ((2, 256), (1, 1024), (3, 2112))}

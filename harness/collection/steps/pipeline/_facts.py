@@ -65,7 +65,7 @@ def _add() -> None:
             "share of the expected rate",
             units.SHARE,
             _of_expected,
-            "items a second of a pipeline, over those that are expected by the rates of its stages alone",
+            "items a second of a pipeline, over the items a second expected by the rates of its stages alone",
             "higher",
             head="of expected",
             keep=6,
@@ -108,8 +108,8 @@ def _add() -> None:
         DOUBLED,
         "limit doubled",
         units.RATIO,
-        "images a second when the slowest stage does only half of its work (it gives each result twice, and takes as "
-        "many items as before), over those otherwise",
+        "images a second when the slowest stage does only half of its work (it gives each result twice, and takes the "
+        "same number of items), over images a second with all of its work",
     )
     metrics.fact(GAIN, "expected of it", units.RATIO, "the same, by the rates of the stages alone")
     metrics.fact(DECODER, "decoder", _named(DECODERS), f"what decodes images ({_listed(DECODERS)})")

@@ -135,8 +135,8 @@ class FedStep:
             while count < WHOLE or time.perf_counter() - start < self._parts.shortest:
                 steps(2)
                 count += 2
-            # Nobody waits for the device before the clock is read, at either end: as many steps are on their way at
-            # the start as at the end, so that the steps of the start aren't counted too.
+            # Nobody waits for the device before the clock is read, at either end. The same number of steps is on its
+            # way at the start and at the end, so that the steps of the start aren't counted too.
             return (time.perf_counter() - start) / count
         finally:
             pipeline.close()

@@ -33,7 +33,7 @@ _TOLD = 512
 
 
 def made(count: int, crew: Crew) -> list[Path]:
-    """The first `count` files, in the cache folder. Those that aren't there yet are made, by the crew."""
+    """The first `count` files, in the cache folder. The crew makes the files that aren't there yet."""
     files = [place(number) for number in range(count)]
     files[0].parent.mkdir(parents=True, exist_ok=True)
     missing = [number for number, file in enumerate(files) if not file.is_file()]

@@ -28,7 +28,7 @@ from harness.collection.steps.training._settings import math_modes, seed_of
 from harness.ops import Context
 
 Way = Literal["cpu", "gpu", "decoded"]
-"""How images come to the step: decoded by processes on the CPU, by the GPU, or from a list of decoded ones."""
+"""How images come to the step: decoded by processes on the CPU, by the GPU, or from a list of decoded images."""
 READERS = 4
 """Threads that read files, since one that waits for a disk leaves it idle in between."""
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -65,7 +65,7 @@ class Rates:
     parts: dict[str, float]
 
     def mean(self, other: Rates) -> Rates:
-        """The means of these rates and of the same ones at another time."""
+        """The means of these rates and of the same rates at another time."""
         return Rates(_means(self.stages, other.stages), _means(self.parts, other.parts))
 
 
@@ -212,7 +212,7 @@ def side_of(ctx: Context) -> int:
 
 
 def _one_thread_each(ctx: Context) -> None:
-    """Let torch's operators have one thread, since each thread of a crew would start as many as there are cores."""
+    """Let torch's operators have one thread: otherwise each thread of a crew would start a thread for each core."""
     import torch
 
     before = torch.get_num_threads()

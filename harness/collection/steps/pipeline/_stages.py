@@ -156,7 +156,7 @@ class Stage:
     """A step on an item's way.
 
     work: what it makes of an item; of a number, if it is the first stage. at_once: how many items it works on at a
-    time, in as many threads. Their results come out in order.
+    time, each in a thread of its own. Their results come out in order.
     """
 
     name: str
@@ -169,7 +169,7 @@ class Pipeline:
 
     The first stage is given the numbers 0, 1, 2 and so on. `take` gives the next item, `done` says that the caller has
     no more use for it; only the time between the two counts for queues' shares. depth: the most items in a queue.
-    on_the_way: the most items between their beginning and `done`; as many as there is room for unless told.
+    on_the_way: the most items between their beginning and `done`; 0: what stages and queues have room for.
     """
 
     def __init__(self, stages: Sequence[Stage], depth: int = DEPTH, on_the_way: int = 0) -> None:
@@ -236,7 +236,7 @@ class Pipeline:
             source = queue.get
 
     def _begin_and_end(self, stage: Stage, source: Callable[[], Any], queue: StageQueue) -> Iterator[Loop]:
-        """Two loops of a stage: one begins work on items, the other one waits for the oldest.
+        """Two loops of a stage: one begins work on items, the other waits for the oldest item.
 
         Each has an item in hand, the other items are in a queue between the two.
         """

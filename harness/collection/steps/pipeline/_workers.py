@@ -1,9 +1,9 @@
 """Processes that decode and resize images on the CPU. Threads would share Python's lock with the training step.
 
 Images never go through a pipe: the processes find files' bytes in memory that they share with the pipeline, and leave
-images there. As threads of a crew do, they take the images of a batch one by one, so that none has less to do than the
-others; and a batch needs only as many messages as there are processes. No process waits for the last image of a batch:
-it goes on with the next batch.
+images there. As threads of a crew do, they take the images of a batch one by one, so that all have the same amount to
+do; and a batch needs one message for each process. No process waits for the last image of a batch: it goes on with the
+next batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _IMPORTS = ["torch", "PIL.Image", "torchvision.io"]
 """Modules that are imported once, by the process that forks all other processes. None of them is of the harness: on
-Python 3.11 that process doesn't know the path of modules, and might import another harness. Those that can't be
+Python 3.11 that process doesn't know the path of modules, and might import another harness. Modules that can't be
 imported are left out."""
 _STARTED = 120.0
 """Seconds within which all processes must have started."""
@@ -170,7 +170,7 @@ class Decoders:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Say how a process has died, where the pool only says that one has."""
+        """Say how a process has died, where the pool only says that a process has died."""
         try:
             yield
         except BrokenProcessPool:
@@ -231,7 +231,7 @@ class ProcessImages:
         return item
 
     def resize(self, item: Item) -> Item:
-        """Resize as many images as the batch has, by its boxes.
+        """Resize one image for each box of the batch.
 
         Decoded images aren't shared: each process resizes the one that it decoded last, again and again.
         """

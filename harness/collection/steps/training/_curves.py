@@ -71,7 +71,7 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
 
 
 def _trained(trainer: Trainer, steps: int) -> TrainingCurve:
-    """Make the steps. Those of a graph are replays, but for the first few."""
+    """Make the steps. The steps of a graph are replays, but for the first few."""
     graph = trainer.rung.graph
     curve = _Recorder(trainer, steps)
     first = min(EAGER, steps) if graph else steps

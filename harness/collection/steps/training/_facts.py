@@ -27,7 +27,7 @@ metrics.fact(
     OFF,
     "distance of losses",
     units.SHARE,
-    "how far off the first steps' losses are from those of float32 at most, over what the latter fall by",
+    "how far the first steps' losses are from the losses of float32 at most, over what the losses of float32 fall by",
 )
 metrics.fact(
     BUSY,
@@ -40,7 +40,7 @@ metrics.fact(
     SKIPPED,
     "skipped steps",
     units.COUNT,
-    "steps whose gradients overflowed, so that they changed no weight; they take less time than others",
+    "steps whose gradients overflowed, so that they changed no weight; they take less time than other steps",
 )
 
 
@@ -91,7 +91,7 @@ def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Mad
 def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:
     """Make steps for about `_SECONDS`; report their energy an item, if the GPU counts it, and how busy the GPU is.
 
-    The steps come after the timed steps, so that the timed ones don't depend on them. Nothing is reported on a
+    The steps come after the timed steps, so that no timed step depends on them. Nothing is reported on a
     CPU.
     """
     import torch

@@ -37,7 +37,7 @@ metrics.add(
         "peak memory of a step",
         units.RATIO,
         over_variant(PEAK_MEMORY),
-        "the most bytes that tensors take during a step, over those of another variant",
+        "the most bytes that tensors take during a step, over the same number of another variant",
         "lower",
         relative="variant",
         said="less",

@@ -35,8 +35,8 @@ QUIET = 0.25
 """The last gamma of a ResNet's blocks here. With 1, as new models have it, each block makes more of rounding errors,
 until gradients in halves have nothing in common with the reference's."""
 FLAT = 2e-6
-"""The share of a typical element below which a weight's elements have no gradient but what rounding makes: that of a
-bias of keys is 0, since softmax doesn't change where all scores move alike."""
+"""The share of a typical element below which a weight's elements have no gradient but what rounding makes. The gradient
+of a bias of keys is 0, since softmax doesn't change where all scores move alike."""
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 """What torch's AdamW has, and ours, unless told."""
 UPDATE = 1e-3
@@ -250,7 +250,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _distance_of_update(config: object, one: Trained) -> float:
-    """How far off the update is from the first one of AdamW, or of SGD with momentum, over the latter's length.
+    """How far the update is from the first update of AdamW, or of SGD with momentum, over the length of that update.
 
     AdamW's mean of squares is compared, too. The decay of SGD, 1e-4 of a weight, is too small to be missed here.
     """

@@ -45,13 +45,13 @@ metrics.fact(
     "hidden (trace)",
     units.SHARE,
     "share of the time of NCCL's kernels in which other kernels ran on the same device. A kernel of NCCL also waits "
-    "for the other devices, and takes multiprocessors from the others",
+    "for the other devices, and takes multiprocessors from other kernels",
 )
 metrics.fact(
     COMMUNICATION,
     "communication",
     units.SHARE,
-    "time of NCCL's kernels over that of the steps, in a trace of a few steps; hidden or not",
+    "time of NCCL's kernels over the time of the steps, in a trace of a few steps; hidden or not",
 )
 
 

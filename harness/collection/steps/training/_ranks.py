@@ -97,7 +97,7 @@ class RankTrainer(Trainer):
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
 
     def error_of_mean(self) -> float:
-        """How far off the gradients of all ranks together are from the mean of each one's, as a share of its norm.
+        """How far the ranks' common gradients are from the mean of the gradients of each rank, as a share of its norm.
 
         The mean is computed on the host. No step is made, and random numbers begin anew afterwards.
         """
@@ -133,7 +133,7 @@ class RankTrainer(Trainer):
 
 
 def with_few_labels(batch: Any, config: ResNetConfig | BertConfig | SwinConfig) -> Any:
-    """The batch with labels of few classes. Those below 0, of what isn't predicted, stay."""
+    """The batch with labels of few classes. Labels below 0, of what isn't predicted, stay."""
     classes = config.vocabulary if isinstance(config, BertConfig) else config.classes
     labels = batch.labels
     return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, classes // 2)))
@@ -176,7 +176,7 @@ class FlatMean:
         self._views: list[torch.Tensor] = []
 
     def __call__(self, weights: Sequence[torch.Tensor]) -> None:
-        """Replace the gradients of these weights, which must be the same ones each time."""
+        """Replace the gradients of these weights, which must be the same weights each time."""
         import torch
         from torch import distributed
 

@@ -77,7 +77,7 @@ def cant_run(way: Way, case: Case) -> str | None:
 def has_own_step(case: Case) -> str | None:
     """Why a rung can't run, if the case asks for another step than the rung's."""
     step = dict(case.choices)["step"]
-    return None if step == "eager" else f"its step is that of its rung, not that of step={step}: give step: eager"
+    return None if step == "eager" else f"its step is the step of its rung, not step={step}: give step: eager"
 
 
 def way_of(variant: str) -> Way:
@@ -127,7 +127,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
     numbers = iter(range(STEPS))
 
     def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
-        """A step, and while the first ones last, the losses until then, the sum of weights and the mean's error."""
+        """A step, and in the first steps the losses until then, the sum of weights and the mean's error."""
         loss = step()
         if (number := next(numbers, None)) is not None:
             made["losses"][number].copy_(loss)
@@ -193,7 +193,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     way = way_of(ctx.case.variant)
     sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
     if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
-        yield f"weights: ranks have different ones after {STEPS} steps; their sums are {sums}"
+        yield f"weights: they differ between ranks after {STEPS} steps; their sums are {sums}"
     if not float(t.off) <= MEAN_OFF:
         yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
     wanted = reference_losses(ctx, way)
@@ -203,7 +203,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     for number, (got, want) in enumerate(zip(t.losses.tolist(), wanted, strict=True), 1):
         if not abs(got - want) <= ALLOWED * fall:
             yield (
-                f"losses: that of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
+                f"losses: the loss of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
                 f"they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
             )
 

@@ -51,7 +51,7 @@ def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: An
 
 
 def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[Rung], **fields: Any) -> Op:
-    """An op whose variants are the rungs. fields: further ones of Op; its choices come after the choice of a model."""
+    """An op whose variants are the rungs. fields: more fields of Op; its choices come after the choice of a model."""
     choices = {
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
         **fields.pop("choices", {}),
@@ -93,7 +93,7 @@ def make(ctx: Context) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class TimedSteps:
-    """A rung's steps as the harness calls them. Each of the first ones writes the losses until then, for the check.
+    """A rung's steps as the harness calls them. Each of the first steps writes the losses until then, for the check.
 
     complaints: about the first step of the rung's twin. made: how many steps ended.
     """
@@ -185,8 +185,9 @@ def _of_losses(ctx: Context, t: Tensors) -> Iterator[str]:
     for number, distance in enumerate(distances):
         if not distance <= ALLOWED:
             yield (
-                f"losses: that of step {number + 1} is off by {distance:.0%} of what the reference's losses fall by, "
-                f"allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
+                f"losses: the loss of step {number + 1} is off by {distance:.0%} of what the reference's losses "
+                f"fall by, allowed are {ALLOWED:.0%}; they are {_written(t.losses.tolist())}, "
+                f"the reference's {_written(wanted)}"
             )
 
 
@@ -204,10 +205,10 @@ def reference_losses(ctx: Context) -> tuple[float, ...]:
 
 @cache
 def _reference_losses(setup: Setup) -> tuple[float, ...]:
-    """They are kept, since every rung of a case is held to them.
+    """The reference's losses. They are kept, since every rung of a case is held to them.
 
-    The whole batch is needed: a smaller one has other losses. Where a rung's fits into the memory, so does this one's,
-    though in float32, because blocks keep only what enters them.
+    The whole batch is needed: a smaller batch has other losses. Where a rung's training fits into the memory, the
+    reference's fits too, though it is in float32, because its blocks keep only what enters them.
     """
     import torch
 

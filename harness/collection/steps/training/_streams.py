@@ -1,8 +1,8 @@
 """Gradients of weights on a second stream.
 
-A backward has two products for each layer. The gradient of the layer's input is what the backward goes on with; that of
-its weight isn't needed before the optimizer. Large products fill a GPU, so what is to gain are their last waves of
-blocks, products with few outputs, and kernels between products that wait for memory.
+A backward has two products for each layer. The backward goes on with the gradient of the layer's input; the gradient of
+the layer's weight isn't needed before the optimizer. Large products fill a GPU, so time is left to gain only in their
+last waves of blocks, in products with few outputs, and in kernels between products that wait for memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The check of inference with a Swin Transformer: weights with which each operator matters, and bounds on the logits.
 
 A model that was just made has weights that hide mistakes: biases of 0, norms that neither scale nor shift, and scores
-so small that all pixels of a window count alike. Here all of these are random, and of the size that trained ones have.
+so small that all pixels of a window count alike. Here all of these are random, and of the size of trained weights.
 """
 
 from __future__ import annotations

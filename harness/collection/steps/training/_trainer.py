@@ -189,7 +189,7 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
 
 
 def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach calls, its fused ones, or ours."""
+    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours."""
     import torch
 
     options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}

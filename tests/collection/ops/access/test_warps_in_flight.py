@@ -1,4 +1,4 @@
-"""Chains of FMAs: as many steps as asked for, on every element and nothing else; and what can be resident."""
+"""Chains of FMAs: exactly the steps asked for, on every element and nothing else; and what can be resident."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.scenario import find, load
 
 COMPILED = [{"N": 1000, "K": 64, "T": 2048, "U": chains} for chains in (1, 2, 4, 8)]
 SIZES = [0, 1, 31, 1023, 4099, 100_003, 2**21 + 1]
-STEPS = [1, 7, 63, 64, 65, 200]  # fewer than the loop's body has, as many, and more
+STEPS = [1, 7, 63, 64, 65, 200]  # fewer than the loop's body has, the same number, and more
 
 
 @pytest.mark.gpu

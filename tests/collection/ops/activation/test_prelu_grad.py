@@ -118,7 +118,7 @@ def test_special_values(launch, placed, variant, dtype):
     kind = getattr(torch, dtype)
     big, small = torch.finfo(kind).max, torch.finfo(kind).tiny
     values = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0, big, -big, small, -small, 1.0, -1.0], dtype=kind)
-    # A channel for each pair of x and dy, so that a NaN in one sum doesn't hide the others; two packs of each.
+    # A channel for each pair of x and dy, so that a NaN in one sum doesn't hide other sums; two packs of each.
     x = values.repeat_interleave(11).view(1, 121, 1, 1).expand(1, 121, 4, 4).contiguous().cuda()
     dy = values.repeat(11).view(1, 121, 1, 1).expand(1, 121, 4, 4).contiguous().cuda()
     alpha = values[torch.arange(121) % 7].cuda()

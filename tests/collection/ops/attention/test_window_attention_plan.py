@@ -209,7 +209,7 @@ def load_values(v, step, pair):
 
 
 def multiply_add(d, a, b):
-    """D += A B as mma.cuh draws them, of as many registers as there are: 16 columns of A, or 8."""
+    """D += A B as mma.cuh draws them. The number of registers says whether A has 16 columns, or 8."""
     row, column = LANE // 4, 2 * (LANE % 4)
     left, right = np.zeros((16, 8 * len(b))), np.zeros((8 * len(b), 8))
     for e, register in itertools.product(range(2), range(len(a))):

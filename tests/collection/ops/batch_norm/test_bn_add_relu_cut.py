@@ -21,7 +21,7 @@ def h200(monkeypatch):
 @pytest.mark.parametrize("per_pack", [4, 8])
 @pytest.mark.parametrize("multiprocessors", [1, MULTIPROCESSORS])
 def test_cuts(monkeypatch, per_pack, multiprocessors):
-    """Periods repeat their channels and packs and cover the tensor; rows lie in as many tiles as they have slots."""
+    """Periods repeat their channels and packs and cover the tensor; a row has a slot for each tile it lies in."""
     monkeypatch.setattr(cuda, "multiprocessors", lambda: multiprocessors)
     for outer in (1, 2, 7, 96, 1000):
         for channels in (1, 2, 3, 64, 100):

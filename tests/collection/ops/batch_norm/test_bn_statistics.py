@@ -303,7 +303,7 @@ class Way:
 
 @pytest.fixture(params=SHAPES)
 def way(request, monkeypatch):
-    # With one multiprocessor slots are as large as those of a tensor of gigabytes on 132.
+    # With one multiprocessor slots are as large as the slots of a tensor of gigabytes with 132 multiprocessors.
     monkeypatch.setattr(cuda, "multiprocessors", lambda: 1)
     return Way(request.param)
 
@@ -359,7 +359,7 @@ def test_outliers_at_the_first_elements_of_slots_on_a_gpu(trial, variant, shape,
 
 
 def firsts_here(ctx):
-    """The first element of each slot of the case on this device, as `tuned` and the others choose their kernels."""
+    """The first element of each slot of the case on this device, by the kernels that the variant chooses."""
     sizes, per_pack = ImageSizes.of(ctx), PACK_BYTES // ITEMSIZE[ctx.case.dtype]
     if ctx.case.variant != "tuned":
         return firsts_of_elements(sizes)

@@ -89,7 +89,7 @@ def test_special_values(launch, special, variant, dtype):
 
     if unsupported(variant, dtype, (1, 8)):
         return
-    # Each value meets each pair of others, twice: two times 12 are rows of whole packs.
+    # Each value meets each pair of other values, twice: two times 12 are rows of whole packs.
     bias = special(dtype).repeat(2)
     pairs = torch.cartesian_prod(special(dtype), special(dtype))
     x, residual = (values.view(-1, 1).expand(-1, len(bias)).contiguous() for values in pairs.unbind(1))

@@ -11,7 +11,7 @@ from harness.collection.ops.bias.two_biases import OP, two_passes
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.model import Case, Traffic
 
-# Rows of whole packs and others, below and from 2^31 elements on.
+# Rows of whole packs and other rows, below and from 2^31 elements on.
 COMPILED = [{"R": r, "C": c} for r in (8, 2**28) for c in (64, 63)]
 OURS = ["divmod", "divmod64", "twice", "twice64", "divmul", "divmul64", "tuned"]
 SHAPES = [
@@ -80,7 +80,7 @@ def test_unaligned_addresses(launch, placed, variant, dtype):
 def test_special_values(launch, special, variant, dtype):
     import torch
 
-    # Each value meets each pair of others, twice: two times 12 are rows of whole packs.
+    # Each value meets each pair of other values, twice: two times 12 are rows of whole packs.
     columns = special(dtype).repeat(2)
     values, rows = torch.cartesian_prod(special(dtype), special(dtype)).T.contiguous()
     x = values.view(-1, 1).expand(-1, len(columns)).contiguous()

@@ -144,7 +144,7 @@ def test_more_than_2_to_31_elements(launch, replay, variant, columns):
     tensors = {"x": x, "bias": bias, "residual": residual, "call": torch.tensor([3], device="cuda"), "y": y}
     symbols = {"R": rows, "C": columns, "p": 0.1}
     launch("bias_dropout_residual", variant, "float16", symbols, seed=9, mask=mask, **tensors)
-    # The first rows and those from below 2**31 elements to the end stand for the rest.
+    # The first rows, and the rows from below 2**31 elements to the end, stand for the rest.
     for first, last in ((0, 32), (rows - rows % 32 - 32, rows)):
         part, begin, end = slice(first, last), first * columns, last * columns
         wanted = replay(0.1, BITS[variant], 9, 3, begin, end).view(-1, columns)

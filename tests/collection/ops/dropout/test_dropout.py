@@ -33,7 +33,7 @@ def bits_of(variant):
 
 
 def place_of(variant, elements):
-    """Where in the wide stream their numbers are. In `naive` those of one call are 256 elements apart."""
+    """Where in the wide stream the elements' numbers are. In `naive` the numbers of one call are 256 elements apart."""
     if variant != "naive":
         return elements
     group = elements // 1024 * 256 + elements % 256

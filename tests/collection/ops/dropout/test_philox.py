@@ -95,7 +95,7 @@ def test_kernels_give_the_published_vectors(source, counter, key, words):
 
 @pytest.mark.gpu
 def test_kernels_keep_what_is_below_the_threshold(source):
-    """Every kind of threshold, as the narrow stream compares bit 15 apart from the others; 2**bits keeps all."""
+    """Every kind of threshold, as the narrow stream compares bit 15 apart from the other bits; 2**bits keeps all."""
     import torch
 
     seed, call, groups = 2**40 + 7, 2**50 + 9, 2**16

@@ -154,7 +154,7 @@ def test_neighbours_places_and_calls_are_independent(launch, placed, variant):
     for distance in (1, 8, 16, MOST_THREADS):
         pairs = int((mask[distance:] & mask[:-distance]).sum(dtype=torch.int64))
         count = n - distance
-        # A pair shares an element with two others.
+        # A pair shares an element with two other pairs.
         sigma = math.sqrt(count * (kept**2 * (1 - kept**2) + 2 * (kept**3 - kept**4)))
         assert abs(pairs - count * kept**2) < 5 * sigma, distance
 

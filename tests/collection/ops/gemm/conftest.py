@@ -46,7 +46,7 @@ class FakeLt:
     calls: names of the functions that were called, in order. objects: by handle, what was made and set. alive: handles
     that weren't given back. multiplied, transformed: the arguments of each product, and of each change of order, by
     name. refused: an error is all that is proposed. proposed: algorithms at most. broken: algorithms that are proposed
-    and don't run. failed: those whose state says that they aren't to be used.
+    and don't run. failed: algorithms whose state says that they aren't to be used.
     """
 
     calls: list[str] = field(default_factory=list)
@@ -175,7 +175,7 @@ def address() -> type[FakeAddress]:
 
 @pytest.fixture
 def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLt]:
-    """The fake, in place of nvmath-python's. An algorithm takes as many seconds as it is away from number 3."""
+    """The fake, in place of nvmath-python's. An algorithm takes a second for each step from number 3."""
     import torch
 
     fake = FakeLt()

@@ -11,7 +11,7 @@ from harness.collection.ops.gemm.int8_linear import OP
 from harness.cuda import cublaslt
 from harness.model import Case
 
-# Rows that are multiples of 8, of 4, others.
+# Rows that are multiples of 8, of 4, and other rows.
 COMPILED = [{"M": 64, "K": 32, "N": n, "scales": scales} for n in (64, 36, 33) for scales in ("tensor", "channel")]
 LT = ["int32_out", "int32_out_col4", "int32_out_col32", "int8_out", "tuned"]
 SCALES = ["tensor", "channel"]
@@ -117,7 +117,7 @@ def test_the_kernel_beyond_2_to_31_elements(catalogue):
     ctx = Context(case, torch.float16, torch.device("cuda"), torch.Generator("cuda"), catalogue["int8_linear"])
     sums = torch.randint(-1000, 1000, (m, n), device="cuda", dtype=torch.int32)
     t = Tensors(x_scale=torch.ones(1, device="cuda"), weight_scale=torch.rand(n, device="cuda"))
-    for n_of_width in (0, 1):  # the kernel of packs, then that of single elements, at an address that isn't aligned
+    for n_of_width in (0, 1):  # the kernel of packs; then, at an address that isn't aligned, the kernel of elements
         buffer = torch.full((m * n + 8,), math.nan, device="cuda", dtype=torch.float16)
         t.y = buffer[n_of_width : n_of_width + m * n].view(m, n)
         _dequantiser(ctx, by_32=False)(sums, t)

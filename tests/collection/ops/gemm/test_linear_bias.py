@@ -8,7 +8,7 @@ from harness.collection.ops.gemm.linear_bias import OP
 from harness.cuda import cublaslt
 from harness.model import Case
 
-# Rows of whole packs, others, and from 2^31 elements on.
+# Rows of whole packs, other rows, and from 2^31 elements on.
 COMPILED = [{"M": 64, "K": 32, "N": 64}, {"M": 64, "K": 32, "N": 65}, {"M": 2**25, "K": 32, "N": 64}]
 OURS = ["separate", "epilogue", "laid_out", "tuned"]
 SHAPES = [

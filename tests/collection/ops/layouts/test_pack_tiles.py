@@ -178,7 +178,7 @@ def wavefronts(rows, cols, itemsize):
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_banks_have_few_conflicts(itemsize):
-    """At any sizes; the worst ones are those at which diagonals of the tile lie in one place of all packs."""
+    """At any sizes. The worst sizes are where diagonals of the tile lie in one place of all packs."""
     found = {(r, c): wavefronts(4096 + r, 4096 + c, itemsize) for r in range(8) for c in range(8)}
     assert np.mean(list(found.values())) <= 2
     assert max(found.values()) <= 4

@@ -89,7 +89,7 @@ class Block:
         return [tuple(part) for part in found[(first < count) & (count > 0)].tolist()]
 
     def image_stores(self, offset: int) -> list[tuple[int, int, int, int, int, int]]:
-        """The packs that are stored: in long rows those at the ends of pieces by for_ends()."""
+        """The packs that are stored; in long rows for_ends() stores the packs at the ends of pieces."""
         if self.row_packs < LONG_ROWS:
             return self.image_parts(offset)
         found = [part for part in self.image_parts(offset) if 0 <= part[1] <= part[2] - self.pack]

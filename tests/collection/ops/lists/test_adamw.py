@@ -150,7 +150,7 @@ def test_100_steps_are_those_of_torchs_fused_optimizer(trial, variant, decay):
         state = optimizer.state[weight]
         for got, want in [(t.exp_avg[i], state["exp_avg"]), (t.exp_avg_sq[i], state["exp_avg_sq"])]:
             torch.testing.assert_close(got, want, rtol=8 * unit, atol=8 * unit * float(want.abs().max()))
-        # A hundred roundings of a weight, half a unit each, and those of the steps.
+        # A hundred roundings of a weight, half a unit each, and the roundings of the steps.
         torch.testing.assert_close(ours[i], weight.detach(), rtol=100 * unit, atol=100 * RATE * 32 * unit)
 
 

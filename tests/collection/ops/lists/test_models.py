@@ -1,4 +1,4 @@
-"""Lists of tensors as files: those of known models, and what is said of a file that isn't as it should be."""
+"""Lists of tensors as files: the lists of known models, and what is said of a file that isn't as it should be."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_compile_is_right_on_the_cpu(trial, name):
 
 
 def expected_values(made):
-    """The values that y is rounded from, divided by their scale, in float64; those of torch's code in float32."""
+    """The values that y is rounded from, divided by their scale, in float64; for torch's code in float32."""
     import torch
 
     t, op = made.inputs, made.ctx.op

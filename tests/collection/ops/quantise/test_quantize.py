@@ -1,4 +1,4 @@
-"""quantize: what it compiles, and values at the boundaries on a GPU, exactly; test_quantise.py calls it with others."""
+"""quantize: what it compiles, and values at the boundaries on a GPU, exactly; test_quantise.py has other values."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def plans(columns):
 
 
 def tile_of(plan, columns, row, rows, skipped):
-    """What a block does with a tile: elements it loads and those it stores, and the columns of each thread's unit."""
+    """What a block does with a tile: elements that it loads, elements that it stores, columns of each thread's unit."""
     used = -(-(skipped + plan.rows * columns) // SIZE)
     begin, left = row * columns - skipped, rows * columns - (row * columns - skipped)
     end = skipped + min(rows - row, plan.rows) * columns

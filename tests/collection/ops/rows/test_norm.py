@@ -211,7 +211,7 @@ def test_numbers_of_rows(run, normal, op, variant, rows):
 @pytest.mark.gpu
 @pytest.mark.parametrize("columns", [1, 8, 16, 24, 64, 72, 200, 256, 264, 504, 512])
 def test_rows_that_lanes_share_out(run, normal, op, dtype, columns):
-    """Some warps lack rows, some lanes lack a pack, and the sums of some rows are made again beside others."""
+    """Some warps lack rows, some lanes lack a pack, and the sums of some rows are made again beside other rows."""
     for rows in (133, 255, 1000, 4099):
         x = normal(rows * columns, dtype).view(rows, columns)
         x[::3, 0] = 30_000

@@ -34,7 +34,7 @@ def worth(rows, columns, itemsize, sums=2, chip=H200):
 
 
 def test_many_rows_have_a_plan_up_to_a_length(plans):
-    """Rows of whole packs may be longer than others, since single elements take more registers."""
+    """Rows of whole packs may be longer than other rows, since single elements take more registers."""
     planned = {columns for rows, columns, *_ in plans if rows == max(ROWS)}
     size, chip = plans[0][2], plans[0][4]
     packs, singles = (131_072, 98_304) if chip.clusters else (8192, 8192)

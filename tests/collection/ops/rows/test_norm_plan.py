@@ -53,7 +53,7 @@ def test_a_device_without_clusters_has_none():
 
 
 def test_what_goes_in_turn_fits_other_plans_too(plans):
-    """The traffic of `tuned` asks those other plans whether x is read once."""
+    """The traffic of `tuned` asks these other plans whether x is read once."""
     assert all(has_plan({"M": rows, "N": columns}, itemsize) for rows, columns, itemsize, _ in plans)
 
 

@@ -33,7 +33,7 @@ class Clock:
             assert self._changed.wait_for(lambda: self._stopped or until <= self.now, LIMIT)
 
     def settle(self, at_work: int = 0) -> None:
-        """Go on when all other threads wait for a queue, but those that are at work."""
+        """Go on when all other threads wait for a queue, except `at_work` threads, which are at work."""
         with self._changed:
             self._rest()
             assert self._changed.wait_for(lambda: self._busy == at_work, LIMIT)

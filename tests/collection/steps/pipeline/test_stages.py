@@ -257,7 +257,7 @@ def test_halved_work_of_several_threads_gives_every_result_twice():
     pipeline = Pipeline([Stage("prepare", halved(work), 3)])
     found = [pipeline.take() for _ in range(20)]
     pipeline.close()
-    # Threads may begin in another order than that of their items, so the last one may have its like behind it.
+    # Threads may begin in another order than their items, so the last item may come after its like.
     assert {found.count(one) for one in set(found)} <= {1, 2}
     assert 10 <= len(set(found)) <= 11
     assert set(found) <= set(done)

@@ -111,7 +111,7 @@ def test_gradients_of_zeros_are_found(rung, changed):
 @pytest.mark.parametrize("model", LADDERS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_gradients_that_are_not_unscaled_are_found(model, dtype, changed):
-    """AdamW alone wouldn't show it: its first update is that of any multiple of the gradient."""
+    """AdamW alone wouldn't show it: its first update is the same for any multiple of the gradient."""
     changed(lambda trainer: [weight.register_hook(lambda grad: 2 * grad) for weight in trainer.weights])
     assert "the gradient in the first step is off" in found(model, AMP, dtype)
 

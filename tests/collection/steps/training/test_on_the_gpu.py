@@ -20,7 +20,7 @@ from harness.model import Case, Job, Timing
 pytestmark = pytest.mark.gpu
 LADDERS = {"resnet50_train": ("resnet_toy", RESNET), "bert_train": ("bert_toy", BERT), "swin_train": ("swin_toy", SWIN)}
 MINUTES = ("resnet50_train", "compile_autotune")
-"""It tries kernels for every convolution, even of the smallest model; those of the other models are quick."""
+"""It tries kernels for every convolution, even of the smallest model; the other models' kernels are quickly tried."""
 EVERY = [
     pytest.param(op, rung, id=f"{op}-{rung.name}")
     for op, (_, rungs) in LADDERS.items()
@@ -150,7 +150,7 @@ def test_each_replay_is_a_step_with_random_numbers_of_its_own(op, rung):
 
 @pytest.mark.parametrize(("op", "rung"), [one for one in EVERY if one.values[1].fused or one.values[1].adam])
 def test_no_step_waits_for_the_device(op, rung):
-    """Torch's fused optimizers and ours skip a step on the device; others ask the host whether gradients are finite."""
+    """Torch's fused optimizers and ours skip a step on the device; other optimizers ask the host about infinities."""
     with math_modes(tf32=True):
         trainer = trainer_of(op, rung)
         for _ in range(_settings.EAGER):

@@ -102,7 +102,7 @@ def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dro
     ("model", "rungs", "ours"), [("bert_toy", BERT, "bit_masks"), ("swin_toy", SWIN, "fused_norm_adam")]
 )
 def test_half_norm_has_the_types_that_our_norms_leave(model, rungs, ours, device):
-    """What LayerNorms are given and give, residuals among it. On a GPU, those of autocast give float32."""
+    """What LayerNorms are given and give, residuals among it. On a GPU, autocast's LayerNorms give float32."""
 
     def types(name):
         trainer = Trainer(named(rungs, name), Setup(model, SIZES[model], 1, torch.device(device), torch.float16))

@@ -157,7 +157,7 @@ def test_a_rung_off_the_spread_of_the_baselines_seeds_is_told(ladder: Make) -> N
     note, table = next(losses.verdicts(group)), [*losses.blocks(group)][-1]
     assert note.kind == "failure"
     assert "of 1 of 2 rungs lie within" in note.text
-    assert note.text.endswith("; not those: attention.")
+    assert note.text.endswith("; exceptions: attention.")
     assert columns(table)["within"] == ("baseline", "yes", "no: 0.0333 off")
     assert table.kinds == ("", "", "failure")
 

@@ -56,7 +56,7 @@ def test_a_cpu_has_no_graph_of_a_step(catalogue: Catalogue) -> None:
 
 @pytest.mark.parametrize("model", ["bert_toy", "resnet_toy"])
 def test_a_rehearsal_leaves_no_trace(model: str) -> None:
-    """Losses of the steps after it are those of a trainer that didn't rehearse, to the last bit."""
+    """Losses of the steps after it equal the losses of a trainer that didn't rehearse, to the last bit."""
     setup = Setup(model, 4, 5, torch.device("cpu"), torch.float64, shard=1)
     found: list[list[float]] = []
     for rehearses in (False, True):
@@ -121,9 +121,9 @@ class Pair(Group):
     ("variant", "other", "losses", "off", "wrong"),
     [
         ("ddp", 7.0, [2.0, 1.0], 0.0, ""),
-        ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: ranks have different ones"),
+        ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: they differ between ranks"),
         ("replicas", 7.5, [2.0, 1.0], 0.0, ""),
-        ("after", 7.0, [2.0, 1.9], 0.0, "losses: that of step 2 is off by 0.9"),
+        ("after", 7.0, [2.0, 1.9], 0.0, "losses: the loss of step 2 is off by 0.9"),
         ("after", 7.0, [2.0, 1.0], 1.0, "gradients: their mean over ranks is off by 100.0% of its norm"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The small scenario runs on a CPU within seconds; the others have the sizes of the texts."""
+"""The small scenario runs on a CPU within seconds; the other scenarios have the sizes of the texts."""
 
 from __future__ import annotations
 

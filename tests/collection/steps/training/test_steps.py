@@ -46,7 +46,7 @@ def test_a_step_that_trains_nothing_is_wrong(ready, step, losses_alone, monkeypa
         assert session.check() is None
     monkeypatch.setattr(Trainer, "loss_of_step", step)
     with ready("bert_train", "amp") as session:
-        assert session.check().startswith("losses: that of step")
+        assert session.check().startswith("losses: the loss of step")
 
 
 @pytest.mark.parametrize("has_twin", [True, False])
@@ -76,7 +76,7 @@ def test_the_call_that_the_harness_checks_is_one_of_the_steps(ready, monkeypatch
 
     monkeypatch.setattr(Trainer, "loss_of_step", last_is_no_number)
     with ready("bert_train", "amp") as session:
-        assert session.check().startswith(f"losses: that of step {_steps.STEPS} is off")
+        assert session.check().startswith(f"losses: the loss of step {_steps.STEPS} is off")
     assert max(made.values()) == _steps.STEPS
 
 

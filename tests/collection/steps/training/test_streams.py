@@ -1,4 +1,4 @@
-"""Gradients of weights on a second stream: those of autograd, in their place when the optimizer comes."""
+"""Gradients of weights on a second stream: equal to autograd's, and in their place when the optimizer comes."""
 
 from __future__ import annotations
 

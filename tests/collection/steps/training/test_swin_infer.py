@@ -162,7 +162,7 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_found(mistake, ready, monkeypatch):
-    """In bfloat16, whose rounding hides more than that of float16."""
+    """In bfloat16, whose rounding hides more than float16's."""
     instead(monkeypatch, mistake)
     with ready("swin_infer", "eager", "bfloat16") as session:
         assert found(session)
@@ -223,7 +223,7 @@ def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(ready, monke
         images = swin_infer.make(session._ctx)["images"]
         ours, wanted = swin_infer.with_int8(session._ctx)(images), made["fake"](images.double())
     noise = (ours.double() - wanted).square().mean() / wanted.square().mean()
-    # A number at a border is rounded to another integer where halves differ from float64, and so are those behind it.
+    # A number at a border is rounded to another integer where halves differ from float64, as numbers after it are.
     assert -10 * math.log10(noise) > 35
 
 

@@ -36,7 +36,7 @@ def verdicts(lines: Sequence[Line]) -> Iterator[Note]:
 
 
 def _of_rungs(group: rungs.RungGroup) -> Iterator[Figure]:
-    """The ladder of rungs that have items, and the families of the traced ones."""
+    """The ladder of rungs that have items, and the families of the traced rungs."""
     scenario, named = group.lines[0].scenario.name, group.setting
     if len(group.lines) > 1 and all(line.values["items"] for line in group.lines):
         alt = f"{group.op}, {named}: {group.item} a second, rung by rung, with the speed-ups that a text claims"

@@ -30,13 +30,13 @@ _BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
 _LOSSES = 5.2
 """Inches of the height of a figure of losses, with its legend."""
 _LINEAR = 1e-3
-"""Differences of losses up to this one are on a linear scale, larger ones on a logarithmic one."""
+"""Differences of losses up to this one are on a linear scale, larger differences on a logarithmic scale."""
 
 
 def losses(group: LossGroup, path: Path) -> list[Path]:
     """Draw the losses of the baseline over the steps, and below how far each rung's losses are from them.
 
-    Lines are means of seeds. Those of the rungs differ too little to be told apart above. The range of the baseline's
+    Lines are means of seeds. The rungs' lines differ too little to be told apart above. The range of the baseline's
     seeds is a band in both.
     """
     base = group.baseline

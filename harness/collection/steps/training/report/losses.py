@@ -23,7 +23,7 @@ _SKIPPED = "steps, counted from 0, that changed no weight since gradients had ov
 class RungLosses:
     """What the trainings of a rung gave.
 
-    plan: steps, size of a batch, and number of seeds. loss, last: the mean of all steps, and of the last ones. means:
+    plan: steps, size of a batch, and number of seeds. loss, last: the mean of all steps, and of the last steps. means:
     of each seed. curves: of each seed; a point is the mean of a few steps. skipped: the steps that each seed skipped.
     forced: the steps that were made to overflow.
     """
@@ -90,7 +90,7 @@ class LossGroup:
 
     @property
     def odd(self) -> list[RungLosses]:
-        """The rungs that skipped other steps than the ones that were made to overflow."""
+        """The rungs that skipped other steps than the steps that were made to overflow."""
         return [rung for rung in self.rungs if not rung.is_skipped_alike]
 
 
@@ -151,12 +151,12 @@ def verdicts(group: LossGroup) -> Iterator[Note]:
         yield Note(f"{told}{_named(group.off)}.", "failure" if group.off else "strong")
     forced = " and ".join(map(str, group.baseline.forced))
     alike = len(group.rungs) - len(group.odd)
-    told = f"{alike} of {len(group.rungs)} rungs skip steps {forced}, which overflow, and no others"
+    told = f"{alike} of {len(group.rungs)} rungs skip steps {forced}, which overflow, and no other steps"
     yield Note(f"{told}{_named(group.odd)}.", "failure" if group.odd else "strong")
 
 
 def _named(rungs: Sequence[RungLosses]) -> str:
-    return f"; not those: {', '.join(rung.name for rung in rungs)}" if rungs else ""
+    return f"; exceptions: {', '.join(rung.name for rung in rungs)}" if rungs else ""
 
 
 def _table(group: LossGroup) -> Table:

@@ -20,7 +20,7 @@ _LEAST = 0.01
 """Families with less than this share of every rung's step are counted as `other`."""
 _SPEEDUP = "speedup"
 _BASE = "the rung above it whose steps differ least from its own"
-_CHANGE = "time of a step, or of its kernels of this family, less that of the rung that it is compared with"
+_CHANGE = "time of a step, or of its kernels of this family, less the same time of the rung that it is compared with"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def tables(group: RungGroup) -> Iterator[Block]:
     yield _by_family(group)
     yield _taken_off(group)
     yield Note(
-        "Times of families are those of a trace; kernels that run at the same time share it. Idle is the rest of a "
+        "Times of families come from a trace; kernels that run at the same time share this time. Idle is the rest of a "
         "step as it was timed without the profiler, which slows the host down."
     )
 

@@ -15,8 +15,8 @@ import pytest
 from matplotlib import get_data_path
 from PIL import ImageFont
 
-from harness import report, store
-from harness.ops import Catalogue
+from harness import report
+from harness.ops import Catalogue, known_cases
 from harness.report import older
 from harness.report.formats import plots
 
@@ -31,7 +31,7 @@ EVERY = 30
 @pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_the_page_of_a_reference_run_is_what_its_records_give_today(folder: Path, tmp_path: Path) -> None:
     assert Catalogue()  # ops define metrics of their own
-    run = store.load(folder)
+    run = known_cases.load(folder)
     assert len(run.results) > 0
     assert run.losses == ()
     report.write(run, tmp_path, ["markdown"])
@@ -52,7 +52,7 @@ def test_pictures_of_reference_runs_show_what_the_records_give(tmp_path: Path) -
     today = pictures[datetime.now(UTC).toordinal() % EVERY :: EVERY]
     assert len(today) >= len(pictures) // EVERY > 0
     for folder, group in groupby(today, lambda picture: picture.parents[1]):
-        planned = dict(plots.planned(older.without_false_warnings(store.load(folder))))
+        planned = dict(plots.planned(older.without_false_warnings(known_cases.load(folder))))
         for picture in group:
             [again] = planned[str(picture.relative_to(folder))](tmp_path / picture.name)
             now, committed = again.read_text(encoding="utf-8"), picture.read_text(encoding="utf-8")

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
+_CODE_SUFFIXES = _KERNEL_SUFFIXES | {".py"}
 _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
 """The files that every number depends on besides its op's: how inputs are made, how calls are timed."""
 _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
@@ -82,11 +83,9 @@ def _hash(files: Iterable[tuple[str, bytes]]) -> str:
 
 
 def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    for path in _code(package):
-        yield f"harness/{path.relative_to(package).as_posix()}", path
-    for path in kernels.rglob("*"):
-        if path.suffix in _KERNEL_SUFFIXES and path.is_file():
-            yield f"kernels/{path.relative_to(kernels).as_posix()}", path
+    for name, place, suffixes in (("harness", package, _CODE_SUFFIXES), ("kernels", kernels, _KERNEL_SUFFIXES)):
+        for inside in _files(place, suffixes):
+            yield f"{name}/{inside}", place / inside
     for plugin in plugins:
         yield f"plugin/{plugin.name}", plugin
         for path in _kernels_beside(plugin):
@@ -94,15 +93,22 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
 
 
 def _code(place: Path) -> list[Path]:
-    """The Python files at a place, and the kernels beside them.
+    """The Python files at a place, and the kernels beside them, sorted."""
+    return [place] if place.suffix == ".py" else sorted(place / inside for inside in _files(place, _CODE_SUFFIXES))
+
+
+def _files(place: Path, suffixes: Collection[str]) -> Iterator[str]:
+    """Paths of the files in a folder and its folders, from there on, with one of these suffixes.
 
     An editor's lock is a link to nothing with the name of a file. The kernels inside an installed package are bundled
-    ones, which are counted as such.
+    ones, which are counted as such. (Objects of Path for each file would take longer than to read all files.)
     """
-    if place.suffix == ".py":
-        return [place]
-    found = (path for path in place.rglob("*") if path.suffix in {".py", *_KERNEL_SUFFIXES} and path.is_file())
-    return sorted(path for path in found if "_data" not in path.relative_to(place).parts)
+    for folder, folders, files in os.walk(place):
+        folders[:] = [name for name in folders if name != "_data"]
+        for name in files:
+            path = f"{folder}/{name}"
+            if path[path.rfind(".") :] in suffixes and os.path.isfile(path):  # noqa: PTH113 - see above
+                yield path[len(str(place)) + 1 :]
 
 
 def _kernels_beside(file: Path) -> list[Path]:

@@ -66,7 +66,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Torch takes its number of threads when it is imported, which is later. Processes side by side share the processors:
 # a thread that waits for other threads takes a processor from another test.
 if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-    os.environ["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])))
+    _threads = max(1, (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    os.environ["OMP_NUM_THREADS"] = str(_threads)
+    if "torch" in sys.modules:  # in a worker that the server has forked
+        sys.modules["torch"].set_num_threads(_threads)
 
 
 @pytest.hookimpl(tryfirst=True)

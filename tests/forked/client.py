@@ -1,8 +1,8 @@
 """Stands for Python in tests: a process that server.py forks does the work, and this one is to its parent what that is.
 
 `client.py FOLDER ...` asks the server that listens at FOLDER/socket for a process of Python with the arguments `...`.
-It imports little, so that it starts in a hundredth of a second. What can't be forked, such as `-c`, the real Python
-does; it does everything where $FORKED_COLD is set.
+It imports little, so that it starts in a hundredth of a second. What can't be forked, such as most of `-c`, the real
+Python does; it does everything where $FORKED_COLD is set.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import sys
 PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
 MOST_FILES = 253
 """What one message to the server may carry."""
+WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""The arguments of a worker of pytest-xdist, which reads on standard input what it is to do."""
 
 
 def main() -> None:
@@ -33,7 +35,9 @@ def main() -> None:
 
 
 def can_be_forked(arguments: list[str]) -> bool:
-    """Whether they are a script or a module and its arguments, with no option of Python but `-P`."""
+    """Whether they are a worker's, or a script or a module and its arguments, with no option of Python but `-P`."""
+    if arguments == WORKER:
+        return True
     match arguments[arguments[:1] == ["-P"] :]:
         case ["-m", _, *_]:
             return True

@@ -206,7 +206,7 @@ def become(asked: Asked) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a script or a module as Python does."""
+    """Run a script, a module or a worker of pytest-xdist as Python does."""
     safe = "PYTHONSAFEPATH" in os.environ or arguments[0] == "-P"
     sys.orig_argv = [sys.executable, *arguments]
     arguments = arguments[arguments[0] == "-P" :]
@@ -216,8 +216,12 @@ def run(arguments: list[str]) -> None:
     entries = [Path(entry).absolute() for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
     sys.path[:0] = map(str, entries if safe else [own, *entries])
     importlib.invalidate_caches()
-    load().install(run=arguments)
     sys.modules["__main__"] = main = types.ModuleType("__main__")
+    if arguments[0] == "-u":
+        # A worker of pytest-xdist. It loads the harness itself, as pytest alone does, since tests change its modules.
+        exec(arguments[2], main.__dict__)
+        return
+    load().install(run=arguments)
     if module:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:

@@ -174,9 +174,10 @@ def kill(process: int) -> None:
 
 @cache
 def load() -> Preloaded:
-    """Import what takes long. It happens once, for the first client."""
+    """Import what takes long. It happens once, for the first client. What isn't found here, processes may find."""
     for name in LOADED:
-        importlib.import_module(name)
+        with suppress(ImportError):
+            importlib.import_module(name)
     preloaded = Preloaded()
     gc.collect()
     gc.freeze()

@@ -34,6 +34,9 @@ FORKED = Path(__file__).parent / "forked"
 FOLDER = "FORKED_FOLDER"
 """The variable that names the folder of the server of forked/server.py, and of the client that stands for Python."""
 
+WORKERS = "FORKED_WORKERS"
+"""The variable that says that workers of pytest-xdist are forked by it, too."""
+
 LONGEST = (
     "test_kernels.py", "test_runner.py", "test_end_to_end.py", "test_runs.py", "test_world.py", "test_gate_mutants.py",
     "test_many_ranks.py",
@@ -80,6 +83,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if sys.platform != "linux":
         return
+    if config.getoption("markexpr") == "not gpu":
+        # A GPU is used by workers that Python has started, as users' processes are.
+        os.environ[WORKERS] = "1"
     if FOLDER not in os.environ:
         os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="forked-")
         config.add_cleanup(lambda: shutil.rmtree(os.environ.pop(FOLDER)))

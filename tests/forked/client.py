@@ -24,7 +24,7 @@ def main() -> None:
     folder, *arguments = sys.argv[1:]
     files = [number for number in range(MOST_FILES) if is_open(number)]
     server = socket.socket(socket.AF_UNIX)
-    if "FORKED_COLD" in os.environ or not can_be_forked(arguments) or server.connect_ex(f"{folder}/socket"):
+    if "FORKED_COLD" in os.environ or not can_be_forked(arguments) or not forks(server, folder):
         os.execv(sys.executable, [sys.executable, *arguments])
     ask(server, arguments, files)
     for number in PASSED_ON:
@@ -35,15 +35,20 @@ def main() -> None:
 
 
 def can_be_forked(arguments: list[str]) -> bool:
-    """Whether they are a worker's, or a script or a module and its arguments, with no option of Python but `-P`."""
+    """Whether they are a script or a module and its arguments, with no option of Python but `-P`, or a worker's."""
     if arguments == WORKER:
-        return True
+        return "FORKED_WORKERS" in os.environ
     match arguments[arguments[:1] == ["-P"] :]:
         case ["-m", _, *_]:
             return True
         case [first, *_]:
             return not first.startswith("-")
     return False
+
+
+def forks(server: socket.socket, folder: str) -> bool:
+    """Whether the server answers, and can fork."""
+    return not server.connect_ex(f"{folder}/socket") and server.recv(1) == b"y"
 
 
 def ask(server: socket.socket, arguments: list[str], files: list[int]) -> None:

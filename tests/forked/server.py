@@ -106,11 +106,13 @@ class Server:
 
     def _begin(self) -> Asked | None:
         client, _ = self._connections.accept()
-        asked = received(client)
+        load()
+        with suppress(BrokenPipeError):
+            client.sendall(b"y" if is_alone() else b"n")
+        asked = received(client) if is_alone() else None
         if asked is None:
             client.close()
             return None
-        load()
         process = os.fork()
         if process == 0:
             client.close()
@@ -170,6 +172,11 @@ def kill(process: int) -> None:
     for end in (os.killpg, os.kill):  # it may not have come as far as to have a group
         with suppress(ProcessLookupError):
             end(process, signal.SIGKILL)
+
+
+def is_alone() -> bool:
+    """Whether this process has one thread. If a package has started more, a forked process might wait for them."""
+    return len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - pathlib gives no more
 
 
 @cache

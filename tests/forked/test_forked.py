@@ -14,6 +14,7 @@ import pytest
 
 import harness.report
 from tests.forked import preloaded
+from tests.forked.client import WORKER
 
 TELLS = """
 import atexit, json, os, signal, sys
@@ -149,6 +150,30 @@ def test_the_server_ends_with_the_session_and_takes_all_along(script, tmp_path):
         assert process.stdout.read() == b""  # both have ended
         assert process.wait() == 255
     assert server.returncode == 0
+
+
+def test_a_server_with_threads_forks_nothing(script, tmp_path):
+    """A process with several threads can't be forked: a lock that another thread holds would never be free."""
+    home = tmp_path / "home"
+    home.mkdir()
+    script.write_text(HAS_TORCH)
+    code = f"""if True:
+        import runpy, sys, threading, time
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        sys.argv = ["server.py", {str(home)!r}]
+        runpy.run_path({str(HERE / "server.py")!r}, run_name="__main__")
+    """
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline() == b"ready\n"
+        assert ran(["-I", HERE / "client.py", home, script]).stdout == "False False\n"
+        server.communicate()
+
+
+@pytest.mark.parametrize(("forked", "has"), [({"FORKED_WORKERS": "1"}, "True False\n"), ({}, "False False\n")])
+def test_workers_are_forked_where_no_gpu_is_used(monkeypatch, forked, has):
+    monkeypatch.delenv("FORKED_WORKERS", raising=False)
+    given = repr(HAS_TORCH) + "\n"
+    assert ran(WORKER, input=given, env=os.environ | forked).stdout == has
 
 
 @pytest.mark.cold

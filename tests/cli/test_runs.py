@@ -118,7 +118,7 @@ def test_a_run_reports_progress_by_the_line_and_where_the_report_lies(
 ) -> None:
     lines = finished.stderr.splitlines()
     [line] = [line for line in lines if line.startswith("[2/2] ")]
-    assert re.match(r"\[2/2\] fault/fine/float32/N8192  [\d.]+ us  [\d.]+ GB/s  [\d.]+% of ceiling", line)
+    assert re.match(r"\[2/2\] fault/fine/float32/N8192  [\d.]+ [mun]?s  [\d.]+ [GM]B/s  [\d.]+% of ceiling", line)
     assert lines[-1] == "report: one/"
     assert {"run.json", "results.jsonl", "results.csv", "report.md"} <= {
         path.name for path in (folder / "one").iterdir()
@@ -363,7 +363,7 @@ def test_a_terminal_shows_what_is_left_and_no_colour_where_none_is_wanted(
     command = [*HARNESS, "run", "drawn.yaml", "--device=cpu", *LIMITED, *slowly, "--output=drawn"]
     drawn = on_a_terminal(command, folder, environment(NO_COLOR="1"))
     assert re.search(r"0/1 .*0:00:\d\d ~0:00:\d\d left +fault/fine/float32/N4096", drawn)
-    assert re.search(r"\[1/1\] fault/fine/float32/N4096  [\d.]+ us  ", drawn)
+    assert re.search(r"\[1/1\] fault/fine/float32/N4096  [\d.]+ [mun]?s  ", drawn)
     assert "1 measurement, 0:0" in drawn
     assert "report: drawn/" in drawn
     assert not re.search(COLOUR, drawn)

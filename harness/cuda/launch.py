@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +20,54 @@ if TYPE_CHECKING:
 _ALWAYS_ALLOWED = 48 * 1024  # bytes of shared memory, static and dynamic
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchShape:
+    """How a kernel is launched. grid: blocks; block: threads; shared: dynamic bytes; cluster: blocks of a cluster.
+
+    A cluster lies along the first dimension of the grid; with `cluster` None there are no clusters.
+    """
+
+    grid: int | tuple[int, ...]
+    block: int
+    shared: int = 0
+    cluster: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch that was made: the driver's handle of the kernel, how it was launched, and its arguments."""
+
+    function: Any
+    shape: LaunchShape
+    arguments: tuple[Any, ...]
+
+
+_RECORDS: dict[int, list[Launched]] = {}
+"""The launches of each thread that records them, by the thread's number."""
+
+
+@contextmanager
+def recorded() -> Iterator[list[Launched]]:
+    """Note the launches that this thread makes inside. They are made as well."""
+    thread = threading.get_ident()
+    outer, launches = _RECORDS.get(thread), list[Launched]()
+    _RECORDS[thread] = launches
+    try:
+        yield launches
+    finally:
+        if outer is None:
+            del _RECORDS[thread]
+        else:
+            _RECORDS[thread] = outer
+
+
 class Kernel:
     """One `extern "C"` kernel. Call it as `kernel(grid, block, *args)`.
 
-    Arguments: contiguous torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, or None (a
-    null pointer). The last argument may be a ctypes.Structure, for a struct that the kernel takes by value. An empty
-    grid does nothing, since CUDA refuses it. Raises ValueError for a tensor with gaps or in another order, whose
-    elements a kernel would look for in the wrong places.
+    Arguments: contiguous torch tensors (passed as pointers), ctypes scalars of exactly the kernel's types, None (a null
+    pointer), or a ctypes.Structure for a struct that the kernel takes by value. An empty grid does nothing, since CUDA
+    refuses it. Raises ValueError for a tensor with gaps or in another order, whose elements a kernel would look for in
+    the wrong places.
     """
 
     def __init__(self, cubin: bytes, entry: str) -> None:
@@ -32,6 +77,7 @@ class Kernel:
         Device(_torch_cuda().current_device()).set_current()
         self._module = ObjectCode.from_cubin(cubin)
         self._kernel = self._module.get_kernel(entry)
+        self._function = as_function(self._kernel.handle)
         self._shared = 0  # dynamic bytes that the driver has allowed beyond what every kernel may have
         attributes = self._kernel.attributes
         self.facts = KernelFacts(
@@ -47,28 +93,28 @@ class Kernel:
         """Launch asynchronously.
 
         grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
-        along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`, or for
-        clusters of a kernel that takes a struct.
+        along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`.
         """
-        from cuda.core import launch
-
         if grid == 0:
             return
-        self._allow(shared)
-        if args and isinstance(args[-1], ctypes.Structure):
-            if cluster is not None:
-                raise ValueError(
-                    f"{self.facts.name} takes a struct, so it can't have clusters; pass the struct's members"
-                )
-            _launch_with_struct(self._kernel.handle, (grid, block, shared), [_argument(value) for value in args])
-            return
-        launch(_stream(), _config(grid, block, shared, cluster), self._kernel, *map(_argument, args))
+        if shared:
+            self._allow(shared)
+        if _RECORDS and (launches := _RECORDS.get(threading.get_ident())) is not None:
+            launches.append(Launched(self._function, LaunchShape(grid, block, shared, cluster), args))
+        values = [_argument(value) for value in args]
+        addresses = (ctypes.c_uint64 * len(values))(*map(ctypes.addressof, values))
+        arguments = config(grid, block, shared, cluster, stream_handle()), self._function, ctypes.addressof(addresses)
+        (status,) = driver_launch()(*arguments, 0)
+        if status:
+            launch_again(status, *arguments)
 
     def resident_clusters(self, block: int, shared: int, cluster: int) -> int:
         """Clusters of `cluster` blocks that the device runs at a time. block: threads; shared: dynamic bytes."""
+        from cuda.core import LaunchConfig
+
         self._allow(shared)
-        config = _config(cluster, block, shared, cluster)
-        return int(self._kernel.occupancy.max_active_clusters(config, stream=_stream()))
+        shape = LaunchConfig(grid=1, cluster=cluster, block=block, shmem_size=shared)
+        return int(self._kernel.occupancy.max_active_clusters(shape, stream=_stream()))
 
     def _allow(self, shared: int) -> None:
         """Ask the driver to allow this many dynamic bytes. Raises MachineError where a block can't have so many."""
@@ -84,6 +130,65 @@ class Kernel:
         self._shared = shared
 
 
+def as_function(kernel: Any) -> Any:
+    """The driver's handle of a kernel, as a launch takes it."""
+    from cuda.bindings import driver
+
+    return driver.CUfunction(int(kernel))
+
+
+@lru_cache(maxsize=1024)
+def config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | None, stream: int) -> Any:
+    """The driver's record of how a kernel is launched. stream: the driver's handle.
+
+    Raises ValueError for a grid that clusters don't fill.
+    """
+    from cuda.bindings import driver
+
+    first, *others = (grid,) if isinstance(grid, int) else grid
+    made = driver.CUlaunchConfig()
+    made.gridDimX, made.gridDimY, made.gridDimZ = (first, *others, 1, 1)[:3]
+    made.blockDimX, made.blockDimY, made.blockDimZ = block, 1, 1
+    made.sharedMemBytes, made.hStream = shared, driver.CUstream(stream or driver.CU_STREAM_LEGACY)
+    if cluster is not None:
+        if first % cluster:
+            raise ValueError(f"a grid of {first} blocks can't be cut into clusters of {cluster}")
+        size = driver.CUlaunchAttribute()
+        size.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size.value.clusterDim.x, size.value.clusterDim.y, size.value.clusterDim.z = cluster, 1, 1
+        made.attrs, made.numAttrs = [size], 1
+    return made
+
+
+@lru_cache(maxsize=1)
+def driver_launch() -> Callable[[Any, Any, int, int], tuple[Any]]:
+    """The driver's function that launches: cuda.core's takes twice the time, and passes no structs.
+
+    Arguments: what config() gives, the kernel's handle, the address of the addresses of the kernel's arguments, and 0.
+    It copies the arguments before it returns a status.
+    """
+    from cuda.bindings import driver
+
+    return driver.cuLaunchKernelEx  # type: ignore[no-any-return]
+
+
+def launch_again(status: Any, shape: Any, function: Any, arguments: int) -> None:
+    """Launch again, now with a context, if that was what the thread lacked. Raises MachineError if not.
+
+    A new thread, such as autograd's for a backward, has no context of the driver until something asks for it. To ask
+    at each launch would take time. status: what the driver's launch gave; the other arguments are what it was given.
+    """
+    from cuda.bindings import driver
+    from cuda.core import Device
+
+    if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+        Device(_torch_cuda().current_device()).set_current()
+        (status,) = driver.cuLaunchKernelEx(shape, function, arguments, 0)
+    if status != driver.CUresult.CUDA_SUCCESS:
+        blocks = shape.gridDimX, shape.gridDimY, shape.gridDimZ
+        raise MachineError(f"a launch of {blocks} blocks of {shape.blockDimX} threads failed: {status.name}")
+
+
 def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Copy between two contiguous tensors of the same size with the driver's device-to-device copy."""
     from cuda.core import Buffer
@@ -94,45 +199,14 @@ def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
         to.copy_from(origin, stream=_stream())
 
 
-@lru_cache(maxsize=256)
-def _config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | None) -> Any:
-    from cuda.core import LaunchConfig
-
-    if cluster is None:
-        return LaunchConfig(grid=grid, block=block, shmem_size=shared)
-    first, *others = (grid,) if isinstance(grid, int) else grid
-    if first % cluster:
-        raise ValueError(f"a grid of {first} blocks can't be cut into clusters of {cluster}")
-    # cuda.core counts clusters.
-    return LaunchConfig(grid=(first // cluster, *others), cluster=cluster, block=block, shmem_size=shared)
-
-
-def _launch_with_struct(kernel: Any, sizes: tuple[int | tuple[int, ...], int, int], arguments: list[Any]) -> None:
-    """A launch by the driver: cuda.core passes no structs (github.com/NVIDIA/cuda-python/issues/2343).
-
-    sizes: grid, block and dynamic bytes of shared memory. The driver copies the arguments before it returns.
-    """
-    from cuda.bindings import driver
-
-    grid, block, shared = sizes
-    blocks = (*((grid,) if isinstance(grid, int) else grid), 1, 1)[:3]
-    values = [ctypes.c_void_p(value) if isinstance(value, int) else value for value in arguments]
-    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    function, stream = driver.CUfunction(int(kernel)), _stream().handle
-    (status,) = driver.cuLaunchKernel(function, *blocks, block, 1, 1, shared, stream, ctypes.addressof(addresses), 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise MachineError(f"a launch of {blocks} blocks of {block} threads failed: {status.name}")
-
-
 def stream_handle() -> int:
     """The driver's handle of torch's current stream; 0 for the default stream.
 
     It is asked for at each launch, since torch changes its current stream while it captures a graph. torch.cuda's
     `current_stream` makes an object of Python each time, which takes longer than all else here.
     """
-    from torch._C import _cuda_getCurrentRawStream
-
-    return int(_cuda_getCurrentRawStream(_torch_cuda().current_device()))
+    torch_c = _torch_c()
+    return int(torch_c._cuda_getCurrentRawStream(torch_c._cuda_getDevice()))
 
 
 def _stream() -> Any:
@@ -147,8 +221,9 @@ def _wrapped(handle: int) -> Any:
 
 
 def _argument(value: Any) -> Any:
+    """An object of ctypes with the argument's bytes."""
     if value is None:
-        return 0
+        return ctypes.c_uint64(0)
     if not hasattr(value, "data_ptr"):
         return value
     if not value.is_contiguous():
@@ -156,7 +231,15 @@ def _argument(value: Any) -> Any:
             f"a tensor of shape {tuple(value.shape)} with strides {value.stride()} isn't contiguous; pass "
             "`tensor.contiguous()`"
         )
-    return value.data_ptr()
+    return ctypes.c_uint64(value.data_ptr())
+
+
+@lru_cache(maxsize=1)
+def _torch_c() -> Any:
+    """The part of torch in C: what is imported at each launch takes a microsecond."""
+    import torch
+
+    return torch._C
 
 
 def _torch_cuda() -> Any:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.lists import adamw
 from harness.collection.ops.lists._tables import BLOCK
 
+_is_contiguous = Tensor.is_contiguous
 _STATE = ("exp_avg", "exp_avg_sq", "master")
 _TABLES = 64  # that an optimizer keeps: one for each set of parameters that had gradients together, the last ones
 
@@ -43,6 +45,37 @@ class _Batch:
     def lists(self) -> tuple[list[Tensor], ...]:
         """The lists in the order of the kernel's table."""
         return self.weights, self.grads, self.means, self.squares, self.copies
+
+
+class _Known:
+    """The batch of all parameters of a group, at their last step. The next step most likely has the same ones."""
+
+    def __init__(self, params: list[Tensor], states: list[dict[str, Any]], batch: _Batch) -> None:
+        self._params, self._states, self._dtype = params, states, params[0].dtype
+        self._batch = replace(batch, grads=[])  # gradients are freed where users say so
+
+    def again(self, params: list[Tensor], states: list[dict[str, Any] | None]) -> _Batch | None:
+        """The batch of a step; None if anything is not as it was, or if gradients don't lie as the parameters do."""
+        grads = [param.grad for param in params]
+        if not (_same(params, self._params) and _same(states, self._states) and self._stands()):
+            return None
+        if not (all(map(_is_contiguous, params)) and all(map(self._fits, grads))):
+            return None
+        return replace(self._batch, grads=grads)
+
+    def _stands(self) -> bool:
+        """Whether the states have the tensors that they had."""
+        batch, states = self._batch, self._states
+        lists = ("exp_avg", batch.means), ("exp_avg_sq", batch.squares), ("step", [batch.step] * len(states))
+        masters = [("master", batch.weights)] if batch.copies else []
+        return all(_same([own[name] for own in states], tensors) for name, tensors in (*lists, *masters))
+
+    def _fits(self, grad: Tensor) -> bool:
+        return bool(grad.dtype == self._dtype and grad.layout == torch.strided and grad.is_contiguous())
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(is_, some, others))
 
 
 class AdamW(torch.optim.Optimizer):
@@ -78,6 +111,7 @@ class AdamW(torch.optim.Optimizer):
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas are {betas}; each must be at least 0, and less than 1")
         self._tables: dict[Any, PieceTable] = {}
+        self._known: dict[int, _Known] = {}
         super().__init__(params, {**numbers, "betas": betas})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
@@ -90,7 +124,10 @@ class AdamW(torch.optim.Optimizer):
         found_inf: Tensor | None = getattr(self, "found_inf", None)
         scale: Tensor | None = getattr(self, "grad_scale", None)
         for group in self.param_groups:
-            for batch in self._batches(group):
+            params = [param for param in group["params"] if param.grad is not None]
+            known = self._known.get(id(group))
+            again = known and known.again(params, list(map(self.state.get, params)))
+            for batch in [again] if again else self._batches(group, params):
                 device = batch.step.device
                 on_device = [None if one is None else one.to(device, torch.float32) for one in (found_inf, scale)]
                 self._update(group, batch, *on_device)
@@ -115,7 +152,7 @@ class AdamW(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._tables = {}
+        self._tables, self._known = {}, {}
         for group in self.param_groups:
             if any(group.get(option) for option in ("amsgrad", "maximize", "differentiable")):
                 raise ValueError("harness.nn.AdamW has no amsgrad, maximize or differentiable")
@@ -129,9 +166,9 @@ class AdamW(torch.optim.Optimizer):
 
     # ---- What is updated together.
 
-    def _batches(self, group: dict[str, Any]) -> Iterator[_Batch]:
-        params = [param for param in group["params"] if param.grad is not None]
+    def _batches(self, group: dict[str, Any], params: list[Tensor]) -> Iterator[_Batch]:
         self._begin(params)
+        self._known.pop(id(group), None)
         members = Counter(id(self.state[param]["step"]) for param in group["params"] if param in self.state)
         together: dict[int, list[Tensor]] = {}
         for param in params:
@@ -143,7 +180,10 @@ class AdamW(torch.optim.Optimizer):
                 step = step.clone()
                 for param in some:
                     self.state[param]["step"] = step
-            yield self._batch(some, step)
+            batch = self._batch(some, step)
+            if len(some) == len(params) and all(map(_is_contiguous, params)):
+                self._known[id(group)] = _Known(params, [self.state[param] for param in params], batch)
+            yield batch
 
     def _begin(self, params: list[Tensor]) -> None:
         """Make the state of parameters that have none. Parameters of one device and type count their steps together."""
@@ -179,7 +219,7 @@ class AdamW(torch.optim.Optimizer):
 
     def _update(self, group: dict[str, Any], batch: _Batch, skip: Tensor | None, scale: Tensor | None) -> None:
         first = batch.weights[0]
-        if first.is_cuda and type_of(first) == "float32" and all(map(is_dense, batch.copies or batch.weights)):
+        if first.is_cuda and first.dtype == torch.float32 and all(map(is_dense, batch.copies or batch.weights)):
             with on(first.device):
                 self._by_kernel(group, batch, skip, scale)
         elif skip is None or not bool(skip):
@@ -208,7 +248,7 @@ class AdamW(torch.optim.Optimizer):
 
     def _table(self, batch: _Batch) -> PieceTable:
         """The table of these parameters."""
-        counts = [weight.numel() for weight in batch.weights]
+        counts = list(map(Tensor.numel, batch.weights))
         # A parameter may be freed, and another one get its id; or it may get memory of another size.
         key = tuple(map(id, batch.weights)), tuple(counts)
         table = self._tables.get(key)

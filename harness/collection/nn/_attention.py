@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import kernel
-from harness.collection.nn._operators import operator
+from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, like, room
+from harness.collection.nn._operators import operator, without_autocast
 
 
 def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -23,8 +24,10 @@ def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> T
     fit each other.
     """
     _checked(qkv, bias, mask)
-    mask = None if mask is None else mask.to(qkv.dtype)
-    return _window_attention(qkv, bias.to(qkv.dtype), mask)
+    dtype = qkv.dtype
+    if mask is not None and mask.dtype != dtype:
+        mask = mask.to(dtype)
+    return _window_attention(qkv, bias if bias.dtype == dtype else bias.to(dtype), mask)
 
 
 def _checked(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> None:
@@ -35,17 +38,38 @@ def _checked(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> None:
         raise ValueError(f"the mask {tuple(mask.shape)} must be (G, T, T), where G divides the {qkv.shape[0]} windows")
 
 
-def _sizes(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[dict[str, int], dict[str, str]]:
-    """Sizes and the choice of a mask, as the catalogue's ops have them."""
-    heads = len(bias)
-    sizes = {"W": qkv.shape[0], "H": heads, "T": qkv.shape[1], "D": qkv.shape[2] // (3 * heads)}
-    return sizes | {"G": 1 if mask is None else len(mask)}, {"mask": "none" if mask is None else "shift"}
+def _sizes(qkv: Tensor, heads: int, masks: int | None) -> tuple[dict[str, int], dict[str, str]]:
+    """Sizes and the choice of a mask, as the catalogue's ops have them. masks: windows of an image, if masks differ."""
+    sizes = {"W": qkv.shape[0], "H": heads, "T": qkv.shape[1], "D": qkv.shape[2] // (3 * heads), "G": masks or 1}
+    return sizes, {"mask": "none" if masks is None else "shift"}
+
+
+def _packed(qkv: Tensor, heads: int, masks: int | None) -> Described:
+    sizes, choice = _sizes(qkv, heads, masks)
+    side = math.isqrt(sizes["T"])
+    return Described({name: side if name == "side" else sizes[name] for name in ("W", "H", "side", "D", "G")}, choice)
+
+
+def _apart(qkv: Tensor, heads: int, masks: int | None) -> Described:
+    sizes, choice = _sizes(qkv, heads, masks)
+    return Described(sizes, {"bias": "yes", **choice})
+
+
+def _grad(qkv: Tensor, heads: int, masks: int | None) -> Described:
+    # So compiled, the kernel takes heads as they lie in qkv, and finds k and v behind q: nothing is copied.
+    return replace(_apart(qkv, heads, masks), macros={"PACKED": heads})
+
+
+_packed_kernels, _apart_kernels = Kernels("window_attention_packed", _packed), Kernels("window_attention", _apart)
+_grad_kernels = Kernels("window_attention_grad", _grad)
 
 
 def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:
     """The masks as kernels take them: contiguous, and empty if there are none."""
     tokens = qkv.shape[1]
-    return qkv.new_empty(0, tokens, tokens) if mask is None else mask.contiguous()
+    return (
+        room((0, tokens, tokens), (tokens * tokens, tokens, 1), qkv.dtype, qkv) if mask is None else mask.contiguous()
+    )
 
 
 def _split(qkv: Tensor, heads: int) -> Tensor:
@@ -54,30 +78,37 @@ def _split(qkv: Tensor, heads: int) -> Tensor:
     return qkv.view(windows, tokens, 3, heads, size // (3 * heads)).permute(2, 0, 3, 1, 4)
 
 
-def _apart(out: Tensor, heads: int) -> Tensor:
+def _heads(out: Tensor, heads: int) -> Tensor:
     """The heads of (W, T, C): a view (W, H, T, D)."""
     return out.view(*out.shape[:2], heads, out.shape[2] // heads).transpose(1, 2)
 
 
 def _attention_run(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
     qkv = qkv.contiguous()
-    sizes, choice = _sizes(qkv, bias, mask)
-    side = math.isqrt(sizes["T"])
-    out = _attention_fake(qkv, bias, mask)
-    given = {"bias": bias.contiguous(), "mask": _masks(qkv, mask)}
-    if side * side == sizes["T"]:
-        packed = {name: side if name == "side" else sizes[name] for name in ("W", "H", "side", "D", "G")}
-        if launch := kernel("window_attention_packed", qkv, packed, choice):
-            launch(qkv=qkv, **given, out=out)
-            return out
-    parts = _split(qkv, len(bias))
-    if launch := kernel("window_attention", qkv, sizes, {"bias": "yes", **choice}):
-        q, k, v = parts.contiguous()
-        made = torch.empty_like(q)
-        launch(q=q, k=k, v=v, **given, out=made)
-        _apart(out, len(bias)).copy_(made)
+    options = len(bias), None if mask is None else len(mask)
+    tokens = qkv.shape[1]
+    if math.isqrt(tokens) ** 2 == tokens and (launch := _packed_kernels(qkv, *options)):
+        out = _attention_fake(qkv, bias, mask)
+        launch(qkv, bias.contiguous(), _masks(qkv, mask), out)
         return out
-    return (_weights(parts, bias, mask) @ parts[2]).transpose(1, 2).reshape(out.shape).clone()
+    launch = _apart_kernels(qkv, *options)
+    return _attention_by_torch(qkv, bias, mask) if launch is None else _attention_apart(launch, qkv, bias, mask)
+
+
+def _attention_apart(launch: KernelLaunch, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention by the kernel that takes queries, keys and values one after the other."""
+    out = _attention_fake(qkv, bias, mask)
+    q, k, v = _split(qkv, len(bias)).contiguous()
+    made = torch.empty_like(q)
+    launch(q, k, v, bias.contiguous(), _masks(qkv, mask), made)
+    _heads(out, len(bias)).copy_(made)
+    return out
+
+
+@without_autocast
+def _attention_by_torch(qkv: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
+    parts = _split(qkv, len(bias))
+    return (_weights(parts, bias, mask) @ parts[2]).transpose(1, 2).flatten(2).clone()
 
 
 def _weights(parts: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
@@ -92,24 +123,27 @@ def _weights(parts: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
 
 def _attention_fake(qkv: Tensor, _bias: Tensor, _mask: Tensor | None) -> Tensor:
     windows, tokens, size = qkv.shape
-    return qkv.new_empty(windows, tokens, size // 3)
+    size //= 3
+    return room((windows, tokens, size), (tokens * size, size, 1), qkv.dtype, qkv)
 
 
 def _attention_grad_run(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    dout, qkv, heads = dout.contiguous(), qkv.contiguous(), len(bias)
-    sizes, choice = _sizes(qkv, bias, mask)
-    dqkv, dbias = _attention_grad_fake(dout, qkv, bias, mask)
-    launch = kernel("window_attention_grad", qkv, sizes, {"bias": "yes", **choice}, macros={"PACKED": heads})
+    dout, qkv, bias = dout.contiguous(), qkv.contiguous(), bias.contiguous()
+    launch = _grad_kernels(qkv, len(bias), None if mask is None else len(mask))
     if launch is None:
-        parts = _split(qkv, heads)
-        grads, ds = _gradients(_apart(dout, heads), parts, _weights(parts, bias, mask))
-        _split(dqkv, heads).copy_(grads)
-        return dqkv, ds.sum(0)
-    # So compiled, the kernel takes heads as they lie here, and finds k and v behind q: nothing is copied.
-    gradients = dict.fromkeys(("dq", "dk", "dv"), dqkv)
-    given = {**dict.fromkeys("qkv", qkv), "bias": bias.contiguous(), "mask": _masks(qkv, mask)}
-    launch(dout=dout, **given, **gradients, dbias=dbias)
+        return _attention_grad_by_torch(dout, qkv, bias, mask)
+    dqkv, dbias = like(qkv), like(bias)
+    launch(dout, qkv, qkv, qkv, bias, _masks(qkv, mask), dqkv, dqkv, dqkv, dbias)
     return dqkv, dbias
+
+
+@without_autocast
+def _attention_grad_by_torch(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    heads, dqkv = len(bias), like(qkv)
+    parts = _split(qkv, heads)
+    grads, ds = _gradients(_heads(dout, heads), parts, _weights(parts, bias, mask))
+    _split(dqkv, heads).copy_(grads)
+    return dqkv, ds.sum(0)
 
 
 def _gradients(dout: Tensor, parts: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +156,7 @@ def _gradients(dout: Tensor, parts: Tensor, weights: Tensor) -> tuple[Tensor, Te
 
 
 def _attention_grad_fake(_dout: Tensor, qkv: Tensor, bias: Tensor, _mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    return qkv.new_empty(qkv.shape), bias.new_empty(bias.shape)
+    return like(qkv), like(bias)
 
 
 def _saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both

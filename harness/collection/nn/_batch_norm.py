@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import kernel
-from harness.collection.nn._operators import differentiable, is_eager, operator
+from harness.collection.nn._kernels import Described, Kernels, like, room
+from harness.collection.nn._operators import differentiable, is_eager, operator, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
 
@@ -42,15 +42,16 @@ def batch_norm_add_relu(  # noqa: PLR0913, PLR0917 - what torch's batch_norm tak
         return functional.relu(y if residual is None else y + residual)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
-    given, running = (x, residual, weight.to(wide), bias.to(wide)), [running_mean, running_var]
+    gamma, beta = (one if one.dtype == wide else one.to(wide) for one in (weight, bias))
     # A copy only where they aren't as kernels want them. A kernel updates them in place, but for a compiler, which
     # takes no operator with a gradient that does so.
-    moved = [one.to(wide).contiguous() for one in running]
-    if is_eager((*given, *running)):
-        y, *_ = _in_place(*given, *moved, last)
+    moved = [(one if one.dtype == wide else one.to(wide)).contiguous() for one in (running_mean, running_var)]
+    given = x, residual, gamma, beta, *moved, last
+    if is_eager(given):
+        y = _in_place(*given)
     else:
-        y, _, _, _, *moved = _bn_add_relu(*given, *moved, last)
-    for own, new in zip(running, moved, strict=True):
+        y, _, _, _, *moved = torch.ops.harness.bn_add_relu(*given)
+    for own, new in zip((running_mean, running_var), moved, strict=True):
         if new is not own:
             own.copy_(new)
     return y
@@ -74,12 +75,12 @@ def _ordered(x: Tensor, last: bool) -> Tensor:
     return x.permute(0, 2, 3, 1) if last else x
 
 
-def _case(x: Tensor, last: bool) -> tuple[dict[str, int], dict[str, str]]:
-    return dict(zip("NCHW", x.shape, strict=True)), {"layout": "nhwc" if last else "nchw"}
+def _call(x: Tensor, last: bool, has_residual: bool) -> Described:
+    sizes = dict(zip("NCHW", x.shape, strict=True))
+    return Described(sizes, {"layout": "nhwc" if last else "nchw"}, macros={} if has_residual else {"RESIDUAL": 0})
 
 
-def _macros(has_residual: bool) -> dict[str, str | int] | None:
-    return None if has_residual else {"RESIDUAL": 0}
+_kernels, _grad_kernels = Kernels("bn_add_relu", _call), Kernels("bn_add_relu_grad", _call)
 
 
 def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
@@ -92,15 +93,14 @@ def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel
     last: bool,
 ) -> tuple[Tensor, ...]:
     """Make y, its bits, mean and invstd. The running statistics are updated in place."""
-    launch = kernel("bn_add_relu", x, *_case(x, last), macros=_macros(residual is not None))
+    launch = _kernels(x, last, residual is not None)
     if launch is None:
         return _by_torch(x, residual, weight, bias, running_mean, running_var, last)
+    x = x.contiguous(memory_format=_format(last))
     y, bits, mean, invstd = _outputs(x, weight, last)
-    ordered = _ordered(x, last)
     # Without a residual, z isn't read: x stands in its place.
-    images = {"x": ordered, "z": ordered if residual is None else _ordered(residual, last), "y": _ordered(y, last)}
-    vectors = {"gamma": weight.contiguous(), "beta": bias.contiguous(), "mean": mean, "invstd": invstd}
-    launch(**images, **vectors, running_mean=running_mean, running_var=running_var, mask=bits)
+    z = x if residual is None else residual.contiguous(memory_format=_format(last))
+    launch(x, z, weight.contiguous(), bias.contiguous(), running_mean, running_var, y, bits, mean, invstd)
     return y, bits, mean, invstd
 
 
@@ -117,6 +117,7 @@ def _run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
     return *_run_in_place(x, residual, weight, bias, *new, last), *new
 
 
+@without_autocast
 def _by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
     x: Tensor,
     residual: Tensor | None,
@@ -142,9 +143,14 @@ def _channels(vector: Tensor) -> Tensor:
 
 
 def _outputs(x: Tensor, weight: Tensor, last: bool) -> tuple[Tensor, ...]:
-    y = torch.empty_like(x, memory_format=_format(last))
-    bits = x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
-    return y, bits, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+    return _images(x, last), room(((x.numel() + 31) // 32,), (1,), torch.int32, x), like(weight), like(weight)
+
+
+def _images(x: Tensor, last: bool) -> Tensor:
+    """Room for images as x, in the wanted order of memory."""
+    batch, channels, height, width = x.shape
+    order = (1, width * channels, channels) if last else (height * width, width, 1)
+    return room((batch, channels, height, width), (channels * height * width, *order), x.dtype, x)
 
 
 def _fake(
@@ -170,17 +176,17 @@ def _grad_run(  # noqa: PLR0913, PLR0917 - as _run_in_place()
     last: bool,
 ) -> tuple[Tensor, ...]:
     """Make dx, dz, dgamma and dbeta. Without a residual, dz has no elements."""
-    launch = kernel("bn_add_relu_grad", x, *_case(x, last), macros=_macros(has_residual))
+    launch = _grad_kernels(x, last, has_residual)
     if launch is None:
         return _grad_by_torch(dy, x, bits, weight, mean, invstd, has_residual, last)
     dx, dz, dgamma, dbeta = _grad_fake(dy, x, bits, weight, mean, invstd, has_residual, last)
+    dy, x = (one.contiguous(memory_format=_format(last)) for one in (dy.to(x.dtype), x))
     # Without a residual, dz isn't written: dx stands in its place.
-    images = {"dy": dy.to(x.dtype), "x": x, "dx": dx, "dz": dz if has_residual else dx}
-    given = {"mask": bits, "gamma": weight.contiguous(), "mean": mean, "invstd": invstd}
-    launch(**{name: _ordered(one, last) for name, one in images.items()}, **given, dgamma=dgamma, dbeta=dbeta)
+    launch(dy, x, bits, weight.contiguous(), mean, invstd, dx, dz if has_residual else dx, dgamma, dbeta)
     return dx, dz, dgamma, dbeta
 
 
+@without_autocast
 def _grad_by_torch(  # noqa: PLR0913, PLR0917 - as _run_in_place()
     dy: Tensor,
     x: Tensor,
@@ -213,20 +219,18 @@ def _grad_fake(
     has_residual: bool,
     last: bool,
 ) -> tuple[Tensor, ...]:
-    dx = torch.empty_like(x, memory_format=_format(last))
-    dz = torch.empty_like(dx) if has_residual else x.new_empty(0)
-    return dx, dz, weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+    dz = _images(x, last) if has_residual else room((0,), (1,), x.dtype, x)
+    return _images(x, last), dz, like(weight), like(weight)
 
 
 def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, residual, weight, *_, ctx.last = inputs
-    _, bits, mean, invstd, *new = output
+    _, bits, mean, invstd, *_ = output
     ctx.has_residual = residual is not None
     ctx.save_for_backward(x, bits, weight, mean, invstd)
-    ctx.mark_non_differentiable(bits, mean, invstd, *new)
 
 
-def _backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Any, ...]:
+def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dx, dz, dgamma, dbeta = _bn_add_relu_grad(dy, *ctx.saved_tensors, ctx.has_residual, ctx.last)
     return dx, dz if ctx.has_residual else None, dgamma, dbeta, None, None, None
 
@@ -235,7 +239,7 @@ _OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_
 _SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
 _in_place = differentiable("bn_add_relu", _run_in_place, _saves, _backward)
-_bn_add_relu = operator(
+operator(
     "bn_add_relu",
     f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",
     _run,

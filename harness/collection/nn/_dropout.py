@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import kernel
-from harness.collection.nn._operators import Run, operator
+from harness.collection.nn._kernels import Described, Kernels, like, room
+from harness.collection.nn._operators import Run, operator, without_autocast
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
 from harness.collection.ops.dropout._philox import GROUP, draws
 
-_CALLS: dict[str, Tensor] = {}
-"""The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it."""
+_CALLS: dict[int, Tensor] = {}
+"""The number of the next call on each device, (1,) of int64, in the device's memory: a captured graph advances it.
+
+Devices are named by torch's index; a CPU's is -1.
+"""
 _NO_BACKWARD = -1  # torch's number of the backward that is under way, where there is none
 _SEEDS = 2**63  # operators take signed integers
 _SEED = [torch.initial_seed() % _SEEDS]
@@ -46,7 +49,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     if not training or p == 0:
         return x
     call, seed = _numbers(x)
-    y, _ = _dropout(x, call, p, seed)
+    y = _dropout(x, call, p, seed)
     call.add_(1)
     return y
 
@@ -61,7 +64,7 @@ def dropout_add(x: Tensor, residual: Tensor, p: float, training: bool = True) ->
     if not training or p == 0:
         return x + residual
     call, seed = _numbers(x)
-    y, _ = _dropout_add(x, residual, call, p, seed)
+    y = _dropout_add(x, residual, call, p, seed)
     call.add_(1)
     return y
 
@@ -79,7 +82,7 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, t
     if not training or p == 0:
         return x + bias.to(x.dtype) + residual
     call, seed = _numbers(x)
-    y, _ = _bias_dropout_residual(x, bias.to(x.dtype), residual, call, p, seed)
+    y = _bias_dropout_residual(x, bias.to(x.dtype), residual, call, p, seed)
     call.add_(1)
     return y
 
@@ -99,21 +102,16 @@ def _alike(x: Tensor, residual: Tensor) -> None:
 
 def _numbers(x: Tensor) -> tuple[Tensor, int]:
     """The number of the next call on the device of x, and the seed."""
-    name = str(x.device)
-    call = _CALLS.get(name)
+    call = _CALLS.get(x.get_device())
     if call is None:
         # Made in inference mode, it couldn't be advanced outside of it.
         with torch.inference_mode(False):
-            call = _CALLS[name] = torch.zeros(1, dtype=torch.int64, device=x.device)
+            call = _CALLS[x.get_device()] = torch.zeros(1, dtype=torch.int64, device=x.device)
     return call, _SEED[0]
 
 
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
 def _bits(x: Tensor) -> Tensor:
-    return x.new_empty((x.numel() + 31) // 32, dtype=torch.int32)
+    return room(((x.numel() + 31) // 32,), (1,), torch.int32, x)
 
 
 def _drawing(run: Run) -> Run:
@@ -137,6 +135,7 @@ def _drawn(x: Tensor, call: Tensor, p: float, seed: int) -> Tensor:
     return (numbers < Keep(p, NARROW).threshold).view(x.shape)
 
 
+@without_autocast
 def _by_torch(x: Tensor, mask: Tensor, p: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The kernels' y and their bits, given the mask."""
     wide = x if x.dtype == torch.float64 else x.float()
@@ -148,74 +147,93 @@ def _by_torch(x: Tensor, mask: Tensor, p: float, residual: Tensor | None = None)
 # ---- Operators. Their outputs are y and the bits.
 
 
+def _elements(x: Tensor, p: float, seed: int = 0) -> Described:
+    return Described({"N": x.numel()}, {"p": p}, seed)
+
+
+def _columns(x: Tensor, p: float, seed: int) -> Described:
+    columns = x.shape[-1]
+    return Described({"R": x.numel() // max(1, columns), "C": columns}, {"p": p}, seed)
+
+
+_dropouts, _dropout_adds = Kernels("dropout", _elements), Kernels("dropout_add", _elements)
+_bias_dropout_residuals = Kernels("bias_dropout_residual", _columns)
+_dropout_grads = Kernels("dropout_grad", _elements)
+
+
 def _dropout_run(x: Tensor, call: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
-    launch = kernel("dropout", x, {"N": x.numel()}, {"p": p}, seed)
+    launch = _dropouts(x, p, seed)
     if launch is None:
         return _by_torch(x, _drawn(x, call, p, seed), p)
-    y, bits = _like(x), _bits(x)
-    launch(x=x.contiguous(), call=call, y=y, bits=bits)
+    x = x.contiguous()
+    y, bits = like(x), _bits(x)
+    launch(x, call, y, bits)
     return y, bits
 
 
 def _dropout_add_run(x: Tensor, residual: Tensor, call: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:
-    launch = kernel("dropout_add", x, {"N": x.numel()}, {"p": p}, seed)
+    launch = _dropout_adds(x, p, seed)
     if launch is None:
         return _by_torch(x, _drawn(x, call, p, seed), p, residual)
-    y, bits = _like(x), _bits(x)
-    launch(x=x.contiguous(), addend=residual.contiguous(), call=call, y=y, mask=bits)
+    x = x.contiguous()
+    y, bits = like(x), _bits(x)
+    launch(x, residual.contiguous(), call, y, bits)
     return y, bits
 
 
 def _bias_dropout_residual_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
     x: Tensor, bias: Tensor, residual: Tensor, call: Tensor, p: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    columns = x.shape[-1]
-    sizes = {"R": x.numel() // max(1, columns), "C": columns}
-    launch = kernel("bias_dropout_residual", x, sizes, {"p": p}, seed)
+    launch = _bias_dropout_residuals(x, p, seed)
     if launch is None:
         wide = x + bias if x.dtype == torch.float64 else x.float() + bias.float()
         y, bits = _by_torch(wide, _drawn(x, call, p, seed), p, residual)
         return y.to(x.dtype), bits
-    y, bits = _like(x), _bits(x)
-    given = {"x": x.contiguous(), "bias": bias.contiguous(), "residual": residual.contiguous()}
-    launch(**given, call=call, y=y, mask=bits)
+    x = x.contiguous()
+    y, bits = like(x), _bits(x)
+    launch(x, bias.contiguous(), residual.contiguous(), call, y, bits)
     return y, bits
 
 
 def _fake(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    return _like(x), _bits(x)
+    return like(x), _bits(x)
 
 
 def _dropout_grad_run(dy: Tensor, bits: Tensor, p: float) -> Tensor:
-    launch = kernel("dropout_grad", dy, {"N": dy.numel()}, {"p": p})
+    launch = _dropout_grads(dy, p)
     if launch is None:
-        kept = unpack(bits, dy.numel()).view(dy.shape)
-        wide = dy if dy.dtype == torch.float64 else dy.float()
-        return torch.where(kept, wide * Keep(p, NARROW).scale, 0).to(dy.dtype).contiguous()
-    dx = _like(dy)
-    launch(dy=dy.contiguous(), bits=bits, dx=dx)
+        return _dropout_grad_by_torch(dy, bits, p)
+    dy = dy.contiguous()
+    dx = like(dy)
+    launch(dy, bits, dx)
     return dx
+
+
+@without_autocast
+def _dropout_grad_by_torch(dy: Tensor, bits: Tensor, p: float) -> Tensor:
+    kept = unpack(bits, dy.numel()).view(dy.shape)
+    wide = dy if dy.dtype == torch.float64 else dy.float()
+    return torch.where(kept, wide * Keep(p, NARROW).scale, 0).to(dy.dtype).contiguous()
 
 
 def _saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.p = inputs[-2]
     ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     return _dropout_grad(dy, *ctx.saved_tensors, ctx.p)
 
 
-def _dropout_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+def _dropout_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _gradient(ctx, dy), None, None, None
 
 
-def _dropout_add_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+def _dropout_add_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return _gradient(ctx, dy), dy, None, None, None
 
 
-def _bias_dropout_residual_backward(ctx: Any, dy: Tensor, _bits: Tensor) -> tuple[Any, ...]:
+def _bias_dropout_residual_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     dx = _gradient(ctx, dy)
     return dx, dx.reshape(-1, dx.shape[-1]).sum(0), dy, None, None, None
 
@@ -239,5 +257,5 @@ _bias_dropout_residual = operator(
     _bias_dropout_residual_backward,
 )
 _dropout_grad = operator(
-    "dropout_grad", "(Tensor dy, Tensor bits, float p) -> Tensor", _dropout_grad_run, lambda dy, *_: _like(dy)
+    "dropout_grad", "(Tensor dy, Tensor bits, float p) -> Tensor", _dropout_grad_run, lambda dy, *_: like(dy)
 )

@@ -1,22 +1,22 @@
 """How a tensor's operator finds the catalogue's kernel for it, and launches it.
 
-A launch is what the variant `tuned` of an op prepares for a dtype, sizes, choices and a device. It is kept for the next
-call. Many launches have memory of their own for sums, so each stream has launches of its own. While a graph is
-captured none is kept: then this memory belongs to the graph, as the memory of all other temporary tensors does.
+The variant `tuned` of an op prepares the first call with a dtype, sizes, choices and a device. What that call launches
+is noted, and made again for the next calls: so the host plans and checks once. Memory that launches have for sums comes
+from torch's allocator at each call, as the memory of all temporary tensors does; a graph's own pool then has it, too.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from harness import cuda
 from harness.collection.ops.attention import window_attention, window_attention_grad, window_attention_packed
@@ -25,8 +25,9 @@ from harness.collection.ops.dropout import bias_dropout_residual, dropout, dropo
 from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
 from harness.collection.ops.lists import adamw, unscale
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+from harness.cuda.replay import Replay
 from harness.model import Case, Value
-from harness.ops import Context, Launch, Op, Tensors
+from harness.ops import Context, Op, Tensors
 
 _MODULES = (
     *(window_attention, window_attention_grad, window_attention_packed, bn_add_relu, bn_add_relu_grad),
@@ -38,9 +39,18 @@ OPS: Mapping[str, Op] = {module.OP.name: module.OP for module in _MODULES}
 """The ops of the catalogue whose kernels are used here, by name."""
 LAUNCHED: Counter[str] = Counter()
 """How often each of these ops was launched, by name. A graph counts when it is captured, not when it is replayed."""
-_THREAD = threading.local()
 _HERE = nullcontext()
-_KEPT = 4096  # calls whose launches are kept; a launch that wasn't used for longest goes first
+_KEPT = 4096  # calls of an op whose launches are kept; a launch that was made first goes first
+_PACK = 16  # bytes: plans depend on where tensors begin inside of them
+_MISSING: Any = object()
+_DEVICE: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_STREAM: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+_REAL = (Tensor, torch.nn.Parameter)
+"""Types of tensors that have memory. What a compiler traces with has none."""
+_EMPTY: Callable[..., Tensor] = getattr(
+    torch._C._dynamo.guards, "_empty_strided_cuda", partial(torch.empty_strided, device="cuda")
+)
+"""Torch's shortest way to memory of the current device, which code by torch.compile takes, too."""
 
 Pairs = tuple[tuple[str, Any], ...]
 """Names and their values."""
@@ -94,31 +104,134 @@ class KernelCall:
         return _CompiledWith(self.case, self.dtype, self.device, generator, OPS[self.op], macros=dict(self.macros))
 
 
-def kernel(  # noqa: PLR0913, PLR0917 - what a call has
-    op: str,
-    like: torch.Tensor,
-    sizes: Mapping[str, int],
-    choices: Mapping[str, Value] | None = None,
-    key: int = 0,
-    macros: Mapping[str, str | int] | None = None,
-) -> Any:
-    """Function that launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a call of an op is, besides its type and device. The fields are as in KernelCall."""
 
-    It takes the op's tensors by name. sizes, choices: the op's; key: of the random numbers; macros: what kernels
-    are compiled with besides the variant's. There is no kernel for empty tensors.
+    sizes: Mapping[str, int]
+    choices: Mapping[str, Value] = field(default_factory=dict)
+    key: int = 0
+    macros: Mapping[str, str | int] = field(default_factory=dict)
+
+
+class KernelLaunch:
+    """Launches the kernel of a call. It takes the op's tensors, inputs first, as the op declares them.
+
+    Raises RuntimeError for tensors that lie on several devices.
     """
-    if not like.numel():
-        return None
-    pairs = tuple(sizes.items()), tuple(choices.items()) if choices else ()
-    return _launcher(op, like.dtype, like.device, *pairs, key, tuple(macros.items()) if macros else ())
+
+    def __init__(self, wanted: KernelCall) -> None:
+        self.wanted = wanted
+        self._op = wanted.op
+        self._device = wanted.device.index
+        self._inputs = len(OPS[wanted.op].tensors(OPS[wanted.op].variants["tuned"])[0])
+        self._replays: dict[Any, Replay | None] = {}
+
+    def __call__(self, *tensors: Tensor) -> None:
+        """Launch it."""
+        if _DEVICE() != self._device:
+            with torch.cuda.device(self._device):
+                return self._launch(tensors)
+        return self._launch(tensors)
+
+    def _launch(self, tensors: tuple[Tensor, ...]) -> None:
+        begins = 0
+        addresses = []
+        for tensor in tensors:
+            address = tensor.data_ptr()
+            addresses.append(address)
+            begins |= address
+        for tensor in tensors[: self._inputs]:
+            if tensor.get_device() != self._device:
+                raise _on_another(self.wanted, tensors)
+        key = tuple([address % _PACK for address in addresses]) if begins % _PACK else 0
+        replay = self._replays.get(key)
+        LAUNCHED[self._op] += 1
+        if replay is None:
+            self._replays[key] = Replay.of(self._run, [_as_it_lies(tensor) for tensor in tensors])
+        elif replay.workspace:
+            space = room((replay.workspace,), (1,), torch.uint8, tensors[0])
+            replay(_STREAM(self._device), addresses, space.data_ptr())
+        else:
+            replay(_STREAM(self._device), addresses)
+
+    def _run(self, *tensors: Tensor) -> None:
+        """Prepare the variant, and launch it. Memory that it takes goes back with its end."""
+        op = OPS[self._op]
+        inputs, outputs = op.tensors(op.variants["tuned"])
+        names = [tensor.name for tensor in (*inputs, *outputs)]
+        launch = op.variants["tuned"].prepare(self.wanted.context())
+        launch(Tensors(**dict(zip(names, tensors, strict=True))))
 
 
-@lru_cache(maxsize=_KEPT)
-def _launcher(  # noqa: PLR0913, PLR0917 - the fields of a KernelCall, which take less time to look up than one does
-    op: str, dtype: torch.dtype, device: torch.device, sizes: Pairs, choices: Pairs, key: int, macros: Pairs
-) -> Callable[..., None] | None:
-    wanted = KernelCall(op, dtype, device, sizes, choices, key, macros)
-    return None if _obstacle(wanted) is not None else partial(_run, wanted, {})
+def _as_it_lies(tensor: Tensor) -> Tensor:
+    """The tensor with its dimensions in the order of memory, as ops declare images that are channels_last."""
+    last = tensor.ndim == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
+    return tensor.permute(0, 2, 3, 1) if last else tensor
+
+
+def _on_another(wanted: KernelCall, tensors: tuple[Tensor, ...]) -> RuntimeError:
+    inputs, outputs = OPS[wanted.op].tensors(OPS[wanted.op].variants["tuned"])
+    name, tensor = next(
+        (declared.name, tensor)
+        for declared, tensor in zip((*inputs, *outputs), tensors, strict=True)
+        if tensor.device != wanted.device
+    )
+    return RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there")
+
+
+class Kernels:
+    """The launches of an op by the sizes, type and device of a call's first tensor, and by what else decides.
+
+    describe(x, *options): what such a call is. It is asked once for equal options, which are hashable.
+    """
+
+    every: ClassVar[list[Kernels]] = []
+
+    def __init__(self, op: str, describe: Callable[..., Described]) -> None:
+        self.op = op
+        self._describe = describe
+        self._known: dict[Any, KernelLaunch | None] = {}
+        self.every.append(self)
+
+    def __call__(self, x: Tensor, *options: Any) -> KernelLaunch | None:
+        """The launch for a call; None if no kernel can do it, or for empty tensors."""
+        key = x.shape, x.dtype, x.get_device(), options
+        launch = self._known.get(key, _MISSING)
+        if launch is _MISSING:
+            if len(self._known) >= _KEPT:
+                self._known.pop(next(iter(self._known)), None)
+            launch = self._known[key] = self.found(x, *options)
+        return launch  # type: ignore[no-any-return]
+
+    def found(self, x: Tensor, *options: Any) -> KernelLaunch | None:
+        """The same, looked for anew."""
+        return launch_of(self.op, x, self._describe(x, *options)) if x.numel() else None
+
+    def forget(self) -> None:
+        """Keep no launch."""
+        self._known.clear()
+
+
+def launch_of(op: str, like: Tensor, call: Described) -> KernelLaunch | None:
+    """What launches the kernel of `op` for tensors with the dtype and device of `like`; None if there is none."""
+    choices, macros = tuple(call.choices.items()), tuple(call.macros.items())
+    wanted = KernelCall(op, like.dtype, like.device, tuple(call.sizes.items()), choices, call.key, macros)
+    return None if _obstacle(wanted) is not None else KernelLaunch(wanted)
+
+
+def like(x: Tensor) -> Tensor:
+    """An empty tensor as `x`, contiguous."""
+    if x.is_cuda and type(x) in _REAL and x.is_contiguous() and x.get_device() == _DEVICE():
+        return _EMPTY(x.shape, x.stride(), x.dtype)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def room(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, beside: Tensor) -> Tensor:
+    """An empty tensor on the device of `beside`."""
+    if beside.is_cuda and type(beside) in _REAL and beside.get_device() == _DEVICE():
+        return _EMPTY(shape, strides, dtype)
+    return beside.new_empty_strided(shape, strides, dtype=dtype)
 
 
 def of_lists(op: str, macros: Mapping[str, str | int]) -> cuda.Kernel:
@@ -139,31 +252,8 @@ def capturing() -> bool:
 
 
 def on(device: torch.device) -> Any:
-    """Context in which `device` is the current one, as kernels need it.
-
-    A new thread, such as autograd's for a backward, has no context of the driver until something asks for it.
-    """
-    if not getattr(_THREAD, "has_context", False):
-        cuda.device().set_current()
-        _THREAD.has_context = True
-    return _HERE if device.index == torch.cuda.current_device() else torch.cuda.device(device)
-
-
-def _run(wanted: KernelCall, kept: dict[int, Launch], /, **tensors: torch.Tensor) -> None:
-    """Launch it. kept: its launches by the stream. Raises RuntimeError for tensors that lie on several devices."""
-    for name, tensor in tensors.items():
-        if tensor.device != wanted.device:
-            raise RuntimeError(
-                f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there"
-            )
-    with on(wanted.device):
-        if capturing():
-            launch = _prepared(wanted)
-        else:
-            stream = cuda.stream_handle()
-            launch = kept.get(stream) or kept.setdefault(stream, _prepared(wanted))
-        LAUNCHED[wanted.op] += 1
-        launch(Tensors(**tensors))
+    """Context in which `device` is the current one, as kernels need it."""
+    return _HERE if device.index == _DEVICE() else torch.cuda.device(device)
 
 
 def _obstacle(wanted: KernelCall) -> str | None:
@@ -171,7 +261,3 @@ def _obstacle(wanted: KernelCall) -> str | None:
         return wanted.obstacle
     with on(wanted.device):
         return wanted.obstacle
-
-
-def _prepared(wanted: KernelCall) -> Launch:
-    return OPS[wanted.op].variants["tuned"].prepare(wanted.context())

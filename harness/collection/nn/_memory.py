@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from harness.collection.nn import _dropout, _kernels, _pieces, _unscale
+from harness.collection.nn import _dropout, _pieces, _unscale
+from harness.collection.nn._kernels import Kernels
 from harness.cuda import workspaces
 
 
@@ -13,7 +14,8 @@ def forget() -> None:
     before reads this memory, so replay none after it, and call this only when all that was launched has ended.
     """
     workspaces.forget()
-    _kernels._launcher.cache_clear()
+    for kernels in Kernels.every:
+        kernels.forget()
     _unscale._table.cache_clear()
     _unscale._layout.cache_clear()
     _pieces._CAPTURED.clear()

@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.collection.nn._kernels import capturing
 from harness.collection.ops.lists._tables import Pieces
 
+_data_ptr = Tensor.data_ptr
 _CAPTURED: list[PieceLayout] = []
 """Layouts that graphs read. They stay, since nobody tells when a graph ends."""
 
@@ -43,6 +44,14 @@ class PieceLayout:
             for column in (pieces.owner, pieces.start - heads[pieces.owner], rows.numbers[: self.pieces, 0].copy())
         )
 
+        self._places: dict[int, Tensor] = {}
+
+    def places(self, size: int) -> Tensor:
+        """Bytes between a tensor's begin and each of its pieces. size: of an element."""
+        if size not in self._places:
+            self._places[size] = self.place * size
+        return self._places[size]
+
     def table(self, lists: int) -> PieceTable:
         """A new table for so many lists of tensors."""
         return PieceTable(self, lists)
@@ -59,21 +68,26 @@ class PieceTable:
         self._known: list[list[int]] = [[] for _ in range(lists)]
         self._conditional = False
 
-    def point(self, column: int, tensors: Sequence[Tensor]) -> None:
-        """Write the addresses of a list's tensors, unless the table has them.
+    def point(self, column: int, tensors: Sequence[Tensor], addresses: list[int] | None = None) -> None:
+        """Write the addresses of a list's tensors, unless the table has them. addresses: if the caller knows them.
 
         Raises RuntimeError for tensors of another device than the table's, and for tensors without memory of their own.
         """
-        addresses = [tensor.data_ptr() for tensor in tensors]
+        if addresses is None:
+            addresses = addresses_of(tensors)
         if addresses == self._known[column]:
             return
         _check(tensors, addresses, self.rows.device)
         self._known[column] = addresses
         layout, bases = self.layout, self._bases[column]
-        bases.zero_()
-        torch._foreach_add_([*bases.unbind()], addresses)
-        places = layout.place * tensors[0].element_size()
-        self.rows[: layout.pieces, column] = places.add_(bases[layout.owner])
+        if capturing():
+            # A copy from the host would have the host's numbers of the time of each replay.
+            bases.zero_()
+            torch._foreach_add_([*bases.unbind()], addresses)
+        else:
+            bases.copy_(torch.tensor(addresses), non_blocking=True)
+        places = layout.places(tensors[0].element_size())
+        torch.add(bases.index_select(0, layout.owner), places, out=self.rows[: layout.pieces, column])
 
     def only_if(self, wanted: Tensor | None) -> None:
         """Make all pieces empty if `wanted`, True or False on the device, is False; None: it is True.
@@ -86,6 +100,11 @@ class PieceTable:
         elif self._conditional:
             ends.copy_(self.layout.last)
         self._conditional = wanted is not None
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Where the tensors begin in memory."""
+    return list(map(_data_ptr, tensors))
 
 
 def _check(tensors: Sequence[Tensor], addresses: Sequence[int], device: torch.device) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import kernel
-from harness.collection.nn._operators import operator
+from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, like, room
+from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.rows._norm import EPS
 
 _EPSILONS = 1e-20, 1e20
@@ -25,8 +26,12 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Ten
     Each eps from 1e-20 on has a kernel of its own, which is compiled when it is first asked for; torch does the rest.
     Raises ValueError where weight or bias isn't (N,), or for integers.
     """
-    _fitting(x, weight=weight, bias=bias)
-    return _layer_norm(x, weight.to(x.dtype), bias.to(x.dtype), eps)[0]
+    dtype, must = x.dtype, x.shape[-1:]
+    if weight.shape != must or bias.shape != must or not dtype.is_floating_point or not must:
+        raise _misfit(x, weight=weight, bias=bias)
+    # To ask for the type that a tensor has takes torch as long as all of this.
+    weight = weight if weight.dtype == dtype else weight.to(dtype)
+    return _layer_norm(x, weight, bias if bias.dtype == dtype else bias.to(dtype), eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -34,8 +39,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
 
     Types, eps and errors are as in layer_norm().
     """
-    _fitting(x, weight=weight)
-    return _rms_norm(x, weight.to(x.dtype), eps)[0]
+    dtype, must = x.dtype, x.shape[-1:]
+    if weight.shape != must or not dtype.is_floating_point or not must:
+        raise _misfit(x, weight=weight)
+    return _rms_norm(x, weight if weight.dtype == dtype else weight.to(dtype), eps)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -43,78 +50,92 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
 
     Torch does it for other dimensions than the last one. Raises IndexError for a dimension that x doesn't have.
     """
-    if dim not in (-1, x.ndim - 1) or not x.ndim or not x.is_floating_point():
+    if (dim != -1 and dim != x.ndim - 1) or not x.dtype.is_floating_point or not x.ndim:
         return torch.softmax(x, dim)
     return _softmax(x)
 
 
-def _fitting(x: Tensor, **vectors: Tensor) -> None:
+def _misfit(x: Tensor, **vectors: Tensor) -> ValueError:
     if not x.is_floating_point():
-        raise ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
-    for name, vector in vectors.items():
-        if not x.ndim or vector.shape != x.shape[-1:]:
-            must = tuple(x.shape[-1:])
-            raise ValueError(f"{name} is {tuple(vector.shape)}; for x of {tuple(x.shape)} it must be {must}")
+        return ValueError(f"x is of {x.dtype}; norms take floating-point numbers")
+    must = tuple(x.shape[-1:])
+    name, found = next(
+        (name, tuple(vector.shape)) for name, vector in vectors.items() if not must or tuple(vector.shape) != must
+    )
+    return ValueError(f"{name} is {found}; for x of {tuple(x.shape)} it must be {must}")
 
 
-def _matrix(x: Tensor) -> dict[str, int]:
+def matrix(x: Tensor) -> Described:
+    """The call of a kernel for the rows of x."""
     columns = x.shape[-1]
-    return {"M": x.numel() // max(1, columns), "N": columns}
+    return Described({"M": x.numel() // max(1, columns), "N": columns})
 
 
-def _statistics(x: Tensor, count: int) -> list[Tensor]:
-    """Empty statistics, one a row: float32, or float64 for float64."""
-    dtype, rows = torch.float64 if x.dtype == torch.float64 else torch.float32, _matrix(x)["M"]
-    return [x.new_empty(rows, dtype=dtype) for _ in range(count)]
+def with_epsilon(call: Described, eps: float) -> Described:
+    """The call of a norm's kernel with this epsilon."""
+    # The catalogue's epsilon needs no macro, so its kernels are the same.
+    return call if eps == EPS else replace(call, macros={"EPS": f"{float(eps)!r}f"})
 
 
-def _like(x: Tensor) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+def norm_kernel(kernels: Kernels, x: Tensor, eps: float, *options: Any) -> KernelLaunch | None:
+    """The kernel of a norm with this epsilon; None if there is none. options: what the kernels want after eps."""
+    least, most = _EPSILONS
+    return kernels(x, eps, *options) if least <= eps <= most else None
+
+
+def _norms(op: str) -> Kernels:
+    return Kernels(op, lambda x, eps: with_epsilon(matrix(x), eps))
+
+
+def _statistics(x: Tensor) -> Tensor:
+    """Room for a statistic of each row: float32, or float64 for float64."""
+    rows = x.numel() // max(1, x.shape[-1])
+    return room((rows,), (1,), torch.float64 if x.dtype == torch.float64 else torch.float32, x)
 
 
 def _wide(x: Tensor) -> Tensor:
     return x.double() if x.dtype == torch.float64 else x.float()
 
 
-def norm_kernel(op: str, x: Tensor, sizes: dict[str, int], eps: float) -> Any:
-    """The kernel of a norm with this epsilon; None if there is none."""
-    least, most = _EPSILONS
-    if not least <= eps <= most:
-        return None
-    # The catalogue's epsilon needs no macro, so its kernels are the same.
-    return kernel(op, x, sizes, macros=None if eps == EPS else {"EPS": f"{float(eps)!r}f"})
-
-
 # ---- LayerNorm.
 
 
+_layer_norms, _layer_norm_grads = _norms("layer_norm"), Kernels("layer_norm_grad", matrix)
+
+
 def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    launch = norm_kernel("layer_norm", x, _matrix(x), eps)
+    launch = norm_kernel(_layer_norms, x, eps)
     if launch is None:
-        y, mean, rstd = torch.native_layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
-        return y.to(x.dtype), mean.flatten(), rstd.flatten()
-    y, mean, rstd = _layer_norm_fake(x, weight, bias, eps)
-    launch(x=x.contiguous(), gamma=weight.contiguous(), beta=bias.contiguous(), y=y, mean=mean, rstd=rstd)
+        return _layer_norm_by_torch(x, weight, bias, eps)
+    x = x.contiguous()
+    y, mean, rstd = like(x), _statistics(x), _statistics(x)
+    launch(x, weight.contiguous(), bias.contiguous(), y, mean, rstd)
     return y, mean, rstd
 
 
+@without_autocast
+def _layer_norm_by_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    y, mean, rstd = torch.native_layer_norm(_wide(x), x.shape[-1:], _wide(weight), _wide(bias), eps)
+    return y.to(x.dtype), mean.flatten(), rstd.flatten()
+
+
 def _layer_norm_fake(x: Tensor, _weight: Tensor, _bias: Tensor, _eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    mean, rstd = _statistics(x, 2)
-    return _like(x), mean, rstd
+    return like(x), _statistics(x), _statistics(x)
 
 
 def _layer_norm_grad_run(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    launch = kernel("layer_norm_grad", x, _matrix(x))
+    launch = _layer_norm_grads(x)
     if launch is None:
         return _layer_norm_grad_by_torch(dy, x, weight, mean, rstd)
-    dx, dgamma, dbeta = _layer_norm_grad_fake(dy, x, weight, mean, rstd)
-    given = {"dy": dy.contiguous(), "x": x.contiguous(), "gamma": weight.contiguous(), "mean": mean, "rstd": rstd}
-    launch(**given, dx=dx, dgamma=dgamma, dbeta=dbeta)
+    x, weight = x.contiguous(), weight.contiguous()
+    dx, dgamma, dbeta = like(x), like(weight), like(weight)
+    launch(dy.contiguous(), x, weight, mean, rstd, dx, dgamma, dbeta)
     return dx, dgamma, dbeta
 
 
+@without_autocast
 def _layer_norm_grad_by_torch(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -135,17 +156,16 @@ def _sum(x: Tensor, over: tuple[int, ...]) -> Tensor:
 def _layer_norm_grad_fake(
     _dy: Tensor, x: Tensor, weight: Tensor, _mean: Tensor, _rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _like(x), _like(weight), _like(weight)
+    return like(x), like(weight), like(weight)
 
 
 def _layer_norm_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, _, _ = inputs
     _, mean, rstd = output
     ctx.save_for_backward(x, weight, mean, rstd)
-    ctx.mark_non_differentiable(mean, rstd)
 
 
-def _layer_norm_backward(ctx: Any, dy: Tensor, _mean: Tensor, _rstd: Tensor) -> tuple[Any, ...]:
+def _layer_norm_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return *_layer_norm_grad(dy, *ctx.saved_tensors), None
 
 
@@ -168,45 +188,58 @@ _layer_norm_grad = operator(
 # ---- RMSNorm.
 
 
+_rms_norms, _rms_norm_grads = _norms("rms_norm"), Kernels("rms_norm_grad", matrix)
+
+
 def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    launch = norm_kernel("rms_norm", x, _matrix(x), eps)
+    launch = norm_kernel(_rms_norms, x, eps)
     if launch is None:
-        wide = _wide(x)
-        rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
-        return (wide * rstd * _wide(weight)).to(x.dtype).contiguous(), rstd.flatten()
-    y, rstd = _rms_norm_fake(x, weight, eps)
-    launch(x=x.contiguous(), gamma=weight.contiguous(), y=y, rstd=rstd)
+        return _rms_norm_by_torch(x, weight, eps)
+    x = x.contiguous()
+    y, rstd = like(x), _statistics(x)
+    launch(x, weight.contiguous(), y, rstd)
     return y, rstd
 
 
+@without_autocast
+def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = _wide(x)
+    rstd = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (wide * rstd * _wide(weight)).to(x.dtype).contiguous(), rstd.flatten()
+
+
 def _rms_norm_fake(x: Tensor, _weight: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
-    return _like(x), *_statistics(x, 1)
+    return like(x), _statistics(x)
 
 
 def _rms_norm_grad_run(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    launch = kernel("rms_norm_grad", x, _matrix(x))
+    launch = _rms_norm_grads(x)
     if launch is None:
-        wide, of_row = _wide(dy), rstd.view(*x.shape[:-1], 1)
-        xhat, g = _wide(x) * of_row, wide * _wide(weight)
-        dx = of_row * (g - xhat * (g * xhat).mean(-1, keepdim=True))
-        return dx.to(x.dtype).contiguous(), _sum(wide * xhat, tuple(range(x.ndim - 1))).to(x.dtype)
-    dx, dgamma = _rms_norm_grad_fake(dy, x, weight, rstd)
-    given = {"dy": dy.contiguous(), "x": x.contiguous(), "gamma": weight.contiguous(), "rstd": rstd}
-    launch(**given, dx=dx, dgamma=dgamma)
+        return _rms_norm_grad_by_torch(dy, x, weight, rstd)
+    x, weight = x.contiguous(), weight.contiguous()
+    dx, dgamma = like(x), like(weight)
+    launch(dy.contiguous(), x, weight, rstd, dx, dgamma)
     return dx, dgamma
 
 
+@without_autocast
+def _rms_norm_grad_by_torch(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
+    wide, of_row = _wide(dy), rstd.view(*x.shape[:-1], 1)
+    xhat, g = _wide(x) * of_row, wide * _wide(weight)
+    dx = of_row * (g - xhat * (g * xhat).mean(-1, keepdim=True))
+    return dx.to(x.dtype).contiguous(), _sum(wide * xhat, tuple(range(x.ndim - 1))).to(x.dtype)
+
+
 def _rms_norm_grad_fake(_dy: Tensor, x: Tensor, weight: Tensor, _rstd: Tensor) -> tuple[Tensor, Tensor]:
-    return _like(x), _like(weight)
+    return like(x), like(weight)
 
 
 def _rms_norm_saves(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weight, _ = inputs
     ctx.save_for_backward(x, weight, output[1])
-    ctx.mark_non_differentiable(output[1])
 
 
-def _rms_norm_backward(ctx: Any, dy: Tensor, _rstd: Tensor) -> tuple[Any, ...]:
+def _rms_norm_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return *_rms_norm_grad(dy, *ctx.saved_tensors), None
 
 
@@ -229,23 +262,38 @@ _rms_norm_grad = operator(
 # ---- Softmax.
 
 
+_softmaxes, _softmax_grads = Kernels("softmax", matrix), Kernels("softmax_grad", matrix)
+
+
 def _softmax_run(x: Tensor) -> Tensor:
-    launch = kernel("softmax", x, _matrix(x))
+    launch = _softmaxes(x)
     if launch is None:
-        return functional.softmax(_wide(x), -1).to(x.dtype).contiguous()
-    y = _like(x)
-    launch(x=x.contiguous(), y=y)
+        return _softmax_by_torch(x)
+    x = x.contiguous()
+    y = like(x)
+    launch(x, y)
     return y
 
 
+@without_autocast
+def _softmax_by_torch(x: Tensor) -> Tensor:
+    return functional.softmax(_wide(x), -1).to(x.dtype).contiguous()
+
+
 def _softmax_grad_run(dy: Tensor, y: Tensor) -> Tensor:
-    launch = kernel("softmax_grad", y, _matrix(y))
+    launch = _softmax_grads(y)
     if launch is None:
-        wide, of_y = _wide(dy), _wide(y)
-        return (of_y * (wide - (wide * of_y).sum(-1, keepdim=True))).to(y.dtype).contiguous()
-    dx = _like(y)
-    launch(dy=dy.contiguous(), y=y.contiguous(), dx=dx)
+        return _softmax_grad_by_torch(dy, y)
+    y = y.contiguous()
+    dx = like(y)
+    launch(dy.contiguous(), y, dx)
     return dx
+
+
+@without_autocast
+def _softmax_grad_by_torch(dy: Tensor, y: Tensor) -> Tensor:
+    wide, of_y = _wide(dy), _wide(y)
+    return (of_y * (wide - (wide * of_y).sum(-1, keepdim=True))).to(y.dtype).contiguous()
 
 
 def _softmax_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
@@ -256,5 +304,5 @@ def _softmax_backward(ctx: Any, dy: Tensor) -> Tensor:
     return _softmax_grad(dy, *ctx.saved_tensors)
 
 
-_softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, _like, _softmax_saves, _softmax_backward)
-_softmax_grad = operator("softmax_grad", "(Tensor dy, Tensor y) -> Tensor", _softmax_grad_run, lambda _, y: _like(y))
+_softmax = operator("softmax", "(Tensor x) -> Tensor", _softmax_run, like, _softmax_saves, _softmax_backward)
+_softmax_grad = operator("softmax_grad", "(Tensor dy, Tensor y) -> Tensor", _softmax_grad_run, lambda _, y: like(y))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import attrgetter
 
 import torch
 from torch import Tensor
@@ -13,11 +14,15 @@ from torch.autograd.graph import increment_version
 
 from harness import cuda
 from harness.collection.nn._kernels import of_lists, on
-from harness.collection.nn._pieces import PieceLayout, PieceTable, table_for
+from harness.collection.nn._pieces import PieceLayout, PieceTable, addresses_of, table_for
 from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES
 from harness.collection.ops.lists import unscale
 from harness.collection.ops.lists._tables import BLOCK
 
+# To map these over a list takes less time than a loop.
+_dtype, _is_contiguous, _get_device, _numel = attrgetter("dtype"), Tensor.is_contiguous, Tensor.get_device, Tensor.numel
+_KERNELS = frozenset(getattr(torch, name) for name in CUDA_TYPE)
+"""Types that kernels take."""
 _LISTS = 64  # of which the tables are kept, the last used ones
 
 
@@ -33,19 +38,33 @@ def unscale_(grads: Iterable[Tensor], inv_scale: Tensor, found_inf: Tensor) -> N
     for number in (inv_scale, found_inf):
         if number.numel() != 1 or number.dtype != torch.float32 or number.device != found_inf.device:
             raise ValueError(f"inv_scale and found_inf must be a float32 each on one device, not {number!r}")
-    by_type: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
-    others = []
-    for grad in grads:
-        if grad.device != found_inf.device:
-            raise ValueError(f"a gradient lies on {grad.device}, found_inf on {found_inf.device}")
-        if grad.is_cuda and type_of(grad) in CUDA_TYPE and is_dense(grad):
-            by_type[grad.dtype].append(grad)
-        else:
-            others.append(grad)
+    grads = [*grads]
+    by_type: Mapping[torch.dtype, list[Tensor]]
+    dtypes = set(map(_dtype, grads))
+    if len(dtypes) == 1 and dtypes <= _KERNELS and found_inf.is_cuda and all(map(_is_contiguous, grads)):
+        by_type, others = {grads[0].dtype: grads}, list[Tensor]()
+    else:
+        by_type, others = _apart(grads)
+    index = found_inf.get_device()
+    if any(device != index for device in map(_get_device, grads)):
+        device = next(grad.device for grad in grads if grad.device != found_inf.device)
+        raise ValueError(f"a gradient lies on {device}, found_inf on {found_inf.device}")
     for members in by_type.values():
         _by_kernel(members, inv_scale, found_inf)
     for grad in others:
         torch._amp_foreach_non_finite_check_and_unscale_([grad], found_inf, inv_scale)
+
+
+def _apart(grads: Sequence[Tensor]) -> tuple[Mapping[torch.dtype, list[Tensor]], list[Tensor]]:
+    """The gradients that a kernel can do, by type, and all others."""
+    by_type: defaultdict[torch.dtype, list[Tensor]] = defaultdict(list)
+    others = []
+    for grad in grads:
+        if grad.is_cuda and grad.dtype in _KERNELS and is_dense(grad):
+            by_type[grad.dtype].append(grad)
+        else:
+            others.append(grad)
+    return by_type, others
 
 
 def type_of(tensor: Tensor) -> str:
@@ -55,19 +74,20 @@ def type_of(tensor: Tensor) -> str:
 
 def is_dense(tensor: Tensor) -> bool:
     """Whether the elements lie one after the other in memory, in one of the usual orders."""
-    orders = [torch.contiguous_format, *([torch.channels_last] if tensor.ndim == 4 else [])]
-    return any(tensor.is_contiguous(memory_format=order) for order in orders)
+    last = torch.channels_last
+    return bool(tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=last)))
 
 
 def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> None:
     first, size = grads[0], grads[0].element_size()
-    counts = tuple(grad.numel() for grad in grads)
-    before = tuple(grad.data_ptr() % PACK_BYTES // size for grad in grads)
+    addresses = addresses_of(grads)
+    before = tuple([address % PACK_BYTES // size for address in addresses])
+    counts = tuple(map(_numel, grads))
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):
         layout = _layout(counts, before, size, first.device)
         table = table_for(layout, 1, lambda: _table(layout, cuda.stream_handle()))
-        table.point(0, grads)
+        table.point(0, grads, addresses)
         kernel = of_lists("unscale", macros)
         kernel(layout.blocks, BLOCK, table.rows, inv_scale, found_inf, ctypes.c_uint32(layout.whole))
     increment_version([*grads, found_inf])

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.models import swin
-from harness.collection.nn._kernels import kernel
-from harness.collection.nn._operators import operator
-from harness.collection.nn._rows import layer_norm, norm_kernel
+from harness.collection.nn._kernels import Described, Kernels, room
+from harness.collection.nn._operators import operator, without_autocast
+from harness.collection.nn._rows import layer_norm, norm_kernel, with_epsilon
 from harness.collection.ops.rows._norm import EPS
 
 
@@ -61,18 +61,37 @@ def _sizes(shape: tuple[int, ...], window: int, shift: int) -> dict[str, int]:
     return {**dict(zip("BHWC", shape, strict=True)), "window": window, "shift": shift}
 
 
+def _of_images(x: Tensor, window: int, shift: int) -> Described:
+    return Described(_sizes(x.shape, window, shift), {"direction": "forward"})
+
+
+def _of_windows(windows: Tensor, height: int, width: int, window: int, shift: int) -> Described:
+    count, tokens, channels = windows.shape
+    images = count * tokens // (height * width)
+    return Described(_sizes((images, height, width, channels), window, shift), {"direction": "forward"})
+
+
+_partitions, _reverses = Kernels("window_partition", _of_images), Kernels("window_reverse", _of_windows)
+_norm_partitions = Kernels(
+    "layer_norm_window_partition",
+    lambda x, eps, window, shift: with_epsilon(Described(_sizes(x.shape, window, shift)), eps),
+)
+
+
 def _windows(x: Tensor, window: int) -> Tensor:
     """Room for the windows of x."""
     images, height, width, channels = x.shape
-    return x.new_empty(images * (height // window) * (width // window), window * window, channels)
+    pixels = window * window
+    shape = images * (height // window) * (width // window), pixels, channels
+    return room(shape, (pixels * channels, channels, 1), x.dtype, x)
 
 
 def _window_partition_run(x: Tensor, window: int, shift: int) -> Tensor:
-    launch = kernel("window_partition", x, _sizes(x.shape, window, shift), {"direction": "forward"})
+    launch = _partitions(x, window, shift)
     if launch is None:
         return _own(swin.window_partition(x.contiguous(), window, shift))
     y = _windows(x, window)
-    launch(x=x.contiguous(), y=y)
+    launch(x.contiguous(), y)
     return y
 
 
@@ -87,16 +106,18 @@ def _window_partition_fake(x: Tensor, window: int, _shift: int) -> Tensor:
 
 def _window_reverse_run(windows: Tensor, height: int, width: int, window: int, shift: int) -> Tensor:
     y = _window_reverse_fake(windows, height, width, window, shift)
-    launch = kernel("window_reverse", windows, _sizes(y.shape, window, shift), {"direction": "forward"})
+    launch = _reverses(windows, height, width, window, shift)
     if launch is None:
         return _own(swin.window_reverse(windows.contiguous(), height, width, window, shift)) if y.numel() else y
-    launch(x=windows.contiguous(), y=y)
+    launch(windows.contiguous(), y)
     return y
 
 
 def _window_reverse_fake(windows: Tensor, height: int, width: int, _window: int, _shift: int) -> Tensor:
     count, tokens, channels = windows.shape
-    return windows.new_empty(count * tokens // (height * width), height, width, channels)
+    row, image = width * channels, height * width * channels
+    shape = count * tokens // (height * width), height, width, channels
+    return room(shape, (image, row, channels, 1), windows.dtype, windows)
 
 
 def _partition_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both
@@ -119,14 +140,20 @@ def _reverse_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 def _norm_partition_run(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes
     x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
 ) -> Tensor:
-    sizes = _sizes(x.shape, window, shift)
-    launch = norm_kernel("layer_norm_window_partition", x, sizes, eps)
+    launch = norm_kernel(_norm_partitions, x, eps, window, shift)
     if launch is None:
-        normal = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
-        return _window_partition_run(normal, window, shift)
+        return _norm_partition_by_torch(x, weight, bias, window, shift, eps)
     y = _windows(x, window)
-    launch(x=x.contiguous(), gamma=weight.contiguous(), beta=bias.contiguous(), y=y)
+    launch(x.contiguous(), weight.contiguous(), bias.contiguous(), y)
     return y
+
+
+@without_autocast
+def _norm_partition_by_torch(  # noqa: PLR0913, PLR0917 - as _norm_partition_run()
+    x: Tensor, weight: Tensor, bias: Tensor, window: int, shift: int, eps: float
+) -> Tensor:
+    normal = functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+    return _window_partition_run(normal, window, shift)
 
 
 _CUT = "SymInt window, SymInt shift"

@@ -123,8 +123,10 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Kernels as references play them, on a CPU; what was called, by name. Sizes and types are checked."""
     called: Counter[str] = Counter()
 
-    def run(call: _kernels.KernelCall, _kept: object, /, **tensors: torch.Tensor) -> None:
-        t, views = SimpleNamespace(**tensors), frozenset[str]()
+    def run(launch: _kernels.KernelLaunch, *tensors: torch.Tensor) -> None:
+        call = launch.wanted
+        in_order = map(_kernels._as_it_lies, tensors)
+        t, views = SimpleNamespace(**dict(zip(names(call.op), in_order, strict=True))), frozenset[str]()
         if call.op == "window_attention_grad":
             t, views = _apart(call, t), _PACKED
         _assert_declared(call, t, views)
@@ -138,10 +140,16 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def obstacle(call: _kernels.KernelCall) -> str | None:
         return None if call.case.dtype in _kernels.OPS[call.op].dtypes else "no kernel for this type"
 
-    monkeypatch.setattr(_kernels, "_run", run)
+    monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)
-    monkeypatch.setattr(_kernels, "_launcher", _kernels._launcher.__wrapped__)
+    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
     return called
+
+
+def names(op: str) -> list[str]:
+    """The tensors of an op, as a launch takes them."""
+    inputs, outputs = _kernels.OPS[op].tensors(_kernels.OPS[op].variants["tuned"])
+    return [tensor.name for tensor in (*inputs, *outputs)]
 
 
 def _declared(call: _kernels.KernelCall) -> list[Any]:

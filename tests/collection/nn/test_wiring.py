@@ -5,15 +5,13 @@ References play the kernels, on a CPU.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 import torch
 from torch.nn import functional
 
-from harness import cuda, nn
+from harness import nn
 from harness.collection.nn import _kernels
 
 ALL = [torch.float32, torch.float16, torch.bfloat16]
@@ -59,16 +57,17 @@ def test_an_epsilon_that_no_kernel_has(tools, played, eps):
 
 def test_each_epsilon_has_its_kernels(monkeypatch):
     seen = []
-    monkeypatch.setattr(_kernels, "_launcher", lambda *call: seen.append(call[-1]))
+    monkeypatch.setattr(_kernels, "launch_of", lambda _op, _like, call: seen.append(call.macros))
+    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
     x, weight = torch.ones(1, 4, 4, 8), torch.ones(8)
     for eps in (1e-5, 1e-12, 0.001, 1):
         nn.layer_norm(x, weight, weight, eps)
         nn.rms_norm(x, weight, eps)
         with torch.no_grad():
             nn.norm_partition(x, weight, weight, 2, 0, eps)
-    wanted = [(), (("EPS", "1e-12f"),), (("EPS", "0.001f"),), (("EPS", "1.0f"),)]
+    wanted = [{}, {"EPS": "1e-12f"}, {"EPS": "0.001f"}, {"EPS": "1.0f"}]
     # Torch does the norm where there is no kernel, and then the partition asks for its own.
-    assert seen == [macros for own in wanted for macros in (own, own, own, ())]
+    assert seen == [macros for own in wanted for macros in (own, own, own, {})]
 
 
 def test_kernels_are_compiled_with_the_macros_of_a_call(monkeypatch):
@@ -208,7 +207,7 @@ def test_dropout_draws_the_same_on_both_ways(tools, played, monkeypatch, dtype):
     nn.manual_seed(7)
     by_kernels = tools.results(three, x, bias, residual)
     assert played == {"dropout": 1, "dropout_add": 1, "bias_dropout_residual": 1, "dropout_grad": 3}
-    monkeypatch.setattr(_kernels, "_launcher", lambda *_: None)
+    monkeypatch.setattr(_kernels, "launch_of", lambda *_: None)
     nn.manual_seed(7)
     tools.assert_close(by_kernels, tools.results(three, x, bias, residual), tools.tolerance[dtype])
 
@@ -222,36 +221,8 @@ def test_inputs_need_not_be_contiguous(tools, played):
     tools.assert_close([nn.dropout(x.T, 1.0)], [torch.zeros(8, 6)], 0.0)
 
 
-def test_launches_are_kept_for_a_stream_but_not_for_a_graph(monkeypatch):
-    prepared, launched = [], []
-
-    def prepare(call):
-        prepared.append(call.op)
-        return launched.append
-
-    stream, tensor = [1], torch.tensor(0)
-    monkeypatch.setattr(_kernels, "_prepared", prepare)
-    monkeypatch.setattr(_kernels, "on", lambda _: nullcontext())
-    monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
-    monkeypatch.setattr(cuda, "stream_handle", lambda: stream[0])
-    monkeypatch.setattr(_kernels, "_launcher", lru_cache(_kernels._launcher.__wrapped__))
-    for number, times in ((1, 1), (1, 1), (2, 2), (1, 2)):
-        stream[0] = number
-        launch = _kernels.kernel("softmax", torch.empty(2, 3), {"M": 2, "N": 3})
-        launch(x=tensor, y=tensor + number)
-        assert len(prepared) == times
-    monkeypatch.setattr(_kernels, "capturing", lambda: True)
-    for times in (3, 4):
-        launch(x=tensor, y=tensor)
-        assert len(prepared) == times
-    with pytest.raises(RuntimeError, match="softmax: y lies on meta, other tensors on cpu"):
-        launch(x=tensor, y=tensor.to("meta"))
-    assert [int(t.y) for t in launched] == [1, 1, 2, 1, 0, 0]
-
-
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():
-    like = torch.empty(2, 3)
-    assert _kernels.kernel("softmax", like, {"M": 2, "N": 3}) is None
+    assert _kernels.Kernels("softmax", lambda x: _kernels.Described({"M": 2, "N": 3}))(torch.empty(2, 3)) is None
     call = _kernels.KernelCall("softmax", torch.float64, torch.device("cpu"), (("M", 2), ("N", 3)))
     assert call.obstacle == "kernels run on GPUs, not on cpu"
     assert _kernels.KernelCall("softmax", torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (

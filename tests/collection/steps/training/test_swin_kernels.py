@@ -9,7 +9,6 @@ import importlib.util
 import sys
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -50,7 +49,8 @@ def walked(tools, monkeypatch):
             super().__init__()
             found.multiplied.add((product.m, product.n, product.k))
 
-    def run(call, _kept, /, **_tensors):
+    def run(launch, *_tensors):
+        call = launch.wanted
         op = _kernels.OPS[call.op]
         op.variants["tuned"].prepare(Context(call.case, None, None, SimpleNamespace(initial_seed=lambda: 1), op))
         found.called.append(call)
@@ -65,8 +65,8 @@ def walked(tools, monkeypatch):
     for module in (_inference, _kernels, _swin_inference):
         monkeypatch.setattr(module, "on", lambda _: nullcontext())
     monkeypatch.setattr(_inference, "Matmul", Multiplied)
-    monkeypatch.setattr(_kernels, "_run", run)
-    monkeypatch.setattr(_kernels, "_launcher", lru_cache(_kernels._launcher.__wrapped__))  # what it makes calls `run`
+    monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
+    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)
     # Registered operators would only make empty outputs.
     monkeypatch.setattr(_swin_inference, "window_attention", _attention._attention_run)

@@ -46,7 +46,6 @@ _MISSING: Any = object()
 _DEVICE: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
 _STREAM: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
 _REAL = (Tensor, torch.nn.Parameter)
-"""Types of tensors that have memory. What a compiler traces with has none."""
 _EMPTY: Callable[..., Tensor] = getattr(
     torch._C._dynamo.guards, "_empty_strided_cuda", partial(torch.empty_strided, device="cuda")
 )
@@ -123,7 +122,7 @@ class KernelLaunch:
     def __init__(self, wanted: KernelCall) -> None:
         self.wanted = wanted
         self._op = wanted.op
-        self._device = wanted.device.index
+        self._device = -1 if wanted.device.index is None else wanted.device.index
         self._inputs = len(OPS[wanted.op].tensors(OPS[wanted.op].variants["tuned"])[0])
         self._replays: dict[Any, Replay | None] = {}
 
@@ -222,16 +221,21 @@ def launch_of(op: str, like: Tensor, call: Described) -> KernelLaunch | None:
 
 def like(x: Tensor) -> Tensor:
     """An empty tensor as `x`, contiguous."""
-    if x.is_cuda and type(x) in _REAL and x.is_contiguous() and x.get_device() == _DEVICE():
-        return _EMPTY(x.shape, x.stride(), x.dtype)
+    if _is_here(x) and x.is_contiguous():
+        return _EMPTY(tuple(x.shape), x.stride(), x.dtype)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def room(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, beside: Tensor) -> Tensor:
     """An empty tensor on the device of `beside`."""
-    if beside.is_cuda and type(beside) in _REAL and beside.get_device() == _DEVICE():
+    if _is_here(beside):
         return _EMPTY(shape, strides, dtype)
     return beside.new_empty_strided(shape, strides, dtype=dtype)
+
+
+def _is_here(x: Tensor) -> bool:
+    """Whether x has memory on the current device. What a compiler traces with has no memory."""
+    return x.is_cuda and type(x) in _REAL and x.get_device() == _DEVICE()
 
 
 def of_lists(op: str, macros: Mapping[str, str | int]) -> cuda.Kernel:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, like, room
+from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 
 
@@ -66,10 +66,10 @@ _grad_kernels = Kernels("window_attention_grad", _grad)
 
 def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:
     """The masks as kernels take them: contiguous, and empty if there are none."""
+    if mask is not None:
+        return mask.contiguous()
     tokens = qkv.shape[1]
-    return (
-        room((0, tokens, tokens), (tokens * tokens, tokens, 1), qkv.dtype, qkv) if mask is None else mask.contiguous()
-    )
+    return allocator(qkv)((0, tokens, tokens), (tokens * tokens, tokens, 1), qkv.dtype)
 
 
 def _split(qkv: Tensor, heads: int) -> Tensor:
@@ -124,7 +124,7 @@ def _weights(parts: Tensor, bias: Tensor, mask: Tensor | None) -> Tensor:
 def _attention_fake(qkv: Tensor, _bias: Tensor, _mask: Tensor | None) -> Tensor:
     windows, tokens, size = qkv.shape
     size //= 3
-    return room((windows, tokens, size), (tokens * size, size, 1), qkv.dtype, qkv)
+    return allocator(qkv)((windows, tokens, size), (tokens * size, size, 1), qkv.dtype)
 
 
 def _attention_grad_run(dout: Tensor, qkv: Tensor, bias: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

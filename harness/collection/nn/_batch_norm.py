@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import Described, Kernels, like, room
+from harness.collection.nn._kernels import Described, Kernels, allocator, like
 from harness.collection.nn._operators import differentiable, is_eager, operator, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
@@ -143,14 +143,14 @@ def _channels(vector: Tensor) -> Tensor:
 
 
 def _outputs(x: Tensor, weight: Tensor, last: bool) -> tuple[Tensor, ...]:
-    return _images(x, last), room(((x.numel() + 31) // 32,), (1,), torch.int32, x), like(weight), like(weight)
+    return _images(x, last), allocator(x)(((x.numel() + 31) // 32,), (1,), torch.int32), like(weight), like(weight)
 
 
 def _images(x: Tensor, last: bool) -> Tensor:
     """Room for images as x, in the wanted order of memory."""
     batch, channels, height, width = x.shape
     order = (1, width * channels, channels) if last else (height * width, width, 1)
-    return room((batch, channels, height, width), (channels * height * width, *order), x.dtype, x)
+    return allocator(x)((batch, channels, height, width), (channels * height * width, *order), x.dtype)
 
 
 def _fake(
@@ -219,7 +219,7 @@ def _grad_fake(
     has_residual: bool,
     last: bool,
 ) -> tuple[Tensor, ...]:
-    dz = _images(x, last) if has_residual else room((0,), (1,), x.dtype, x)
+    dz = _images(x, last) if has_residual else allocator(x)((0,), (1,), x.dtype)
     return _images(x, last), dz, like(weight), like(weight)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import Described, Kernels, like, room
+from harness.collection.nn._kernels import Described, Kernels, allocator, like
 from harness.collection.nn._operators import Run, operator, without_autocast
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
@@ -111,7 +111,7 @@ def _numbers(x: Tensor) -> tuple[Tensor, int]:
 
 
 def _bits(x: Tensor) -> Tensor:
-    return room(((x.numel() + 31) // 32,), (1,), torch.int32, x)
+    return allocator(x)(((x.numel() + 31) // 32,), (1,), torch.int32)
 
 
 def _drawing(run: Run) -> Run:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, like, room
+from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.rows._norm import EPS
 
@@ -87,10 +87,12 @@ def _norms(op: str) -> Kernels:
     return Kernels(op, lambda x, eps: with_epsilon(matrix(x), eps))
 
 
-def _statistics(x: Tensor) -> Tensor:
-    """Room for a statistic of each row: float32, or float64 for float64."""
-    rows = x.numel() // max(1, x.shape[-1])
-    return room((rows,), (1,), torch.float64 if x.dtype == torch.float64 else torch.float32, x)
+def _outputs(x: Tensor, statistics: int) -> list[Tensor]:
+    """Room for y, and for statistics of each row: float32, or float64 for float64. x: contiguous."""
+    new, shape, dtype = allocator(x), tuple(x.shape), x.dtype
+    rows = x.numel() // shape[-1] if shape[-1] else 0
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    return [new(shape, x.stride(), dtype), *[new((rows,), (1,), wide) for _ in range(statistics)]]
 
 
 def _wide(x: Tensor) -> Tensor:
@@ -108,7 +110,7 @@ def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tupl
     if launch is None:
         return _layer_norm_by_torch(x, weight, bias, eps)
     x = x.contiguous()
-    y, mean, rstd = like(x), _statistics(x), _statistics(x)
+    y, mean, rstd = _outputs(x, 2)
     launch(x, weight.contiguous(), bias.contiguous(), y, mean, rstd)
     return y, mean, rstd
 
@@ -120,7 +122,8 @@ def _layer_norm_by_torch(x: Tensor, weight: Tensor, bias: Tensor, eps: float) ->
 
 
 def _layer_norm_fake(x: Tensor, _weight: Tensor, _bias: Tensor, _eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    return like(x), _statistics(x), _statistics(x)
+    y, mean, rstd = _outputs(x.contiguous(), 2)
+    return y, mean, rstd
 
 
 def _layer_norm_grad_run(
@@ -196,7 +199,7 @@ def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor
     if launch is None:
         return _rms_norm_by_torch(x, weight, eps)
     x = x.contiguous()
-    y, rstd = like(x), _statistics(x)
+    y, rstd = _outputs(x, 1)
     launch(x, weight.contiguous(), y, rstd)
     return y, rstd
 
@@ -209,7 +212,8 @@ def _rms_norm_by_torch(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, T
 
 
 def _rms_norm_fake(x: Tensor, _weight: Tensor, _eps: float) -> tuple[Tensor, Tensor]:
-    return like(x), _statistics(x)
+    y, rstd = _outputs(x.contiguous(), 1)
+    return y, rstd
 
 
 def _rms_norm_grad_run(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:

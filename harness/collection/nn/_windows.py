@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.models import swin
-from harness.collection.nn._kernels import Described, Kernels, room
+from harness.collection.nn._kernels import Described, Kernels, allocator
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import layer_norm, norm_kernel, with_epsilon
 from harness.collection.ops.rows._norm import EPS
@@ -83,7 +83,7 @@ def _windows(x: Tensor, window: int) -> Tensor:
     images, height, width, channels = x.shape
     pixels = window * window
     shape = images * (height // window) * (width // window), pixels, channels
-    return room(shape, (pixels * channels, channels, 1), x.dtype, x)
+    return allocator(x)(shape, (pixels * channels, channels, 1), x.dtype)
 
 
 def _window_partition_run(x: Tensor, window: int, shift: int) -> Tensor:
@@ -117,7 +117,7 @@ def _window_reverse_fake(windows: Tensor, height: int, width: int, _window: int,
     count, tokens, channels = windows.shape
     row, image = width * channels, height * width * channels
     shape = count * tokens // (height * width), height, width, channels
-    return room(shape, (image, row, channels, 1), windows.dtype, windows)
+    return allocator(windows)(shape, (image, row, channels, 1), windows.dtype)
 
 
 def _partition_saves(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch gives both

@@ -78,11 +78,15 @@ def driver(tools, monkeypatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(_kernels, "_is_here", lambda _: True)
     kept: list[torch.Tensor] = []  # so that no address has two owners
 
-    def empty(*what: Any) -> torch.Tensor:
-        kept.append(torch._C._dynamo.guards._empty_strided_cpu(*what))
-        return kept[-1]
+    def keeping(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(*what: Any, **options: Any) -> torch.Tensor:
+            kept.append(make(*what, **options))
+            return kept[-1]
 
-    monkeypatch.setattr(_kernels, "_EMPTY", empty)
+        return made
+
+    monkeypatch.setattr(_kernels, "_EMPTY", keeping(torch._C._dynamo.guards._empty_strided_cpu))
+    monkeypatch.setattr(torch, "empty", keeping(torch.empty))
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
     for kernels in _kernels.Kernels.every:
         monkeypatch.setattr(kernels, "_known", {})
@@ -186,7 +190,7 @@ def test_a_tensor_of_another_device_is_named(driver):
     launch = _kernels.KernelLaunch(_kernels.KernelCall("rms_norm", FLOAT, torch.device("cpu"), (("M", 2), ("N", 8))))
     x, weight = torch.randn(2, 8), torch.randn(8)
     launch(x, weight, x, x)
-    launch._device = 0  # a CPU's tensors all have the number -1
+    launch._devices = {0}  # a CPU's tensors all have the number -1
     with pytest.raises(RuntimeError, match="rms_norm: gamma lies on meta, other tensors on cpu; move it there"):
         launch._launch((x, weight.to("meta"), x, x))
 

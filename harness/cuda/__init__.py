@@ -13,9 +13,10 @@ from typing import Any
 
 from harness.cuda.compile import architecture, cubin, need_cccl
 from harness.cuda.divide import Divisor, fast_divisor
-from harness.cuda.launch import Kernel, memcpy, stream_handle
+from harness.cuda.launch import LEGACY_STREAM, Kernel, memcpy, stream_handle
 
 __all__ = [
+    "LEGACY_STREAM",
     "Divisor",
     "Kernel",
     "device",

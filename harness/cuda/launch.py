@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from harness.cuda.native import launcher
 from harness.errors import MachineError
 from harness.model import KernelFacts
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 
+LEGACY_STREAM = 1
+"""The driver's handle of the default stream, whatever else the process takes for it."""
 _ALWAYS_ALLOWED = 48 * 1024  # bytes of shared memory, static and dynamic
 
 
@@ -32,18 +35,27 @@ class LaunchShape:
     shared: int = 0
     cluster: int | None = None
 
+    @property
+    def blocks(self) -> tuple[int, int, int]:
+        """Blocks in three dimensions."""
+        return _three(self.grid)
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A launch that was made: the driver's handle of the kernel, how it was launched, and its arguments."""
+    """A launch that was made: the driver's handle of the kernel, how it was launched, and its arguments.
 
-    function: Any
+    A function of 0 stands for anything else that was done on the device, such as a copy.
+    """
+
+    function: int
     shape: LaunchShape
     arguments: tuple[Any, ...]
 
 
 _RECORDS: dict[int, list[Launched]] = {}
 """The launches of each thread that records them, by the thread's number."""
+COPY = Launched(0, LaunchShape(1, 1), ())
 
 
 @contextmanager
@@ -59,6 +71,12 @@ def recorded() -> Iterator[list[Launched]]:
             del _RECORDS[thread]
         else:
             _RECORDS[thread] = outer
+
+
+def _note(made: Launched) -> None:
+    launches = _RECORDS.get(threading.get_ident())
+    if launches is not None:
+        launches.append(made)
 
 
 class Kernel:
@@ -77,7 +95,7 @@ class Kernel:
         Device(_torch_cuda().current_device()).set_current()
         self._module = ObjectCode.from_cubin(cubin)
         self._kernel = self._module.get_kernel(entry)
-        self._function = as_function(self._kernel.handle)
+        self._function = int(self._kernel.handle)
         self._shared = 0  # dynamic bytes that the driver has allowed beyond what every kernel may have
         attributes = self._kernel.attributes
         self.facts = KernelFacts(
@@ -99,14 +117,17 @@ class Kernel:
             return
         if shared:
             self._allow(shared)
-        if _RECORDS and (launches := _RECORDS.get(threading.get_ident())) is not None:
-            launches.append(Launched(self._function, LaunchShape(grid, block, shared, cluster), args))
+        if _RECORDS:
+            _note(Launched(self._function, LaunchShape(grid, block, shared, cluster), args))
+        stream = stream_handle() or LEGACY_STREAM
+        if native := launcher():
+            blocks = _three(grid)
+            _refuse_cut(blocks[0], cluster)
+            native.launch(self._function, blocks, block, shared, cluster or 0, stream, args)
+            return
         values = [_argument(value) for value in args]
         addresses = (ctypes.c_uint64 * len(values))(*map(ctypes.addressof, values))
-        arguments = config(grid, block, shared, cluster, stream_handle()), self._function, ctypes.addressof(addresses)
-        (status,) = driver_launch()(*arguments, 0)
-        if status:
-            launch_again(status, *arguments)
+        launch(config(grid, block, shared, cluster, stream), self._function, ctypes.addressof(addresses))
 
     def resident_clusters(self, block: int, shared: int, cluster: int) -> int:
         """Clusters of `cluster` blocks that the device runs at a time. block: threads; shared: dynamic bytes."""
@@ -130,13 +151,6 @@ class Kernel:
         self._shared = shared
 
 
-def as_function(kernel: Any) -> Any:
-    """The driver's handle of a kernel, as a launch takes it."""
-    from cuda.bindings import driver
-
-    return driver.CUfunction(int(kernel))
-
-
 @lru_cache(maxsize=1024)
 def config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | None, stream: int) -> Any:
     """The driver's record of how a kernel is launched. stream: the driver's handle.
@@ -145,14 +159,13 @@ def config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | 
     """
     from cuda.bindings import driver
 
-    first, *others = (grid,) if isinstance(grid, int) else grid
+    blocks = _three(grid)
+    _refuse_cut(blocks[0], cluster)
     made = driver.CUlaunchConfig()
-    made.gridDimX, made.gridDimY, made.gridDimZ = (first, *others, 1, 1)[:3]
+    made.gridDimX, made.gridDimY, made.gridDimZ = blocks
     made.blockDimX, made.blockDimY, made.blockDimZ = block, 1, 1
-    made.sharedMemBytes, made.hStream = shared, driver.CUstream(stream or driver.CU_STREAM_LEGACY)
+    made.sharedMemBytes, made.hStream = shared, driver.CUstream(stream)
     if cluster is not None:
-        if first % cluster:
-            raise ValueError(f"a grid of {first} blocks can't be cut into clusters of {cluster}")
         size = driver.CUlaunchAttribute()
         size.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         size.value.clusterDim.x, size.value.clusterDim.y, size.value.clusterDim.z = cluster, 1, 1
@@ -160,33 +173,67 @@ def config(grid: int | tuple[int, ...], block: int, shared: int, cluster: int | 
     return made
 
 
+def _three(grid: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Blocks in three dimensions."""
+    first, second, third = (grid, 1, 1) if isinstance(grid, int) else (*grid, 1, 1)[:3]
+    return first, second, third
+
+
+def _refuse_cut(blocks: int, cluster: int | None) -> None:
+    if cluster is not None and blocks % cluster:
+        raise ValueError(f"a grid of {blocks} blocks can't be cut into clusters of {cluster}")
+
+
+def launch(shape: Any, function: int, arguments: int) -> None:
+    """Launch by the driver: cuda.core's launch takes twice the time, and passes no structs.
+
+    shape: what config() gives; function: the driver's handle of the kernel. arguments: the address of the addresses of
+    the arguments, which the driver copies before it returns. Raises MachineError where the driver refuses.
+    """
+    for tries in range(2):
+        (status,) = driver_launch()(shape, _as_function(function), arguments, 0)
+        if not status:
+            return
+        recover(int(status), (shape.gridDimX, shape.gridDimY, shape.gridDimZ), shape.blockDimX, tries)
+
+
 @lru_cache(maxsize=1)
 def driver_launch() -> Callable[[Any, Any, int, int], tuple[Any]]:
-    """The driver's function that launches: cuda.core's takes twice the time, and passes no structs.
-
-    Arguments: what config() gives, the kernel's handle, the address of the addresses of the kernel's arguments, and 0.
-    It copies the arguments before it returns a status.
-    """
+    """The driver's function that launches, as cuda.bindings has it."""
     from cuda.bindings import driver
 
     return driver.cuLaunchKernelEx  # type: ignore[no-any-return]
 
 
-def launch_again(status: Any, shape: Any, function: Any, arguments: int) -> None:
-    """Launch again, now with a context, if that was what the thread lacked. Raises MachineError if not.
+@lru_cache(maxsize=4096)
+def _as_function(kernel: int) -> Any:
+    from cuda.bindings import driver
+
+    return driver.CUfunction(kernel)
+
+
+def recover(status: int, blocks: tuple[int, int, int], threads: int, tries: int) -> None:
+    """Give the thread a context, if that was what a launch lacked. Raises MachineError with the driver's word if not.
 
     A new thread, such as autograd's for a backward, has no context of the driver until something asks for it. To ask
-    at each launch would take time. status: what the driver's launch gave; the other arguments are what it was given.
+    at each launch would take time. status: what the driver gave; tries: how often the launch was tried before.
     """
     from cuda.bindings import driver
     from cuda.core import Device
 
-    if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT:
+    if status == driver.CUresult.CUDA_ERROR_INVALID_CONTEXT and not tries:
         Device(_torch_cuda().current_device()).set_current()
-        (status,) = driver.cuLaunchKernelEx(shape, function, arguments, 0)
-    if status != driver.CUresult.CUDA_SUCCESS:
-        blocks = shape.gridDimX, shape.gridDimY, shape.gridDimZ
-        raise MachineError(f"a launch of {blocks} blocks of {shape.blockDimX} threads failed: {status.name}")
+        return
+    name = driver.CUresult(status).name
+    raise MachineError(f"a launch of {blocks} blocks of {threads} threads failed: {name}")
+
+
+def refuse(tensor: torch.Tensor) -> None:
+    """Raise ValueError for a tensor with gaps or in another order: a kernel would look for its elements elsewhere."""
+    raise ValueError(
+        f"a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} isn't contiguous; pass "
+        "`tensor.contiguous()`"
+    )
 
 
 def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
@@ -195,6 +242,7 @@ def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
 
     size = source.numel() * source.element_size()
     if size:
+        _note(COPY)
         to, origin = Buffer.from_handle(destination.data_ptr(), size), Buffer.from_handle(source.data_ptr(), size)
         to.copy_from(origin, stream=_stream())
 
@@ -227,10 +275,7 @@ def _argument(value: Any) -> Any:
     if not hasattr(value, "data_ptr"):
         return value
     if not value.is_contiguous():
-        raise ValueError(
-            f"a tensor of shape {tuple(value.shape)} with strides {value.stride()} isn't contiguous; pass "
-            "`tensor.contiguous()`"
-        )
+        refuse(value)
     return ctypes.c_uint64(value.data_ptr())
 
 

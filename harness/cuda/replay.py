@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.cuda.launch import Launched, config, driver_launch, launch_again, recorded
+from harness.cuda.launch import COPY, Launched, config, launch, recorded
 
 _STREAMS = 64  # for which a replay keeps the driver's records of its launches
 _WORD = ctypes.sizeof(ctypes.c_uint64)
@@ -26,10 +26,11 @@ _HARMLESS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "vie
 
 
 class Replay:
-    """The launches of one call, ready to be made again. workspace: bytes that they need beside the call's tensors.
+    """The launches of one call, ready to be made again. Threads may call it at the same time.
 
-    Arguments lie in words of 8 bytes: first an address for each tensor of the call, then one for each tensor of the
-    launches' own, then all other arguments. Threads may call a replay at the same time.
+    words: all arguments, of 8 bytes each: an address for each tensor of the call, one for each tensor of the launches'
+    own, then all other arguments. steps: of each launch, the driver's handle of the kernel, how it is launched, and the
+    words of its arguments. workspace: bytes of the launches' own tensors. offsets: where these begin in the bytes.
     """
 
     def __init__(self, launches: Sequence[Launched], tensors: Sequence[torch.Tensor]) -> None:
@@ -38,14 +39,13 @@ class Replay:
         Raises ValueError where an argument is a part of one of the tensors.
         """
         addresses = _Addresses(tensors, [value for made in launches for value in made.arguments])
-        self.workspace, self._offsets = addresses.workspace, addresses.offsets
-        self._words = [0] * (len(tensors) + len(self._offsets))
-        self._rows = [[self._word(value, addresses.words) for value in made.arguments] for made in launches]
-        self._launches = [(made.function, made.shape) for made in launches]
-        self._pack = Struct(f"{len(tensors) + len(self._offsets)}Q").pack_into
-        self._by_stream: dict[int, list[Any]] = {}
+        self.workspace, self.offsets = addresses.workspace, addresses.offsets
+        self.words = [0] * (len(tensors) + len(self.offsets))
+        rows = [[self._word(value, addresses.words) for value in made.arguments] for made in launches]
+        self.steps = [(made.function, made.shape, row) for made, row in zip(launches, rows, strict=True)]
+        self._pack = Struct(f"{len(tensors) + len(self.offsets)}Q").pack_into
+        self._shapes: dict[int, list[Any]] = {}
         self._free: list[_Arguments] = []
-        self._launch = driver_launch()
 
     @classmethod
     def of(cls, call: Callable[..., object], tensors: Sequence[torch.Tensor]) -> Self | None:
@@ -55,10 +55,10 @@ class Replay:
         same now and won't be the next time.
         """
         own = [tensor.detach() for tensor in tensors]
-        with recorded() as launches, _Watch() as watch:
+        with recorded() as launches, Watch() as watch:
             call(*own)
         try:
-            return cls(launches, own) if watch.harmless else None
+            return cls(launches, own) if watch.harmless and COPY not in launches else None
         except ValueError:
             return None
 
@@ -66,10 +66,10 @@ class Replay:
         """The word in which an argument lies or begins."""
         if id(value) in known:
             return known[id(value)]
-        word = len(self._words)
+        word = len(self.words)
         data = bytes(_WORD) if value is None or hasattr(value, "data_ptr") else bytes(value)
         words = -(-len(data) // _WORD)
-        self._words += Struct(f"{words}Q").unpack(data.ljust(words * _WORD, b"\0"))
+        self.words += Struct(f"{words}Q").unpack(data.ljust(words * _WORD, b"\0"))
         return word
 
     def __call__(self, stream: int, addresses: list[int], workspace: int = 0) -> None:
@@ -77,25 +77,21 @@ class Replay:
 
         stream: the driver's handle. workspace: the address of the bytes that the launches need.
         """
-        arguments = self._free.pop() if self._free else _Arguments(self._words, self._rows)
-        if self._offsets:
-            addresses += [workspace + offset for offset in self._offsets]
+        arguments = self._free.pop() if self._free else _Arguments(self.words, [row for _, _, row in self.steps])
+        if self.offsets:
+            addresses = addresses + [workspace + offset for offset in self.offsets]
         self._pack(arguments.words, 0, *addresses)
-        launches = self._by_stream.get(stream) or self._on(stream)
-        for (shape, function), of_launch in zip(launches, arguments.addresses, strict=True):
-            (status,) = self._launch(shape, function, of_launch, 0)
-            if status:
-                launch_again(status, shape, function, of_launch)
+        shapes = self._shapes.get(stream) or self._on(stream)
+        for shape, (function, _, _), of_launch in zip(shapes, self.steps, arguments.addresses, strict=True):
+            launch(shape, function, of_launch)
         self._free.append(arguments)
 
     def _on(self, stream: int) -> list[Any]:
-        if len(self._by_stream) >= _STREAMS:
-            self._by_stream.clear()
-        made = [
-            (config(shape.grid, shape.block, shape.shared, shape.cluster, stream), function)
-            for function, shape in self._launches
-        ]
-        return self._by_stream.setdefault(stream, made)
+        if len(self._shapes) >= _STREAMS:
+            self._shapes.clear()
+        shapes = [shape for _, shape, _ in self.steps]
+        made = [config(shape.grid, shape.block, shape.shared, shape.cluster, stream) for shape in shapes]
+        return self._shapes.setdefault(stream, made)
 
 
 class _Addresses:
@@ -133,7 +129,7 @@ class _Arguments:
         self.addresses = [ctypes.addressof(row) for row in self._rows]
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[misc]
+class Watch(TorchDispatchMode):  # type: ignore[misc]
     """Whether a call asks nothing of torch that a replay would leave out."""
 
     def __init__(self) -> None:

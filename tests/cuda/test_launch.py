@@ -12,6 +12,7 @@ from harness import cuda
 from harness.cuda import launch
 from harness.errors import MachineError
 from harness.model import KernelFacts
+from tests.cuda.drivers import driven_by
 
 SOURCE = 'extern "C" __global__ void twice(float* x, long long n) { if (threadIdx.x < n) x[threadIdx.x] *= 2; }'
 
@@ -74,7 +75,7 @@ def test_blocks_of_a_cluster_are_counted_as_blocks(tmp_path):
 def test_a_grid_that_clusters_do_not_fill_is_refused(grid):
     first = grid if isinstance(grid, int) else grid[0]
     with pytest.raises(ValueError, match=f"a grid of {first} blocks can't be cut into clusters of 4"):
-        launch.config(grid, 32, 0, 4, 0)
+        launch.config(grid, 32, 0, 4, 1)
 
 
 @pytest.mark.gpu
@@ -91,60 +92,75 @@ def test_more_shared_memory_than_every_block_may_have(twice):
 def a_kernel(function: int = 77) -> cuda.Kernel:
     """A kernel that no driver has loaded."""
     kernel = object.__new__(cuda.Kernel)
-    kernel._function, kernel._shared = launch.as_function(function), 0
+    kernel._function, kernel._shared = function, 0
     kernel.facts = KernelFacts("scale", 0, 0, 0)
     return kernel
 
 
-@pytest.fixture
-def driver_of_the_test(monkeypatch):
-    """Function that sets what stands for the driver's launch. The stream is the default one."""
+@pytest.fixture(params=["Python", "C"])
+def driver_of_the_test(request, monkeypatch):
+    """Function that sets what stands for the driver's launch, in both ways. The stream is the default one."""
     monkeypatch.setattr(launch, "stream_handle", lambda: 0)
-    return lambda launched: monkeypatch.setattr(launch, "driver_launch", lambda: launched)
+    return lambda launched: driven_by(launched, request.param, monkeypatch)
+
+
+def tensor(address: int, contiguous: bool = True) -> SimpleNamespace:
+    """Just what a launch asks of a tensor."""
+    return SimpleNamespace(data_ptr=lambda: address, is_contiguous=lambda: contiguous, shape=(4,), stride=lambda: (2,))
 
 
 def test_the_driver_gets_the_address_of_each_argument_and_a_struct_as_it_lies(driver_of_the_test):
     """The driver is a fake that reads the arguments as the driver does: so many bytes as the kernel's parameter has."""
-    seen = {}
+    seen = []
 
-    def launched(shape, function, arguments, extra):
+    def launched(shape, function, arguments):
         addresses = (ctypes.c_void_p * 4).from_address(arguments)
         kinds = ctypes.c_uint64, ctypes.c_uint8, ctypes.c_uint64, Sizes
         pointer, first, null, sizes_read = (kind.from_address(at) for kind, at in zip(kinds, addresses, strict=True))
-        seen["arguments"] = (pointer.value, first.value, null.value, (sizes_read.n, sizes_read.factor, sizes_read.step))
-        seen["function"] = int(function), extra
-        seen["grid"] = shape.gridDimX, shape.gridDimY, shape.gridDimZ
-        seen["block"] = shape.blockDimX, shape.blockDimY, shape.blockDimZ
-        seen["shared and stream"] = shape.sharedMemBytes, int(shape.hStream)
-        seen["cluster"] = [attribute.value.clusterDim.x for attribute in shape.attrs]
-        return (0,)
+        read = pointer.value, first.value, null.value, (sizes_read.n, sizes_read.factor, sizes_read.step)
+        seen.append((function, shape, read))
+        return 0
 
     driver_of_the_test(launched)
-    tensor = SimpleNamespace(data_ptr=lambda: 2**40 + 64, is_contiguous=lambda: True)
-    a_kernel()((6, 2), 128, tensor, ctypes.c_uint8(3), None, Sizes(8, 0.5, 32), shared=1024, cluster=2)
-    assert seen.pop("arguments") == (2**40 + 64, 3, 0, (8, 0.5, 32))
+    arguments = tensor(2**40 + 64), ctypes.c_uint8(3), None, Sizes(8, 0.5, 32)
+    a_kernel()((6, 2), 128, *arguments, shared=1024, cluster=2)
     legacy_stream = 1
-    assert seen == {
-        "function": (77, 0),
-        "grid": (6, 2, 1),
-        "block": (128, 1, 1),
-        "shared and stream": (1024, legacy_stream),
-        "cluster": [2],
-    }
+    read = 2**40 + 64, 3, 0, (8, 0.5, 32)
+    assert seen == [(77, ((6, 2, 128, 1024, 2), legacy_stream), read)]
 
 
 def test_a_launch_that_the_driver_refuses_is_an_error(driver_of_the_test):
-    from cuda.bindings import driver
-
-    driver_of_the_test(lambda *_: (driver.CUresult.CUDA_ERROR_INVALID_VALUE,))
+    driver_of_the_test(lambda *_: 1)
     with pytest.raises(
         MachineError, match=r"a launch of \(5, 2, 1\) blocks of 2048 threads failed: CUDA_ERROR_INVALID_VALUE"
     ):
         a_kernel()((5, 2), 2048, Sizes(8, 0.5, 32))
 
 
+def test_a_thread_without_a_context_gets_one(driver_of_the_test, monkeypatch):
+    """The driver says once that there is no context. Then the device's is made current, and the launch is made."""
+    statuses, current = [201, 0, 201, 201], []
+    driver_of_the_test(lambda *_: statuses.pop(0))
+    device = SimpleNamespace(set_current=lambda: current.append(0))
+    monkeypatch.setattr("cuda.core.Device", lambda _: device)
+    monkeypatch.setattr(launch, "_torch_cuda", lambda: SimpleNamespace(current_device=lambda: 0))
+    a_kernel()(1, 32, ctypes.c_int32(1))
+    assert current == [0]
+    with pytest.raises(MachineError, match="CUDA_ERROR_INVALID_CONTEXT"):
+        a_kernel()(1, 32, ctypes.c_int32(1))
+    assert statuses == []
+
+
+def test_what_a_kernel_cannot_take_is_refused_before_a_launch(driver_of_the_test):
+    driver_of_the_test(lambda *_: pytest.fail("it is launched"))
+    with pytest.raises(ValueError, match=r"shape \(4,\) with strides \(2,\) isn't contiguous; pass `tensor.contiguous"):
+        a_kernel()(1, 32, tensor(64, contiguous=False))
+    with pytest.raises(ValueError, match="a grid of 6 blocks can't be cut into clusters of 4"):
+        a_kernel()((6, 2), 32, tensor(64), cluster=4)
+
+
 def test_launches_are_noted_for_the_thread_that_asks(driver_of_the_test):
-    driver_of_the_test(lambda *_: (0,))
+    driver_of_the_test(lambda *_: 0)
     kernel, size = a_kernel(), ctypes.c_uint8(3)
     kernel(1, 32, size)
     with launch.recorded() as outer:

@@ -13,7 +13,9 @@ import torch
 from harness import cuda
 from harness.cuda import launch, replay
 from harness.cuda.replay import Replay
+from harness.errors import MachineError
 from harness.model import KernelFacts
+from tests.cuda.drivers import driven_by
 
 
 class Pair(ctypes.Structure):
@@ -26,14 +28,16 @@ class Driver:
 
     kinds: dict[int, tuple[type, ...]]
     seen: list[tuple[object, ...]] = field(default_factory=list)
+    status: int = 0
 
-    def __call__(self, shape, function, arguments, _extra):
-        kinds = self.kinds[int(function)]
+    def __call__(self, shape, function, arguments):
+        kinds = self.kinds[function]
         addresses = (ctypes.c_uint64 * len(kinds)).from_address(arguments)
         read = [kind.from_address(at) for kind, at in zip(kinds, addresses, strict=True)]
         values = [(r.first, r.second, r.third) if isinstance(r, Pair) else r.value for r in read]
-        self.seen.append((int(function), shape.gridDimX, int(shape.hStream), *values))
-        return (0,)
+        (blocks, *_), stream = shape
+        self.seen.append((function, blocks, stream, *values))
+        return self.status
 
 
 WORD, INT, BYTE = ctypes.c_uint64, ctypes.c_int32, ctypes.c_uint8
@@ -44,15 +48,14 @@ STREAM = 96
 def driver(monkeypatch):
     """The driver of a test, with kernels 1 (two tensors, two numbers), 2 (tensors, a struct) and 3 (workspaces)."""
     made = Driver({1: (WORD, WORD, INT, BYTE), 2: (WORD, Pair, WORD), 3: (WORD, WORD, WORD, INT)})
-    for module in (launch, replay):
-        monkeypatch.setattr(module, "driver_launch", lambda: made)
+    driven_by(made, "Python", monkeypatch)
     monkeypatch.setattr(launch, "stream_handle", lambda: STREAM)
     return made
 
 
 def kernel(number: int) -> cuda.Kernel:
     made = object.__new__(cuda.Kernel)
-    made._function, made._shared, made.facts = launch.as_function(number), 0, KernelFacts("k", 0, 0, 0)
+    made._function, made._shared, made.facts = number, 0, KernelFacts("k", 0, 0, 0)
     return made
 
 
@@ -125,10 +128,9 @@ def test_a_view_of_a_whole_tensor_cannot_be_told_either(driver):
     assert Replay.of(lambda x: kernel(3)(1, 32, x, x.view(2, 4), x, ctypes.c_int32(1)), tensors(1)) is None
 
 
-def test_threads_have_arguments_of_their_own(driver):
+def test_threads_have_arguments_of_their_own(driver, monkeypatch):
     """While one thread is inside of the driver, another one makes the same launches."""
     made = Replay.of(lambda x, y: kernel(1)(1, 32, x, y, ctypes.c_int32(0), ctypes.c_uint8(0)), tensors(2))
-    outer = made._launch
     seen = []
 
     def launched(*arguments):
@@ -136,23 +138,19 @@ def test_threads_have_arguments_of_their_own(driver):
             other = threading.Thread(target=made, args=(STREAM, [3 * 64, 4 * 64]))
             other.start()
             other.join()
-        status = outer(*arguments)
+        driver(*arguments)
         seen.append(driver.seen[-1][3:5])
-        return status
+        return 0
 
-    made._launch = launched
+    driven_by(launched, "Python", monkeypatch)
     made(STREAM, [64, 2 * 64])
     assert seen == [(3 * 64, 4 * 64), (64, 2 * 64)]
 
 
 def test_a_launch_that_fails_names_its_size(driver):
-    from cuda.bindings import driver as bindings
-
     made = Replay.of(lambda x, y: kernel(1)(5, 32, x, y, ctypes.c_int32(0), ctypes.c_uint8(0)), tensors(2))
-    made._launch = lambda *_: (bindings.CUresult.CUDA_ERROR_LAUNCH_FAILED,)
-    with pytest.raises(
-        cuda.launch.MachineError, match=r"a launch of \(5, 1, 1\) blocks of 32 threads failed: CUDA_ERR"
-    ):
+    driver.status = 719
+    with pytest.raises(MachineError, match=r"a launch of \(5, 1, 1\) blocks of 32 threads failed: CUDA_ERROR_LAUNCH_F"):
         made(STREAM, [64, 128])
 
 
@@ -162,7 +160,7 @@ def test_streams_without_end_keep_no_more_than_some(driver, monkeypatch):
     for stream in (16, 32, 48, 16):
         made(stream, [64, 128])
     assert [row[2] for row in driver.seen[1:]] == [16, 32, 48, 16]
-    assert len(made._by_stream) <= 2
+    assert len(made._shapes) <= 2
 
 
 SOURCE = """

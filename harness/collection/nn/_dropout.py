@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from harness.collection.nn._kernels import Described, Kernels, allocator, like
-from harness.collection.nn._operators import Run, operator, without_autocast
+from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
 from harness.collection.ops.dropout._philox import GROUP, draws
@@ -114,18 +114,13 @@ def _bits(x: Tensor) -> Tensor:
     return allocator(x)(((x.numel() + 31) // 32,), (1,), torch.int32)
 
 
-def _drawing(run: Run) -> Run:
-    """The function `run`, which draws random numbers, but an error where it would have to draw some again."""
-
-    def call(*arguments: Any) -> Any:
-        if torch._C._current_graph_task_id() != _NO_BACKWARD:
-            raise RuntimeError(
-                "dropout of harness.nn is called inside of a backward, as torch.utils.checkpoint does; it would draw "
-                "another mask than in the forward. Don't checkpoint what has dropout, or use torch's dropout there"
-            )
-        return run(*arguments)
-
-    return call
+def _refuse_backward() -> None:
+    """Raise RuntimeError inside of a backward, where random numbers would have to be drawn again."""
+    if torch._C._current_graph_task_id() != _NO_BACKWARD:
+        raise RuntimeError(
+            "dropout of harness.nn is called inside of a backward, as torch.utils.checkpoint does; it would draw "
+            "another mask than in the forward. Don't checkpoint what has dropout, or use torch's dropout there"
+        )
 
 
 def _drawn(x: Tensor, call: Tensor, p: float, seed: int) -> Tensor:
@@ -239,22 +234,26 @@ def _bias_dropout_residual_backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 
 _RESULT = "Tensor call, float p, int seed) -> (Tensor, Tensor)"
-_dropout = operator("dropout", f"(Tensor x, {_RESULT}", _drawing(_dropout_run), _fake, _saves, _dropout_backward)
+_dropout = operator(
+    "dropout", f"(Tensor x, {_RESULT}", _dropout_run, _fake, _saves, _dropout_backward, check=_refuse_backward
+)
 _dropout_add = operator(
     "dropout_add",
     f"(Tensor x, Tensor residual, {_RESULT}",
-    _drawing(_dropout_add_run),
+    _dropout_add_run,
     _fake,
     _saves,
     _dropout_add_backward,
+    check=_refuse_backward,
 )
 _bias_dropout_residual = operator(
     "bias_dropout_residual",
     f"(Tensor x, Tensor bias, Tensor residual, {_RESULT}",
-    _drawing(_bias_dropout_residual_run),
+    _bias_dropout_residual_run,
     _fake,
     _saves,
     _bias_dropout_residual_backward,
+    check=_refuse_backward,
 )
 _dropout_grad = operator(
     "dropout_grad", "(Tensor dy, Tensor bits, float p) -> Tensor", _dropout_grad_run, lambda dy, *_: like(dy)

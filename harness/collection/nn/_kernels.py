@@ -8,12 +8,13 @@ from torch's allocator at each call, as the memory of all temporary tensors does
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial, reduce
 from operator import or_
 from pathlib import Path
+from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -125,14 +126,14 @@ class KernelLaunch:
     def __init__(self, wanted: KernelCall) -> None:
         self.wanted = wanted
         self._op = wanted.op
-        self._device = -1 if wanted.device.index is None else wanted.device.index
-        self._devices = {self._device}
+        self.device = -1 if wanted.device.index is None else wanted.device.index
+        self._devices = {self.device}
         self._replays: dict[Any, Replay | None] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launch it."""
-        if _DEVICE() != self._device:
-            with torch.cuda.device(self._device):
+        if _DEVICE() != self.device:
+            with torch.cuda.device(self.device):
                 return self._launch(tensors)
         return self._launch(tensors)
 
@@ -145,12 +146,14 @@ class KernelLaunch:
         replay = self._replays.get(key)
         LAUNCHED[self._op] += 1
         if replay is None:
-            self._replays[key] = Replay.of(self._run, [_as_it_lies(tensor) for tensor in tensors])
+            replay = self._replays[key] = Replay.of(self._run, [_as_it_lies(tensor) for tensor in tensors])
         elif replay.workspace:
             space = allocator(tensors[0])((replay.workspace,), (1,), torch.uint8)
-            replay(_STREAM(self._device), addresses, space.data_ptr())
+            replay(_STREAM(self.device) or cuda.LEGACY_STREAM, addresses, space.data_ptr())
         else:
-            replay(_STREAM(self._device), addresses)
+            replay(_STREAM(self.device) or cuda.LEGACY_STREAM, addresses)
+        if _NOTES and (notes := _NOTES.get(get_ident())) is not None:
+            notes.append((self, None if key else replay, tensors))
 
     def _run(self, *tensors: Tensor) -> None:
         """Prepare the variant, and launch it. Memory that it takes goes back with its end."""
@@ -175,6 +178,23 @@ def _on_another(wanted: KernelCall, tensors: tuple[Tensor, ...]) -> RuntimeError
         if tensor.device != wanted.device
     )
     return RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there")
+
+
+_NOTES: dict[int, list[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]] = {}
+"""The launches of each thread that notes them, by the thread's number."""
+
+
+@contextmanager
+def noted() -> Iterator[list[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]]:
+    """The launches that this thread makes inside, each with what repeats it and its tensors.
+
+    None repeats a launch of tensors that don't begin on 16 bytes, or what no replay can repeat.
+    """
+    notes = _NOTES[get_ident()] = []
+    try:
+        yield notes
+    finally:
+        del _NOTES[get_ident()]
 
 
 class Kernels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from harness.collection.nn import _dropout, _pieces, _unscale
 from harness.collection.nn._kernels import Kernels
+from harness.collection.nn._memo import Memo
 from harness.cuda import workspaces
 
 
@@ -16,6 +17,8 @@ def forget() -> None:
     workspaces.forget()
     for kernels in Kernels.every:
         kernels.forget()
+    for memo in Memo.every:
+        memo.forget()
     _unscale._table.cache_clear()
     _unscale._layout.cache_clear()
     _pieces._CAPTURED.clear()

@@ -9,6 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from harness.collection.nn._memo import Memo
+
 P = ParamSpec("P")
 T = TypeVar("T")
 Run = Callable[..., Any]
@@ -24,9 +26,19 @@ _tracing = torch._C._is_tracing
 
 
 def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
-    name: str, schema: str, run: Run, fake: Run, saves: Saves | None = None, backward: Run | None = None
+    name: str,
+    schema: str,
+    run: Run,
+    fake: Run,
+    saves: Saves | None = None,
+    backward: Run | None = None,
+    *,
+    check: Callable[[], None] | None = None,
 ) -> Run:
     """The operator harness::<name>, which a compiler takes as it is. run: what it does. fake: makes empty outputs.
+
+    A call may do what an earlier call of `run` did with other tensors, without `run`. check: what is to be called
+    before each call; it may raise an error.
 
     backward: with what `saves` kept, the gradients of the inputs for the first output's; without both of them it has
     none. A call of it with plain tensors, outside of a compiler, goes straight to `run`: on its way through torch's
@@ -34,6 +46,7 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
 
     What is made here gives the first output alone where the operator has a backward, all of them where it has none.
     """
+    run = quick(run, check)
     opaque = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
     opaque.register_fake(fake)
     if saves is None or backward is None:
@@ -48,6 +61,18 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
             return straight(*arguments)
         made = opaque(*arguments)
         return made[0] if backward is not None and isinstance(made, tuple) else made
+
+    return call
+
+
+def quick(run: Run, check: Callable[[], None] | None = None) -> Run:
+    """The function `run`, by the launcher in C where that has learnt what it does, after `check`."""
+    memo = Memo(run)
+
+    def call(*arguments: Any) -> Any:
+        if check is not None:
+            check()
+        return memo.call(*arguments)
 
     return call
 

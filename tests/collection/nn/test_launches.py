@@ -17,9 +17,10 @@ import pytest
 import torch
 
 from harness import cuda, nn
-from harness.collection.nn import _kernels
-from harness.cuda import launch, replay
+from harness.collection.nn import _kernels, _memo
+from harness.cuda import launch
 from harness.model import KernelFacts
+from tests.cuda.drivers import driven_by
 
 HALF, FLOAT = torch.float16, torch.float32
 
@@ -42,27 +43,29 @@ class Loaded(cuda.Kernel):
     def __init__(self, *what: Any) -> None:
         if what not in self.every:
             self.every.append(what)
-        self._function, self._shared = launch.as_function(self.every.index(what)), 2**30
+        self._function, self._shared = self.every.index(what) + 1, 2**30
         self.facts = KernelFacts(what[1], 0, 0, 0)
 
     def resident_clusters(self, *_: Any) -> int:
         return 1
 
 
-@pytest.fixture
-def driver(tools, monkeypatch) -> list[tuple[Any, ...]]:
-    """What the driver was asked to launch: the kernel, the grid, the stream, and the first words of arguments."""
+@pytest.fixture(params=["Python", "C"])
+def driver(request, tools, monkeypatch) -> list[tuple[Any, ...]]:
+    """What the driver was asked to launch: the kernel, the grid, the stream, and the first words of arguments.
+
+    Launches are made in each of the two ways.
+    """
     seen: list[tuple[Any, ...]] = []
     sizes: dict[int, int] = {}
 
-    def launched(shape, function, arguments, _extra):
+    def launched(shape, function, arguments):
         count = sizes[int(function)]
         words = (ctypes.c_uint64 * count).from_address(arguments)
         values = [ctypes.c_uint32.from_address(at).value for at in words]
         pointers = [ctypes.c_uint64.from_address(at).value for at in words]
-        grid = shape.gridDimX, shape.gridDimY, shape.blockDimX, shape.sharedMemBytes
-        seen.append((int(function), grid, int(shape.hStream), values, pointers))
-        return (0,)
+        seen.append((int(function), *shape, values, pointers))
+        return 0
 
     class Counted(Loaded):
         def __call__(self, grid, block, *arguments, **options):
@@ -70,8 +73,7 @@ def driver(tools, monkeypatch) -> list[tuple[Any, ...]]:
             super().__call__(grid, block, *arguments, **options)
 
     tools.pretend_gpu(monkeypatch, lambda file, entry, macros: Counted(file.name, entry, *sorted(macros.items())))
-    for module in (launch, replay):
-        monkeypatch.setattr(module, "driver_launch", lambda: launched)
+    driven_by(launched, request.param, monkeypatch)
     monkeypatch.setattr(launch, "stream_handle", lambda: 64)
     monkeypatch.setattr(_kernels, "_STREAM", lambda _: 64)
     monkeypatch.setattr(_kernels, "_DEVICE", lambda: -1)
@@ -88,6 +90,10 @@ def driver(tools, monkeypatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(_kernels, "_EMPTY", keeping(torch._C._dynamo.guards._empty_strided_cpu))
     monkeypatch.setattr(torch, "empty", keeping(torch.empty))
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for memo in _memo.Memo.every:
+        monkeypatch.setattr(memo, "_known", {})
+        monkeypatch.setattr(memo, "call", memo._first)
     for kernels in _kernels.Kernels.every:
         monkeypatch.setattr(kernels, "_known", {})
     return seen
@@ -147,7 +153,7 @@ def trained(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_the_second_call_launches_the_same_for_its_own_tensors(name, driver, monkeypatch):
+def test_the_second_call_launches_the_same_for_its_own_tensors(name, driver, request):
     function, make = FUNCTIONS[name]
     first = trained(function, make())
     launches = [*driver]
@@ -158,6 +164,9 @@ def test_the_second_call_launches_the_same_for_its_own_tensors(name, driver, mon
         patch.setattr(_kernels.KernelCall, "context", lambda _: pytest.fail("a launch is planned anew"))
         second = trained(function, make())
     again = [*driver]
+    learnt = [plan for memo in _memo.Memo.every for plan in memo._known.values()]
+    assert bool(learnt) == (request.node.callspec.params["driver"] == "C")
+    assert all(learnt)
     assert [(number, grid, stream) for number, grid, stream, *_ in again] == [
         (number, grid, stream) for number, grid, stream, *_ in launches
     ]

@@ -95,7 +95,9 @@ def test_windows(tools, dtype, shape, window, shift):
     def ours(x):
         return nn.window_reverse(nn.window_partition(x, window, shift) * 2, height, width, window, shift)
 
-    with tools.launches(window_partition=2, window_reverse=2):
+    # A window as large as the image is a copy, which torch makes.
+    once = int((height, width, shift) != (window, window, 0))
+    with tools.launches(**{op: 2 for op in ("window_partition", "window_reverse") if once}):
         tools.compared(dtype, ours, lambda x: x * 2, shape, device="cuda")
     x, weight, bias = (normal(*size, dtype=dtype) for size in (shape, (channels,), (channels,)))
     assert torch.equal(nn.window_partition(x, window, shift), swin.window_partition(x, window, shift))
@@ -103,7 +105,7 @@ def test_windows(tools, dtype, shape, window, shift):
         y = nn.norm_partition(x, weight, bias, window, shift)
     exact = functional.layer_norm(x.double(), (channels,), weight.double(), bias.double())
     tools.assert_close([y], [swin.window_partition(exact, window, shift)], tools.tolerance[dtype])
-    with tools.launches(layer_norm=1, window_partition=1):
+    with tools.launches(layer_norm=1, **({"window_partition": 1} if once else {})):
         assert nn.norm_partition(x, weight, bias, window, shift).requires_grad
 
 

@@ -7,6 +7,7 @@ write them into the table, so that no copy from the host is needed.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import torch
@@ -85,7 +86,7 @@ class PieceTable:
             bases.zero_()
             torch._foreach_add_([*bases.unbind()], addresses)
         else:
-            bases.copy_(torch.tensor(addresses), non_blocking=True)
+            bases.copy_(torch.frombuffer(array("q", addresses), dtype=torch.int64), non_blocking=True)
         places = layout.places(tensors[0].element_size())
         torch.add(bases.index_select(0, layout.owner), places, out=self.rows[: layout.pieces, column])
 
@@ -108,6 +109,8 @@ def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
 
 
 def _check(tensors: Sequence[Tensor], addresses: Sequence[int], device: torch.device) -> None:
+    if {*map(Tensor.get_device, tensors)} == {device.index if device.type == "cuda" else -1} and all(addresses):
+        return
     for tensor, address in zip(tensors, addresses, strict=True):
         if tensor.device != device:
             raise RuntimeError(f"a tensor of a list lies on {tensor.device}, other tensors on {device}; move it there")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
-from operator import attrgetter
+from functools import lru_cache, reduce
+from operator import attrgetter, or_
 
 import torch
 from torch import Tensor
@@ -78,10 +78,16 @@ def is_dense(tensor: Tensor) -> bool:
     return bool(tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=last)))
 
 
+def are_dense(tensors: Sequence[Tensor]) -> bool:
+    """Whether each of the tensors is dense."""
+    return all(map(_is_contiguous, tensors)) or all(map(is_dense, tensors))
+
+
 def _by_kernel(grads: list[Tensor], inv_scale: Tensor, found_inf: Tensor) -> None:
     first, size = grads[0], grads[0].element_size()
     addresses = addresses_of(grads)
-    before = tuple([address % PACK_BYTES // size for address in addresses])
+    begins = reduce(or_, addresses) % PACK_BYTES
+    before = tuple([address % PACK_BYTES // size for address in addresses]) if begins else (0,) * len(grads)
     counts = tuple(map(_numel, grads))
     macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[type_of(first)], "PACKS": unscale.PACKS}
     with on(first.device):

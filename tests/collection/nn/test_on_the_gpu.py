@@ -167,7 +167,8 @@ def test_nothing_is_copied_for_gradients_of_attention():
     dout, qkv = (normal(2048, 49, size, dtype=torch.float16).detach() for size in (96, 288))
     bias = normal(3, 49, 49, dtype=torch.float16).detach()
     peak = peak_of(lambda: _attention._attention_grad_run(dout, qkv, bias, None))
-    assert peak <= qkv.nbytes + 2**21
+    # Besides, each block has sums of the gradient of the bias in float32.
+    assert peak <= qkv.nbytes + 2**23
 
 
 @pytest.mark.large

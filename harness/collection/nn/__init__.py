@@ -12,9 +12,12 @@ break. It launches our kernel `tuned` for the tensor's type and sizes; torch doe
 float32 where kernels take halves, and everything on a CPU. Second derivatives aren't there, but for the windows.
 
 A CUDA graph may capture all of them, once they have been called with the same sizes outside of it: kernels are compiled
-and loaded then. Memory that kernels of several steps need belongs to the stream of a call, so streams don't disturb
-each other; but two threads shouldn't use one stream. Graphs that torch.compile makes by itself (the modes
-`reduce-overhead` and `max-autotune`) aren't supported: that memory would lie where they put theirs.
+and loaded then. Memory that kernels need besides comes from torch's allocator at each call, so streams and threads
+don't disturb each other, and graphs that torch.compile makes by itself (the modes `reduce-overhead` and `max-autotune`)
+have it in their pools.
+
+Where a C compiler is installed, a call costs the host about as much as torch's (scripts/host_cost.py measures it): the
+first call notes its launches, and a small launcher in C, which is compiled then, makes them again.
 """
 
 from harness.collection.nn._adamw import AdamW

@@ -7,6 +7,7 @@ from torch's allocator at each call, as the memory of all temporary tensors does
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -24,12 +25,14 @@ from harness import cuda
 from harness.collection.ops.attention import window_attention, window_attention_grad, window_attention_packed
 from harness.collection.ops.batch_norm import bn_add_relu, bn_add_relu_grad
 from harness.collection.ops.dropout import bias_dropout_residual, dropout, dropout_add, dropout_grad
+from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, blocks
 from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
 from harness.collection.ops.lists import adamw, unscale
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
 from harness.cuda.replay import Replay
 from harness.model import Case, Value
 from harness.ops import Context, Op, Tensors
+from harness.paths import data
 
 _MODULES = (
     *(window_attention, window_attention_grad, window_attention_packed, bn_add_relu, bn_add_relu_grad),
@@ -120,12 +123,13 @@ class Described:
 class KernelLaunch:
     """Launches the kernel of a call. It takes the op's tensors, inputs first, as the op declares them.
 
+    Up to two vectors that are read, and up to two that are written, may be in float32 where the op has halves.
     Raises RuntimeError for tensors that lie on several devices.
     """
 
     def __init__(self, wanted: KernelCall) -> None:
         self.wanted = wanted
-        self._op = wanted.op
+        self._op, self._dtype = wanted.op, wanted.dtype
         self.device = -1 if wanted.device.index is None else wanted.device.index
         self._devices = {self.device}
         self._replays: dict[Any, Replay | None] = {}
@@ -157,11 +161,27 @@ class KernelLaunch:
 
     def _run(self, *tensors: Tensor) -> None:
         """Prepare the variant, and launch it. Memory that it takes goes back with its end."""
-        op = OPS[self._op]
-        inputs, outputs = op.tensors(op.variants["tuned"])
-        names = [tensor.name for tensor in (*inputs, *outputs)]
-        launch = op.variants["tuned"].prepare(self.wanted.context())
-        launch(Tensors(**dict(zip(names, tensors, strict=True))))
+        variant = OPS[self._op].variants["tuned"]
+        inputs, outputs = OPS[self._op].tensors(variant)
+        given = dict(zip([tensor.name for tensor in (*inputs, *outputs)], tensors, strict=True))
+        launch = variant.prepare(self.wanted.context())
+        read, written = (
+            [tensor.name for tensor in declared if tensor.dtype == "case" and given[tensor.name].dtype != self._dtype]
+            for declared in (inputs, outputs)
+        )
+        narrow = {name: torch.empty_like(given[name], dtype=self._dtype) for name in (*read, *written)}
+        self._convert("round_vectors", [(given[name], narrow[name]) for name in read])
+        launch(Tensors(**given | narrow))
+        self._convert("widen_vectors", [(narrow[name], given[name]) for name in written])
+
+    def _convert(self, entry: str, pairs: list[tuple[Tensor, Tensor]]) -> None:
+        """Convert up to two vectors of one size, from the first to the second of each pair."""
+        if not pairs:
+            return
+        macros: dict[str, str | int] = {"SCALAR": CUDA_TYPE[self.wanted.case.dtype]}
+        kernel, count = cuda.load(data("kernels") / "rows" / "vectors.cu", entry, macros), pairs[0][0].numel()
+        sources, targets = zip(*pairs, *[(None, None)] * (2 - len(pairs)), strict=True)
+        kernel(blocks(count), BLOCK, *sources, *targets, ctypes.c_uint32(count))
 
 
 def _as_it_lies(tensor: Tensor) -> Tensor:

@@ -29,9 +29,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float = EPS) -> Ten
     dtype, must = x.dtype, x.shape[-1:]
     if weight.shape != must or bias.shape != must or not dtype.is_floating_point or not must:
         raise _misfit(x, weight=weight, bias=bias)
-    # To ask for the type that a tensor has takes torch as long as all of this.
-    weight = weight if weight.dtype == dtype else weight.to(dtype)
-    return _layer_norm(x, weight, bias if bias.dtype == dtype else bias.to(dtype), eps)
+    if (weight.dtype != dtype or bias.dtype != dtype) and not _rounded_by_kernel(x, weight, bias):
+        weight, bias = weight.to(dtype), bias.to(dtype)
+    return _layer_norm(x, weight, bias, eps)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -42,7 +42,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
     dtype, must = x.dtype, x.shape[-1:]
     if weight.shape != must or not dtype.is_floating_point or not must:
         raise _misfit(x, weight=weight)
-    return _rms_norm(x, weight if weight.dtype == dtype else weight.to(dtype), eps)
+    if weight.dtype != dtype and not _rounded_by_kernel(x, weight):
+        weight = weight.to(dtype)
+    return _rms_norm(x, weight, eps)
 
 
 def softmax(x: Tensor, dim: int = -1) -> Tensor:
@@ -53,6 +55,12 @@ def softmax(x: Tensor, dim: int = -1) -> Tensor:
     if (dim != -1 and dim != x.ndim - 1) or not x.dtype.is_floating_point or not x.ndim:
         return torch.softmax(x, dim)
     return _softmax(x)
+
+
+def _rounded_by_kernel(x: Tensor, *vectors: Tensor) -> bool:
+    """Whether vectors may stay in float32, though x is in halves: a kernel rounds them. A compiler does it better."""
+    halves = x.dtype in (torch.float16, torch.bfloat16) and all(vector.dtype == torch.float32 for vector in vectors)
+    return halves and x.is_cuda and not torch.compiler.is_compiling()
 
 
 def _misfit(x: Tensor, **vectors: Tensor) -> ValueError:
@@ -78,13 +86,17 @@ def with_epsilon(call: Described, eps: float) -> Described:
 
 
 def norm_kernel(kernels: Kernels, x: Tensor, eps: float, *options: Any) -> KernelLaunch | None:
-    """The kernel of a norm with this epsilon; None if there is none. options: what the kernels want after eps."""
+    """The kernel of a norm with this epsilon; None if there is none. options: what decides besides x and eps."""
     least, most = _EPSILONS
     return kernels(x, eps, *options) if least <= eps <= most else None
 
 
 def _norms(op: str) -> Kernels:
-    return Kernels(op, lambda x, eps: with_epsilon(matrix(x), eps))
+    return Kernels(op, lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
+
+
+def _grads(op: str) -> Kernels:
+    return Kernels(op, lambda x, _type_of_vectors: matrix(x))
 
 
 def _outputs(x: Tensor, statistics: int) -> list[Tensor]:
@@ -102,13 +114,13 @@ def _wide(x: Tensor) -> Tensor:
 # ---- LayerNorm.
 
 
-_layer_norms, _layer_norm_grads = _norms("layer_norm"), Kernels("layer_norm_grad", matrix)
+_layer_norms, _layer_norm_grads = _norms("layer_norm"), _grads("layer_norm_grad")
 
 
 def _layer_norm_run(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    launch = norm_kernel(_layer_norms, x, eps)
+    launch = norm_kernel(_layer_norms, x, eps, weight.dtype)
     if launch is None:
-        return _layer_norm_by_torch(x, weight, bias, eps)
+        return _layer_norm_by_torch(x, weight.to(x.dtype), bias.to(x.dtype), eps)
     x = x.contiguous()
     y, mean, rstd = _outputs(x, 2)
     launch(x, weight.contiguous(), bias.contiguous(), y, mean, rstd)
@@ -129,7 +141,7 @@ def _layer_norm_fake(x: Tensor, _weight: Tensor, _bias: Tensor, _eps: float) -> 
 def _layer_norm_grad_run(
     dy: Tensor, x: Tensor, weight: Tensor, mean: Tensor, rstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    launch = _layer_norm_grads(x)
+    launch = _layer_norm_grads(x, weight.dtype)
     if launch is None:
         return _layer_norm_grad_by_torch(dy, x, weight, mean, rstd)
     x, weight = x.contiguous(), weight.contiguous()
@@ -144,11 +156,12 @@ def _layer_norm_grad_by_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows = (*x.shape[:-1], 1)
     wide, mean, rstd = _wide(dy), mean.view(rows), rstd.view(rows)
-    xhat, g = (_wide(x) - mean) * rstd, wide * _wide(weight)
+    xhat, g = (_wide(x) - mean) * rstd, wide * _wide(weight.to(x.dtype))
     dx = rstd * (g - g.mean(-1, keepdim=True) - xhat * (g * xhat).mean(-1, keepdim=True))
     over = tuple(range(x.ndim - 1))
     sums = _sum(wide * xhat, over), _sum(wide, over)
-    return dx.to(x.dtype).contiguous(), sums[0].to(x.dtype), sums[1].to(x.dtype)
+    dgamma, dbeta = (one.to(x.dtype).to(weight.dtype) for one in sums)
+    return dx.to(x.dtype).contiguous(), dgamma, dbeta
 
 
 def _sum(x: Tensor, over: tuple[int, ...]) -> Tensor:
@@ -191,13 +204,13 @@ _layer_norm_grad = operator(
 # ---- RMSNorm.
 
 
-_rms_norms, _rms_norm_grads = _norms("rms_norm"), Kernels("rms_norm_grad", matrix)
+_rms_norms, _rms_norm_grads = _norms("rms_norm"), _grads("rms_norm_grad")
 
 
 def _rms_norm_run(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    launch = norm_kernel(_rms_norms, x, eps)
+    launch = norm_kernel(_rms_norms, x, eps, weight.dtype)
     if launch is None:
-        return _rms_norm_by_torch(x, weight, eps)
+        return _rms_norm_by_torch(x, weight.to(x.dtype), eps)
     x = x.contiguous()
     y, rstd = _outputs(x, 1)
     launch(x, weight.contiguous(), y, rstd)
@@ -217,7 +230,7 @@ def _rms_norm_fake(x: Tensor, _weight: Tensor, _eps: float) -> tuple[Tensor, Ten
 
 
 def _rms_norm_grad_run(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    launch = _rms_norm_grads(x)
+    launch = _rms_norm_grads(x, weight.dtype)
     if launch is None:
         return _rms_norm_grad_by_torch(dy, x, weight, rstd)
     x, weight = x.contiguous(), weight.contiguous()
@@ -229,9 +242,10 @@ def _rms_norm_grad_run(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> t
 @without_autocast
 def _rms_norm_grad_by_torch(dy: Tensor, x: Tensor, weight: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     wide, of_row = _wide(dy), rstd.view(*x.shape[:-1], 1)
-    xhat, g = _wide(x) * of_row, wide * _wide(weight)
+    xhat, g = _wide(x) * of_row, wide * _wide(weight.to(x.dtype))
     dx = of_row * (g - xhat * (g * xhat).mean(-1, keepdim=True))
-    return dx.to(x.dtype).contiguous(), _sum(wide * xhat, tuple(range(x.ndim - 1))).to(x.dtype)
+    dgamma = _sum(wide * xhat, tuple(range(x.ndim - 1)))
+    return dx.to(x.dtype).contiguous(), dgamma.to(x.dtype).to(weight.dtype)
 
 
 def _rms_norm_grad_fake(_dy: Tensor, x: Tensor, weight: Tensor, _rstd: Tensor) -> tuple[Tensor, Tensor]:

@@ -122,6 +122,8 @@ FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[torch.
     "layer_norm of long rows": (nn.layer_norm, lambda: rows((200, 40000), (40000,), (40000,), dtype=HALF)),
     "rms_norm": (nn.rms_norm, lambda: rows((12, 80), (80,))),
     "rms_norm of odd rows": (nn.rms_norm, lambda: rows((300, 77), (77,))),
+    "layer_norm of parameters": (nn.layer_norm, lambda: [*rows((12, 64), dtype=HALF), *rows((64,), (64,))]),
+    "rms_norm of parameters": (nn.rms_norm, lambda: [*rows((12, 96), dtype=HALF), *rows((96,))]),
     "softmax": (nn.softmax, lambda: rows((2, 5, 96))),
     "dropout": (lambda x: nn.dropout(x, 0.25), lambda: rows((3, 100))),
     "dropout_add": (lambda x, r: nn.dropout_add(x, r, 0.25), lambda: rows((3, 100), (3, 100))),

@@ -1,0 +1,161 @@
+"""What the launcher in C does on a GPU is what Python does, bit by bit; and graphs that torch.compile makes by itself."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import torch
+from torch.nn import functional
+
+from harness import nn
+from harness.collection.nn import _kernels, _memo
+from harness.cuda import native
+from tests.collection.nn import test_launches
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def on_the_gpu(monkeypatch):
+    """Running statistics and masks of the functions lie on the GPU, and nothing is known of earlier calls."""
+    for name in ("RUNNING", "MASKS"):
+        kept = getattr(test_launches, name)
+        there = tuple(one.cuda() for one in kept) if isinstance(kept, tuple) else kept.cuda()
+        monkeypatch.setattr(test_launches, name, there)
+    for memo in _memo.Memo.every:
+        monkeypatch.setattr(memo, "_known", {})
+        monkeypatch.setattr(memo, "call", memo._first)
+
+
+def plans() -> list[object]:
+    return [plan for memo in _memo.Memo.every for plan in memo._known.values()]
+
+
+def trained(name: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The output and the gradients of a call, with random numbers that begin anew."""
+    nn.manual_seed(3)
+    own = [one.detach().clone(memory_format=torch.preserve_format).requires_grad_() for one in inputs]
+    y = test_launches.FUNCTIONS[name][0](*own)
+    slope = torch.arange(y.numel(), device="cuda").remainder(7).sub(3).to(y.dtype).view(y.shape)
+    return [y.detach(), *torch.autograd.grad(y, own, slope)]
+
+
+@pytest.mark.parametrize("name", test_launches.FUNCTIONS)
+@pytest.mark.usefixtures("on_the_gpu")
+def test_the_launcher_in_c_does_what_python_does(name, monkeypatch):
+    assert native.launcher() is not None, "no C compiler"
+    first, second = ([one.detach().cuda() for one in test_launches.FUNCTIONS[name][1]()] for _ in range(2))
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "launcher", lambda: None)
+        wanted = [trained(name, inputs) for inputs in (first, second)]
+        assert not plans()
+    for memo in _memo.Memo.every:
+        memo.call = memo._first
+    made = [trained(name, inputs) for inputs in (first, second, first)]
+    assert plans()
+    assert all(plans())
+    for given, expected in zip(made, (*wanted, wanted[0]), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(given, expected, strict=True))
+
+
+@pytest.mark.usefixtures("on_the_gpu")
+def test_calls_on_other_streams_and_in_threads(tools):
+    x = torch.randn(64, 1000, device="cuda")
+    wanted = torch.softmax(x, -1)
+    got = {}
+
+    def call(name: str) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            ours = x.clone()
+            for _ in range(20):
+                y = nn.softmax(ours)
+            torch.cuda.current_stream().synchronize()
+        got[name] = y
+
+    call("here")
+    threads = [threading.Thread(target=call, args=(str(number),)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(got) == 9
+    tools.assert_close([*got.values()], [wanted] * 9, 1e-5)
+
+
+@pytest.mark.usefixtures("on_the_gpu")
+def test_addresses_that_begin_inside_of_a_pack(tools):
+    room = torch.randn(4097, device="cuda")
+    for offset in (0, 1, 0, 1, 2):
+        x = room[offset : offset + 4080].view(-1, 40)
+        tools.assert_close([nn.softmax(x)], [torch.softmax(x, -1)], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("columns", [8, 77, 768, 40000])
+def test_parameters_in_float32_are_rounded_to_the_type_of_x(dtype, columns):
+    x, dy = (torch.randn(300, columns, device="cuda").to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(columns, device="cuda", requires_grad=True) for _ in range(2))
+    for vectors, function in (((weight, bias), nn.layer_norm), ((weight,), nn.rms_norm)):
+        ours, theirs = (x.clone().requires_grad_() for _ in range(2))
+        y, wanted = function(ours, *vectors), function(theirs, *(vector.to(dtype) for vector in vectors))
+        assert torch.equal(y, wanted)
+        made = torch.autograd.grad(y, [ours, *vectors], dy)
+        expected = torch.autograd.grad(wanted, [theirs, *vectors], dy)
+        assert [one.dtype for one in made] == [dtype, *[torch.float32] * len(vectors)]
+        assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
+
+
+def test_a_tensor_on_the_cpu_is_refused():
+    x, weight = torch.randn(4, 64, device="cuda"), torch.randn(64)
+    with pytest.raises(RuntimeError, match="layer_norm: gamma lies on cpu, other tensors on cuda:0; move it there"):
+        nn.layer_norm(x, weight, weight)
+
+
+class Block(torch.nn.Module):
+    """Norms, attention within windows, and what lies between them."""
+
+    def __init__(self, ours: bool) -> None:
+        super().__init__()
+        self.norm, self.out = torch.nn.LayerNorm(64), torch.nn.LayerNorm(64)
+        self.qkv, self.product = torch.nn.Linear(64, 192), torch.nn.Linear(64, 64)
+        self.bias = torch.nn.Parameter(torch.randn(2, 16, 16))
+        self.ours = ours
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        layer_norm = nn.layer_norm if self.ours else lambda x, w, b: functional.layer_norm(x, (64,), w, b)
+        y = self.qkv(layer_norm(x, self.norm.weight, self.norm.bias))
+        if self.ours:
+            y = nn.window_attention(y, self.bias)
+        else:
+            q, k, v = y.view(-1, 16, 3, 2, 32).permute(2, 0, 3, 1, 4)
+            y = functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias).transpose(1, 2).flatten(2)
+        return layer_norm(x + self.product(y), self.out.weight, self.out.bias)
+
+
+def after_steps(model: torch.nn.Module, batches: list[torch.Tensor]) -> list[torch.Tensor]:
+    losses = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for batch in batches:
+        loss = model(batch).float().square().mul(torch.arange(64, device="cuda")).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    return [*losses, *[param.detach() for param in model.parameters()]]
+
+
+@pytest.mark.timeout(300)
+def test_graphs_that_torch_compile_makes(tools):
+    """Steps in the mode reduce-overhead: the first ones warm up and capture, the next ones replay."""
+    torch.manual_seed(0)
+    plain = Block(ours=False).cuda().half()
+    ours = Block(ours=True).cuda().half()
+    ours.load_state_dict(copy.deepcopy(plain.state_dict()))
+    batches = [torch.randn(32, 16, 64, device="cuda").half() for _ in range(8)]
+    before = sum(_kernels.LAUNCHED.values())
+    made = after_steps(torch.compile(ours, mode="reduce-overhead"), batches)
+    captured = sum(_kernels.LAUNCHED.values()) - before
+    assert 0 < captured < 5 * len(batches), "the last steps weren't replays"
+    tools.assert_close(made, after_steps(plain, batches), 2e-2)

@@ -195,12 +195,23 @@ static int step_of(PyObject *made, Step *step) {
   return numbers(words, NULL, step->words, MOST_ARGUMENTS, &step->count);
 }
 
-/* Plan(name, outputs, single, workspace, device, sources, offsets, words, steps) */
+/* Whether each number says which word or which tensor there is. */
+static int within(const short *places, int count, Py_ssize_t most) {
+  for (int i = 0; i < count; ++i)
+    if (places[i] >= most) {
+      PyErr_SetString(PyExc_ValueError, "there is no such word or tensor");
+      return 0;
+    }
+  return 1;
+}
+
+/* Plan(name, arguments, outputs, single, workspace, device, sources, offsets, words, steps): arguments is how many the
+ * function has, outputs is a tuple of (shape, strides, dtype). */
 static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *options) {
   PyObject *name, *outputs, *workspace, *device, *sources, *offsets, *words, *steps;
-  int single;
-  if (!PyArg_ParseTuple(args, "OO!pOOOOOO!", &name, &PyTuple_Type, &outputs, &single, &workspace, &device, &sources,
-                        &offsets, &words, &PyList_Type, &steps))
+  int single, arguments;
+  if (!PyArg_ParseTuple(args, "OiO!pOOOOOO!", &name, &arguments, &PyTuple_Type, &outputs, &single, &workspace, &device,
+                        &sources, &offsets, &words, &PyList_Type, &steps))
     return NULL;
   Plan *self = (Plan *)type->tp_alloc(type, 0);
   if (!self) return NULL;
@@ -214,7 +225,10 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *options)
   int wrong = !self->steps || numbers(sources, NULL, self->sources, MOST_TENSORS, &self->source_count) ||
               numbers(offsets, self->offsets, NULL, MOST_TENSORS, &self->offset_count) ||
               numbers(words, self->words, NULL, MOST_WORDS, &self->word_count);
-  for (int i = 0; !wrong && i < self->step_count; ++i) wrong = step_of(PyList_GET_ITEM(steps, i), &self->steps[i]);
+  for (int i = 0; !wrong && i < self->step_count; ++i)
+    wrong = step_of(PyList_GET_ITEM(steps, i), &self->steps[i]) ||
+            !within(self->steps[i].words, self->steps[i].count, self->word_count);
+  wrong = wrong || !within(self->sources, self->source_count, arguments + PyTuple_GET_SIZE(outputs));
   if (!wrong && self->word_count < self->source_count + self->offset_count) {
     PyErr_SetString(PyExc_ValueError, "there are fewer words than addresses");
     wrong = 1;

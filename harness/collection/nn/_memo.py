@@ -80,6 +80,7 @@ def _plan(launches: Sequence[tuple[KernelLaunch, Replay | None, Sequence[Tensor]
     try:
         return launcher.Plan(
             launch.wanted.op,
+            len(given),
             tuple((tuple(output.shape), output.stride(), output.dtype) for output in outputs),
             not isinstance(made, tuple),
             ((replay.workspace,), (1,), torch.uint8) if replay.workspace else None,

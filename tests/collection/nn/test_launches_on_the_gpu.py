@@ -1,4 +1,4 @@
-"""What the launcher in C does on a GPU is what Python does, bit by bit; and graphs that torch.compile makes by itself."""
+"""The launcher in C does on a GPU what Python does, bit by bit; and torch.compile makes graphs with our operators."""
 
 from __future__ import annotations
 

@@ -1,0 +1,133 @@
+"""The launcher in C: it is built once, kept, and done without where it can't be built."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import sysconfig
+
+import pytest
+
+from harness.cuda import launch, native
+from harness.errors import MachineError
+from tests.cuda.drivers import driven_by
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    return tmp_path / "native"
+
+
+def test_it_is_compiled_once(empty_cache, monkeypatch):
+    assert hasattr(native.built(), "Memo")
+    (library,) = empty_cache.iterdir()
+    monkeypatch.setenv("CC", "/no/compiler")
+    assert hasattr(native.built(), "Memo")
+    monkeypatch.setattr(native, "SOURCE", _changed(empty_cache.parent))
+    with pytest.raises(MachineError, match="can't be compiled"):
+        native.built()
+    assert [*empty_cache.iterdir()] == [library]
+
+
+def _changed(folder):
+    """The source with another comment: another library."""
+    changed = folder / "launcher.c"
+    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
+    return changed
+
+
+def test_what_is_missing_is_said(empty_cache, monkeypatch):
+    monkeypatch.setenv("CC", "false --with options")
+    with pytest.raises(MachineError, match=r"^false --with options -O2 .* failed:"):
+        native.built()
+    monkeypatch.delenv("CC")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "which", lambda _: None)
+        with pytest.raises(MachineError, match="no C compiler is installed"):
+            native.built()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": "/nowhere"})
+    with pytest.raises(MachineError, match=r"Python's headers aren't in /nowhere") as caught:
+        native.built()
+    assert caught.value.advice == "install them: apt-get install python3-dev"
+
+
+def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache):
+    native.built()
+    (library,) = empty_cache.iterdir()
+    library.unlink()  # it is in use: to change the file itself would change this process
+    library.write_bytes(b"")
+    with pytest.raises(MachineError, match="can't be loaded") as caught:
+        native.built()
+    assert caught.value.advice == f"remove {library}"
+
+
+def test_python_launches_where_it_is_missing(empty_cache, monkeypatch):
+    monkeypatch.setenv("CC", "false")
+    assert native.launcher.__wrapped__() is None
+
+
+def test_arguments_beyond_its_room_are_refused(monkeypatch):
+    driven_by(lambda *_: 0, "C", monkeypatch)
+    module, large = native.launcher(), (ctypes.c_char * 2000)()
+    for arguments in ((large,), (ctypes.c_int(1),) * 65):
+        with pytest.raises(ValueError, match=r"too large|too many arguments"):
+            module.launch(1, (1, 1, 1), 32, 0, 0, 1, arguments)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"words": []},
+        {"words": [0] * 200},
+        {"steps": [(1, (1, 1, 1), 32, 0, 0, list(range(65)))]},
+        {"steps": [(1, (1, 1, 1), 32, 0, 0, [9])]},
+        {"sources": [5, 0]},
+    ],
+    ids=["fewer words than addresses", "many words", "many arguments", "no such word", "no such tensor"],
+)
+def test_a_plan_that_would_read_beyond_its_memory_is_refused(changed):
+    module = native.built()
+    whole = {
+        "outputs": (((1,), (1,), None),),
+        "sources": [0, 1],
+        "words": [0, 0, 7],
+        "steps": [(1, (1, 1, 1), 32, 0, 0, [0, 1, 2])],
+    }
+    assert module.Plan("op", 1, *_parts(whole)[:1], *_parts(whole)[1:])
+    with pytest.raises(ValueError, match=r"too many|fewer words|no such"):
+        module.Plan("op", 1, *_parts(whole | changed))
+
+
+def _parts(plan):
+    return plan["outputs"], True, None, 0, plan["sources"], [], plan["words"], plan["steps"]
+
+
+def test_a_launch_of_a_memo_that_fails_leaves_nothing(monkeypatch):
+    """An error of the driver reaches the caller of a function that is known, and the next call works."""
+    statuses = [0, 719, 0]
+    driven_by(lambda *_: statuses.pop(0), "C", monkeypatch)
+    import torch
+
+    module = native.launcher()
+    ways = torch._C._dynamo.guards._empty_strided_cpu, lambda: -1, lambda _: 64
+    known, counts = {}, {"op": 0}
+    plan = module.Plan(
+        "op", 1, (((4,), (1,), torch.float32),), True, None, -1, [0, 1], [], [0, 0], [(1, (1, 1, 1), 32, 0, 0, [0, 1])]
+    )
+
+    def learn(key, x):
+        known[key] = plan
+        return x
+
+    memo = module.Memo(learn, known, torch.Tensor, torch.nn.Parameter, *ways, counts)
+    x = torch.ones(4)
+    assert memo(x) is x
+    assert memo(x).shape == (4,)
+    with pytest.raises(MachineError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        memo(x)
+    assert memo(x).shape == (4,)
+    assert counts == {"op": 3}
+    assert statuses == []
+    assert launch.recover is not None

@@ -25,6 +25,7 @@ from harness import paths
 from harness.errors import MachineError
 
 SOURCE = Path(__file__).with_name("launcher.c")
+"""The source. It includes the header of its name."""
 _OPTIONS = ("-O2", "-shared", "-fPIC")
 _SECONDS = 60  # that the compiler may take
 
@@ -45,7 +46,8 @@ def launcher() -> ModuleType | None:
 
 def built() -> ModuleType:
     """The module, compiled unless it was before. Raises MachineError, with what is missing, where it can't be."""
-    digest = hashlib.sha256(SOURCE.read_bytes() + sys.version.encode() + os.uname().machine.encode()).hexdigest()[:16]
+    sources = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes()
+    digest = hashlib.sha256(sources + sys.version.encode() + os.uname().machine.encode()).hexdigest()[:16]
     library = paths.cache() / "native" / f"launcher-{digest}.so"
     if not library.exists():
         _compile(library)

@@ -20,9 +20,6 @@ from harness.cuda.launch import COPY, Launched, config, launch, recorded
 _STREAMS = 64  # for which a replay keeps the driver's records of its launches
 _WORD = ctypes.sizeof(ctypes.c_uint64)
 _ALIGNMENT = 512  # bytes: torch's allocator places tensors so
-_HARMLESS = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "view", "_unsafe_view", "detach", "select",
-                       "slice", "permute", "transpose", "unbind", "alias"})  # fmt: skip
-"""What a call may ask of torch besides its launches: memory, and views. Anything else a replay would leave out."""
 
 
 class Replay:
@@ -34,7 +31,7 @@ class Replay:
     """
 
     def __init__(self, launches: Sequence[Launched], tensors: Sequence[torch.Tensor]) -> None:
-        """launches: of a call with these tensors, which are objects of their own.
+        """Take the launches of a call with these tensors, which are objects of their own.
 
         Raises ValueError where an argument is a part of one of the tensors.
         """
@@ -55,7 +52,7 @@ class Replay:
         same now and won't be the next time.
         """
         own = [tensor.detach() for tensor in tensors]
-        with recorded() as launches, Watch() as watch:
+        with recorded() as launches, TorchWatch() as watch:
             call(*own)
         try:
             return cls(launches, own) if watch.harmless and COPY not in launches else None
@@ -129,13 +126,14 @@ class _Arguments:
         self.addresses = [ctypes.addressof(row) for row in self._rows]
 
 
-class Watch(TorchDispatchMode):  # type: ignore[misc]
-    """Whether a call asks nothing of torch that a replay would leave out."""
+class TorchWatch(TorchDispatchMode):  # type: ignore[misc]
+    """Whether a call asks nothing of torch that a replay would leave out: nothing but memory and views."""
 
     def __init__(self) -> None:
         super().__init__()
         self.harmless = True
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.harmless &= function.overloadpacket.__name__ in _HARMLESS
+        name = function.overloadpacket.__name__.removeprefix("new_")
+        self.harmless &= function.is_view or name.startswith("empty")
         return function(*args, **(kwargs or {}))

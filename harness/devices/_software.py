@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness.devices import Fact
+from harness.errors import MachineError
+
+_SLOWER = "without it kernels run alike, and each launch takes the host longer"
 
 
 def driver() -> Fact:
@@ -39,3 +42,15 @@ def compiler() -> Iterator[Fact]:
         yield Fact("CUDA headers", folder)
     else:
         yield Fact("CUDA headers", "missing", "pip install nvidia-cuda-runtime; half-precision kernels include them")
+
+
+def launcher() -> Fact:
+    """The launcher in C, or why Python launches kernels in its place."""
+    from harness.cuda import native
+
+    try:
+        return Fact("launcher in C", native.built().__file__ or "built")
+    except MachineError as error:
+        return Fact(
+            "launcher in C", f"none ({error.message.splitlines()[0]})", f"{error.advice or 'see above'}; {_SLOWER}"
+        )

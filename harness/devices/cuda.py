@@ -126,9 +126,10 @@ class Cuda:
         return f"{len(others)} other process{'es' * (len(others) > 1)} on the GPU{'s' * (len(devices) > 1)}"
 
     def software(self) -> Iterator[Fact]:
-        """The driver, and what compiles our kernels."""
+        """The driver, what compiles our kernels, and what launches them."""
         yield _software.driver()
         yield from _software.compiler()
+        yield _software.launcher()
 
     def machine(self) -> Machine:
         """Facts from the driver and NVML. The fingerprint is made of the GPUs' names and UUIDs, and the driver."""

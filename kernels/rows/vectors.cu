@@ -10,7 +10,7 @@
 #define SCALAR __half
 #endif
 
-#include "number.cuh"
+#include "../include/number.cuh"
 
 using T = SCALAR;
 

@@ -9,6 +9,7 @@ import sysconfig
 import pytest
 
 from harness.cuda import launch, native
+from harness.devices import _software
 from harness.errors import MachineError
 from tests.cuda.drivers import driven_by
 
@@ -33,9 +34,9 @@ def test_it_is_compiled_once(empty_cache, monkeypatch):
 
 def _changed(folder):
     """The source with another comment: another library."""
-    changed = folder / "launcher.c"
-    changed.write_text(native.SOURCE.read_text() + "/* changed */\n")
-    return changed
+    for name in ("launcher.c", "launcher.h"):
+        (folder / name).write_text(native.SOURCE.with_name(name).read_text() + "/* changed */\n")
+    return folder / "launcher.c"
 
 
 def test_what_is_missing_is_said(empty_cache, monkeypatch):
@@ -53,10 +54,12 @@ def test_what_is_missing_is_said(empty_cache, monkeypatch):
     assert caught.value.advice == "install them: apt-get install python3-dev"
 
 
-def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache):
+def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache, monkeypatch):
     native.built()
-    (library,) = empty_cache.iterdir()
-    library.unlink()  # it is in use: to change the file itself would change this process
+    (whole,) = empty_cache.iterdir()
+    monkeypatch.setenv("HARNESS_CACHE", str(empty_cache))
+    library = empty_cache / "native" / whole.name
+    library.parent.mkdir()
     library.write_bytes(b"")
     with pytest.raises(MachineError, match="can't be loaded") as caught:
         native.built()
@@ -131,3 +134,14 @@ def test_a_launch_of_a_memo_that_fails_leaves_nothing(monkeypatch):
     assert counts == {"op": 3}
     assert statuses == []
     assert launch.recover is not None
+
+
+def test_the_environment_says_which_launcher_there_is(empty_cache, monkeypatch):
+    fact = _software.launcher()
+    assert (fact.name, fact.advice) == ("launcher in C", "")
+    assert str(empty_cache) in fact.value
+    monkeypatch.setenv("CC", "false")
+    monkeypatch.setenv("HARNESS_CACHE", str(empty_cache))
+    fact = _software.launcher()
+    assert fact.value.startswith("none (false -O2")
+    assert fact.advice.endswith("without it kernels run alike, and each launch takes the host longer")

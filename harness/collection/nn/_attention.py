@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, allocator, like
+from harness.collection.nn._kernels import Described, KernelLaunch, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 
 
@@ -19,7 +19,7 @@ def window_attention(qkv: Tensor, bias: Tensor, mask: Tensor | None = None) -> T
     It is what SwinOperators asks for. N: windows; T: pixels of a window; C: heads times D. qkv: queries, keys and
     values one after the other, and each of them has its heads one after the other. bias: (heads, T, T). mask: (windows
     of an image, T, T), or None. bias and mask are rounded to the type of qkv; mask gets no gradient. Scores and weights
-    are computed anew in the backward, for which qkv, bias and mask are kept. Kernels take halves: the forward's up to
+    are computed anew in the backward, for which qkv, bias and mask are kept. OpKernels take halves: the forward's up to
     256 pixels on tensor cores, the backward's up to 144 with heads of 32 or 64. Raises ValueError for shapes that don't
     fit each other.
     """
@@ -60,8 +60,8 @@ def _grad(qkv: Tensor, heads: int, masks: int | None) -> Described:
     return replace(_apart(qkv, heads, masks), macros={"PACKED": heads})
 
 
-_packed_kernels, _apart_kernels = Kernels("window_attention_packed", _packed), Kernels("window_attention", _apart)
-_grad_kernels = Kernels("window_attention_grad", _grad)
+_packed_kernels, _apart_kernels = OpKernels("window_attention_packed", _packed), OpKernels("window_attention", _apart)
+_grad_kernels = OpKernels("window_attention_grad", _grad)
 
 
 def _masks(qkv: Tensor, mask: Tensor | None) -> Tensor:

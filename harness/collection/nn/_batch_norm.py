@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import Described, Kernels, allocator, like
+from harness.collection.nn._kernels import Described, OpKernels, allocator, like
 from harness.collection.nn._operators import differentiable, is_eager, operator, quick, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
@@ -80,7 +80,7 @@ def _call(x: Tensor, last: bool, has_residual: bool) -> Described:
     return Described(sizes, {"layout": "nhwc" if last else "nchw"}, macros={} if has_residual else {"RESIDUAL": 0})
 
 
-_kernels, _grad_kernels = Kernels("bn_add_relu", _call), Kernels("bn_add_relu_grad", _call)
+_kernels, _grad_kernels = OpKernels("bn_add_relu", _call), OpKernels("bn_add_relu_grad", _call)
 
 
 def _run_in_place(  # noqa: PLR0913, PLR0917 - an operator takes what its kernel takes

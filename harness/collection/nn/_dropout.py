@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import Described, Kernels, allocator, like
+from harness.collection.nn._kernels import Described, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
@@ -151,9 +151,9 @@ def _columns(x: Tensor, p: float, seed: int) -> Described:
     return Described({"R": x.numel() // max(1, columns), "C": columns}, {"p": p}, seed)
 
 
-_dropouts, _dropout_adds = Kernels("dropout", _elements), Kernels("dropout_add", _elements)
-_bias_dropout_residuals = Kernels("bias_dropout_residual", _columns)
-_dropout_grads = Kernels("dropout_grad", _elements)
+_dropouts, _dropout_adds = OpKernels("dropout", _elements), OpKernels("dropout_add", _elements)
+_bias_dropout_residuals = OpKernels("bias_dropout_residual", _columns)
+_dropout_grads = OpKernels("dropout_grad", _elements)
 
 
 def _dropout_run(x: Tensor, call: Tensor, p: float, seed: int) -> tuple[Tensor, Tensor]:

@@ -217,13 +217,13 @@ def noted() -> Iterator[list[tuple[KernelLaunch, Replay | None, tuple[Tensor, ..
         del _NOTES[get_ident()]
 
 
-class Kernels:
+class OpKernels:
     """The launches of an op by the sizes, type and device of a call's first tensor, and by what else decides.
 
     describe(x, *options): what such a call is. It is asked once for equal options, which are hashable.
     """
 
-    every: ClassVar[list[Kernels]] = []
+    every: ClassVar[list[OpKernels]] = []
 
     def __init__(self, op: str, describe: Callable[..., Described]) -> None:
         self.op = op

@@ -15,7 +15,7 @@ from torch import Tensor
 from harness.collection.nn import _kernels
 from harness.collection.nn._kernels import KernelLaunch
 from harness.cuda import native
-from harness.cuda.replay import Replay, Watch
+from harness.cuda.replay import Replay, TorchWatch
 
 _KEPT = 4096  # calls that a function knows; the one that it learnt first goes first
 
@@ -57,7 +57,7 @@ class Memo:
         if key is None or key in self._known or len({*map(id, tensors)}) < len(tensors):
             # Two arguments that are the same tensor couldn't be told from each other in a launch.
             return self._run(*arguments)
-        with _kernels.noted() as launches, Watch() as watch:
+        with _kernels.noted() as launches, TorchWatch() as watch:
             made = self._run(*arguments)
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)), None)

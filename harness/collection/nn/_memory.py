@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.collection.nn import _dropout, _pieces, _unscale
-from harness.collection.nn._kernels import Kernels
+from harness.collection.nn._kernels import OpKernels
 from harness.collection.nn._memo import Memo
 from harness.cuda import workspaces
 
@@ -15,7 +15,7 @@ def forget() -> None:
     before reads this memory, so replay none after it, and call this only when all that was launched has ended.
     """
     workspaces.forget()
-    for kernels in Kernels.every:
+    for kernels in OpKernels.every:
         kernels.forget()
     for memo in Memo.every:
         memo.forget()

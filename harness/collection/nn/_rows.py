@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.collection.nn._kernels import Described, KernelLaunch, Kernels, allocator, like
+from harness.collection.nn._kernels import Described, KernelLaunch, OpKernels, allocator, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.rows._norm import EPS
 
@@ -85,18 +85,18 @@ def with_epsilon(call: Described, eps: float) -> Described:
     return call if eps == EPS else replace(call, macros={"EPS": f"{float(eps)!r}f"})
 
 
-def norm_kernel(kernels: Kernels, x: Tensor, eps: float, *options: Any) -> KernelLaunch | None:
+def norm_kernel(kernels: OpKernels, x: Tensor, eps: float, *options: Any) -> KernelLaunch | None:
     """The kernel of a norm with this epsilon; None if there is none. options: what decides besides x and eps."""
     least, most = _EPSILONS
     return kernels(x, eps, *options) if least <= eps <= most else None
 
 
-def _norms(op: str) -> Kernels:
-    return Kernels(op, lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
+def _norms(op: str) -> OpKernels:
+    return OpKernels(op, lambda x, eps, _type_of_vectors: with_epsilon(matrix(x), eps))
 
 
-def _grads(op: str) -> Kernels:
-    return Kernels(op, lambda x, _type_of_vectors: matrix(x))
+def _grads(op: str) -> OpKernels:
+    return OpKernels(op, lambda x, _type_of_vectors: matrix(x))
 
 
 def _outputs(x: Tensor, statistics: int) -> list[Tensor]:
@@ -280,7 +280,7 @@ _rms_norm_grad = operator(
 # ---- Softmax.
 
 
-_softmaxes, _softmax_grads = Kernels("softmax", matrix), Kernels("softmax_grad", matrix)
+_softmaxes, _softmax_grads = OpKernels("softmax", matrix), OpKernels("softmax_grad", matrix)
 
 
 def _softmax_run(x: Tensor) -> Tensor:

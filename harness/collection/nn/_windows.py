@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.models import swin
-from harness.collection.nn._kernels import Described, Kernels, allocator
+from harness.collection.nn._kernels import Described, OpKernels, allocator
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.nn._rows import layer_norm, norm_kernel, with_epsilon
 from harness.collection.ops.rows._norm import EPS
@@ -71,8 +71,8 @@ def _of_windows(windows: Tensor, height: int, width: int, window: int, shift: in
     return Described(_sizes((images, height, width, channels), window, shift), {"direction": "forward"})
 
 
-_partitions, _reverses = Kernels("window_partition", _of_images), Kernels("window_reverse", _of_windows)
-_norm_partitions = Kernels(
+_partitions, _reverses = OpKernels("window_partition", _of_images), OpKernels("window_reverse", _of_windows)
+_norm_partitions = OpKernels(
     "layer_norm_window_partition",
     lambda x, eps, window, shift: with_epsilon(Described(_sizes(x.shape, window, shift)), eps),
 )

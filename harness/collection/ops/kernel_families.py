@@ -14,7 +14,7 @@ declare("elementwise_unrolled", rf"^({_ELEMENTWISE})(_\w+)?_({_ONE_BY_ONE})(64)?
 declare("reduction", r"^prelu_grad_(sum|total)$")
 declare("elementwise_vectorised", rf"^({_ELEMENTWISE})_\w+$")
 declare("normalisation", r"^bn_\w+$")
-declare("copy", r"^(copy_bytes|widen_rows|grid_stride|strided_\w+|misaligned_\w+)$")
+declare("copy", r"^(copy_bytes|(round|widen)_vectors|widen_rows|grid_stride|strided_\w+|misaligned_\w+)$")
 declare("elementwise_unrolled", r"^(aliasing|branches|local_array)_\w+$")
 declare("unscale", r"^unscale_\w+$")
 declare("optimiser", r"^adamw_\w+$")

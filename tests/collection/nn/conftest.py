@@ -120,7 +120,7 @@ def _apart(call: _kernels.KernelCall, t: SimpleNamespace) -> SimpleNamespace:
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Kernels as references play them, on a CPU; what was called, by name. Sizes and types are checked."""
+    """OpKernels as references play them, on a CPU; what was called, by name. Sizes and types are checked."""
     called: Counter[str] = Counter()
 
     def run(launch: _kernels.KernelLaunch, *tensors: torch.Tensor) -> None:
@@ -142,7 +142,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)
-    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
+    monkeypatch.setattr(_kernels.OpKernels, "__call__", _kernels.OpKernels.found)
     return called
 
 

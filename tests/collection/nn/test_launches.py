@@ -94,7 +94,7 @@ def driver(request, tools, monkeypatch) -> list[tuple[Any, ...]]:
     for memo in _memo.Memo.every:
         monkeypatch.setattr(memo, "_known", {})
         monkeypatch.setattr(memo, "call", memo._first)
-    for kernels in _kernels.Kernels.every:
+    for kernels in _kernels.OpKernels.every:
         monkeypatch.setattr(kernels, "_known", {})
     return seen
 
@@ -193,7 +193,7 @@ def test_tensors_that_begin_elsewhere_in_a_pack_are_planned_apart(driver):
     kernels = [number for number, *_ in driver]
     assert kernels[:2] == kernels[2:]
     assert [launch[4][0] for launch in driver] == [x.data_ptr() for x in (aligned, beside, aligned, beside)]
-    (found,) = (found for kernels in _kernels.Kernels.every for found in kernels._known.values())
+    (found,) = (found for kernels in _kernels.OpKernels.every for found in kernels._known.values())
     assert len(found._replays) == 2
 
 
@@ -211,7 +211,7 @@ def test_launches_without_end_are_not_kept(driver, monkeypatch):
     with torch.no_grad():
         for rows_ in range(1, 9):
             nn.softmax(torch.randn(rows_, 8))
-    assert [len(kernels._known) for kernels in _kernels.Kernels.every if kernels._known] == [3]
+    assert [len(kernels._known) for kernels in _kernels.OpKernels.every if kernels._known] == [3]
 
 
 def test_a_call_that_no_replay_can_repeat_is_planned_each_time(driver, monkeypatch):

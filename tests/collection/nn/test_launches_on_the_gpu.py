@@ -113,7 +113,7 @@ def test_a_tensor_on_the_cpu_is_refused():
         nn.layer_norm(x, weight, weight)
 
 
-class Block(torch.nn.Module):
+class Block(torch.nn.Module):  # type: ignore[misc]
     """Norms, attention within windows, and what lies between them."""
 
     def __init__(self, ours: bool) -> None:

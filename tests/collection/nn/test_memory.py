@@ -23,7 +23,7 @@ def test_nothing_is_kept_when_all_is_forgotten(monkeypatch):
     nn.forget()
     assert not _pieces._CAPTURED
     assert not _dropout._CALLS
-    assert not any(kernels._known for kernels in _kernels.Kernels.every)
+    assert not any(kernels._known for kernels in _kernels.OpKernels.every)
     caches = _unscale._layout, _unscale._table, workspaces._kept
     assert {kept.cache_info().currsize for kept in caches} == {0}
     assert [(nn.dropout(x, 0.5) == 0).equal(mask) for mask in masks] == [True, True]

@@ -58,7 +58,7 @@ def test_an_epsilon_that_no_kernel_has(tools, played, eps):
 def test_each_epsilon_has_its_kernels(monkeypatch):
     seen = []
     monkeypatch.setattr(_kernels, "launch_of", lambda _op, _like, call: seen.append(call.macros))
-    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
+    monkeypatch.setattr(_kernels.OpKernels, "__call__", _kernels.OpKernels.found)
     x, weight = torch.ones(1, 4, 4, 8), torch.ones(8)
     for eps in (1e-5, 1e-12, 0.001, 1):
         nn.layer_norm(x, weight, weight, eps)
@@ -222,7 +222,7 @@ def test_inputs_need_not_be_contiguous(tools, played):
 
 
 def test_a_kernel_is_not_asked_for_what_it_cannot_do():
-    assert _kernels.Kernels("softmax", lambda x: _kernels.Described({"M": 2, "N": 3}))(torch.empty(2, 3)) is None
+    assert _kernels.OpKernels("softmax", lambda x: _kernels.Described({"M": 2, "N": 3}))(torch.empty(2, 3)) is None
     call = _kernels.KernelCall("softmax", torch.float64, torch.device("cpu"), (("M", 2), ("N", 3)))
     assert call.obstacle == "kernels run on GPUs, not on cpu"
     assert _kernels.KernelCall("softmax", torch.float64, torch.device("cuda", 0), call.sizes).obstacle == (

@@ -66,7 +66,7 @@ def walked(tools, monkeypatch):
         monkeypatch.setattr(module, "on", lambda _: nullcontext())
     monkeypatch.setattr(_inference, "Matmul", Multiplied)
     monkeypatch.setattr(_kernels.KernelLaunch, "__call__", run)
-    monkeypatch.setattr(_kernels.Kernels, "__call__", _kernels.Kernels.found)
+    monkeypatch.setattr(_kernels.OpKernels, "__call__", _kernels.OpKernels.found)
     monkeypatch.setattr(_kernels, "_obstacle", obstacle)
     # Registered operators would only make empty outputs.
     monkeypatch.setattr(_swin_inference, "window_attention", _attention._attention_run)

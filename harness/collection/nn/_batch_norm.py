@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from harness.collection.nn._kernels import Described, OpKernels, allocator, like
-from harness.collection.nn._operators import differentiable, is_eager, operator, quick, without_autocast
+from harness.collection.nn._operators import is_eager, operator, straight, without_autocast
 from harness.collection.ops.batch_norm._batch_norm import EPSILON, MOMENTUM
 from harness.collection.ops.bits import pack, unpack
 
@@ -238,7 +238,7 @@ def _backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 _OF_CHANNELS = "Tensor weight, Tensor bias, Tensor running_mean, Tensor running_var"
 _SAVED = "Tensor bits, Tensor weight, Tensor mean, Tensor invstd"
 _OUTPUTS = "(Tensor, Tensor, Tensor, Tensor"
-_in_place = differentiable("bn_add_relu", quick(_run_in_place), _saves, _backward)
+_in_place = straight("bn_add_relu", _run_in_place, _saves, _backward)
 operator(
     "bn_add_relu",
     f"(Tensor x, Tensor? z, {_OF_CHANNELS}, bool last) -> {_OUTPUTS}, Tensor, Tensor)",

@@ -88,7 +88,7 @@ def bias_dropout_residual(x: Tensor, bias: Tensor, residual: Tensor, p: float, t
 
 
 def _checked(x: Tensor, p: float) -> None:
-    if not x.is_floating_point():
+    if not x.dtype.is_floating_point:
         raise ValueError(f"x is of {x.dtype}; dropout takes floating-point numbers")
     if not 0 <= p <= 1:
         raise ValueError(f"p is {p}; it is a share, from 0 to 1")

@@ -49,18 +49,35 @@ def operator(  # noqa: PLR0913, PLR0917 - what makes an operator
     run = quick(run, check)
     opaque = torch.library.custom_op(f"harness::{name}", run, mutates_args=(), schema=schema)
     opaque.register_fake(fake)
-    if saves is None or backward is None:
-        straight = _refusing_gradients(opaque, run)
-    else:
+    has_gradients = saves is not None and backward is not None
+    with_gradients = opaque  # where there are none: its backward is an error
+    if saves is not None and backward is not None:
         opaque.register_autograd(_of_first_output(backward), setup_context=_marking(saves))
-        straight = differentiable(name, run, saves, backward)
+        with_gradients = differentiable(name, run, saves, backward)
     opaque._opoverload._op = _Bypass(opaque._opoverload._op, run)
 
     def call(*arguments: Any) -> Any:
-        if is_eager(arguments):
-            return straight(*arguments)
-        made = opaque(*arguments)
-        return made[0] if backward is not None and isinstance(made, tuple) else made
+        if not is_eager(arguments):
+            made = opaque(*arguments)
+        elif _grad_enabled() and _any_requires_grad(*arguments):
+            return with_gradients(*arguments)
+        else:
+            made = run(*arguments)
+        return made[0] if has_gradients and isinstance(made, tuple) else made
+
+    return call
+
+
+def straight(name: str, run: Run, saves: Saves, backward: Run) -> Run:
+    """The first output of `run`, with gradients where they are wanted, for plain tensors outside of a compiler."""
+    run = quick(run)
+    with_gradients = differentiable(name, run, saves, backward)
+
+    def call(*arguments: Any) -> Any:
+        if _grad_enabled() and _any_requires_grad(*arguments):
+            return with_gradients(*arguments)
+        made = run(*arguments)
+        return made[0] if isinstance(made, tuple) else made
 
     return call
 
@@ -70,11 +87,16 @@ def quick(run: Run, check: Callable[[], None] | None = None) -> Run:
     memo = Memo(run)
 
     def call(*arguments: Any) -> Any:
-        if check is not None:
-            check()
         return memo.call(*arguments)
 
-    return call
+    if check is None:
+        return call
+
+    def checked(*arguments: Any) -> Any:
+        check()
+        return memo.call(*arguments)
+
+    return checked
 
 
 def is_eager(arguments: tuple[Any, ...]) -> bool:
@@ -89,7 +111,7 @@ def is_eager(arguments: tuple[Any, ...]) -> bool:
 
 
 def differentiable(name: str, run: Run, saves: Saves, backward: Run) -> Run:
-    """The first output of `run`, with gradients, for plain tensors."""
+    """The first output of `run` with gradients, for plain tensors of which some want a gradient."""
 
     def forward(ctx: Any, *arguments: Any) -> Any:
         ctx.set_materialize_grads(False)
@@ -100,15 +122,7 @@ def differentiable(name: str, run: Run, saves: Saves, backward: Run) -> Run:
     methods = {"forward": staticmethod(forward), "backward": staticmethod(_of_first_output(backward))}
     function: Any = type(name, (torch.autograd.Function,), methods)
     # What Function.apply does before it has been done: there are no transforms and no dead wrappers of any.
-    apply = super(torch.autograd.Function, function).apply
-
-    def call(*arguments: Any) -> Any:
-        if _grad_enabled() and _any_requires_grad(*arguments):
-            return apply(*arguments)
-        made = run(*arguments)
-        return made[0] if isinstance(made, tuple) else made
-
-    return call
+    return super(torch.autograd.Function, function).apply  # type: ignore[no-any-return]
 
 
 def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
@@ -118,17 +132,6 @@ def without_autocast(run: Callable[P, T]) -> Callable[P, T]:
     def call(*arguments: P.args, **options: P.kwargs) -> T:
         with torch._C._DisableAutocast():
             return run(*arguments, **options)
-
-    return call
-
-
-def _refusing_gradients(opaque: Run, direct: Run) -> Run:
-    """The function `direct`, but where a gradient is wanted the operator itself, whose backward is an error."""
-
-    def call(*arguments: Any) -> Any:
-        if _grad_enabled() and _any_requires_grad(*arguments):
-            return opaque(*arguments)
-        return direct(*arguments)
 
     return call
 

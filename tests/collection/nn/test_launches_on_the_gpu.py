@@ -38,7 +38,8 @@ def trained(name: str, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     nn.manual_seed(3)
     own = [one.detach().clone(memory_format=torch.preserve_format).requires_grad_() for one in inputs]
     y = test_launches.FUNCTIONS[name][0](*own)
-    slope = torch.arange(y.numel(), device="cuda").remainder(7).sub(3).to(y.dtype).view(y.shape)
+    # In the order of y's memory: a gradient in another order is copied first, and such a call isn't learnt.
+    slope = torch.empty_like(y).copy_(torch.arange(y.numel(), device="cuda").remainder(7).sub(3).view(y.shape))
     return [y.detach(), *torch.autograd.grad(y, own, slope)]
 
 

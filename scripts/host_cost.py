@@ -33,6 +33,13 @@ P = 0.1
 ONE, SEVERAL = 1.2, 1.0
 """What a call of ours may take of the time of torch's one function, and of several functions."""
 
+HEAD = """# What a call costs the host
+
+Microseconds of a call on tiny tensors, without a synchronisation: the GPU waits for the host, so this is the host's
+time. Torch's side is one function, or the several functions that one of ours replaces. The bar is what ours may take of
+torch's time. `scripts/host_cost.py` measures this, and wrote this page.
+"""
+
 Call = Callable[..., Any]
 
 
@@ -284,7 +291,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         sys.exit("this needs a GPU: on a CPU torch computes what our kernels can't, and the host's cost isn't seen")
     device = torch.device("cuda", torch.cuda.current_device())
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}\n")
+    print(f"{HEAD}\n{torch.cuda.get_device_name()}, torch {torch.__version__}, Python {platform.python_version()}\n")
     print("| function | a call | ours (us) | torch (us) | ours / torch | bar | met |")
     print("| --- | --- | --: | --: | --: | --: | --- |")
     for rows in (functions, optimizers, unscaling, launches):

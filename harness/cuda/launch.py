@@ -113,7 +113,7 @@ class Kernel:
         grid: blocks, as one number or up to three; block: threads; shared: dynamic bytes; cluster: blocks of a cluster,
         along the first dimension of the grid. Raises ValueError if that dimension isn't a multiple of `cluster`.
         """
-        if grid == 0:
+        if grid == 0 or (isinstance(grid, tuple) and 0 in grid):
             return
         if shared:
             self._allow(shared)

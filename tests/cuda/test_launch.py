@@ -166,7 +166,10 @@ def test_launches_are_noted_for_the_thread_that_asks(driver_of_the_test):
     with launch.recorded() as outer:
         kernel(2, 32, size)
         with launch.recorded() as inner:
-            kernel(0, 32, size)
+            for empty in (0, (0, 4), (4, 0), (1, 1, 0)):
+                kernel(empty, 32, size)
+            kernel((0, 4), 32, size)
+            kernel((4, 0), 32, size)
             kernel((3, 4), 64, size, shared=16, cluster=3)
             other = threading.Thread(target=kernel, args=(9, 32, size))
             other.start()

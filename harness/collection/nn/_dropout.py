@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.collection.nn._kernels import Described, OpKernels, allocator, like
+from harness.collection.nn import _kernels
+from harness.collection.nn._kernels import Described, OpKernels, allocator, capturing, like
 from harness.collection.nn._operators import operator, without_autocast
 from harness.collection.ops.bits import pack, unpack
 from harness.collection.ops.dropout._dropout import NARROW, Keep
@@ -18,6 +19,8 @@ _CALLS: dict[int, Tensor] = {}
 
 Devices are named by torch's index; a CPU's is -1.
 """
+_LAST: dict[int, tuple[int, torch.cuda.Stream]] = {}
+"""The stream of the last call on each device: its handle and itself."""
 _NO_BACKWARD = -1  # torch's number of the backward that is under way, where there is none
 _SEEDS = 2**63  # operators take signed integers
 _SEED = [torch.initial_seed() % _SEEDS]
@@ -40,8 +43,10 @@ def manual_seed(seed: int) -> None:
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """X with a share `p` of its elements, chosen at random, set to 0, and the other elements multiplied by 1 / (1 - p).
 
-    The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device. A
-    graph draws anew at each replay. The share is the nearest one to p that 16 bits hold.
+    The random numbers depend on manual_seed(), the number of the call and an element's index alone, on every device.
+    Calls have their numbers in the order in which the host makes them, on all streams together: a call waits for the
+    last call if that is on another stream. A graph draws anew at each replay; let no other call run beside a replay,
+    since the numbers of both would depend on chance. The share is the nearest one to p that 16 bits hold.
     Raises ValueError for p below 0 or above 1, or for integers. Raises RuntimeError inside of a backward, where
     torch.utils.checkpoint computes anew: it can't repeat our random numbers, so don't checkpoint what has dropout.
     """
@@ -102,12 +107,25 @@ def _alike(x: Tensor, residual: Tensor) -> None:
 
 def _numbers(x: Tensor) -> tuple[Tensor, int]:
     """The number of the next call on the device of x, and the seed."""
+    if x.is_cuda and not torch.compiler.is_compiling() and not capturing():
+        _in_turn(x.get_device())
     call = _CALLS.get(x.get_device())
     if call is None:
         # Made in inference mode, it couldn't be advanced outside of it.
         with torch.inference_mode(False):
             call = _CALLS[x.get_device()] = torch.zeros(1, dtype=torch.int64, device=x.device)
     return call, _SEED[0]
+
+
+def _in_turn(device: int) -> None:
+    """Let the current stream wait for the last call, if that was on another stream: calls have numbers one by one."""
+    handle = _kernels._STREAM(device)
+    last = _LAST.get(device)
+    if last is None or last[0] != handle:
+        stream = torch.cuda.current_stream(device)
+        if last is not None:
+            stream.wait_stream(last[1])
+        _LAST[device] = handle, stream
 
 
 def _bits(x: Tensor) -> Tensor:

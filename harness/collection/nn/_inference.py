@@ -19,7 +19,7 @@ from harness import cuda
 from harness.collection.models.swin import window_partition, window_reverse
 from harness.collection.nn._kernels import capturing, on
 from harness.collection.ops.chip import WARP
-from harness.collection.ops.elementwise import CUDA_TYPE, blocks
+from harness.collection.ops.elementwise import CUDA_TYPE, PACK_BYTES, blocks
 from harness.collection.ops.rows._norm import EPS
 from harness.cuda.cublaslt import MANY, Gemm, Matmul
 from harness.paths import data
@@ -100,7 +100,8 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     say. y_scale: the scale of y, which is int8 then.
     """
     call = ResidualNormCall(residual.shape[1], residual.shape[-1], x_order, y_order)
-    if not on_gpu(residual) or call.obstacle(residual):
+    vectors = [] if norm is None else [norm.weight, norm.bias]
+    if not on_gpu(residual) or call.obstacle(residual) or not _as_kernels_take(residual.dtype, residual, x, *vectors):
         return _residual_norm_by_torch(call, residual, x, norm, y_scale)
     h = residual if x is None else torch.empty_like(residual)
     y = None if norm is None else call.room(residual, torch.int8 if y_scale is not None else residual.dtype)
@@ -119,6 +120,17 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
             *(None if x is None else h, y, ctypes.c_uint32(rows)),
         )
     return h, y
+
+
+def _as_kernels_take(dtype: torch.dtype, *tensors: Tensor | Quantised | None) -> bool:
+    """Whether tensors are contiguous, begin on whole packs, and have the type: int8 numbers have a bias of the type."""
+    for each in tensors:
+        if isinstance(each, Quantised):
+            if not _as_kernels_take(torch.int8, each.numbers) or not _as_kernels_take(dtype, each.bias):
+                return False
+        elif each is not None and (each.dtype != dtype or each.data_ptr() % PACK_BYTES or not each.is_contiguous()):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +211,7 @@ def dequantised(x: Quantised) -> Tensor:
 def dequantise(x: Quantised, dtype: torch.dtype) -> Tensor:
     """What the numbers stand for, in halves: the kernel of dequantised()."""
     assert x.bias is not None, "the kernel adds a bias"
-    if _without_kernel(x.numbers, dtype):
+    if _without_kernel(x, dtype):
         return dequantised(x).to(dtype)
     y = torch.empty(x.numbers.shape, dtype=dtype, device=x.numbers.device)
     _by_units("dequantize_int8_tuned", dtype, x.numbers, x.scale, x.bias, y)
@@ -209,17 +221,17 @@ def dequantise(x: Quantised, dtype: torch.dtype) -> Tensor:
 def gelu_quantise(x: Quantised, y_scale: Tensor, dtype: torch.dtype) -> Tensor:
     """GELU, in its exact form, of what the numbers stand for, over y_scale as int8. dtype: of the bias."""
     assert x.bias is not None, "the kernel adds a bias"
-    if _without_kernel(x.numbers, dtype):
+    if _without_kernel(x, dtype):
         return quantised(functional.gelu(dequantised(x)), y_scale)
     y = torch.empty_like(x.numbers)
     _by_units("dequantize_int8_gelu_tuned", dtype, x.numbers, x.scale, x.bias, y_scale, y)
     return y
 
 
-def _without_kernel(numbers: Tensor, dtype: torch.dtype) -> bool:
-    units = numbers.numel() // _UNIT
-    fits = numbers.shape[-1] % _UNIT == 0 and dtype in _HALVES and units < _MOST_UNITS
-    return not on_gpu(numbers) or not fits
+def _without_kernel(x: Quantised, dtype: torch.dtype) -> bool:
+    units = x.numbers.numel() // _UNIT
+    fits = x.numbers.shape[-1] % _UNIT == 0 and dtype in _HALVES and units < _MOST_UNITS
+    return not on_gpu(x.numbers) or not fits or not _as_kernels_take(dtype, x)
 
 
 def unit_macros(dtype: torch.dtype, columns: int) -> dict[str, str | int]:

@@ -23,3 +23,4 @@ def forget() -> None:
     _unscale._layout.cache_clear()
     _pieces._CAPTURED.clear()
     _dropout._CALLS.clear()
+    _dropout._LAST.clear()

@@ -160,3 +160,40 @@ def test_graphs_that_torch_compile_makes(tools):
     captured = sum(_kernels.LAUNCHED.values()) - before
     assert 0 < captured < 5 * len(batches), "the last steps weren't replays"
     tools.assert_close(made, after_steps(plain, batches), 2e-2)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", test_launches.FUNCTIONS)
+def test_tensors_on_the_second_device_while_the_first_one_is_current(name, monkeypatch):
+    """Kernels, memory and streams are the second device's, at the first call and when it is made again."""
+    assert torch.cuda.current_device() == 0
+    for kept in ("RUNNING", "MASKS"):
+        value = getattr(test_launches, kept)
+        there = tuple(one.to("cuda:1") for one in value) if isinstance(value, tuple) else value.to("cuda:1")
+        monkeypatch.setattr(test_launches, kept, there)
+    given = [one.detach() for one in test_launches.FUNCTIONS[name][1]()]
+    made = []
+    for _ in range(2):
+        nn.manual_seed(3)
+        own = [one.to("cuda:1").requires_grad_() for one in given]
+        y = test_launches.FUNCTIONS[name][0](*own)
+        made.append([y.detach(), *torch.autograd.grad(y, own, torch.ones_like(y))])
+    assert {one.device for results in made for one in results} == {torch.device("cuda", 1)}
+    assert all(torch.equal(one, other) for one, other in zip(*made, strict=True))
+    assert torch.cuda.current_device() == 0
+
+
+def test_numbers_of_dropout_on_several_streams_come_one_after_the_other():
+    """Streams that overlap draw what one stream draws."""
+    x = torch.ones(1 << 22, device="cuda")
+    nn.manual_seed(11)
+    wanted = [nn.dropout(x, 0.5) for _ in range(12)]
+    torch.cuda.synchronize()
+    nn.manual_seed(11)
+    torch.cuda.synchronize()
+    streams, made = [torch.cuda.Stream() for _ in range(3)], []
+    for number in range(12):
+        with torch.cuda.stream(streams[number % 3]):
+            made.append(nn.dropout(x, 0.5))
+    torch.cuda.synchronize()
+    assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))

@@ -187,8 +187,40 @@ def test_the_sum_with_a_residual_has_the_norms_epsilon(monkeypatch):
         _inference.cuda, "load", lambda _file, _entry, macros: given.append(macros) or (lambda *_: None)
     )
     for norm in norms:
-        _inference.residual_norm(residual, None, norm)
+        _inference.residual_norm(residual, None, norm.to(HALF))
     assert [macros.get("EPS") for macros in given] == [None, "0.01f"]
+
+
+def test_what_does_not_lie_as_kernels_take_it_is_left_to_torch(monkeypatch):
+    """Kernels load packs of 16 bytes, and vectors in halves: other tensors would be read wrongly, or stop the GPU."""
+    loaded = []
+    monkeypatch.setattr(_inference, "on_gpu", lambda _: True)
+    monkeypatch.setattr(_inference, "on", lambda _: nullcontext())
+    monkeypatch.setattr(_inference.cuda, "load", lambda *_: loaded.append(1) or (lambda *_: None))
+    room = torch.zeros(2 * 2 * 8 + 1, dtype=HALF)
+    images, beside = room[:-1].view(1, 2, 2, 8), room[1:].view(1, 2, 2, 8)
+    halves, floats = torch.nn.LayerNorm(8).to(HALF), torch.nn.LayerNorm(8)
+    for residual, x, norm, kernels in (
+        (images, images, halves, 1),
+        (beside, None, halves, 0),
+        (images, beside, halves, 0),
+        (images, images.float(), halves, 0),
+        (images, None, floats, 0),
+        (images, images.transpose(1, 2), halves, 0),
+    ):
+        loaded.clear()
+        _inference.residual_norm(residual, x, norm)
+        assert len(loaded) == kernels
+    numbers, scale = torch.zeros(65, dtype=torch.int8), torch.ones(1)
+    for values, bias, kernels in (
+        (numbers[:64], torch.zeros(64, dtype=HALF), 1),
+        (numbers[1:], torch.zeros(64, dtype=HALF), 0),
+        (numbers[:64], torch.zeros(64), 0),
+        (numbers[:64], torch.zeros(65, dtype=HALF)[1:], 0),
+    ):
+        loaded.clear()
+        _inference.dequantise(_inference.Quantised(values.view(1, 64), scale, bias), HALF)
+        assert len(loaded) == kernels
 
 
 def test_a_product_of_zeros_in_int8_gives_zeros():

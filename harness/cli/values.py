@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import typer
+
+from harness.model import LONGEST_CASE
 
 
 def names(values: Sequence[str] | None) -> tuple[str, ...]:
@@ -22,10 +23,10 @@ def share(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """A positive number of seconds, up to a day."""
     value = _number(text)
-    if not (0 < value < math.inf):
-        raise typer.BadParameter(f"'{text}' isn't a positive number of seconds.")
+    if not 0 < value <= LONGEST_CASE:
+        raise typer.BadParameter(f"'{text}' isn't a positive number of seconds up to {LONGEST_CASE:g}, a day.")
     return value
 
 

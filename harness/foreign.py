@@ -10,9 +10,10 @@ from pathlib import Path
 MOST_CHARACTERS = 10_000
 """The most characters of a name that is kept. Names of kernels made of templates have thousands."""
 _OBEYED = re.compile(
-    "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"  # control characters, such as the start of an escape sequence
-    "|[\u2028\u2029\u202a-\u202e\u2066-\u2069]"  # breaks of lines, and marks that turn the direction of writing
-    "|[\ud800-\udfff]"  # halves of a character, which no file and no terminal can take
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters, such as the start of an escape sequence
+    "\u2028-\u202e\u2066-\u2069"  # breaks of lines, and marks that turn the direction of writing
+    "\ud800-\udfff]"  # halves of a character, which no file and no terminal can take
+    "(?<!\r(?=\n))"  # but not the first half of a line's end
 )
 _REPLACEMENT = "\ufffd"
 

@@ -25,8 +25,10 @@ def share(text: str) -> float:
 def seconds(text: str) -> float:
     """A positive number of seconds, up to a day."""
     value = _number(text)
-    if not 0 < value <= LONGEST_CASE:
-        raise typer.BadParameter(f"'{text}' isn't a positive number of seconds up to {LONGEST_CASE:g}, a day.")
+    if not value > 0:  # nan isn't either
+        raise typer.BadParameter(f"'{text}' isn't a positive number of seconds.")
+    if value > LONGEST_CASE:
+        raise typer.BadParameter(f"'{text}' is more than {LONGEST_CASE:g} seconds, a day, which is the limit.")
     return value
 
 

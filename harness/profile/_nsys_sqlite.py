@@ -149,7 +149,10 @@ def load(file: Path, source: Path) -> NsysTrace:
 
 
 def _guard(database: sqlite3.Connection, size: int) -> None:
-    """Let SQLite take no more steps than a file of this size needs, no longer cells, and no functions of the file."""
+    """Let SQLite take no more steps and give no more text than a file of this size can need, and no longer cells.
+
+    Functions that the file names aren't called.
+    """
     left = (_FEWEST_STEPS + _STEPS_A_BYTE * size) // _STEPS
 
     def count() -> int:
@@ -157,16 +160,25 @@ def _guard(database: sqlite3.Connection, size: int) -> None:
         left -= 1
         return left < 0
 
+    text = 2 * size + _LONGEST_CELL
+
+    def decoded(data: bytes) -> str:
+        nonlocal text
+        text -= len(data)
+        if text < 0:
+            raise sqlite3.DataError("interrupted")
+        return data.decode("utf-8", "replace")
+
     database.set_progress_handler(count, _STEPS)
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
     database.execute("PRAGMA trusted_schema = OFF")
-    database.text_factory = lambda data: data.decode("utf-8", "replace")
+    database.text_factory = decoded
 
 
 def _reason(error: Exception) -> str:
     text = str(error)
     if text == "interrupted":
-        return "its tables have more rows than a file of its size can have"
+        return "its tables have more rows or text than a file of its size can have"
     return f"a cell has more than {foreign.megabytes(_LONGEST_CELL)}" if "too big" in text else text
 
 

@@ -45,7 +45,7 @@ def test_nothing_that_the_command_gate_imports_imports_it(name: str) -> None:
     [
         (["run", "quick", "--repeat", "1" + "0" * 15], "1000"),
         (["run", "quick", "--max-time", "1e15"], "86400"),
-        (["run", "quick", "--max-time", "nan"], "86400"),
+        (["run", "quick", "--max-time", "inf"], "86400"),
         (["gate", "--base", "HEAD", "ci", "--max-time", "1e15"], "86400"),
         (["gate", "--base", "HEAD", "ci", "--seed", "9" * 400], str(2**63 - 1)),
         (["gate", "calibrate", "--blocks", "1" + "0" * 15], "1000"),

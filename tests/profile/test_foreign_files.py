@@ -134,7 +134,16 @@ def test_a_table_in_a_circle_ends(recording: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(_nsys_sqlite, "_FEWEST_STEPS", 0)
     monkeypatch.setattr(_nsys_sqlite, "_STEPS_A_BYTE", 0)
     monkeypatch.setattr(_nsys_sqlite, "_STEPS", 10)
-    refused(nsys.imported, recording, "more rows than a file of its size can have")
+    refused(nsys.imported, recording, "more rows or text than a file of its size can have")
+
+
+def test_a_text_that_is_many_rows_s_has_an_end(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite gives no more text than the file has bytes for; the file counts as an empty one here."""
+    changed(recording, "UPDATE StringIds SET value = printf('%.*c', 200000, 'x')")
+    monkeypatch.setattr(_nsys_sqlite, "_LONGEST_CELL", 210_000)
+    guard = _nsys_sqlite._guard
+    monkeypatch.setattr(_nsys_sqlite, "_guard", lambda database, _: guard(database, 0))
+    refused(nsys.imported, recording, "more rows or text than a file of its size can have")
 
 
 def test_rows_and_cells_have_limits(recording: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,8 @@ from types import FrameType
 
 from harness.paths import COLLECTION
 
+MOST_PROBLEMS = 50
+"""The most problems of an input that are told one by one."""
 NO_EXIT = "remove the call of sys.exit: code that the harness calls returns, or raises an Exception"
 
 
@@ -67,13 +69,24 @@ class Problem:
     message: str
     advice: str = ""
 
+    @property
+    def told(self) -> str:
+        """All of it, in one line."""
+        return f"{self.where}: {self.message}" + (f" ({self.advice})" if self.advice else "")
+
 
 class InputError(UsageError):
     """Everything that is wrong with the given files, at once."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("\n".join(f"{p.where}: {p.message}" for p in self.problems))
+        super().__init__("\n".join(self.told(advice=False)))
+
+    def told(self, *, advice: bool = True) -> list[str]:
+        """A line for each of the first problems, and one that counts the rest. advice: whether it is told, too."""
+        first = [p.told if advice else f"{p.where}: {p.message}" for p in self.problems[:MOST_PROBLEMS]]
+        more = len(self.problems) - len(first)
+        return [*(clipped(line, _LONGEST_PROBLEM) for line in first), *([f"and {more:,} more"] if more else [])]
 
 
 @contextmanager
@@ -119,11 +132,17 @@ def brief(text: str) -> str:
         for line in lines
         if (found := _OF_FAULTHANDLER.match(line)) and _is_of_an_op(found[1])
     ]
-    said = lines[0] if len(lines[0]) <= _LONGEST else f"{lines[0][: _LONGEST - 1]}…"
+    said = clipped(lines[0], _LONGEST)
     return f"{said} ({places[0]})" if places else said
 
 
+def clipped(text: str, longest: int) -> str:
+    """The text, cut where it is longer than `longest` characters, with '…' as the last one."""
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
 _LONGEST = 160  # characters of a message, which may be a compiler's log
+_LONGEST_PROBLEM = 600  # characters of a problem with its place and what to do
 _MARKED = re.compile(r"> (.+?:\d+)( in .*)$")
 _OF_FAULTHANDLER = re.compile(r'File "(.+)", line (\d+) in (\S+)')
 
@@ -175,9 +194,13 @@ def _shortened(place: str, rest: str) -> str:
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """Advice that names the allowed spelling nearest to `word`, or all allowed words if none is near."""
+    """Advice that names the allowed spelling nearest to `word`, or the first of the allowed words if none is near."""
     choices = sorted(allowed)
-    close = difflib.get_close_matches(word, choices, n=1)
+    close = difflib.get_close_matches(word[:_LONGEST], choices, n=1)
     if close:
         return f"did you mean '{close[0]}'?"
-    return f"allowed: {', '.join(choices)}" if choices else "none is known"
+    more = f" and {len(choices) - _MOST_ALLOWED} more" if len(choices) > _MOST_ALLOWED else ""
+    return f"allowed: {', '.join(choices[:_MOST_ALLOWED])}{more}" if choices else "none is known"
+
+
+_MOST_ALLOWED = 100  # words that an advice lists

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 LIMIT = 2**63 - 1
@@ -57,6 +58,7 @@ _FUNCTIONS: dict[str, Callable[..., int]] = {
     "max": max,
     "cdiv": lambda a, b: -_floor_div(-a, b),
 }
+_LONGEST = 10_000  # characters of an expression
 _DEEPEST = 100
 """Levels of an expression's tree. Python's own limit isn't always the same: torch raises it for the process."""
 ALLOWED = "integers, symbols, + - * // % **, parentheses, min(), max(), cdiv() (division rounded up)"
@@ -67,22 +69,38 @@ def evaluate(text: str | int, symbols: Mapping[str, Any]) -> int:
 
     Raises ExpressionError for anything but integer arithmetic over known symbols within 64 bits.
     """
-    try:
-        tree = ast.parse(str(text).strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedError(f"isn't an expression ({ALLOWED})") from error
-    if _depth(tree) > _DEEPEST:
+    tree, depth, _ = _parsed(_text(text))
+    if tree is None:
+        raise MalformedError(f"isn't an expression ({ALLOWED})")
+    if depth > _DEEPEST:
         raise MalformedError("is nested too deeply")
     return _value(tree.body, symbols)
 
 
 def symbols_in(text: str | int) -> frozenset[str]:
     """Names of the symbols that an expression uses; empty where it can't be read."""
+    return _parsed(_text(text))[2]
+
+
+def _text(text: str | int) -> str:
+    """The expression as text; '' for one that is too long, which is no expression either."""
+    if isinstance(text, int):
+        return str(text) if abs(text) <= LIMIT else str(LIMIT + 1)
+    return text.strip() if len(text) <= _LONGEST else ""
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> tuple[ast.Expression | None, int, frozenset[str]]:
+    """The tree of an expression, its levels and its symbols; no tree for what can't be read.
+
+    It is kept, since each case evaluates the few expressions of its op again.
+    """
     try:
-        tree = ast.parse(str(text).strip(), mode="eval")
+        tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    return frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - _FUNCTIONS.keys()
+        return None, 0, frozenset()
+    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return tree, _depth(tree), frozenset(names) - _FUNCTIONS.keys()
 
 
 def _depth(tree: ast.AST) -> int:

@@ -21,7 +21,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
     {"comments", "errors", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
-    {"discover", "families", "model"},
+    {"discover", "families", "foreign", "model"},
     {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths
-from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run
+from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run, streams
 from harness.cli.group import Commands
 from harness.errors import Exit
 
@@ -62,6 +62,7 @@ def harness(
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
+    streams.guard()
     try:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             _under_torchrun()

@@ -33,7 +33,9 @@ def command(
         list[str] | None, typer.Argument(metavar="SCENARIO", help="Scenarios to calibrate. Default: ci.")
     ] = None,
     base: Annotated[str, typer.Option(metavar="REV", help="Revision to measure against itself.")] = "HEAD",
-    blocks: Annotated[int, typer.Option(min=1, metavar="N", help="How often to compare it with itself.")] = 10,
+    blocks: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="How often to compare it with itself.")
+    ] = 10,
     margin: options.Margin = None,
     device: options.Device = None,
     only: options.Only = None,

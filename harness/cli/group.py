@@ -10,7 +10,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.errors import NO_EXIT, Exit, HarnessError, InputError, described
+from harness.errors import NO_EXIT, Exit, HarnessError, InputError, clipped, described
+
+_LONGEST = 20_000  # characters of a message, which may be a compiler's log
 
 
 class QuickGroup(TyperGroup):
@@ -56,8 +58,9 @@ class Commands(QuickGroup):
 
 
 def explain(error: HarnessError) -> str:
-    """The error as text: what is wrong, then what to do; every problem of an input on a line of its own."""
+    """The error as text: what is wrong, then what to do; the first problems of an input on a line of their own each."""
     if isinstance(error, InputError):
-        lines = [f"{p.where}: {p.message}{f' ({p.advice})' if p.advice else ''}" for p in error.problems]
-        return f"error: {lines[0]}" if len(lines) == 1 else "\n  ".join([f"error: {len(lines)} problems:", *lines])
-    return f"error: {error.message}" + (f"\n  {error.advice}" if error.advice else "")
+        count, lines = len(error.problems), error.told()
+        return f"error: {lines[0]}" if count == 1 else "\n  ".join([f"error: {count:,} problems:", *lines])
+    message, advice = clipped(error.message, _LONGEST), clipped(error.advice, _LONGEST)
+    return f"error: {message}" + (f"\n  {advice}" if advice else "")

@@ -52,7 +52,12 @@ Margin = Annotated[
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Decides the order within each pair. Default: drawn at random, and recorded."),
+    typer.Option(
+        min=-(2**63),
+        max=2**63 - 1,
+        metavar="N",
+        help="Decides the order within each pair. Default: drawn at random, and recorded.",
+    ),
 ]
 NoiseFile = Annotated[
     Path | None,

@@ -156,9 +156,13 @@ def _refuse_together(
 
 def _import(tool: Tool, file: Path, run: Path | None, plugins: tuple[Path, ...], **chosen: Chosen) -> None:
     """Show what a file tells, and attach it to the run if there is one."""
-    from harness import store
+    from harness import foreign, store
     from harness.ops import Catalogue
 
+    try:
+        foreign.refuse_special(file)
+    except OSError as error:
+        raise UsageError(f"{file}: can't be read: {error.strerror}", "name a file that the tool wrote") from None
     Catalogue(plugins)  # whose ops say of which families their kernels are
     if run is None:
         _show(tool.imported(file, []))

@@ -95,7 +95,9 @@ def command(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the cases, their bytes and their times at best; measure nothing.")
     ] = False,
-    repeat: Annotated[int, typer.Option(min=1, metavar="N", help="Measure everything in N fresh processes.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="Measure everything in N fresh processes.")
+    ] = 1,
     resume: Annotated[
         str | None,
         typer.Option(

@@ -67,6 +67,8 @@ def refuse_others(tool: str, given: Mapping[str, int]) -> None:
             raise UsageError(f"{tool} takes no --{name}: it is for {others}", "leave it out")
         if value < own[name].least:
             raise UsageError(f"--{name} {value} is too little for {tool}", f"{own[name].least} or more")
+        if value > own[name].most:
+            raise UsageError(f"--{name} {value} is too much for {tool}", f"{own[name].most} or less")
 
 
 def epilog() -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import typer
+
+from harness.model import LONGEST_CASE
 
 
 def names(values: Sequence[str] | None) -> tuple[str, ...]:
@@ -22,10 +23,12 @@ def share(text: str) -> float:
 
 
 def seconds(text: str) -> float:
-    """A positive number of seconds."""
+    """A positive number of seconds, up to a day."""
     value = _number(text)
-    if not (0 < value < math.inf):
+    if not value > 0:  # nan isn't either
         raise typer.BadParameter(f"'{text}' isn't a positive number of seconds.")
+    if value > LONGEST_CASE:
+        raise typer.BadParameter(f"'{text}' is more than {LONGEST_CASE:g} seconds, a day, which is the limit.")
     return value
 
 

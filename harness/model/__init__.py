@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.model.case import FAILED, Cache, Case, Job, Status, Timing, Value
+from harness.model.case import FAILED, LONGEST_CASE, Cache, Case, Job, Status, Timing, Value
 from harness.model.counters import COUNTERS, PIPE, STALL, Counter
 from harness.model.limits import COMPUTE_KINDS, Bound, ComputePoint, Limits, LinkPoint, StreamPoint
 from harness.model.machine import Conditions, DeviceFacts, Machine
@@ -27,6 +27,7 @@ __all__ = [
     "COUNTERS",
     "FAILED",
     "LIBRARY_ROLES",
+    "LONGEST_CASE",
     "PIPE",
     "SCHEMA",
     "STALL",

@@ -98,6 +98,10 @@ def written(value: int | Value) -> str:
     return value if isinstance(value, str) else f"{value:.12g}"
 
 
+LONGEST_CASE = 86_400.0
+"""Seconds, a day: the most that a case may be sampled for, and the most that it may take in all."""
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """How long to sample: until the 95% interval of the median is `precision` (relative) wide, or `max_time` seconds.

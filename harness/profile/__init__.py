@@ -34,13 +34,14 @@ Running = Callable[[Sequence[Job], Mapping[str, int], Path, "Catalogue", "Device
 class ToolOption:
     """A whole number that the command line takes for a tool: `--name`.
 
-    meaning: a few words. usual: the value unless told. least: the smallest one allowed.
+    meaning: a few words. usual: the value unless told. least, most: the smallest and the largest one allowed.
     """
 
     name: str
     meaning: str
     usual: int
     least: int = 1
+    most: int = 1_000_000
 
 
 class Tool(Protocol):

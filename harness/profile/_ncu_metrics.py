@@ -56,6 +56,14 @@ _STALLS = ("smsp__average_warps_issue_stalled_", "_per_issue_active.ratio")
 _PIPES = ("sm__inst_executed_pipe_", ".avg.pct_of_peak_sustained_active")
 
 
+_READ = {name for _, names in _NAMES.values() for name in names}
+
+
+def is_read(name: str) -> bool:
+    """Whether a figure of Nsight Compute, by its name, is one that `translated` takes."""
+    return name in _READ or any(name.startswith(start) and name.endswith(end) for start, end in (_STALLS, _PIPES))
+
+
 def translated(found: Mapping[str, float]) -> dict[str, float]:
     """The figures of a kernel by our names, in SI units, from the figures by Nsight Compute's names in its base units.
 

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from harness.devices import MARK
 from harness.errors import UsageError
@@ -22,6 +23,7 @@ from harness.ranges import DOMAIN
 
 _CASE = re.compile(r"[\w.=,@+-]+(/[\w.=,@+-]+){3,}")
 """An id of a case: op, variant, dtype and shape, perhaps more. Ranges of other steps, 'check: <id>', aren't ids."""
+_NAMED = 20  # cases that a message names
 _SECONDS = 1e-9  # of a nanosecond
 
 
@@ -67,9 +69,10 @@ def _by_case(trace: NsysTrace, cases: Sequence[str]) -> dict[str, list[_Part]]:
     held = {each.text: None for each in ranges}
     wanted = [case for case in cases if case in held] if cases else list(held)
     if not wanted:
+        named = ", ".join(islice(held, _NAMED)) + (f" and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
         raise UsageError(
             f"{trace.file}: holds the calls of no case" + (" that was asked for" if cases and held else ""),
-            f"it has {', '.join(held)}" if held else f"each is an NVTX range of the domain '{DOMAIN}' by the case's id",
+            f"it has {named}" if held else f"each is an NVTX range of the domain '{DOMAIN}' by the case's id",
         )
     parts = _in_ranges(trace, ranges)
     return {case: parts[case] for case in wanted}

@@ -4,41 +4,75 @@ NVIDIA documents the schema ("Post-Collection Analysis Guide", "SQLite schema re
 has only the tables that got rows, so a table may be missing. A table that is there must have the columns that are read.
 Times are integers, in nanoseconds since the recording began. The upper bits of the id of a process or thread name the
 process.
+
+The file may be anybody's. SQLite evaluates nothing that is written in it: tables are read, views aren't, and each table
+from its first row on, without a condition, an order or a join. A cell may hold anything, whatever its column declares,
+so each is looked at.
 """
 
 from __future__ import annotations
 
 import sqlite3
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from harness import foreign
 from harness.errors import UsageError
 
 EXPORT = "nsys export --type=sqlite"
 _AGAIN = f"export the report once more with a current version of Nsight Systems: {EXPORT} REPORT.nsys-rep"
+_FEWER = "record fewer cases or calls at once"
+_WHOLE, _TEXT = "a whole number", "text"
+_OR_NOTHING = " or nothing"
 _COLUMNS = {
-    "StringIds": ("id", "value"),
-    "NVTX_EVENTS": ("start", "end", "eventType", "text", "textId", "domainId", "globalTid"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "end", "globalTid", "correlationId"),
-    "CUPTI_ACTIVITY_KIND_KERNEL": (
-        *("start", "end", "globalPid", "correlationId", "shortName", "registersPerThread"),
-        *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
-        *("staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread"),
-    ),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": ("start", "end", "globalPid", "correlationId", "bytes"),
-    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": ("start", "end", "globalPid", "correlationId"),
-    "DIAGNOSTIC_EVENT": ("severity", "text"),
+    "StringIds": {"id": _WHOLE, "value": _TEXT},
+    "NVTX_EVENTS": {
+        "start": _WHOLE, "end": _WHOLE + _OR_NOTHING, "eventType": _WHOLE, "text": _TEXT + _OR_NOTHING,
+        "textId": _WHOLE + _OR_NOTHING, "domainId": _WHOLE + _OR_NOTHING, "globalTid": _WHOLE + _OR_NOTHING,
+    },
+    "CUPTI_ACTIVITY_KIND_RUNTIME": {
+        "start": _WHOLE, "end": _WHOLE, "globalTid": _WHOLE + _OR_NOTHING, "correlationId": _WHOLE + _OR_NOTHING,
+    },
+    "CUPTI_ACTIVITY_KIND_KERNEL": {
+        "start": _WHOLE, "end": _WHOLE, "globalPid": _WHOLE + _OR_NOTHING, "correlationId": _WHOLE + _OR_NOTHING,
+        "shortName": _WHOLE, "registersPerThread": _WHOLE,
+        "gridX": _WHOLE, "gridY": _WHOLE, "gridZ": _WHOLE, "blockX": _WHOLE, "blockY": _WHOLE, "blockZ": _WHOLE,
+        "staticSharedMemory": _WHOLE, "dynamicSharedMemory": _WHOLE, "localMemoryPerThread": _WHOLE,
+    },
+    "CUPTI_ACTIVITY_KIND_MEMCPY": {
+        "start": _WHOLE, "end": _WHOLE, "globalPid": _WHOLE + _OR_NOTHING, "correlationId": _WHOLE + _OR_NOTHING,
+        "bytes": _WHOLE,
+    },
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": {
+        "start": _WHOLE, "end": _WHOLE, "globalPid": _WHOLE + _OR_NOTHING, "correlationId": _WHOLE + _OR_NOTHING,
+    },
+    "DIAGNOSTIC_EVENT": {"severity": _WHOLE + _OR_NOTHING, "text": _TEXT + _OR_NOTHING},
+}  # fmt: skip
+"""The tables, the columns of them that are read, and what a cell holds."""
+_NOT_NEGATIVE = {
+    *("registersPerThread", "staticSharedMemory", "dynamicSharedMemory", "localMemoryPerThread", "bytes"),
+    *("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ"),
 }
-"""The tables and the columns of them that are read."""
+_KINDS = {type(None): "nothing", str: "text", bytes: "bytes", float: "a fraction"}
 # Numbers of NVTX events: ranges that are pushed and popped, ranges that are started and ended (each also as imported
 # from a text file), and the creation of a domain, which tells its name.
-_RANGES = "59, 60, 70, 71"
+_RANGES = (59, 60, 70, 71)
 _DOMAIN = 75
 _WORSE_THAN_INFO = 1  # severity of diagnostics
+
+_MOST_ROWS = 2_000_000
+"""The most rows of a table that are read. A row takes about 1 KiB of memory."""
+_LONGEST_CELL = 1 << 20
+"""The most bytes of a text."""
+_STEPS = 1_000
+"""Steps of SQLite's machine between two looks at how many there were."""
+_FEWEST_STEPS = 10_000_000
+_STEPS_A_BYTE = 4
+"""To read a row takes about as many steps as the row has bytes. A file that refers to itself in a circle takes more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +130,56 @@ class NsysTrace:
 def load(file: Path, source: Path) -> NsysTrace:
     """What an export holds. source: the file that errors name, which the export was made of, or the export itself.
 
-    Raises UsageError for a file that isn't an export, lacks a column, or has no kernels.
+    Raises UsageError for a file that isn't an export, lacks a column, holds in a cell what can't stand there, has more
+    rows than the limit, or has no kernels.
     """
-    if not file.is_file():
-        raise UsageError(f"{source}: there is no such file", "name an SQLite export of Nsight Systems")
     try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+        foreign.refuse_special(file)
+    except FileNotFoundError:
+        raise UsageError(f"{source}: there is no such file", "name an SQLite export of Nsight Systems") from None
+    except OSError as error:
+        raise UsageError(f"{source}: can't be read: {error.strerror}", _AGAIN) from None
+    try:
+        # Immutable, so that neither a lock nor a journal beside the file counts.
+        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            _guard(database, file.stat().st_size)
             return _Export(source, database).trace()
-    except sqlite3.DatabaseError as error:
-        raise UsageError(f"{source}: isn't an SQLite export of Nsight Systems ({error})", _AGAIN) from None
+    except (sqlite3.Error, OSError) as error:
+        raise UsageError(f"{source}: isn't an SQLite export of Nsight Systems ({_reason(error)})", _AGAIN) from None
+
+
+def _guard(database: sqlite3.Connection, size: int) -> None:
+    """Let SQLite take no more steps and give no more text than a file of this size can need, and no longer cells.
+
+    Functions that the file names aren't called.
+    """
+    left = (_FEWEST_STEPS + _STEPS_A_BYTE * size) // _STEPS
+
+    def count() -> int:
+        nonlocal left
+        left -= 1
+        return left < 0
+
+    text = 2 * size + _LONGEST_CELL
+
+    def decoded(data: bytes) -> str:
+        nonlocal text
+        text -= len(data)
+        if text < 0:
+            raise sqlite3.DataError("interrupted")
+        return data.decode("utf-8", "replace")
+
+    database.set_progress_handler(count, _STEPS)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_CELL)
+    database.execute("PRAGMA trusted_schema = OFF")
+    database.text_factory = decoded
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if text == "interrupted":
+        return "its tables have more rows or text than a file of its size can have"
+    return f"a cell has more than {foreign.megabytes(_LONGEST_CELL)}" if "too big" in text else text
 
 
 class _Export:
@@ -113,82 +188,132 @@ class _Export:
     def __init__(self, file: Path, database: sqlite3.Connection) -> None:
         self._file = file
         self._database = database
-        found = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
-        self._tables = found & set(_COLUMNS)
+        # What is computed has no page of its own: views, and tables of modules.
+        found = dict(database.execute("SELECT name, rootpage FROM sqlite_master WHERE type IN ('table', 'view')"))
+        self._tables = found.keys() & _COLUMNS.keys()
         for table in sorted(self._tables):
+            if not found[table]:
+                raise UsageError(f"{file}: its table {table} is a view, which isn't read", _AGAIN)
+            # Columns that are computed aren't among them.
             columns = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
             if missing := [column for column in _COLUMNS[table] if column not in columns]:
                 raise UsageError(f"{file}: its table {table} has no column {' and no '.join(missing)}", _AGAIN)
 
     def trace(self) -> NsysTrace:
-        launched = (*self._kernels(), *self._graphs())
+        strings = {row["id"]: row["value"] for row in self._rows("StringIds")}
+        launched = (*self._kernels(strings), *self._graphs())
         if not launched:
             raise self._without_kernels()
         work = (*launched, *self._copies())
-        return NsysTrace(self._file, tuple(self._ranges()), tuple(self._calls()), work)
+        return NsysTrace(self._file, tuple(self._ranges(strings)), tuple(self._calls()), work)
 
-    def _rows(self, table: str, query: str) -> Iterator[Any]:
-        """The rows of a query, none if the export lacks the table."""
-        return iter(self._database.execute(query)) if table in self._tables else iter(())
+    def _rows(self, table: str) -> Iterator[dict[str, Any]]:
+        """The rows of a table by column, each cell of its kind; none if the export lacks the table."""
+        if table not in self._tables:
+            return
+        columns = _COLUMNS[table]
+        names = ", ".join(f'"{name}"' for name in columns)
+        for number, cells in enumerate(self._database.execute(f'SELECT {names} FROM "{table}"'), 1):
+            if number > _MOST_ROWS:
+                message = f"{self._file}: its table {table} has more than {_MOST_ROWS:,} rows, the limit"
+                raise UsageError(message, _FEWER)
+            row = dict(zip(columns, cells, strict=True))
+            if problem := _problem(row, columns):
+                raise UsageError(f"{self._file}: its table {table}, row {number}: {problem}", _AGAIN)
+            yield row
 
-    def _ranges(self) -> Iterator[TraceRange]:
-        # A text that the program registered is a number, which StringIds explains.
-        text, source = "coalesce(t.text, '')", "NVTX_EVENTS t"
-        if "StringIds" in self._tables:
-            text, source = "coalesce(t.text, s.value, '')", "NVTX_EVENTS t LEFT JOIN StringIds s ON s.id = t.textId"
-        names = f"SELECT t.globalTid >> 24, t.domainId, {text} FROM {source} WHERE t.eventType = {_DOMAIN}"
-        domains = {(process, domain): name for process, domain, name in self._rows("NVTX_EVENTS", names)}
-        query = (
-            f'SELECT {text}, t.domainId, t.start, t."end", t.globalTid >> 24, t.globalTid FROM {source} '
-            f"WHERE t.eventType IN ({_RANGES}) ORDER BY t.start"
+    def _ranges(self, strings: Mapping[int, str]) -> list[TraceRange]:
+        domains: dict[tuple[int, int | None], str] = {}
+        found: list[dict[str, Any]] = []
+        for row in self._rows("NVTX_EVENTS"):
+            if row["eventType"] == _DOMAIN:
+                domains[_process(row["globalTid"]), row["domainId"]] = _range_text(row, strings)
+            elif row["eventType"] in _RANGES:
+                found.append(row)
+        made = (
+            TraceRange(
+                _range_text(row, strings),
+                domains.get((_process(row["globalTid"]), row["domainId"]), ""),
+                row["start"],
+                sys.maxsize if row["end"] is None else row["end"],
+                _process(row["globalTid"]),
+                row["globalTid"] or 0,
+            )
+            for row in found
         )
-        for label, domain, start, end, process, thread in self._rows("NVTX_EVENTS", query):
-            last = sys.maxsize if end is None else end
-            yield TraceRange(label, domains.get((process, domain), ""), start, last, process, thread)
+        return sorted(made, key=lambda each: each.start)
 
-    def _calls(self) -> Iterator[HostCall]:
-        table = "CUPTI_ACTIVITY_KIND_RUNTIME"
-        query = (
-            f'SELECT t.start, t."end", t.globalTid >> 24, t.globalTid, t.correlationId FROM {table} t ORDER BY t.start'
+    def _calls(self) -> list[HostCall]:
+        made = (
+            HostCall(row["start"], row["end"], _process(row["globalTid"]), row["globalTid"] or 0, row["correlationId"])
+            for row in self._rows("CUPTI_ACTIVITY_KIND_RUNTIME")
         )
-        return (HostCall(*row) for row in self._rows(table, query))
+        return sorted(made, key=lambda each: each.start)
 
-    def _work(self, table: str, more: str = "", joins: str = "") -> Iterator[Any]:
-        """Rows of what ran on the device: start, end, process and correlation, and `more` columns."""
-        query = f'SELECT t.start, t."end", t.globalPid >> 24, t.correlationId{more} FROM {table} t {joins}'
-        return self._rows(table, f"{query} WHERE t.correlationId IS NOT NULL ORDER BY t.start")
+    def _work(self, kind: str) -> list[dict[str, Any]]:
+        """Rows of what ran on the device, in the order in which it began."""
+        rows = self._rows(f"CUPTI_ACTIVITY_KIND_{kind}")
+        return sorted((row for row in rows if row["correlationId"] is not None), key=lambda row: row["start"])
 
     def _graphs(self) -> Iterator[GpuWork]:
-        return (GpuWork("graph", *row) for row in self._work("CUPTI_ACTIVITY_KIND_GRAPH_TRACE"))
+        return (GpuWork("graph", *_place(row)) for row in self._work("GRAPH_TRACE"))
 
     def _copies(self) -> Iterator[GpuWork]:
-        for start, end, process, correlation, size in self._work("CUPTI_ACTIVITY_KIND_MEMCPY", ", t.bytes"):
-            yield GpuWork("copy", start, end, process, correlation, figures=(("bytes", float(size)),))
+        for row in self._work("MEMCPY"):
+            yield GpuWork("copy", *_place(row), figures=(("bytes", float(row["bytes"])),))
 
-    def _kernels(self) -> Iterator[GpuWork]:
-        figures = {
-            "grid": "t.gridX * t.gridY * t.gridZ",
-            "block": "t.blockX * t.blockY * t.blockZ",
-            "registers": "t.registersPerThread",
-            "shared_bytes": "t.staticSharedMemory + t.dynamicSharedMemory",
-            "local_bytes": "t.localMemoryPerThread",
-        }
-        more = f", s.value, {', '.join(figures.values())}"
-        joins = "LEFT JOIN StringIds s ON s.id = t.shortName"
-        for start, end, process, correlation, name, *values in self._work("CUPTI_ACTIVITY_KIND_KERNEL", more, joins):
-            numbers = tuple(zip(figures, map(float, values), strict=True))
-            yield GpuWork("kernel", start, end, process, correlation, name or "?", numbers)
+    def _kernels(self, strings: Mapping[int, str]) -> Iterator[GpuWork]:
+        for row in self._work("KERNEL"):
+            figures = {
+                "grid": row["gridX"] * row["gridY"] * row["gridZ"],
+                "block": row["blockX"] * row["blockY"] * row["blockZ"],
+                "registers": row["registersPerThread"],
+                "shared_bytes": row["staticSharedMemory"] + row["dynamicSharedMemory"],
+                "local_bytes": row["localMemoryPerThread"],
+            }
+            name = strings.get(row["shortName"]) or "?"
+            yield GpuWork("kernel", *_place(row), name, tuple((key, float(value)) for key, value in figures.items()))
 
     def _without_kernels(self) -> UsageError:
         """The error for an export without kernels, with what Nsight Systems itself noted about CUDA."""
-        query = (
-            "SELECT DISTINCT t.text FROM DIAGNOSTIC_EVENT t "
-            f"WHERE t.severity > {_WORSE_THAN_INFO} AND t.text LIKE '%CUDA%'"
-        )
-        notes = [text for (text,) in self._rows("DIAGNOSTIC_EVENT", query)]
+        rows = self._rows("DIAGNOSTIC_EVENT")
+        worse = (row["text"] or "" for row in rows if (row["severity"] or 0) > _WORSE_THAN_INFO)
+        notes = dict.fromkeys(text for text in worse if "cuda" in text.lower())
         said = f"; Nsight Systems noted: {' '.join(notes)}" if notes else ""
         return UsageError(
             f"{self._file}: holds no kernels{said}",
             "check that the program used the GPU, and that it was recorded with --trace=cuda,nvtx; "
             "Nsight Systems must be at least as new as the driver",
         )
+
+
+def _problem(row: dict[str, Any], columns: Mapping[str, str]) -> str:
+    """What can't be so in a row; '' if all can. Texts become names that can be shown."""
+    for column, kind in columns.items():
+        value = row[column]
+        if isinstance(value, str) and kind.startswith(_TEXT):
+            row[column] = foreign.name(value)
+        elif isinstance(value, int) and kind.startswith(_WHOLE):
+            if value < 0 and column in _NOT_NEGATIVE:
+                return f"'{column}' is {value}, it can't be negative"
+        elif value is not None or not kind.endswith(_OR_NOTHING):
+            return f"'{column}' is {_KINDS.get(type(value), 'a number')}, it must be {kind}"
+    # A range that ends before it starts was open at no time.
+    if "eventType" not in row and "end" in row and row["end"] < row["start"]:
+        return f"'end' is {row['end']}, which is before its start, {row['start']}"
+    return ""
+
+
+def _place(row: Mapping[str, Any]) -> tuple[int, int, int, int]:
+    """Start, end, process and correlation of something that ran on the device."""
+    return row["start"], row["end"], _process(row["globalPid"]), row["correlationId"]
+
+
+def _process(global_id: int | None) -> int:
+    return (global_id or 0) >> 24
+
+
+def _range_text(row: Mapping[str, Any], strings: Mapping[int, str]) -> str:
+    """The text of a range. One that the program registered is a number, which StringIds explains."""
+    text = row["text"]
+    return text if text is not None else strings.get(row["textId"], "")

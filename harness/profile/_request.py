@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import foreign
+from harness.errors import UsageError, brief
 from harness.model import Job, Status
 from harness.profile import CALLS
 from harness.store import dump, parse
 
+_MOST_BYTES = 256 << 20
+_MOVE = "move the file away if it isn't the harness's own; it is read since its name begins as the imported file's"
 REQUEST = ".request.json"
 """Ends the name of the file of a request."""
 
@@ -58,8 +62,15 @@ def write(request: ProfileRequest, file: Path) -> None:
 
 
 def read(file: Path) -> ProfileRequest:
-    """The request in a file."""
-    return parse(ProfileRequest, file.read_bytes())
+    """The request in a file. Raises UsageError where it has none that can be carried out."""
+    try:
+        found = parse(ProfileRequest, foreign.read(file, _MOST_BYTES))
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or brief(str(error))
+        raise UsageError(f"{file}: isn't a request of a profile: {reason}", _MOVE) from None
+    if found.calls < 1:
+        raise UsageError(f"{file}: isn't a request of a profile: its cases are called {found.calls} times", _MOVE)
+    return found
 
 
 def answers(file: Path) -> list[CaseRan]:
@@ -72,7 +83,8 @@ def answers(file: Path) -> list[CaseRan]:
 
 def beside(file: Path) -> ProfileRequest | None:
     """The request that a file of a tool came from, by the beginning of its name; None if it isn't beside the file."""
-    found = [path for path in file.parent.glob(f"*{REQUEST}") if file.name.startswith(path.name.removesuffix(REQUEST))]
+    requests = file.parent.glob(f"?*{REQUEST}")
+    found = [path for path in requests if file.name.startswith(path.name.removesuffix(REQUEST))]
     # The longer name is meant where both ncu-1 and ncu-11 fit.
     return read(max(found, key=lambda path: len(path.name))) if found else None
 

@@ -9,13 +9,16 @@ work themselves, so they are left out.
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness import foreign
 from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import Interval, own
@@ -24,6 +27,16 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
 _MICROSECOND = 1e-6
+_MOST_BYTES = 256 << 20
+"""The most bytes of a trace, unpacked."""
+_MOST_VALUES = 16_000_000
+"""The most values of a trace. An event of a kernel has about 25."""
+_MOST_DEVICES = 1024
+_LATEST = 1e18
+"""Microseconds; the times of a trace are since 1970, or since the machine's start."""
+_LARGEST = 2**63 - 1
+"""The largest size of a grid, a block or a memory."""
+_SHORTER = "record fewer steps: a few tell as much as many"
 _RECORD = "record it anew with torch.profiler.profile() and export_chrome_trace(PATH), or with 'harness profile torch'"
 
 
@@ -75,36 +88,63 @@ def read(path: Path) -> Trace:
     if not gpu and not operators:
         raise UsageError(f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}")
     origin = float(events[0]["ts"])
-    spans = _kernels(gpu, origin) if gpu else _operators(operators, origin)
-    return Trace(bool(gpu), tuple(spans), tuple(_interval(event, origin) for event in (*operators, *runtime)))
+    spans = tuple(_kernels(gpu, origin) if gpu else _operators(operators, origin))
+    if len({span.place for span in spans}) > _MOST_DEVICES:
+        raise UsageError(f"{path}: is of more than {_MOST_DEVICES} devices, the limit", _RECORD)
+    return Trace(bool(gpu), spans, tuple(_interval(event, origin) for event in (*operators, *runtime)))
 
 
 def _loaded(path: Path) -> list[Any]:
     """The events of a file, as they are in it."""
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        found = json.loads(data)
+        found = json.loads(_text(path))
     except (OSError, EOFError, zlib.error, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError(f"{path}: can't be read as a trace: {reason}", _RECORD) from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: can't be read as a trace: it is nested too deeply", _RECORD) from error
     events = found.get("traceEvents") if isinstance(found, dict) else found
     if not isinstance(events, list):
         raise UsageError(f"{path}: is JSON without 'traceEvents'", _RECORD)
     return events
 
 
+def _text(path: Path) -> bytes:
+    """The JSON of a file. Raises UsageError if it has more bytes or values than the limit.
+
+    The bytes of a compressed file are counted as they are unpacked. A value such as {} takes thirty times as much
+    memory as it has bytes, so values are counted before they are made.
+    """
+    data = foreign.read(path, _MOST_BYTES)
+    if path.suffix == ".gz":
+        with gzip.open(io.BytesIO(data)) as unpacked:
+            data = unpacked.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"{path}: unpacked it has more than {foreign.megabytes(_MOST_BYTES)}, the limit", _SHORTER)
+    if sum(data.count(sign) for sign in (b",", b"[", b"{")) > _MOST_VALUES:
+        raise UsageError(f"{path}: has more than {_MOST_VALUES:,} values, the limit", _SHORTER)
+    return data
+
+
 def _complete(events: Iterable[Any], path: Path) -> Iterator[dict[str, Any]]:
-    """The events that have a name, a kind, a start and a length. Marks and links take no time."""
-    for event in events:
+    """The events that have a name, a kind, a start and a length. Marks and links take no time.
+
+    Raises UsageError for what is no event, and for a time that is no time.
+    """
+    for number, event in enumerate(events, 1):
         if not isinstance(event, dict):
-            raise UsageError(f"{path}: {event!r:.80} in 'traceEvents' is no event", _RECORD)
-        times = (event.get("ts"), event.get("dur"))
+            raise UsageError(f"{path}: {reprlib.repr(event)} in 'traceEvents', event {number}, is no event", _RECORD)
+        times: tuple[Any, Any] = (event.get("ts"), event.get("dur"))
         texts = (event.get("name"), event.get("cat"))
         known = all(isinstance(time, int | float) for time in times) and all(isinstance(text, str) for text in texts)
-        if event.get("ph") == "X" and known and event["dur"] >= 0:
-            yield event
+        if event.get("ph") != "X" or not known:
+            continue
+        # Not written as an inequality: nan is in no range.
+        if not all(-_LATEST <= time <= _LATEST for time in times):
+            said = " and ".join(f"{key} {reprlib.repr(event[key])}" for key in ("ts", "dur"))
+            raise UsageError(f"{path}: event {number} has times that can't be: {said}", _RECORD)
+        if event["dur"] >= 0:
+            yield {**event, "name": foreign.name(event["name"])}
 
 
 def _launches(name: str) -> bool:
@@ -124,24 +164,33 @@ def _arguments(event: dict[str, Any]) -> dict[str, Any]:
 def _kernels(events: Sequence[dict[str, Any]], origin: float) -> Iterator[Span]:
     for call, event in enumerate(events):
         device = _arguments(event).get("device", event.get("pid", 0))
-        yield Span(event["name"], str(device), *_interval(event, origin), call, tuple(_figures(_arguments(event))))
+        yield Span(event["name"], _place(device), *_interval(event, origin), call, tuple(_figures(_arguments(event))))
 
 
 def _figures(found: dict[str, Any]) -> Iterator[tuple[str, float]]:
     for name in ("grid", "block"):
         sizes = found.get(name)
-        if isinstance(sizes, list) and len(sizes) == 3 and all(isinstance(size, int) for size in sizes):
+        if isinstance(sizes, list) and len(sizes) == 3 and all(map(_is_size, sizes)):
             yield name, float(sizes[0] * sizes[1] * sizes[2])
     for name, key in (("registers", "registers per thread"), ("shared_bytes", "shared memory")):
-        if isinstance(found.get(key), int):
+        if _is_size(found.get(key)):
             yield name, float(found[key])
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and 0 <= value <= _LARGEST
+
+
+def _place(value: Any) -> str:
+    """The name of a process, a thread or a device: a number or a text."""
+    return foreign.name(str(value)) if isinstance(value, int | str) else "?"
 
 
 def _operators(events: Sequence[dict[str, Any]], origin: float) -> Iterator[Span]:
     """The time that each operator spent in itself, in the pieces that calls of other operators inside it leave."""
     threads: dict[tuple[str, str], list[int]] = {}
     for index, event in enumerate(events):
-        threads.setdefault((str(event.get("pid")), str(event.get("tid"))), []).append(index)
+        threads.setdefault((_place(event.get("pid")), _place(event.get("tid"))), []).append(index)
     for indices in threads.values():
         intervals = [_interval(events[index], origin) for index in indices]
         for place, start, end in own(intervals):

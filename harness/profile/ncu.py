@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
+import io
 import re
 import shutil
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from harness import foreign
 from harness.devices import MARK
-from harness.errors import MachineError, UsageError
+from harness.errors import MachineError, UsageError, clipped
 from harness.model import Attachment, KernelProfile
 from harness.profile import _request
-from harness.profile._ncu_metrics import BYTES, DETAILS, SECTIONS, translated
+from harness.profile._ncu_metrics import BYTES, DETAILS, SECTIONS, is_read, translated
 
 SUMMARY = "counters of each kernel: bytes, stalls, pipes (Nsight Compute)"
 SUFFIXES = (".ncu-rep", ".csv")
@@ -110,7 +111,7 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
         every = [job.case.id for job in request.jobs]
         return read(base, [case if case in cases or not cases else "" for case in every], request.calls)
     rows = list(_rows(file))
-    if any(row[_NAME].startswith(MARK) for row in rows):
+    if any(row.name.startswith(MARK) for row in rows):
         advice = f"put the request, {file.name.partition('.')[0]}{_request.REQUEST}, beside it"
         raise UsageError(f"{file}: is of several cases, and what they are isn't known", advice)
     if len(cases) > 1:
@@ -122,7 +123,49 @@ def _report(base: Path, part: str) -> Path:
     return base.with_name(f"{base.name}.{part}{_SUFFIX}")
 
 
-Row = dict[str, str]
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A launch: its line in the page, and its columns as text, in base units."""
+
+    place: str
+    cells: Mapping[str, str]
+
+    @property
+    def name(self) -> str:
+        """The kernel's."""
+        return foreign.name(self.cells[_NAME])
+
+    def first(self, column: str) -> int:
+        """The first number of a size such as '(4, 1, 1)'. Raises UsageError where it isn't one from 1 on."""
+        found = _SIZE.match(self.cells.get(column, ""))
+        if not found or not int(found[1]):
+            said = clipped(self.cells.get(column, ""), _SHOWN)
+            raise UsageError(f"{self.place}: '{said}' isn't a {column.lower()} from (1, 1, 1) on", _HOW)
+        return int(found[1])
+
+    def numbers(self) -> dict[str, float]:
+        """The columns that hold a number. Raises UsageError for a figure that no launch can have.
+
+        What wasn't counted is 'n/a', 'nan' or 'inf', and left out.
+        """
+        found = {}
+        for column, text in self.cells.items():
+            value = _number(text)
+            if value is not None and is_read(column) and not 0 <= value <= _LARGEST:
+                said = clipped(text, _SHOWN)
+                raise UsageError(f"{self.place}: {column} is {said}; it can be from 0 to {_LARGEST:g}", _HOW)
+            if value is not None:
+                found[column] = value
+        return found
+
+
+_SIZE = re.compile(r"\D*([0-9]{1,9})\b")
+_LARGEST = 1e30
+"""The largest figure, in base units. No counter comes near it."""
+_SHOWN = 60  # characters of a cell that an error shows
+_HOW = "make it by: ncu --import REPORT --page raw --csv --print-units base"
+_MOST_BYTES = 256 << 20
+"""The most bytes of a page as CSV. A launch takes about 10 KiB of it, and ten times as much memory."""
 _TO_BASE = {
     "usecond": 1e3, "us": 1e3, "msecond": 1e6, "ms": 1e6, "second": 1e9, "s": 1e9,
     "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12, "Khz": 1e3, "Mhz": 1e6, "Ghz": 1e9,
@@ -131,33 +174,64 @@ _TO_BASE = {
 _CYCLES = {"cycle/nsecond": 1e9, "cycle/ns": 1e9, "cycle/usecond": 1e6, "cycle/us": 1e6}
 
 
-def _rows(file: Path) -> Iterator[Row]:
-    """The kernels of a report, or of the CSV of its raw page, each with its columns as text, in base units."""
+def _rows(file: Path) -> Iterator[_Row]:
+    """The kernels of a report, or of the CSV of its raw page. Raises UsageError for a file that isn't one."""
     import csv
-    import io
 
-    if not file.is_file():
-        raise UsageError(f"{file}: there is no such file", "name a report of ncu, or its raw page as CSV")
-    text = _exported(file) if file.suffix == _SUFFIX else file.read_text(encoding="utf-8", errors="replace")
+    text = _text(file)
     start = text.find(f'"{_ID}"')
-    rows = csv.DictReader(io.StringIO(text[start:] if start >= 0 else ""))
-    columns = rows.fieldnames or ()
-    if not {_ID, _NAME, _GRID} <= {*columns} or "Metric Name" in columns:
-        how = "make it by: ncu --import REPORT --page raw --csv --print-units base"
-        raise UsageError(f"{file}: isn't the raw page of a report of ncu", how)
-    scales: dict[str, float] = {}
-    for row in rows:
-        if row[_ID]:
-            yield {name: _scaled(text, scales.get(name, 1.0)) for name, text in row.items()}
-        else:  # the row with the units
-            scales = {name: _TO_BASE.get((unit or "").partition("/")[0], 1.0) for name, unit in row.items()}
-            scales |= {name: _CYCLES[unit] for name, unit in row.items() if unit in _CYCLES}
+    page = text[start:] if start >= 0 else ""
+    ahead = text.count("\n", 0, max(start, 0))
+    del text
+    rows = csv.reader(io.StringIO(page, newline=""))
+    try:
+        columns = next(rows, [])
+        if not {_ID, _NAME, _GRID} <= {*columns} or "Metric Name" in columns:
+            raise UsageError(f"{file}: isn't the raw page of a report of ncu", _HOW)
+        scales: dict[str, float] = {}
+        for cells in rows:
+            place = f"{file}:{ahead + rows.line_num}"
+            if not cells:
+                continue
+            if len(cells) != len(columns):
+                raise UsageError(f"{place}: has {len(cells)} cells, its head has {len(columns)}", _HOW)
+            row = dict(zip(columns, cells, strict=True))
+            if row[_ID]:
+                yield _Row(place, {name: _scaled(text, scales.get(name, 1.0)) for name, text in row.items()})
+            else:  # the row with the units
+                scales = {name: _TO_BASE.get(unit.partition("/")[0], 1.0) for name, unit in row.items()}
+                scales |= {name: _CYCLES[unit] for name, unit in row.items() if unit in _CYCLES}
+    except csv.Error as error:
+        raise UsageError(f"{file}:{ahead + rows.line_num}: isn't CSV: {error}", _HOW) from None
 
 
-def _scaled(text: str | None, scale: float) -> str:
-    if scale == 1.0 or not text:
-        return text or ""
-    return str(float(text.replace(",", "")) * scale)
+def _scaled(text: str, scale: float) -> str:
+    """A number in base units; text that isn't one, such as 'n/a', as it is."""
+    value = _number(text) if scale != 1.0 else None
+    return text if value is None else str(value * scale)
+
+
+def _number(text: str) -> float | None:
+    """The number that a cell holds; None if it holds none. One of too many digits is infinite."""
+    if not any(map(str.isdigit, text)):
+        return None
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        return None
+
+
+def _text(file: Path) -> str:
+    """The raw page of a report, or of a file that has it."""
+    try:
+        foreign.refuse_special(file)
+        if file.suffix == _SUFFIX:
+            return _exported(file)
+        return foreign.read(file, _MOST_BYTES).decode("utf-8", "replace")
+    except (FileNotFoundError, IsADirectoryError):
+        raise UsageError(f"{file}: there is no such file", "name a report of ncu, or its raw page as CSV") from None
+    except OSError as error:
+        raise UsageError(f"{file}: can't be read: {error.strerror}", _HOW) from None
 
 
 def _exported(report: Path) -> str:
@@ -175,39 +249,28 @@ def _exported(report: Path) -> str:
     return done.stdout
 
 
-def _by_case(rows: Iterable[Row], cases: Sequence[str]) -> dict[str, dict[str, KernelProfile]]:
+def _by_case(rows: Iterable[_Row], cases: Sequence[str]) -> dict[str, dict[str, KernelProfile]]:
     """The kernels of each case: they come after the mark with the case's number, which tells the calls too."""
-    found: dict[str, list[Row]] = defaultdict(list)
+    found: dict[str, list[_Row]] = defaultdict(list)
     calls: dict[str, int] = {}
     case = ""
     for row in rows:
-        if row[_NAME].startswith(MARK):
-            number, repeats = (int(re.findall(r"\d+", row[size])[0]) for size in (_GRID, _BLOCK))
+        if row.name.startswith(MARK):
+            number = row.first(_GRID)
             case = cases[number - 1] if number <= len(cases) else ""
-            calls[case] = repeats
+            calls[case] = row.first(_BLOCK)
         elif case:
             found[case].append(row)
     return {case: _kernels(own, calls[case]) for case, own in found.items()}
 
 
-def _kernels(rows: Sequence[Row], calls: int) -> dict[str, KernelProfile]:
+def _kernels(rows: Sequence[_Row], calls: int) -> dict[str, KernelProfile]:
     """What was counted of each kernel: the mean of its launches, and how many there are in a call."""
     launches: dict[str, list[dict[str, float]]] = defaultdict(list)
     for row in rows:
-        if not row[_NAME].startswith(MARK):
-            launches[row[_NAME]].append(translated(_numbers(row)))
+        if not row.name.startswith(MARK):
+            launches[row.name].append(translated(row.numbers()))
     return {name: KernelProfile(name, len(own) / calls, _mean(own)) for name, own in launches.items()}
-
-
-def _numbers(row: Row) -> dict[str, float]:
-    """The columns that hold a number."""
-    found = {}
-    for name, text in row.items():
-        with suppress(ValueError):
-            value = float(text.replace(",", ""))
-            if math.isfinite(value):
-                found[name] = value
-    return found
 
 
 def _mean(launches: Sequence[dict[str, float]]) -> tuple[tuple[str, float], ...]:

@@ -91,8 +91,11 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
 
     The trace of a program is about the only one of `cases`, or about none (''); its figures are of the whole trace.
     """
-    number = re.search(r"-(\d+)\.json", file.name)
+    number = re.search(r"-([0-9]{1,9})\.json", file.name)
     if (request := _request.beside(file)) and number:
+        if not 1 <= int(number[1]) <= len(request.jobs):
+            have = f"the request beside it has {len(request.jobs)} cases"
+            raise UsageError(f"{file}: is of case {int(number[1])}, {have}", "give the file the name that it had")
         case = request.jobs[int(number[1]) - 1].case.id
         found = replace(_attachment(case, file, request.calls), files=())
         return [found] if case in cases or not cases else []

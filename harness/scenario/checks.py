@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,11 +12,13 @@ from harness.expressions import ExpressionError
 from harness.model import Case, Claim, Curve, Expectation, Timing
 from harness.ops import ITEMSIZE, Op
 from harness.ops.known_cases import recognised
-from harness.scenario.definition import Definition, Setting
-from harness.scenario.documents import Document, KeyPath, read
+from harness.scenario.definition import MOST_CASES, Definition, Setting
+from harness.scenario.documents import Document, KeyPath, read, shown
 from harness.scenario.schema import Names, ScenarioKeys, validate
 from harness.scenario.shapes import expand, value
 
+_MOST_CASES = 5 * MOST_CASES
+"""The most cases of all files together. Nearly 10,000 are bundled."""
 _SURELY_MEANT = 0.75
 """Similarity of names from which on an unknown one is taken for a spelling mistake."""
 
@@ -24,9 +27,15 @@ def load(paths: Sequence[Path], catalogue: Mapping[str, Op]) -> tuple[Definition
     """The scenarios in the files at `paths`. Raises InputError with all problems of all files."""
     problems: list[Problem] = []
     definitions: dict[str, Definition] = {}
+    count = 0
     for path in paths:
         found, wrong = _definitions(path, catalogue)
         problems += wrong
+        count += sum(len(own.settings) * len(own.dtypes) * len(own.variants) for own in found)
+        if count > _MOST_CASES:
+            message = f"with the files before it, it makes {count:,} cases; {_MOST_CASES:,} is the limit of a command"
+            problems.append(Problem(str(path), message, "name fewer files"))
+            break
         for definition in found:
             first = definitions.setdefault(definition.name, definition)
             if first is not definition:
@@ -132,19 +141,21 @@ def _places(
     document: Document, keys: ScenarioKeys, op: Op, dtypes: Sequence[str], settings: Sequence[Setting]
 ) -> Iterator[Problem]:
     """Claims and floors about cases that this scenario doesn't have."""
-    made = (
+    made = [
         Case(op.name, "", dtype, setting.shape, setting.choices, setting.world, cache=keys.cache)
         for dtype in dtypes
         for setting in settings
-    )
-    cases = [recognised(case, {op.name: op}) for case in made]
+    ]
+    groups = list(dict.fromkeys(recognised(case, {op.name: op}).group for case in made))
+    # A glob may also name what is at the op's default. All at once, since a scenario may have thousands of both.
+    names = list(dict.fromkeys((*groups, *(case.group for case in made))))
     globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
     for variant, entries in keys.expect.items():
         globs |= {("expect", variant, index): entry.where for index, entry in enumerate(entries)}
     for path, where in globs.items():
-        if not any(case.group_matches(where) for case in cases):
-            message = f"'{where}' matches no case of this scenario"
-            such = min((case.group for case in cases), default="")
+        if not fnmatch.filter(names, where):
+            message = f"{shown(where)} matches no case of this scenario"
+            such = min(groups, default="")
             yield document.problem((*path, "where"), message, f"cases are such as {such}")
 
 

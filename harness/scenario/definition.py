@@ -8,6 +8,8 @@ from pathlib import Path
 
 from harness.model import Cache, Case, Claim, Curve, Expectation, Timing, Value
 
+MOST_CASES = 10_000
+"""The most cases of a scenario."""
 Shape = tuple[tuple[str, int], ...]
 Chosen = tuple[tuple[str, Value], ...]
 

@@ -6,14 +6,18 @@ A file holds one scenario, or several as YAML documents, which `---` separates.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from harness.errors import InputError, Problem, nearest
+from harness import foreign
+from harness.errors import InputError, Problem, clipped, nearest
 from harness.paths import data
 
 try:
@@ -25,6 +29,19 @@ KeyPath = tuple[str | int, ...]
 
 _EXAMPLE = "see scenarios/quick.yaml for an example"
 _MOST_NESTED = 20
+"""Levels. No scenario needs six."""
+_MOST_BYTES = 4 << 20
+_MOST_VALUES = 20_000
+"""The most keys and values of a file, each as often as it is referred to. The largest bundled file has 500."""
+_MOST_DOCUMENTS = 500
+_MOST_FILES = 1_000
+"""The most scenario files of a folder, and the most names that a misspelt one is compared with."""
+_LETTERS = 1_000
+"""A text counts as one more value for each so many letters."""
+_LONGEST_NUMBER = 100  # characters, also of true, false, null and dates
+_MOST_KEYS = 10  # of a mapping that messages show
+_SHOWN = 80  # characters of a value, or of a key, that messages show
+_FEWER = "write products in place of lists of shapes, or several files"
 # What the user can do about an error of the YAML parser, by a part of the parser's message.
 _EXPLANATIONS = (
     ("cannot start any token", "a tab or a special character starts a word; indent with spaces, quote the text"),
@@ -120,7 +137,7 @@ def read(file: Path) -> tuple[Document, ...]:
     """The mappings in a YAML file, one for each document. Raises InputError if it has none or can't be read."""
     text = _text(file)
     try:
-        _check_depth(file, text)
+        _check_size(file, text)
         return _documents(file, _Loader(text))
     except yaml.MarkedYAMLError as error:
         mark, message = error.problem_mark, f"isn't valid YAML: {_reason(error)}"
@@ -133,13 +150,15 @@ def read(file: Path) -> tuple[Document, ...]:
 def _documents(file: Path, loader: _Loader) -> tuple[Document, ...]:
     read_: list[tuple[yaml.Node, _Builder, dict[str, Any]]] = []
     problems: list[Problem] = []
+    values = 0
     try:
         # One by one: an anchor holds within its document.
         while loader.check_node():
             root = loader.get_node()
             if isinstance(root, yaml.MappingNode):
-                builder = _Builder(file, loader)
+                builder = _Builder(file, loader, _MOST_VALUES - values)
                 read_.append((root, builder, builder.build(root)))
+                values += builder.size(root)
             else:
                 problems.append(_no_scenario(file, root))
     finally:
@@ -170,17 +189,23 @@ def _names(stem: str, ops: Sequence[object]) -> list[str]:
     if len(ops) == 1:
         return [stem]
     nth = [1 + ops[:index].count(op) for index, op in enumerate(ops)]
-    return [f"{stem}.{op}" + (f".{n}" if n > 1 else "") for op, n in zip(ops, nth, strict=True)]
+    return [f"{stem}.{clipped(str(op), _SHOWN)}" + (f".{n}" if n > 1 else "") for op, n in zip(ops, nth, strict=True)]
 
 
 class _Builder:
-    """Makes plain data of YAML nodes. Keys stay text: 'on' is a key like any other, and so is '1'."""
+    """Makes plain data of YAML nodes. Keys stay text: 'on' is a key like any other, and so is '1'.
 
-    def __init__(self, file: Path, loader: _Loader) -> None:
+    most: values that the document may have. Raises InputError for a document that has more, or is nested too deeply,
+    when each value counts wherever it is referred to: what reads the data goes through it as often.
+    """
+
+    def __init__(self, file: Path, loader: _Loader, most: int) -> None:
         self.problems: list[Problem] = []
         self._file = file
         self._loader = loader
+        self._most = most
         self._containers: dict[int, Any] = {}
+        self._weights: dict[int, tuple[int, int]] = {}
 
     def build(self, node: yaml.Node, key: str = "") -> Any:
         # An alias is the node that it names. Each node is built once, so an alias inside its own node makes no loop.
@@ -192,13 +217,41 @@ class _Builder:
             items: list[Any] = []
             self._containers[id(node)] = items
             items.extend(self.build(item, _joined(key, index)) for index, item in enumerate(node.value))
+            self._weigh(node, node.value)
             return items
+        assert isinstance(node, yaml.ScalarNode)
+        return self._scalar(node, key)
+
+    def size(self, node: yaml.Node) -> int:
+        """Values of a node that was built, each as often as it is referred to. An alias inside its own node is one."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1 + len(node.value) // _LETTERS
+        return self._weights.get(id(node), (1, 1))[0]
+
+    def _weigh(self, node: yaml.Node, inside: Iterable[yaml.Node]) -> None:
+        parts = list(inside)
+        size = 1 + sum(map(self.size, parts))
+        depth = 1 + max((self._weights.get(id(part), (1, 0))[1] for part in parts), default=0)
+        self._weights[id(node)] = size, depth
+        if size > self._most:
+            message = f"has more than {_MOST_VALUES:,} keys and values, the limit; what '*' refers to counts each time"
+            raise InputError([_problem(self._file, node.start_mark, "", message, _FEWER)])
+        if depth > _MOST_NESTED:
+            raise InputError([_too_deep(self._file)])
+
+    def _scalar(self, node: yaml.ScalarNode, key: str) -> Any:
+        """The value of a scalar; its text, and a problem, where its tag is one that the text doesn't suit."""
+        kind = node.tag.removeprefix("tag:yaml.org,2002:")
         try:
-            return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError):
-            kind = node.tag.removeprefix("tag:yaml.org,2002:")
-            self._report(node, key, f"'{node.value[:30]}' can't be read as {kind}", "quote it if it is text")
-            return node.value
+            if kind == "str" or len(node.value) <= _LONGEST_NUMBER:
+                made = self._loader.construct_object(node)
+                if made is None or isinstance(made, str | int | float | date):
+                    return made
+        except Exception:  # what constructors raise for text that doesn't suit a tag isn't said anywhere
+            pass
+        message = f"'{clipped(node.value, _SHOWN)}' can't be read as {clipped(kind, _SHOWN)}"
+        self._report(node, key, message, "quote it if it is text")
+        return node.value
 
     def _mapping(self, node: yaml.MappingNode, key: str) -> dict[str, Any]:
         mapping: dict[str, Any] = {}
@@ -213,6 +266,7 @@ class _Builder:
             else:
                 lines[name] = name_node.start_mark.line + 1
                 mapping[name] = self.build(value, _joined(key, name))
+        self._weigh(node, (part for pair in node.value for part in pair))
         return mapping
 
     def _report(self, node: yaml.Node, key: str, message: str, advice: str = "") -> None:
@@ -225,14 +279,19 @@ def _named(name: str) -> list[Path]:
     bundled = {file.stem: file for file in _bundled()}
     if name in bundled:
         return [bundled[name]]
+    if path.exists():
+        foreign.refuse_special(path)
     if path.is_file():
         return [path]
     inside = sorted(path.glob("*.yaml"))
+    if len(inside) > _MOST_FILES:
+        message = f"this folder holds {len(inside):,} scenarios; {_MOST_FILES:,} is the limit"
+        raise InputError([Problem(name, message, "name some of its files")])
     if inside:
         return inside
     if path.is_dir():
         raise InputError([Problem(name, "this folder holds no scenario", "scenarios are files named *.yaml")])
-    known = [*bundled, *map(str, path.parent.glob("*.yaml"))]
+    known = [*bundled, *map(str, islice(path.parent.glob("*.yaml"), _MOST_FILES))]
     raise InputError(
         [Problem(name, "no scenario file or folder, and none bundled, has this name", nearest(name, known))]
     )
@@ -241,12 +300,13 @@ def _named(name: str) -> list[Path]:
 def shown(value: object) -> str:
     """A value as it stands in the file."""
     if isinstance(value, Mapping):
-        return f"a mapping with the keys {', '.join(value)}" if value else "an empty mapping"
+        keys = ", ".join(islice(value, _MOST_KEYS)) + (", ..." if len(value) > _MOST_KEYS else "")
+        return f"a mapping with the keys {clipped(keys, 2 * _SHOWN)}" if value else "an empty mapping"
     if isinstance(value, list):
         return "a list" if value else "an empty list"
     if value is None or isinstance(value, bool):
         return {None: "nothing", True: "true", False: "false"}[value]
-    return f"'{value}'" if isinstance(value, str) else str(value)
+    return f"'{clipped(value, _SHOWN)}'" if isinstance(value, str) else str(value)
 
 
 def _bundled() -> list[Path]:
@@ -255,23 +315,33 @@ def _bundled() -> list[Path]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_bytes().decode("utf-8-sig")
+        return foreign.read(file, _MOST_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise InputError([Problem(str(file), f"can't be read: {error.strerror}")]) from error
     except UnicodeDecodeError as error:
         raise InputError([Problem(str(file), "isn't UTF-8 text", "a scenario is a YAML file")]) from error
 
 
-def _check_depth(file: Path, text: str) -> None:
-    """Refuse a text nested so deeply that libyaml, which recurses, would crash. No scenario needs six levels."""
-    depth = 0
+def _check_size(file: Path, text: str) -> None:
+    """Refuse a text nested so deeply that libyaml, which recurses, would crash, and one of more than the limits."""
+    depth = values = documents = 0
     for event in yaml.parse(text, _Loader):
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        values += isinstance(event, yaml.NodeEvent)
         if depth > _MOST_NESTED:
-            raise InputError([Problem(str(file), f"is nested more than {_MOST_NESTED} levels deep", _EXAMPLE)])
+            raise InputError([_too_deep(file)])
+        if values > _MOST_VALUES:
+            raise InputError([Problem(str(file), f"has more than {_MOST_VALUES:,} keys and values, the limit", _FEWER)])
+        if documents > _MOST_DOCUMENTS:
+            raise InputError([Problem(str(file), f"has more than {_MOST_DOCUMENTS} scenarios, the limit", _FEWER)])
+
+
+def _too_deep(file: Path) -> Problem:
+    return Problem(str(file), f"is nested more than {_MOST_NESTED} levels deep", _EXAMPLE)
 
 
 def _kind(node: yaml.Node) -> str:
@@ -292,10 +362,16 @@ def _advice(error: yaml.MarkedYAMLError) -> str:
 def _child(node: yaml.Node, part: str | int) -> tuple[yaml.Node, yaml.Node] | None:
     """The node to point at for `part` (a key, or an item) and the value under it; None if there is none."""
     if isinstance(node, yaml.MappingNode):
-        return next(((key, value) for key, value in node.value if key.value == part), None)
+        return _pairs(node).get(part)
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int):
         return node.value[part], node.value[part]
     return None
+
+
+@lru_cache(maxsize=8)
+def _pairs(node: yaml.MappingNode) -> dict[str | int, tuple[yaml.Node, yaml.Node]]:
+    """The keys and values of a mapping by key, the first where one is written twice. Many problems may look one up."""
+    return {key.value: (key, value) for key, value in reversed(node.value) if isinstance(key, yaml.ScalarNode)}
 
 
 def _problem(file: Path, mark: yaml.Mark | None, key: str, message: str, advice: str) -> Problem:
@@ -307,4 +383,5 @@ def _joined(key: str, part: str | int) -> str:
     """A key path as people write it: 'shapes[0].N'."""
     if isinstance(part, int):
         return f"{key}[{part}]"
-    return f"{key}.{part}" if key else part
+    name = clipped(part, _SHOWN)
+    return f"{key}.{name}" if key else name

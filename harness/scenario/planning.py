@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from harness.errors import InputError, Problem, UsageError, nearest
-from harness.model import Case, Job, Scenario, Timing
+from harness.model import LONGEST_CASE, Case, Job, Scenario, Timing
 from harness.ops import Op
 from harness.ops.known_cases import recognised, translated
 from harness.scenario.definition import Definition
@@ -118,8 +118,9 @@ def _unknown(definitions: Sequence[Definition], catalogue: Mapping[str, Op], sel
                 yield Problem(flag, f"no {what} of these scenarios is named '{name}'", nearest(name, allowed))
     if selection.precision is not None and not 0 < selection.precision < 1:
         yield Problem("--precision", f"must be between 0 and 1, found {selection.precision:g}")
-    if selection.max_time is not None and not 0 < selection.max_time < float("inf"):
-        yield Problem("--max-time", f"must be more than 0 seconds, found {selection.max_time:g}")
+    if selection.max_time is not None and not 0 < selection.max_time <= LONGEST_CASE:
+        may = f"{LONGEST_CASE:g} seconds or less" if selection.max_time > LONGEST_CASE else "more than 0 seconds"
+        yield Problem("--max-time", f"must be {may}, found {selection.max_time:g}")
 
 
 def _unmatched(

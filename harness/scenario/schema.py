@@ -24,9 +24,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from harness.errors import Problem, nearest
+from harness.errors import Problem, clipped, nearest
 from harness.metrics import METRICS, claimed, floors
-from harness.model import Cache, Says, Timing
+from harness.model import LONGEST_CASE, Cache, Says, Timing
 from harness.ops import Op
 from harness.scenario.documents import Document, KeyPath, shown
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _DEFAULT = Timing()
+_MOST_DEVICES = 1024
+_LONGEST = 300  # characters of a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,13 @@ def _known(name: str, allowed: Collection[str], message: str) -> str:
 
 
 def _refused(message: str, advice: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{message}", {"message": message, "advice": advice})
+    return PydanticCustomError("refused", "{message}", {"message": clipped(message, _LONGEST), "advice": advice})
 
 
 Text = Annotated[str, Field(min_length=1)]
 Row = Annotated[str, Field(pattern="^[A-Z][0-9]+$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=LONGEST_CASE, allow_inf_nan=False)]
 OpName = Annotated[str, AfterValidator(_op)]
 DtypeName = Annotated[str, AfterValidator(_dtype)]
 VariantName = Annotated[str, AfterValidator(_variant)]
@@ -147,7 +150,7 @@ Chosen = Annotated[
     Field(min_length=1),
 ]
 Worlds = Annotated[
-    list[Annotated[int, Field(ge=1)]],
+    list[Annotated[int, Field(ge=1, le=_MOST_DEVICES)]],
     BeforeValidator(_listed, json_schema_input_type=int | list[int]),
     Field(min_length=1),
 ]
@@ -180,8 +183,8 @@ class TimingKeys(_Keys):
         default=_DEFAULT.precision,
         description="Stop when the 95% interval of the median is this narrow, relative to it.",
     )
-    max_time: Positive = Field(default=_DEFAULT.max_time, description="Stop sampling after this many seconds.")
-    timeout: Positive = Field(default=_DEFAULT.timeout, description="Give the case up after this many seconds in all.")
+    max_time: Seconds = Field(default=_DEFAULT.max_time, description="Stop sampling after this many seconds.")
+    timeout: Seconds = Field(default=_DEFAULT.timeout, description="Give the case up after this many seconds in all.")
 
 
 class ClaimKeys(_Keys):
@@ -340,6 +343,7 @@ _MUST = {
     "greater_than": "must be more than {gt:g}",
     "greater_than_equal": "must be {ge:g} or more",
     "int_type": "must be an integer",
+    "less_than_equal": "must be {le:g} or less",
     "less_than": "must be less than {lt:g}",
     "too_short": "must not be empty",
     "string_too_short": "must not be empty",

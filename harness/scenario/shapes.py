@@ -12,10 +12,12 @@ from harness.errors import HarnessError, Problem, nearest
 from harness.expressions import LIMIT, ExpressionError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Value
 from harness.ops import Choice, Op, Tensor
-from harness.scenario.definition import Setting
+from harness.scenario.definition import MOST_CASES, Setting
 from harness.scenario.documents import Document, KeyPath, shown
 from harness.scenario.schema import Product, ScenarioKeys, Zip
 
+_COUNTED = 10**12
+"""Cases that are counted; the product of some lists has more digits than a number that is shown."""
 Written = list[dict[str, Any]] | Product | Zip
 
 
@@ -40,6 +42,8 @@ def expand(
     dtypes, variants: the ones to be measured, whose tensors must be countable in 64 bits.
     """
     problems = [*_symbols(document, keys.shapes, op), *_unknown_choices(document, keys, op)]
+    if too_many := _too_many(document, keys, op, len(dtypes) * len(variants)):
+        return (), [*problems, too_many]
     rows, uneven = _rows(document, keys.shapes)
     problems += uneven
     tensors = list(dict.fromkeys(t for name in variants for group in op.tensors(op.variants[name]) for t in group))
@@ -60,6 +64,28 @@ def expand(
             settings |= dict.fromkeys(made)
         problems += wrong
     return tuple(settings), problems
+
+
+def _too_many(document: Document, keys: ScenarioKeys, op: Op, each: int) -> Problem | None:
+    """A problem if the scenario makes more cases than the limit, before any is made. each: cases of a setting."""
+    written = keys.shapes
+    choices = [len(values) for name, values in keys.choices.items() if name in op.choices]
+    if isinstance(written, Product):
+        rows = [len(column) for column in written.product.values()]
+    elif isinstance(written, Zip):
+        rows = [max(map(len, written.zip.values()))]
+    else:
+        rows = [len(written)]
+    count = 1
+    for length in (each, *rows, *choices, len(keys.world)):
+        count *= length
+        if count > _COUNTED:
+            break
+    if count <= MOST_CASES:
+        return None
+    found = f"more than {_COUNTED:,}" if count > _COUNTED else f"{count:,}"
+    message = f"makes {found} cases; {MOST_CASES:,} is the limit of a scenario"
+    return document.problem(("shapes",), message, "shorten its lists, or make several scenarios of it")
 
 
 def _unknown_choices(document: Document, keys: ScenarioKeys, op: Op) -> Iterator[Problem]:

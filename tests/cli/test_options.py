@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, get_origin, get_type_hints
 
 import pytest
+from typer.testing import CliRunner
 
 import harness.cli
-from harness.cli import gate, gate_calibrate, options
+from harness.cli import app, gate, gate_calibrate, options
 
 FOLDER = Path(harness.cli.__file__).parent
 
@@ -37,3 +38,21 @@ def test_nothing_that_the_command_gate_imports_imports_it(name: str) -> None:
         if isinstance(node, ast.ImportFrom):
             imported |= {f"{node.module}.{alias.name}" for alias in node.names} | {node.module or ""}
     assert "harness.cli.gate" not in imported
+
+
+@pytest.mark.parametrize(
+    ("arguments", "limit"),
+    [
+        (["run", "quick", "--repeat", "1" + "0" * 15], "1000"),
+        (["run", "quick", "--max-time", "1e15"], "86400"),
+        (["run", "quick", "--max-time", "inf"], "86400"),
+        (["gate", "--base", "HEAD", "ci", "--max-time", "1e15"], "86400"),
+        (["gate", "--base", "HEAD", "ci", "--seed", "9" * 400], str(2**63 - 1)),
+        (["gate", "calibrate", "--blocks", "1" + "0" * 15], "1000"),
+        (["profile", "losses", "quick", "--steps", "1" + "0" * 15], "1000000"),
+    ],
+)
+def test_a_number_has_a_limit_that_is_stated(arguments: list[str], limit: str) -> None:
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert limit in done.output

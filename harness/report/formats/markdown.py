@@ -1,4 +1,9 @@
-"""The report to read: tables, figures, claims, warnings, and how to get the same numbers again."""
+"""The report to read: tables, figures, claims, warnings, and how to get the same numbers again.
+
+Text of others stands in it: of scenarios, errors, machines and the files of profilers. Each text is escaped once, where
+it is written, as a cell, code, prose, or a paragraph that its author wrote as Markdown. None can end what it stands in,
+begin another block, or be taken for HTML. A page that is shown on a terminal makes it do nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from harness.foreign import printable
 from harness.model import Run
 from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
@@ -62,12 +68,12 @@ def _block(block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case 
         case Table():
             text = as_text(block)
             if text.caption:
-                yield f"{prose(text.caption)}:"
+                yield f"{_first(prose(text.caption))}:"
             yield table(text.columns)
         case Note():
             yield _note(block)
         case Prose():
-            yield block.text
+            yield paragraph(block.text)
         case Items():
             yield "\n".join(f"- {_note(note)}" for note in block.notes)
         case Facts():
@@ -75,7 +81,7 @@ def _block(block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case 
         case Terms():
             yield "\n".join(f"- **{prose(term)}**: {prose(meaning)}." for term, meaning in block.pairs)
         case CommandLine():
-            yield f"```sh\n{block.text}\n```"
+            yield fenced(block.text)
         case Section():
             if block.title:
                 yield f"{'#' * min(level, _DEEPEST)} {prose(block.title)}"
@@ -89,7 +95,7 @@ def _block(block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case 
 def _note(note: Note) -> str:
     """The note as a sentence: its label, the case, what is told, what to do."""
     about = " ".join(filter(None, [f"**{prose(note.label)}**" if note.label else "", code(note.about)]))
-    told = ": ".join(filter(None, [about, prose(note.text)]))
+    told = ": ".join(filter(None, [about, prose(note.text) if about else _first(prose(note.text))]))
     return f"{told}. To do: {prose(note.advice)}." if note.advice else told
 
 
@@ -116,17 +122,50 @@ def _lines(column: TextColumn) -> list[str]:
 
 
 def cell(text: str) -> str:
-    """Text that can't break out of a table's cell, nor be taken for HTML."""
-    return " ".join(text.replace("|", "\\|").replace("<", "&lt;").split())
+    """Text that can't break out of a table's cell, nor be taken for HTML, a link or a picture."""
+    line = _piped(_line(text)).replace("<", "&lt;")
+    return re.sub(r"\](?=[(\[])", r"\\]", line)
 
 
 def code(text: str) -> str:
     """Text as it is, set as code; empty stays empty."""
-    text = " ".join(text.replace("`", "'").replace("|", "\\|").split())
-    return f"`{text}`" if text else ""
+    line = _piped(_line(text.replace("`", "'")))
+    return f"`{line}`" if line else ""
 
 
 def prose(text: str) -> str:
     """Prose on one line, in which nothing is taken for Markdown or HTML."""
-    marked = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", " ".join(text.split()))
+    marked = re.sub(r"[\\`*\[\]|~]|(?<!\w)_|_(?!\w)", r"\\\g<0>", _line(text))
     return marked.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def paragraph(text: str) -> str:
+    """Markdown of others: emphasis, code, links and lists stay. HTML, fences, headings and definitions are plain text.
+
+    They would reach beyond the paragraph: a tag or a fence that nobody closes takes the rest of the page along.
+    """
+    safe = re.sub(r"<(?=[A-Za-z/!?])", "&lt;", printable(text))
+    safe = re.sub(r"`{3,}|~{3,}", lambda run: "\\" + "\\".join(run[0]), safe)
+    safe = re.sub(r"^([ \t>]*)(#{1,6}(?:[ \t]|$)|=+[ \t]*$|-+[ \t]*$)", r"\1\\\2", safe, flags=re.MULTILINE)
+    return re.sub(r"^([ \t>]*\[[^\]]*\]):", r"\1\\:", safe, flags=re.MULTILINE)
+
+
+def fenced(text: str) -> str:
+    """Lines for a shell, between fences longer than any in the text."""
+    fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+    return f"{fence}sh\n{printable(text)}\n{fence}"
+
+
+def _line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _piped(line: str) -> str:
+    """The line with pipes that are no ends of cells. Backslashes ahead of one would escape the escape."""
+    return re.sub(r"(\\*)\|", r"\1\1\\|", line)
+
+
+def _first(text: str) -> str:
+    """Escaped prose at the start of a line, which isn't taken for a heading, a quote, a list or a rule."""
+    text = re.sub(r"^(?=#|>|[-+=](?:\s|$)|[-=]+$)", r"\\", text)
+    return re.sub(r"^(\d+)(?=[.)](?:\s|$))", r"\1\\", text)

@@ -29,7 +29,7 @@ def _folder() -> Path:
 
 def choice() -> Choice:
     """The choice of a list: each list that has a file, and `equal`, which has only T tensors of N elements each."""
-    return Choice("whose tensors", (EQUAL, *sorted(file.stem for file in _folder().glob("*.csv"))))
+    return Choice("whose tensors", (EQUAL, *sorted(file.stem for file in _folder().glob("*.csv") if file.is_file())))
 
 
 @cache

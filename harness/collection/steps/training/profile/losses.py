@@ -84,6 +84,8 @@ def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
 def _attachment(file: Path) -> Attachment:
     try:
         found = parse(CaseCurves, file.read_bytes())
+        if found.steps < 1 or not found.curves or not all(curve.losses for curve in found.curves):
+            raise ValueError("no training has losses")
     except (OSError, ValueError) as error:
         raise UsageError(f"{file}: has no losses that can be read", "make it by 'harness profile losses'") from error
     means = tuple(statistics.fmean(curve.losses) for curve in found.curves)

@@ -206,6 +206,7 @@ def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repea
         git_revision=revision,
         git_dirty=dirty,
         harness_version=harness.__version__,
+        sealed=True,
     )
 
 

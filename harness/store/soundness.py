@@ -6,7 +6,6 @@ Each function gives what is wrong, in words, or "" if nothing is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -15,12 +14,12 @@ from harness.model import Attachment, Case, Header, Limits, Machine, Measurement
 
 _SHORTEST, _LONGEST = 1e-15, 1e9
 """Seconds that a call may take: a millionth of a nanosecond, and 30 years."""
-_LARGEST = 2.0**63
+_LARGEST = 2.0**100
 """The largest number: of bytes, of operations, of hertz."""
 _LARGEST_STREAM = 2**50
 """Bytes that a stream moves. Sizes of larger streams could be one number as floats, and no line leads through them."""
 _LARGEST_WORLD = 2**20
-_NOT_WHOLE = "negative, or 2**63 or more"
+_NOT_WHOLE = "negative, or 2**100 or more"
 _ALLOWED = f"allowed are {_SHORTEST:g} s to {_LONGEST:g} s"
 
 
@@ -50,8 +49,8 @@ def of_limits(limits: Limits) -> str:
         if problem := _of_stream(point):
             return problem
     for product in limits.compute:
-        if not 0 < product.rate < math.inf:
-            return f"limits: the rate of {product.kind} is {product.rate!r} operations a second; allowed is more than 0"
+        if not 1 <= product.rate <= _LARGEST:
+            return f"limits: the rate of {product.kind} is {product.rate!r} operations a second; allowed is 1 or more"
     for link in limits.links:
         if not (_SHORTEST <= link.seconds <= _LONGEST and 0 < link.sent < _LARGEST):
             return f"limits: a link sends {link.sent} bytes in {link.seconds!r} s; {_ALLOWED}, and more than 0 bytes"
@@ -68,33 +67,35 @@ def of_attachment(found: Attachment) -> str:
 
 
 def _of_counts(found: Measurement) -> str:
-    """What is wrong with what is counted. A shift by 63 gives zero for 0 to 2**63 - 1 alone."""
+    """What is wrong with what is counted. A shift by 100 gives zero for 0 to 2**100 - 1 alone."""
     if work := found.work:
-        if (work.read | work.written | work.sent | work.items | work.again) >> 63:
+        if (work.read | work.written | work.sent | work.items | work.again) >> 100:
             return f"the work has a number that is {_NOT_WHOLE}"
+        if work.again > work.read:
+            return f"the work reads {work.again} bytes a second time, and {work.read} bytes at all"
         for kind, count in work.flops:
-            if count >> 63:
+            if count >> 100:
                 return f"the operations in {kind} are {_NOT_WHOLE}"
-    if (moved := found.traffic) and (moved.read | moved.written) >> 63:
+    if (moved := found.traffic) and (moved.read | moved.written) >> 100:
         return f"the traffic has a number that is {_NOT_WHOLE}"
     for kernel in found.kernels:
-        if (kernel.registers | kernel.local | kernel.shared) >> 63:
+        if (kernel.registers | kernel.local | kernel.shared) >> 100:
             return f"the kernel {kernel.name} has a number that is {_NOT_WHOLE}"
     return ""
 
 
 def _of_case(case: Case) -> str:
     for name, size in case.shape:
-        if size >> 63:
+        if size >> 100:
             return f"the size {name} is {_NOT_WHOLE}"
     for name, value in case.choices:
         if not isinstance(value, str) and not _is_finite(value):
-            return f"the choice {name} is {_short(value)}; allowed is less than 2**63"
+            return f"the choice {name} is {_short(value)}; allowed is less than 2**100"
     return "" if 0 < case.world <= _LARGEST_WORLD else f"the world is {_short(case.world)}; allowed is 1 or more"
 
 
 def _of_machine(machine: Machine) -> str:
-    return "" if machine.devices else "machine: it has no device; allowed is one or more"
+    return "" if machine.devices else "the machine has no device; allowed is one or more"
 
 
 def _of_stream(point: StreamPoint) -> str:
@@ -136,5 +137,6 @@ def _worst(samples: Sequence[float]) -> float:
 
 
 def _short(number: float) -> str:
-    """A number as an error has it, which may have thousands of digits."""
-    return repr(number) if isinstance(number, float) or abs(number) < 2**64 else f"2**{number.bit_length() - 1} or more"
+    """A number as an error has it. A whole one may have thousands of digits."""
+    short = isinstance(number, float) or abs(number) < _LARGEST
+    return repr(number) if short else f"2**{int(number).bit_length() - 1} or more"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import devices, paths, units
+from harness import devices, kept, paths, units
 from harness.devices import Fact
 from harness.errors import HarnessError
 from harness.model import DeviceFacts
@@ -106,6 +106,8 @@ def _folders() -> Iterator[Fact]:
         yield Fact(name, str(folder), "" if folder.is_dir() else "missing from this installation; install it again")
     cache = paths.cache()
     advice = "" if _writable(cache) else "can't be written; name another folder in HARNESS_CACHE"
+    if problem := kept.distrust(cache):
+        advice = f"isn't used: {problem}; name a folder of your own in HARNESS_CACHE"
     yield Fact("cache", str(cache), advice)
 
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import paths, stats
+from harness import kept, stats
 from harness.devices import CACHES, FEWEST_SETS, Device, MatrixProduct, Ring, Stream, covering_sets
 from harness.model import COMPUTE_KINDS, ComputePoint, Limits, LinkPoint, Machine, StreamPoint, Work
 
@@ -151,25 +149,25 @@ def remember(machine: Machine, limits: Limits) -> None:
     """Keep the limits in the user's cache folder. Where they can't be written, the next run measures them again."""
     from harness import store
 
-    file = _file(machine)
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(store.dump(_Kept(_SCHEMA, _made_with(machine), replace(limits, end=()))), encoding="utf-8")
+    text = store.dump(_Kept(_SCHEMA, _made_with(machine), replace(limits, end=())))
+    kept.write(_file(machine), text.encode())
 
 
 def recall(machine: Machine) -> Limits | None:
     """The limits that are kept of this machine; None if none are kept, or another harness made them (see `_made_with`).
 
-    Without streams they count as none, since no probe can tell whether they still hold.
+    Without streams they count as none, since no probe can tell whether they still hold. Limits that can't be true count
+    as none, too.
     """
     from harness import store
+    from harness.store import soundness
 
     try:
-        kept = store.parse(_Kept, _file(machine).read_bytes())
-    except (OSError, ValueError):
+        found = store.parse(_Kept, kept.read(_file(machine)) or b"")
+    except ValueError:
         return None
-    fits = kept.schema == _SCHEMA and kept.made_with == _made_with(machine)
-    return replace(kept.limits, cache_bytes=_cache(machine)) if fits and kept.limits.points else None
+    fits = found.schema == _SCHEMA and found.made_with == _made_with(machine) and not soundness.of_limits(found.limits)
+    return replace(found.limits, cache_bytes=_cache(machine)) if fits and found.limits.points else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +187,9 @@ def _made_with(machine: Machine) -> tuple[tuple[str, str], ...]:
     return (("torch", dict(machine.versions).get("torch", "")), ("driver", machine.driver))
 
 
-def _file(machine: Machine) -> Path:
-    return paths.cache() / f"limits-{machine.kind}-{machine.fingerprint}.json"
+def _file(machine: Machine) -> str:
+    """The name of the file in the cache folder."""
+    return f"limits-{machine.kind}-{machine.fingerprint}.json"
 
 
 def _cache(machine: Machine) -> int:

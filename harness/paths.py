@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -20,11 +21,26 @@ def data(name: str) -> Path:
 
 
 def cache() -> Path:
-    """The folder for compiled kernels and measured limits: $HARNESS_CACHE, else the user's cache folder."""
-    if chosen := os.environ.get("HARNESS_CACHE"):
-        return Path(chosen)
+    """The folder for compiled kernels and measured limits: $HARNESS_CACHE, else the user's cache folder.
+
+    It is made if it can be, for this user alone: what lies there is executed (see harness.kept).
+    """
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "gpu-bench-harness"
+    folder = Path(os.environ.get("HARNESS_CACHE") or Path(base) / "gpu-bench-harness")
+    make_private(folder)
+    return folder
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and the folders above that are missing, with the mode 0700, whatever the umask is.
+
+    A folder that is there stays as it is. Where none can be made there is none afterwards.
+    """
+    with suppress(OSError):
+        if not folder.exists():
+            make_private(folder.parent)
+            folder.mkdir(0o700)
+            folder.chmod(0o700)
 
 
 def python_path() -> list[str]:

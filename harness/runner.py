@@ -19,7 +19,7 @@ from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes.supervisor import Workers
 from harness.scenario import Plan
-from harness.store import Writer
+from harness.store import Writer, soundness
 
 _Task = tuple[int, Job]  # The index of the process that measures, and what it measures.
 
@@ -151,7 +151,13 @@ def _limits(
 
 
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:
-    """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache."""
+    """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache.
+
+    One that can't be true, with a sample of zero seconds, is a crashed case: a run with it couldn't be read again.
+    """
+    if problem := soundness.of_measurement(measurement):
+        lost = Measurement(measurement.case, "crashed", error=f"what was measured can't be true: {problem}")
+        return replace(lost, process=measurement.process, code=measurement.code)
     share = metrics.METRICS["of_ceiling"].value(metrics.Subject.of(measurement, limits))
     if share is None or share <= metrics.ABOVE_CEILING or measurement.case.cache == "hot":
         return measurement
@@ -206,6 +212,7 @@ def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repea
         git_revision=revision,
         git_dirty=dirty,
         harness_version=harness.__version__,
+        sealed=True,
     )
 
 

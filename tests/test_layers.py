@@ -20,7 +20,7 @@ from harness.ops import Catalogue
 PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
-    {"comments", "errors", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
+    {"comments", "errors", "kept", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
     {"discover", "families", "foreign", "model"},
     {"subject"},
     {"metrics", "store", "source"},

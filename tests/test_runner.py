@@ -228,6 +228,7 @@ def test_a_second_run_is_refused_and_ctrl_c_leaves_a_valid_run_and_no_worker(
     assert "KeyboardInterrupt" in stderr
     assert watched(log(tmp_path)[1][1])()
     run = store.load(tmp_path / "run")
+    assert run.header.sealed
     assert [m.status for m in run.measurements] == ["ok"]
     assert run.header.finished is None
     assert run.header.limits
@@ -310,6 +311,18 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
     monkeypatch.setattr(source, "code", lambda op, *_, **__: Code(op, "other"))
     with pytest.raises(UsageError, match="the code that measured fault has changed"):
         repeated.run(resume=True)
+
+
+def test_a_measurement_that_cannot_be_true_is_a_crashed_case(job: MakeJob) -> None:
+    """A run with it couldn't be read again, and all its other results with it."""
+    measured = Measurement(job("fine").case, "ok", (0.0, 1e-6), process=2, code=Code("fault", "c0de"))
+    checked = runner._checked(measured, Limits())
+    assert (checked.status, checked.case, checked.process) == ("crashed", measured.case, 2)
+    assert checked.code == measured.code
+    assert checked.error
+    assert checked.error.startswith("what was measured can't be true: a call takes 0.0 s")
+    sound = replace(measured, samples=(1e-6,))
+    assert runner._checked(sound, Limits()) == sound
 
 
 def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from harness.cli import values
 from harness.cli.options import Ops
-from harness.errors import UsageError
-
-if TYPE_CHECKING:
-    from harness.model import Run
 
 EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
 
@@ -37,6 +31,7 @@ def command(
     from harness.cli.messages import tell_losses
     from harness.ops import Catalogue, known_cases
     from harness.ops.codes import codes
+    from harness.report.placing import placed
 
     catalogue = Catalogue(tuple(ops or ()))
     loaded = [(folder, known_cases.load(folder)) for folder in runs]
@@ -45,27 +40,6 @@ def command(
     current = {kind: codes(measured, kind) for kind in {run.header.machine.kind for _, run in loaded}}
     for folder, run in loaded:
         tell_losses(run)
-        for path in _write(
-            run, folder, values.names(formats) or None, report.stale(run, current[run.header.machine.kind])
-        ):
+        notes = report.stale(run, current[run.header.machine.kind])
+        for path in placed(folder, partial(report.write, run, formats=values.names(formats) or None, notes=notes)):
             typer.echo(path)
-
-
-def _write(run: Run, folder: Path, formats: Sequence[str] | None, notes: Sequence[str]) -> list[Path]:
-    """Write a run's report into a folder of its own first, then move the files into the run's folder.
-
-    So the report is there whole or not at all, and nothing is written through a link, which may point anywhere where
-    the run is somebody else's. Raises UsageError for a link, as `report.write` for the rest.
-    """
-    from harness import report
-
-    with report.into(folder), TemporaryDirectory(prefix=".report-", dir=folder) as draft:
-        made = [path.relative_to(draft) for path in report.write(run, Path(draft), formats, notes)]
-        for link in sorted({folder / part for file in made for part in (file, *file.parents) if part.name}):
-            if link.is_symlink():
-                where = f"{link} is a link to {os.readlink(link)}"  # noqa: PTH115 - as it is written there
-                raise UsageError(f"{where}, and a report isn't written through links", "remove the link")
-        for file in made:
-            (folder / file).parent.mkdir(exist_ok=True)
-            (Path(draft) / file).replace(folder / file)
-    return [folder / file for file in made]

@@ -7,14 +7,13 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
-from harness.cli import values
+from harness.cli import resuming, values
 from harness.cli.choosing import Scenarios, Variants
 from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
@@ -36,7 +35,6 @@ EXAMPLES = (
     '   "attachments": [what tools found about a case],\n'
     '   "notes": [sentences to know]}'
 )
-_STREAMS = ("stdout", "stderr")
 
 
 class RunCommand(TyperCommand):
@@ -48,39 +46,16 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The arguments parsed, after values were given to options without one, and a stored run's added."""
-        spelled = _spelled(args)
-        given, _, _ = self.make_parser(ctx).parse_args(list(spelled))
+
+        def parsed(words: list[str]) -> dict[str, Any]:
+            found: dict[str, Any] = self.make_parser(ctx).parse_args(list(words))[0]
+            return found
+
+        spelled = resuming.spelled(args)
+        given = parsed(spelled)
         if given.get("resume") and not given.get("scenarios"):
-            spelled = [*_stored_arguments(Path(given["resume"])), *spelled]
+            spelled = [*resuming.stored_arguments(Path(given["resume"]), parsed, given), *spelled]
         return super().parse_args(ctx, spelled)
-
-
-def _spelled(args: Sequence[str]) -> list[str]:
-    """The arguments with `stdout` added to a lone --json, and nothing to a --resume that is about --output."""
-    named = any(word.partition("=")[0] == "--output" for word in args)
-    spelled = []
-    for word, following in pairwise([*args, ""]):
-        if word == "--json" and following not in _STREAMS and not following.endswith(".json"):
-            spelled.append("--json=stdout")
-        elif word == "--resume" and (named or not following or following.startswith("-")):
-            spelled.append("--resume=")
-        else:
-            spelled.append(word)
-    return spelled
-
-
-def _stored_arguments(folder: Path) -> list[str]:
-    """The arguments of the run in `folder`, but for its own name. Raises UsageError if the folder holds no run."""
-    from harness import store
-
-    kept: list[str] = []
-    dropped = ""
-    for word in _spelled(store.load(folder).header.command[2:]):
-        option, _, value = word.partition("=")
-        if option not in ("--output", "--resume") and dropped != "--output":
-            kept.append(word)
-        dropped = "" if value else option
-    return kept
 
 
 def command(
@@ -101,7 +76,9 @@ def command(
     resume: Annotated[
         str | None,
         typer.Option(
-            metavar="FOLDER", help="Go on with the run in FOLDER: its scenarios, its options, what is missing."
+            metavar="FOLDER",
+            help="Go on with the run in FOLDER: its scenarios, its options, what is missing. Name plug-ins and files "
+            "of scenarios again.",
         ),
     ] = None,
     output: Annotated[
@@ -130,7 +107,7 @@ def command(
         output = _resumed(resume, output)
     if not scenarios:
         raise UsageError("Missing argument SCENARIO", "'harness list scenarios' shows the bundled ones")
-    if json and json not in _STREAMS and not Path(json).parent.is_dir():
+    if json and json not in resuming.STREAMS and not Path(json).parent.is_dir():
         raise UsageError(f"--json {json}: there is no folder {Path(json).parent}", "make it, or name another file")
     plugins = tuple(ops or ())
     catalogue = Catalogue(plugins)
@@ -157,7 +134,8 @@ def command(
         typer.echo(plan.left_out, err=True)
     request = {"name": name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
     began = time.monotonic()
-    run = _measure(plan, folder=folder, fresh=fresh_ceilings, quiet=quiet, **request)
+    again = resuming.told_command(folder, scenarios, plugins, output=output, resume=resume)
+    run = _measure(plan, again, folder=folder, fresh=fresh_ceilings, quiet=quiet, **request)
     _print(run, json, quiet)
     write_report(folder, plugins)
     if not quiet:
@@ -190,8 +168,8 @@ def _resumed(folder: str, output: Path | None) -> Path:
     return Path(folder) if folder else output or Path()
 
 
-def _measure(plan: Plan, *, folder: Path, quiet: bool, **request: Any) -> Run:
-    """Carry out the plan. On Ctrl-C print the results so far and how to continue, and end with 130."""
+def _measure(plan: Plan, again: str, *, folder: Path, quiet: bool, **request: Any) -> Run:
+    """Carry out the plan. On Ctrl-C print the results so far and the command `again`, and end with 130."""
     from harness import runner, store
     from harness.cli.console import open_console
     from harness.cli.estimate import Estimate
@@ -207,7 +185,7 @@ def _measure(plan: Plan, *, folder: Path, quiet: bool, **request: Any) -> Run:
         if (folder / store.HEADER).exists():
             run = known_cases.load(folder)
             _print(run, None, quiet)
-            _tell_how_to_resume(run, folder)
+            _tell_how_to_resume(run, again)
         raise typer.Exit(130) from None
 
 
@@ -221,7 +199,7 @@ def _print(run: Run, json: str | None, quiet: bool) -> None:
     tell_losses(run)
     if not quiet:
         terminal.render(run, open_console(err=json == "stdout"))
-    if json in _STREAMS:
+    if json in resuming.STREAMS:
         typer.echo(text(run), err=json == "stderr")
     elif json:
         Path(json).write_text(f"{text(run)}\n", encoding="utf-8")
@@ -243,11 +221,9 @@ def write_report(folder: Path, plugins: Sequence[Path]) -> None:
         raise typer.Exit(written.returncode)
 
 
-def _tell_how_to_resume(run: Run, folder: Path) -> None:
-    import shlex
-
+def _tell_how_to_resume(run: Run, again: str) -> None:
     from harness import units
 
     done, total = len(run.measurements), run.header.jobs * run.header.repeat
     typer.echo(f"stopped after {done} of {units.plural(total, 'measurement')}; to continue:", err=True)
-    typer.echo(f"  {shlex.join(['harness', 'run', '--resume', str(folder)])}", err=True)
+    typer.echo(f"  {again}", err=True)

@@ -1,4 +1,8 @@
-"""CUDA C++ -> cubin through NVRTC, cached on disk by content, options and compiler version."""
+"""CUDA C++ -> cubin through NVRTC, cached on disk by content, options and compiler version.
+
+The hash of an entry protects against damage, not against strangers: who can write an entry can write its hash. Against
+strangers, `harness.kept` reads only what nobody but this user can have written.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from harness import paths
+from harness import kept, paths
 from harness.errors import CompileError, MachineError
 
 _HEADERS = frozenset({".cuh", ".h", ".hpp"})
@@ -23,10 +27,11 @@ def architecture() -> str:
 def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
     """Machine code of `file` for `arch`. Compiles only what isn't in the cache; processes may share the cache.
 
-    An entry of the cache that isn't whole, as a full disk or a crash leaves it, counts as none: it is made anew.
-    Raises CompileError with the compiler's log, MachineError where NVRTC or the CUDA headers are missing.
+    An entry of the cache that isn't whole, as a full disk or a crash leaves it, counts as none: it is made anew. Where
+    the cache can't be used, every process compiles. Raises CompileError with the compiler's log, MachineError where
+    NVRTC or the CUDA headers are missing.
     """
-    from cuda.core.utils import FileStreamProgramCache, make_program_cache_key
+    from cuda.core.utils import make_program_cache_key
 
     source = file.read_text()
     key = make_program_cache_key(
@@ -36,13 +41,12 @@ def cubin(file: Path, macros: Mapping[str, str | int], arch: str) -> bytes:
         target_type="cubin",
         extra_digest=_headers_digest(file.parent),
     )
-    with FileStreamProgramCache(paths.cache() / "kernels") as cache:
-        entry: bytes | None = cache.get(key)
-        code = None if entry is None else _opened(entry)
-        if code is None:
-            code, _ = compile_verbose(file, macros, arch)
-            # Written under another name first, then renamed: no other process sees a part of it.
-            cache[key] = _sealed(code)
+    name = f"kernels/{hashlib.sha256(key).hexdigest()}"
+    entry = kept.read(name)
+    code = None if entry is None else _opened(entry)
+    if code is None:
+        code, _ = compile_verbose(file, macros, arch)
+        kept.write(name, _sealed(code))
     return code
 
 

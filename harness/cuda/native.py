@@ -1,7 +1,7 @@
 """The launcher in C, compiled for this Python when it is first needed. Without a C compiler, Python does its work.
 
 Nothing needs it: a launch takes the host about twice the time without it. It is kept in the cache folder, by the hash
-of its source and the version of Python, as compiled kernels are.
+of its source and the version of Python, as compiled kernels are. Where the cache folder can't be used there is none.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
 
-from harness import paths
+from harness import kept, paths
 from harness.errors import MachineError
 
 SOURCE = Path(__file__).with_name("launcher.c")
@@ -48,8 +48,11 @@ def built() -> ModuleType:
     """The module, compiled unless it was before. Raises MachineError, with what is missing, where it can't be."""
     sources = SOURCE.read_bytes() + SOURCE.with_suffix(".h").read_bytes()
     digest = hashlib.sha256(sources + sys.version.encode() + os.uname().machine.encode()).hexdigest()[:16]
-    library = paths.cache() / "native" / f"launcher-{digest}.so"
-    if not library.exists():
+    library = kept.place(f"native/launcher-{digest}.so")
+    if library is None:
+        message = f"the launcher in C can't be kept: {paths.cache()} isn't a folder that this user alone can write"
+        raise MachineError(message, "name a folder of your own in HARNESS_CACHE")
+    if not library.is_file() or kept.distrust(library):
         _compile(library)
     loader = ExtensionFileLoader("launcher", str(library))
     spec = spec_from_loader("launcher", loader)
@@ -68,13 +71,13 @@ def _compile(library: Path) -> None:
     if not (Path(include) / "Python.h").is_file():
         raise MachineError(f"Python's headers aren't in {include}", "install them: apt-get install python3-dev")
     try:
-        library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             made = Path(folder) / library.name
             command = [*compiler, *_OPTIONS, f"-I{include}", str(SOURCE), "-o", str(made)]
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
             if done.returncode:
                 raise MachineError(f"{shlex.join(command)} failed:\n{done.stderr.strip()}")
+            made.chmod(0o700)
             # Made under another name, then renamed: no other process sees a part of it.
             made.replace(library)
     except (OSError, subprocess.TimeoutExpired) as error:

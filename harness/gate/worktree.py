@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from harness import paths, source
+from harness import kept, paths, source
 from harness.discover import entry_points
 from harness.errors import MachineError, UsageError
 from harness.gate.records import Revision
@@ -193,6 +193,9 @@ def _is_module(path: Path) -> bool:
 @contextmanager
 def _slot(top: Path, side: str) -> Iterator[Path]:
     """A folder for a worktree: the same one each time, or the next free one while another gate uses it."""
+    if problem := kept.distrust(paths.cache()):
+        advice = "the code of the base would lie there: name a folder of your own in HARNESS_CACHE"
+        raise MachineError(f"the cache folder isn't used: {problem}", advice)
     home = paths.cache().resolve() / "worktrees" / hashlib.sha256(str(top).encode()).hexdigest()[:12]
     for number in itertools.count():
         folder = home / (side if number == 0 else f"{side}-{number}")

@@ -20,7 +20,7 @@ class Header:
     """Everything about a run but its results: what `run.json` holds.
 
     plan: hash over the ids of the cases and their timing; empty where ids have changed since the run was stored. Each
-    measurement says which code made it.
+    measurement says which code made it. sealed: whether each result was stored with a checksum, as this harness does.
     """
 
     name: str
@@ -37,6 +37,7 @@ class Header:
     git_revision: str = ""
     git_dirty: bool = False
     harness_version: str = ""
+    sealed: bool = False
 
     def differs_from(self, other: Header) -> bool:
         """Whether the run was asked for other cases or another timing; other cases alone, where a hash is unknown."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from harness import store
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 from harness.processes import python
@@ -105,8 +106,7 @@ def prepared(  # noqa: PLR0913 - as above
 
     options: the options that the tool was given; the usual values stand for the rest.
     """
-    home = folder / FOLDER
-    home.mkdir(parents=True, exist_ok=True)
+    home = store.room(folder, FOLDER)
     base = next(_unused(home, name)).resolve()
     traces = str(base) if name in _WRITES_TRACES else ""
     files = tuple(str(plugin.resolve()) for plugin in plugins)

@@ -7,16 +7,16 @@ here loads pandas or matplotlib until it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
 from harness.discover import discover
-from harness.errors import MachineError, UsageError, nearest
+from harness.errors import UsageError, nearest
 from harness.model import Limits, Machine, Run
 from harness.ops.codes import Codes
 from harness.report.pictures import drawn, write_all
+from harness.report.placing import into, placed
 
 
 class Format(Protocol):
@@ -57,18 +57,19 @@ def write(run: Run, folder: Path, formats: Sequence[str] | None = None, notes: S
 def write_limits(machine: Machine, limits: Limits, folder: Path) -> list[Path]:
     """Write what a machine can do as a page, tables and a plot: peak.md, peak.csv, peak.svg.
 
-    peak_compute.csv and peak_links.csv are written where such peaks were measured. Makes the folder. Raises
-    MachineError where it can't be written.
+    peak_compute.csv and peak_links.csv are written where such peaks were measured. Raises as `placed` does.
     """
     from harness.report import build, limit_tables
     from harness.report.formats.markdown import render
 
-    page, figure = folder / "peak.md", "peak.svg"
-    with into(folder):
+    def write_all_of_it(draft: Path) -> list[Path]:
+        page, figure = draft / "peak.md", "peak.svg"
         page.write_text(render(build.page_of_limits(machine, limits, figure)), encoding="utf-8")
-        tables = limit_tables.write_points(limits, folder)
-        pictures = drawn(figure, limit_tables.draw, machine, limits, folder / figure) if limits.points else []
+        tables = limit_tables.write_points(limits, draft)
+        pictures = drawn(figure, limit_tables.draw, machine, limits, draft / figure) if limits.points else []
         return [page, *tables, *pictures]
+
+    return placed(folder, write_all_of_it)
 
 
 def stale(run: Run, current: Codes) -> list[str]:
@@ -79,14 +80,3 @@ def stale(run: Run, current: Codes) -> list[str]:
     from harness.report import preface
 
     return preface.stale(run, current)
-
-
-@contextmanager
-def into(folder: Path) -> Iterator[None]:
-    """Make the folder, and turn errors of writing inside the context into a MachineError."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        message = f"can't write the report: {error.filename or folder}: {error.strerror or error}"
-        raise MachineError(message, "free some space, or choose a folder that can be written") from error

@@ -24,7 +24,7 @@ def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path
         with without_exit(f"report format '{name}'"):
             return write(formats[name])
 
-    drawing = [name for name, each in formats.items() if _draws(each)]
+    drawing = [name for name, each in formats.items() if draws(each)]
     texts = [path for name in formats if name not in drawing for path in one(name)]
     return texts + [path for name in drawing for path in drawn("the pictures", one, name)]
 
@@ -41,5 +41,6 @@ def drawn(name: str, draw: Callable[..., list[Path]], *arguments: object) -> lis
         return []
 
 
-def _draws(module: object) -> bool:
+def draws(module: object) -> bool:
+    """Whether a format draws pictures."""
     return isinstance(module, ModuleType) and getattr(module, "PICTURES", False) is True

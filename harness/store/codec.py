@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -22,6 +23,12 @@ def parse(cls: type[Record], text: str | bytes) -> Record:
     """The record of class `cls` in a JSON text. Raises pydantic.ValidationError."""
     record: Record = _adapter(cls).validate_json(text)
     return record
+
+
+def parser(cls: type[Record]) -> Callable[[bytes], Record]:
+    """The function that `parse` calls for a class, for who has many texts to read."""
+    parse_text: Callable[[bytes], Record] = _adapter(cls).validator.validate_json
+    return parse_text
 
 
 def build(cls: type[Record], content: Any) -> Record:

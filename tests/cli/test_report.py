@@ -44,7 +44,7 @@ def test_a_report_is_not_written_through_a_link(run_folder: Path, outside: Path,
     before = sorted(run_folder.iterdir())
     result = report(run_folder)
     assert result.exit_code == 2
-    assert f"error: {run_folder / name} is a link to {outside}, and a report isn't written through" in result.stderr
+    assert f"error: {run_folder / name} is a link to {outside}, and nothing is written through links" in result.stderr
     assert "remove the link" in result.stderr
     assert outside.read_text() == SECRET
     assert sorted(run_folder.iterdir()) == before

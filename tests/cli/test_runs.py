@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,9 +26,8 @@ from typer.testing import CliRunner, Result
 from harness import runner, store
 from harness.cli import app
 from harness.cli.progress import follow
+from harness.cli.resuming import spelled as as_spelled
 from harness.cli.run import _judge as judge
-from harness.cli.run import _spelled as as_spelled
-from harness.cli.run import _stored_arguments as stored_arguments
 from harness.devices.cpu import Cpu
 from harness.errors import Exit
 from harness.model import Header, Job, Limits, Machine, Measurement, Run, StreamPoint
@@ -194,14 +193,18 @@ def test_report_writes_again_what_was_stored_and_names_what_is_lost(
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 2
 
 
-def test_a_run_is_gone_on_with_by_its_own_arguments(
+def test_a_run_is_gone_on_with_by_the_command_that_is_told(
     finished: subprocess.CompletedProcess[str], harness: Harness, folder: Path
 ) -> None:
+    """Its scenario is a file, so the user names it again, and the plug-ins as well."""
     assert finished.returncode == 0
-    assert stored_arguments(folder / "one")[:2] == [str(folder / "copies.yaml"), "--device=cpu"]
-    assert stored_arguments(folder / "one")[-1] == "--json=stdout"
     before = (folder / "one" / "results.jsonl").read_bytes()
-    done = harness("run", "--resume", "one", "--quiet", "--json=again.json")
+    refused = harness("run", "--resume", "one", "--quiet", "--json=again.json")
+    assert refused.returncode == 2
+    told, advice = refused.stderr.splitlines()
+    assert told.startswith(f"error: one: the run was of {folder / 'copies.yaml'}, and a stored run doesn't say which")
+    command = shlex.split(advice[advice.index("harness run") :])
+    done = harness(*command[1:], "--quiet", "--json=again.json")
     assert (done.returncode, done.stdout, done.stderr) == (0, "report: one/\n", "")
     assert (folder / "one" / "results.jsonl").read_bytes() == before
     assert json.loads((folder / "again.json").read_text())["results"] == json.loads(finished.stdout)["results"]
@@ -221,23 +224,6 @@ def test_a_run_is_gone_on_with_by_its_own_arguments(
 )
 def test_options_may_stand_without_a_value(words: list[str], spelled: list[str]) -> None:
     assert as_spelled(words) == spelled
-
-
-def test_the_folder_of_a_stored_run_is_not_one_of_its_arguments(tmp_path: Path, header: Header) -> None:
-    command = (
-        "harness",
-        "run",
-        "a.yaml",
-        "--output",
-        "old",
-        "--resume",
-        "--only",
-        "x/*",
-        "--output=older",
-        "--repeat=2",
-    )
-    store.create(tmp_path / "run", replace(header, command=command)).close()
-    assert stored_arguments(tmp_path / "run") == ["a.yaml", "--only", "x/*", "--repeat=2"]
 
 
 def test_an_unknown_format_is_refused(finished: subprocess.CompletedProcess[str], folder: Path) -> None:
@@ -312,11 +298,10 @@ def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Har
     assert "fine" in printed
     *_, stopped, again = told.splitlines()
     assert stopped == "stopped after 1 of 4 measurements; to continue:"
-    assert again.split() == ["harness", "run", "--resume", "stopped"]
+    assert shlex.split(again) == ["harness", *command, "--resume"]
     assert "Traceback" not in told
     gate.touch()
-    # Scenario and options come from the stored run.
-    done = harness(*again.split()[1:], FAULT_GATE=str(gate))
+    done = harness(*shlex.split(again)[1:], FAULT_GATE=str(gate))
     assert done.returncode == 0, done.stderr
     assert len(store.load(folder / "stopped").measurements) == 4
     assert "[2/4]" in done.stderr

@@ -68,6 +68,32 @@ def test_an_entry_that_is_not_whole_is_no_code(cache, tmp_path, spoiled):
     assert entry.read_bytes() == whole
 
 
+SMALL = 'extern "C" __global__ void k(int* p) { *p = 1; }'
+
+
+def test_kernels_of_strangers_are_not_loaded(cache, tmp_path):
+    """An entry whose hash is right, in a folder that others can write, or in a file that others can write."""
+    source = tmp_path / "k.cu"
+    source.write_text(SMALL)
+    code = cubin(source, {}, "sm_90")
+    [entry] = entries(cache)
+    planted = b"\x7fELF" + b"planted" * 1000
+    for spoiled in (cache.parent, cache, entry):
+        entry.write_bytes(hashlib.sha256(planted).digest() + planted)
+        assert cubin(source, {}, "sm_90") == planted
+        spoiled.chmod(0o777)
+        assert cubin(source, {}, "sm_90") == code
+        spoiled.chmod(0o700)
+
+
+@pytest.mark.parametrize("chosen", ["/proc/none", "/dev/null/below"])
+def test_without_a_cache_folder_kernels_are_compiled(tmp_path, monkeypatch, chosen):
+    monkeypatch.setenv("HARNESS_CACHE", chosen)
+    source = tmp_path / "k.cu"
+    source.write_text(SMALL)
+    assert cubin(source, {}, "sm_90") == cubin(source, {}, "sm_90")
+
+
 def test_content_options_and_architecture_make_the_key(cache, tmp_path):
     source = tmp_path / "k.cu"
     source.write_text('extern "C" __global__ void k(int* p) { *p = VALUE; }')

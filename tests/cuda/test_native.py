@@ -66,6 +66,29 @@ def test_a_library_that_is_cut_off_is_an_error_that_names_it(empty_cache, monkey
     assert caught.value.advice == f"remove {library}"
 
 
+def test_a_library_that_others_can_write_is_compiled_anew(empty_cache):
+    native.built()
+    (library,) = empty_cache.iterdir()
+    assert library.stat().st_mode & 0o077 == 0
+    library.unlink()  # not written over: this process has it loaded
+    library.write_bytes(b"planted")
+    library.chmod(0o666)
+    assert hasattr(native.built(), "Memo")
+    assert library.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("chosen", ["/proc/none", ""])
+def test_there_is_none_where_the_cache_folder_cannot_be_used(empty_cache, monkeypatch, chosen):
+    if chosen:
+        monkeypatch.setenv("HARNESS_CACHE", chosen)
+    else:
+        empty_cache.parent.chmod(0o777)
+    with pytest.raises(MachineError, match="isn't a folder that this user alone can write"):
+        native.built()
+    assert native.launcher.__wrapped__() is None
+    assert not empty_cache.exists()
+
+
 def test_python_launches_where_it_is_missing(empty_cache, monkeypatch):
     monkeypatch.setenv("CC", "false")
     assert native.launcher.__wrapped__() is None

@@ -248,6 +248,18 @@ def test_without_git_it_says_so(top: Path, monkeypatch: pytest.MonkeyPatch) -> N
         Repository.find([])
 
 
+def test_a_cache_that_others_can_write_gets_no_code(top: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The base's code is executed there."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    monkeypatch.setenv("HARNESS_CACHE", str(shared))
+    refused = pytest.raises(MachineError, match=r"the cache folder isn't used: .*shared can be written by other users")
+    with refused, Repository.find([]).worktree("one", "base"):
+        pass
+    assert list(shared.iterdir()) == []
+
+
 def test_a_cache_that_cannot_be_written_is_named(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARNESS_CACHE", "/dev/null/cache")
     with pytest.raises(MachineError, match="can't be written") as caught, Repository.find([]).worktree("one", "base"):

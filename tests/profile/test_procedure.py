@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.errors import MachineError
+from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Case, Job, Timing
 from harness.profile import CALLS, _procedure
 from harness.profile._procedure import profile
@@ -120,6 +120,16 @@ def test_a_tool_that_ends_without_a_word_is_told_with_its_last_lines(
     found, _ = profiled(tmp_path, "fine")
     assert [(ran.status, ran.error) for ran in found.cases] == [("crashed", "no idea")]
     assert found.attachments == ()
+
+
+def test_a_folder_of_profiles_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    """The files of a tool would lie where somebody else wants them."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "profile").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    with pytest.raises(UsageError, match=r"profile is a link to .*elsewhere, and nothing is written through links"):
+        _procedure.prepared("torch", [], device="cpu", plugins=(), folder=tmp_path / "run")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
 def test_a_request_names_everything_that_its_process_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,16 @@ def test_a_format_that_calls_sys_exit_is_an_error_that_names_it(
         report.write(run, tmp_path, ["leaving"])
 
 
+def test_limits_are_not_written_through_a_link(machine: Machine, tmp_path: Path) -> None:
+    outside = tmp_path / "precious"
+    outside.write_text("mine")
+    (tmp_path / "peak").mkdir()
+    (tmp_path / "peak" / "peak.md").symlink_to(outside)
+    with pytest.raises(UsageError, match=r"peak\.md is a link to"):
+        report.write_limits(machine, Limits(), tmp_path / "peak")
+    assert outside.read_text() == "mine"
+
+
 def test_a_full_disk_is_one_sentence(run: Run, tmp_path: Path) -> None:
     (tmp_path / "report.md").symlink_to("/dev/full")
     with pytest.raises(MachineError, match=r"can't write the report: .*No space left on device") as caught:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
 from harness.discover import discover
 from harness.gate.records import GateRun
-from harness.report import into
-from harness.report.pictures import write_all
+from harness.report.gate.formats import markdown
+from harness.report.pictures import draws, write_all
+from harness.report.placing import into, placed
 
 SUMMARY = "GITHUB_STEP_SUMMARY"
 
@@ -29,11 +31,19 @@ class GateFormat(Protocol):
 def write(run: GateRun, folder: Path) -> list[Path]:
     """Write every format of a gate run into its folder, which is made if need be. Gives the paths written.
 
-    Texts are written first. A picture that can't be drawn is a warning on standard error. Raises MachineError where the
-    folder can't be written.
+    Texts are written first. A picture that can't be drawn is a warning on standard error. Raises as `placed` does.
     """
+    found = _formats()
+    drawing = {name: each for name, each in found.items() if draws(each)}
+    texts = {name: each for name, each in found.items() if name not in drawing}
+
+    def write_into(draft: Path, formats: Mapping[str, GateFormat]) -> list[Path]:
+        return write_all(formats, lambda each: each.write(run, draft))
+
     with into(folder):
-        return write_all(_formats(), lambda module: module.write(run, folder))
+        (folder / markdown.FIGURE).unlink(missing_ok=True)  # another run's must not stay
+    # One after the other: what ends this process while it draws must not cost the texts.
+    return [path for each in (texts, drawing) for path in placed(folder, partial(write_into, formats=each))]
 
 
 def publish(run: GateRun, environ: Mapping[str, str]) -> None:
@@ -43,7 +53,6 @@ def publish(run: GateRun, environ: Mapping[str, str]) -> None:
     about how the gate ended.
     """
     from harness.report.gate import github
-    from harness.report.gate.formats import markdown
 
     lines = github.lines(run) if environ.get("GITHUB_ACTIONS") == "true" else []
     if summary := environ.get(SUMMARY):

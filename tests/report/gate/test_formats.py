@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -70,6 +71,22 @@ def test_a_run_without_pairs_has_no_figure(gate_run: GateRun, tmp_path: Path) ->
     page = (tmp_path / "gate.md").read_text(encoding="utf-8")
     assert "**Can't be compared**: the machines differ" in page
     assert "pairs.png" not in page
+
+
+@pytest.mark.parametrize("name", ["gate.md", "gate.json", "junit.xml"])
+def test_no_file_is_written_through_a_link_or_into_a_pipe(gate_run: GateRun, tmp_path: Path, name: str) -> None:
+    folder, outside = tmp_path / "gate", tmp_path / "precious"
+    folder.mkdir()
+    outside.write_text("mine")
+    (folder / name).symlink_to(outside)
+    with pytest.raises(UsageError, match=f"{name} is a link to .*precious, and nothing is written through links"):
+        gate.write(gate_run, folder)
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    (folder / "pairs.png").symlink_to(outside)
+    gate.write(gate_run, folder)
+    assert (folder / name).is_file()
+    assert outside.read_text() == "mine"
 
 
 def test_a_folder_that_can_not_be_made_is_one_sentence(gate_run: GateRun, tmp_path: Path) -> None:

@@ -35,11 +35,7 @@ _COLORS = {"failure": "#D55E00", "environment": "#CC79A7", "undecided": "#E69F00
 
 
 def write(run: GateRun, folder: Path) -> list[Path]:
-    """Draw pairs.png: cases worst first. Nothing where there is no pair.
-
-    A file of this name that the folder already has is removed first: another run's file must not stay.
-    """
-    (folder / "pairs.png").unlink(missing_ok=True)
+    """Draw pairs.png: cases worst first. Nothing where there is no pair."""
     every = [row for row in rows(run) if row.evidence.pairs]
     table = every[:_MOST_ROWS]
     if not table:

@@ -19,6 +19,7 @@ FOLDER = "HARNESS_RANKS"
 
 _LONGEST = 1800.0  # seconds to wait for another rank, which may compile at that time; a job's own limit is shorter
 _SHORTEST = 1e-3  # seconds to wait at least: a socket with 0 s doesn't wait, and raises another error
+_NUMBER = 4  # bytes of a rank's number
 _BETWEEN = b"\t"  # which JSON text has only where it is laid out
 _PATIENCE = 3.0  # seconds that a rank with an error waits for the other ranks, which may wait in a collective
 
@@ -179,13 +180,13 @@ class Sockets:
         """Connect to rank 0, which listens; as rank 0, wait for all other ranks."""
         if self._rank:
             self._own.connect(self._path)
-            self._own.sendall(f"{self._rank}\n".encode())
+            self._own.sendall(self._rank.to_bytes(_NUMBER))
             self._ends = [self._own]
         else:
             self._own.settimeout(_LONGEST)
             ends = [self._own.accept()[0] for _ in range(1, self._size)]
-            deadline = time.monotonic() + _LONGEST
-            found = {int(_line(end, deadline)): end for end in ends}
+            # No byte more: the rank's first value may follow at once.
+            found = {int.from_bytes(end.recv(_NUMBER, socket.MSG_WAITALL)): end for end in ends}
             self._ends = [found[rank] for rank in range(1, self._size)]
             self._own.close()
         os.close(self._folder)

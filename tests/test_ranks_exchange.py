@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,6 +84,14 @@ def test_values_that_all_ranks_have_read_are_deleted(store: Any) -> None:
     for turn in range(9):
         assert alone.agree(turn) == turn
     assert store.num_keys() < 6
+
+
+def test_a_rank_may_send_its_first_value_before_rank_0_looks(tmp_path: Path) -> None:
+    first, second = (ranks.Sockets(str(tmp_path), number, 2) for number in range(2))
+    second.join()
+    second._send(b"[null, 5]", time.monotonic() + 60)
+    first.join()
+    assert first((None, 1), 60) == [[None, 1], [None, 5]]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

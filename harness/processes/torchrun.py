@@ -87,7 +87,7 @@ class Leader:
             # Over several hosts the network between them has no name here, so the leader listens on all networks.
             server = socket.create_server(("127.0.0.1" if place.one_host else "", place.port))
         except OSError as error:
-            advice = "start torchrun again: with --standalone it takes other ports; else give it one: --master-port"
+            advice = "start torchrun again, and give it another port: --master-port"
             raise MachineError(f"port {place.port}, beside torchrun's own, can't be used: {error}", advice) from error
         try:
             with server:

@@ -6,6 +6,8 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -122,6 +124,43 @@ def test_a_line_that_somebody_between_the_ends_has_touched_ends_the_connection(
             assert found == ([Ask(1, "a")] if what == "repeated" else [])
             assert keeper.was_cut
     assert "is cut: it sent what isn't a message of this run" in capsys.readouterr().err
+
+
+SHAPES: list[dict[str, Any]] = [
+    {"root": "/tmp/theirs"},
+    {"plugins": []},
+    {"turn": True},
+    {"turn": "1"},
+    {"turn": 1.0},
+    {"turn": None},
+    {"turn": -1},
+    {"turn": 10**400},
+    {"size": []},
+    {"port": 0},
+    {"port": 1 << 16},
+    {"device": "--ops"},
+    {"device": "cpu\n"},
+    {"device": "x" * 65},
+    {"folder": "../harness-ranks-a"},
+    {"folder": "harness-ranks-a/../.."},
+    {"folder": "harness-ranks-"},
+    {"folder": "/tmp"},
+    {"folder": "harness-ranks-a\n"},
+    {"kind": "begin"},
+    {"kind": ["start"]},
+    {"kind": "challenge", "drawn": "0" * 64},
+]
+
+
+@pytest.mark.parametrize("changed", SHAPES, ids=map(json.dumps, SHAPES))
+def test_who_knows_the_secret_can_say_only_what_has_a_known_shape(changed: dict[str, Any]) -> None:
+    with proven() as (leader, keeper, near, _):
+        leader.send(START)
+        assert [*keeper.take(60)] == [START]
+        line = json.dumps({**asdict(START), **changed}).encode()
+        near.sendall(leader._code_of("leader", 1, line) + line + b"\n")
+        assert [*keeper.take(60)] == []
+        assert keeper.was_cut
 
 
 def test_a_line_without_an_end_is_not_kept(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that decide and end together: as threads of this process, and as two processes."""
+"""Ranks that decide and end together, as threads of this process."""
 
 from __future__ import annotations
 
@@ -314,35 +314,3 @@ def test_others_that_do_not_come_are_not_waited_for_forever(monkeypatch, raised)
         assert "the other ranks weren't told" in raised.__notes__[0]
     else:
         assert (found.status, found.error) == ("out_of_memory", "no room")
-
-
-def test_values_are_exchanged_through_a_store_until_a_rank_sends_none(monkeypatch):
-    """The store of real ranks, each with a connection of its own, here in threads."""
-    from torch.distributed import TCPStore
-
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-    def on(rank: int) -> Group:
-        store = TCPStore("127.0.0.1", server.port, is_master=False)
-        return Group(rank, 2, ranks._Exchange(store, rank, 2))
-
-    def both(*work: Callable[[Group], Any]) -> list[Any]:
-        def caught(call: Callable[[Group], Any], group: Group) -> Any:
-            try:
-                return call(group)
-            except (PeerError, TimeoutError) as error:
-                return str(error)
-
-        return list(pool.map(caught, work, groups))
-
-    with ThreadPoolExecutor(2) as pool:
-        groups = list(pool.map(on, range(2)))
-        agreed = both(*[lambda g: [g.agree(10 * g.rank + turn) for turn in range(5)]] * 2)
-        assert agreed == [[0, 1, 2, 3, 4]] * 2
-        assert both(*[lambda g: g.slowest([float(g.rank)])] * 2) == [[1.0]] * 2
-        assert both(lambda g: g.slowest([1.0]), lambda g: g.failed("wrong", "y").text) == ["rank 1: y"] * 2
-        assert both(*[lambda g: g.verdict("no" if g.rank else None)] * 2) == ["rank 1: no"] * 2
-        assert server.num_keys() < 6  # values that all ranks have read are deleted
-        monkeypatch.setattr(ranks, "_PATIENCE", 0.2)
-        late = both(lambda _: None, lambda g: g.failed("crashed", "rank 0 waits in a collective"))
-        assert late == [None, "another rank sent nothing within 0.2 s"]

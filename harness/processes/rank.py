@@ -8,32 +8,66 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness import ranks
 from harness.processes import python
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
 
+PREFIX = "harness-ranks-"
+"""How the names of folders begin in which ranks of one host meet."""
+
+_LOOPBACK = "lo"
 _MODULE = "harness.processes.child"
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
 
 @dataclass(frozen=True, slots=True)
+class Meeting:
+    """How the ranks of a case find each other.
+
+    size, local_size: how many ranks there are, and how many of them on the host of this one. folder: where they meet if
+    one host has all of them; no other user may enter it. address, port: where rank 0 opens torch's store if several
+    hosts have them, or if their code is older than the folder.
+    """
+
+    size: int
+    local_size: int
+    address: str
+    port: int
+    folder: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """The variables that tell a rank so, as torch.distributed and `ranks.from_environment` read them."""
+        found = {
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_WORLD_SIZE": str(self.local_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+            ranks.FOLDER: str(self.folder or ""),
+        }
+        if self.folder:
+            # Gloo's connections prove nothing, so they stay within the host, unless the user has named a network.
+            found["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", _LOOPBACK)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class Beginning:
     """What a rank is started with.
 
-    meeting: environment through which the ranks find each other. root: as in `Team`. local: the number of its device on
-    its host; the rank's unless told.
+    root: as in `Team`. local: the number of its device on its host; the rank's unless told.
     """
 
     device: str
     plugins: tuple[Path, ...]
-    meeting: Mapping[str, str]
+    meeting: Meeting
     root: Path | None = None
     local: int | None = None
 
@@ -60,7 +94,7 @@ class Rank:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[sink],
-                env={**python.environment(begin.root), **begin.meeting, **environment},
+                env={**python.environment(begin.root), **begin.meeting.environment(), **environment},
                 start_new_session=True,
             )
         finally:

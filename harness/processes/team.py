@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 from harness.errors import CompileError, HarnessError, MachineError, UsageError
@@ -24,7 +25,7 @@ from harness.processes.messages import (
     Reply,
     Surveyed,
 )
-from harness.processes.rank import GRACE, Beginning, Rank
+from harness.processes.rank import GRACE, PREFIX, Beginning, Meeting, Rank
 from harness.processes.torchrun import RankHandle, leader
 
 _START_LIMIT = 300.0
@@ -64,10 +65,16 @@ class Team:
         self._question: Question | None = None
         self._asked = 0
         self._ranks: list[RankHandle] = []
+        leads = leader() if size > 1 else None
+        one_host = leads.has_on_its_host(size) if leads else size > 1
+        # The folder of a temporary directory is its user's alone.
+        self._folder = TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) if one_host else None
         try:
-            begin, leads = Beginning(device, tuple(plugins), _meeting(size), root), leader()
+            address = leads.address if leads and not self._folder else "127.0.0.1"
+            folder = Path(self._folder.name) if self._folder else None
+            begin = Beginning(device, tuple(plugins), Meeting(size, size, address, _free_port(address), folder), root)
             for number in range(size):
-                self._ranks.append(leads.rank(number, size, begin) if leads and size > 1 else Rank(number, begin))
+                self._ranks.append(leads.rank(number, begin) if leads else Rank(number, begin))
         except BaseException:
             self.kill()
             raise
@@ -131,6 +138,8 @@ class Team:
             rank.begin_kill()
         for rank in self._ranks:
             rank.kill()
+        if self._folder:
+            self._folder.cleanup()
 
     def _answers(self, kind: type[Answer], limit: float, report: Report | None = None) -> dict[int, Answer]:
         deadline = time.monotonic() + limit
@@ -220,12 +229,9 @@ def _is_bad(answer: Reply) -> bool:
     return isinstance(answer, Measured) and answer.measurement.status != "ok"
 
 
-def _meeting(size: int) -> dict[str, str]:
-    """Environment through which `size` ranks find each other, as torch.distributed reads it: rank 0 is on this host."""
-    leads = leader()
-    address = leads.address() if leads and size > 1 else "127.0.0.1"
+def _free_port(address: str) -> int:
+    """A port of this host that nothing listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1" if address == "127.0.0.1" else "", 0))
-        port = probe.getsockname()[1]
-    sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(size))
-    return {**sizes, "MASTER_ADDR": address, "MASTER_PORT": str(port)}
+        port: int = probe.getsockname()[1]
+        return port

@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.ops import Catalogue
 from harness.processes.child import Worker
 from harness.processes.messages import Measure, Question, decode_question, encode
+from harness.ranks import FOLDER
 
 
 def main(folder: Path, questions: Sequence[Question]) -> int:
@@ -39,12 +40,15 @@ def world_of(question: Question) -> int:
 
 
 def together(world: int, folder: Path, questions: Sequence[Question]) -> bool:
-    """Have so many ranks answer. Returns whether any of them failed."""
+    """Have so many ranks answer. Returns whether any of them failed. Two meet as those of two hosts do."""
+    meeting = folder / str(world)
+    meeting.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(world))
     os.environ.update(sizes, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ[FOLDER] = "" if world == 2 else str(meeting)
     ended, held = os.pipe()
     pids = [fork(rank, folder / f"{world}-{rank}", questions, ended, held) for rank in range(world)]
     os.close(held)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from harness.ops import Context, Launch, Op, Tensor, Tensors
@@ -118,3 +119,14 @@ def wrong_on_0(ctx: Context) -> Launch:
             copy(t)
 
     return launch
+
+
+def listening(_case: object) -> str:
+    """The addresses at which this process listens, whoever opened the ports."""
+    own = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    rows = [line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()]
+    hosts = {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in own}
+    return f"listens at {', '.join(sorted(hosts)).replace('0100007F', '127.0.0.1')}"
+
+
+APART.variant("tells", "says where it listens", devices=("cpu",), unsupported=listening)(fine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -181,6 +182,29 @@ def test_all_ranks_are_told_to_end_before_any_is_waited_for(monkeypatch: pytest.
     monkeypatch.setattr(team, "Rank", Slow)
     team.Team("cpu", (), 8).kill()
     assert log == [*(f"told {number}" for number in range(8)), *(f"waited for {number}" for number in range(8))]
+
+
+def test_ranks_of_one_host_meet_in_a_folder_that_is_theirs_alone(
+    revision: Revision, monkeypatch: pytest.MonkeyPatch, job: Callable[..., Job]
+) -> None:
+    """Gloo, whose connections prove nothing, stays within the host unless the user names a network."""
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    body = """
+found = os.environ["HARNESS_RANKS"]
+said = [found, oct(os.stat(found).st_mode)[-3:] if found else "", os.environ.get("GLOO_SOCKET_IFNAME", "")]
+measured("ok", error=json.dumps(said))
+"""
+    asked = job("fine")
+    two = replace(asked, case=replace(asked.case, world=2))
+    with Workers("cpu", root=revision(body)) as made:
+        folder, mode, network = json.loads(made.measure(two).error)
+        assert (Path(folder).is_dir(), mode, network) == (True, "700", "lo")
+        assert json.loads(made.measure(asked).error) == ["", "", ""]
+        assert not Path(folder).exists()
+        monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
+        other, _, network = json.loads(made.measure(two).error)
+        assert (other != folder, network) == (True, "eth7")
+    assert not Path(other).exists()
 
 
 def test_only_the_ranks_that_have_not_answered_are_overdue(measure: Measure) -> None:

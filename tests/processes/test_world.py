@@ -60,6 +60,13 @@ def test_the_items_of_two_ranks_are_compared_with_those_of_one(measure: Measure)
     assert efficiency(found[together.case.id]) == pytest.approx(1 / 4)
 
 
+def test_ranks_of_one_host_listen_to_nobody_outside(measure: Measure) -> None:
+    """Torch's store takes orders from whoever reaches it, and Gloo believes whoever connects."""
+    assert measure("fine", op="apart").status == "ok"
+    found = measure("tells", op="apart")
+    assert (found.status, found.error) == ("unsupported", "rank 0: listens at 127.0.0.1")
+
+
 def test_a_rank_that_raises_while_another_one_waits_for_it_is_named(measure: Measure) -> None:
     found = measure("refused")
     assert found.status == "crashed"

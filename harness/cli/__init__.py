@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from harness import __version__, paths
+from harness import __version__, paths, trial
 from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
@@ -63,16 +63,21 @@ def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
     try:
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            _under_torchrun()
-        else:
-            app(prog_name="harness")
+        with trial.wanted():
+            _command()
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
         typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)
+
+
+def _command() -> None:
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _under_torchrun()
+    else:
+        app(prog_name="harness")
 
 
 def _under_torchrun() -> None:

@@ -157,7 +157,7 @@ def _prepare(sink: int, stacks: BinaryIO) -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(sink, 1)
     os.dup2(sink, 2)
-    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: PTH123, SIM115
-    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: PTH123, SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     faulthandler.enable(stacks, all_threads=False)
     faulthandler.register(signal.SIGTERM, stacks, all_threads=False, chain=True)

@@ -19,6 +19,8 @@ GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
 
 _MODULE = "harness.processes.child"
+_LONGEST_REPLY = 1 << 28
+"""Bytes of a reply. A million samples take a tenth of it."""
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
@@ -104,9 +106,12 @@ class Rank:
         return bool(chunk) or (chunk is None and not ended)
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines received and not taken yet."""
+        """The whole lines received and not taken yet; also one that has no end, which is no reply."""
         while b"\n" in self._received:
             line, _, self._received = self._received.partition(b"\n")
+            yield line
+        if len(self._received) > _LONGEST_REPLY:
+            line, self._received = self._received, b""
             yield line
 
     def close_input(self) -> None:

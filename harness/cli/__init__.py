@@ -13,6 +13,7 @@ from harness import __version__, paths, trial
 from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run
 from harness.cli.group import Commands
 from harness.errors import Exit
+from harness.processes.ending import Ending
 
 app = typer.Typer(
     cls=Commands,
@@ -62,22 +63,22 @@ def harness(
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
+    with Ending(), trial.wanted():
+        _command()
+
+
+def _command() -> None:
     try:
-        with trial.wanted():
-            _command()
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            _under_torchrun()
+        else:
+            app(prog_name="harness")
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
         traceback.print_exc()
         typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
         sys.exit(Exit.BUG)
-
-
-def _command() -> None:
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        _under_torchrun()
-    else:
-        app(prog_name="harness")
 
 
 def _under_torchrun() -> None:

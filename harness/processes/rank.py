@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.processes import python
+from harness.processes import descendants, python
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
@@ -130,7 +130,9 @@ class Rank:
             self._process.wait(max(0.0, deadline - time.monotonic()))
 
     def begin_kill(self) -> None:
-        """Have the process and its children end, without waiting for it."""
+        """Have the process and all that is below it end, without waiting for it."""
+        if self.status is None:
+            descendants.end(self._process.pid)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Standard streams that are closed or full: the exit status is the command's own, and no file takes a stream's place."""
+"""Standard streams that are closed or full: the exit status is the command's, and no file takes their place."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def test_what_cannot_be_told_is_dropped(monkeypatch: pytest.MonkeyPatch, tmp_pat
     with Path("/dev/full").open("w") as full:
         monkeypatch.setattr(sys, "stderr", full)
         streams.tell("lost")
-        assert os.readlink(f"/proc/self/fd/{full.fileno()}") == os.devnull
+        assert Path(f"/proc/self/fd/{full.fileno()}").readlink() == Path(os.devnull)

@@ -81,6 +81,20 @@ def test_names_with_dollars_are_no_formulas(
     assert "".join(name.replace("$2^{27}$", "2").split()) in said
 
 
+def test_scenarios_whose_names_differ_by_a_space_have_pictures_of_their_own(
+    measured: Build, make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run([measured("eager", "float32", SHAPES[0])], [measured("eager", "float32", SHAPES[1])])
+    scenarios = [replace(one, name=name) for one, name in zip(run.header.scenarios, ("a b", "a_b"), strict=True)]
+    named = replace(run, header=replace(run.header, scenarios=tuple(scenarios)))
+    paths = report.write(named, tmp_path, ["plots", "markdown"])
+    drawn = {path.name for path in paths if path.suffix == ".svg"} - {"ceilings.svg"}
+    assert "a_b-float32.svg" in drawn
+    assert len(drawn) == 2
+    assert all(f"(plots/{name})" in (tmp_path / "report.md").read_text() for name in drawn)
+    assert plotting.file_name("a/b", "c d") != plotting.file_name("a_b", "c_d") == "a_b-c_d"
+
+
 def test_only_powers_of_two_are_formulas() -> None:
     assert canvas.literal("N=$2^{27}$, $_$") == r"N=$2^{27}$, \$_\$"
     assert canvas.literal(r"M, N=$\mathbf{2^{9}}$") == r"M, N=$\mathbf{2^{9}}$"

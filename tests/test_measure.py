@@ -6,7 +6,6 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -247,35 +246,6 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.03).call_samples) == 1  # of four calls
     assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.1).call_samples) == 2
     assert len(run(FakeDevice([1e-6]), max_time=60).call_samples) == 5
-
-
-@pytest.mark.parametrize(("call", "made"), [(0.5, 1), (0.05, 2), (1e-3, 100), (1e-6, 1024)])
-def test_slow_calls_on_little_data_are_not_all_made_for_the_time_of_a_call(
-    clock: FakeTime, call: float, made: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Little data has 1024 sets of buffers, so that a pass of calls of 50 ms would take a minute."""
-    done: list[int] = []
-    monkeypatch.setattr("harness.measure._CALL_ROUNDS", 1)
-
-    class Slow(FakeDevice):
-        def batch(self, calls: Sequence[Callable[[], object]], **options: Any) -> Batch:
-            done.clear()  # of the check
-            return replace(super().batch(calls, **options), calls=1, seconds=call)
-
-    def prepare(_: Context) -> Launch:
-        def launch(t: Tensors) -> None:
-            done.append(1)
-            clock.now += call
-            torch.mul(t.x, 2, out=t.y)
-
-        return launch
-
-    sheet = op()
-    sheet.variants.clear()
-    sheet.variant("ours", "takes its time", devices=("cpu",))(prepare)
-    result = run(Slow([call]), sheet, n=8, max_time=0.1)
-    assert (result.status, result.sets, len(result.call_samples)) == ("ok", 1024, 1)
-    assert len(done) == made
 
 
 def test_what_asks_for_no_graph_gets_none():

@@ -49,6 +49,7 @@ class Rank:
         self._received = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._mark = 0
+        self._is_killed = False
         replies, sink = os.pipe()
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
@@ -131,8 +132,9 @@ class Rank:
 
     def begin_kill(self) -> None:
         """Have the process and all that is below it end, without waiting for it."""
-        if self.status is None:
+        if self.status is None and not self._is_killed:
             descendants.end(self._process.pid)
+        self._is_killed = True
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

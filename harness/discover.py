@@ -17,7 +17,9 @@ from importlib import metadata
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from harness import trial
 from harness.errors import UsageError, without_exit
 
 _DISTRIBUTION = "gpu-bench-harness"
@@ -108,6 +110,21 @@ def _of_checkout() -> dict[str, dict[str, str]] | None:
         return None
     declared: dict[str, dict[str, str]] = project.get("entry-points", {})
     return declared
+
+
+def load(entry: EntryPoint) -> Any:
+    """What an entry point names. A command loads code of another package in a process of its own first.
+
+    Raises what the code raises, and UsageError, which names the entry point, where that process didn't end well.
+    """
+    if is_foreign(entry):
+        trial.first(f"entry point '{entry.name}' ({entry.value})", entry.load)
+    return entry.load()
+
+
+def is_foreign(entry: EntryPoint) -> bool:
+    """Whether an entry point names code of another package."""
+    return entry.module.partition(".")[0] != __package__
 
 
 def _is_there(entry: EntryPoint) -> bool:

@@ -193,6 +193,21 @@ def _shortened(place: str, rest: str) -> str:
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}{rest}"
 
 
+def shown(value: object) -> str:
+    """A value of a user as messages show it: on one line, not too long, and whatever its `repr` does."""
+    try:
+        text = repr(value)
+    except Exception:  # of a class of the user, or of an integer with too many digits
+        text = f"a value of type {type(value).__name__}"
+    text = " ".join(text.encode(errors="backslashreplace").decode().split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def can_be_written(text: str) -> bool:
+    """Whether a file can hold the text: no half of a character stands in it, as in a name that isn't UTF-8."""
+    return text == text.encode(errors="replace").decode()
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Advice that names the allowed spelling nearest to `word`, or the first of the allowed words if none is near."""
     choices = sorted(allowed)

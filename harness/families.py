@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from harness.errors import UsageError, nearest, shown_place, user_place
+from harness.errors import UsageError, nearest, shown, shown_place, user_place
 
 OTHER = "other"
 
@@ -107,14 +107,16 @@ def declare(family_name: str, pattern: str) -> None:
     a pattern that is no regular expression, with the file and line of the declaration.
     """
     where = shown_place(user_place())
-    if family_name not in FAMILIES:
-        advice = nearest(family_name, FAMILIES)
-        raise UsageError(f"{where}: kernels like '{pattern}' can't be of the family '{family_name}'", advice)
+    if not isinstance(pattern, str):
+        raise UsageError(f"{where}: the pattern {shown(pattern)} isn't text", "a regular expression is allowed")
+    if not isinstance(family_name, str) or family_name not in FAMILIES:
+        advice = nearest(family_name if isinstance(family_name, str) else "", FAMILIES)
+        raise UsageError(f"{where}: kernels like {shown(pattern)} can't be of the family {shown(family_name)}", advice)
     try:
         re.compile(pattern)
-    except re.error as error:
+    except (re.error, RecursionError, OverflowError) as error:
         advice = "Python's module re says what is"
-        raise UsageError(f"{where}: '{pattern}' is no regular expression: {error}", advice) from None
+        raise UsageError(f"{where}: {shown(pattern)} is no regular expression: {error}", advice) from None
     _DECLARED[family_name, pattern] = None
     family.cache_clear()
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Literal, get_args
 
 from harness import units
-from harness.errors import UsageError, nearest
+from harness.errors import UsageError, can_be_written, nearest, shown
 from harness.model import KernelFacts
 from harness.stats import range_over_median
 from harness.subject import Subject, interval, subjects
@@ -104,9 +104,11 @@ def add(metric: Metric, *, after: str = "") -> Metric:
 
     after: the metric that it stands right after in tables; without one it stands last. A metric that is there already,
     with the same meaning, stays as it is. Raises UsageError if the name has another meaning, and if there is no metric
-    named `after`.
+    named `after`, or a field is of another type.
     """
-    where, there = _caller(), METRICS.get(metric.name)
+    where = _caller()
+    _refuse_types(where, metric, after)
+    there = METRICS.get(metric.name)
     if there is not None:
         if _meaning(there) != _meaning(metric):
             differ = ", ".join(key for key, value in _meaning(metric).items() if _meaning(there)[key] != value)
@@ -118,7 +120,7 @@ def add(metric: Metric, *, after: str = "") -> Metric:
         return there
     names = list(METRICS)
     if after and after not in METRICS:
-        raise UsageError(f"{where}: '{metric.name}' can't stand after '{after}', no metric", nearest(after, names))
+        raise UsageError(f"{where}: '{metric.name}' can't stand after {shown(after)}, no metric", nearest(after, names))
     place = names.index(after) + 1 if after else len(names)
     following = {name: METRICS.pop(name) for name in names[place:]}
     METRICS[metric.name] = metric
@@ -176,6 +178,27 @@ def _meaning(metric: Metric) -> dict[str, object]:
     """All of a metric that can be compared. A unit counts by how it writes: ops make units of their own."""
     known = {field.name: getattr(metric, field.name) for field in fields(Metric) if field.name not in _FUNCTIONS}
     return known | {"unit": metric.unit.write(0.0)}
+
+
+_TYPES = {"str": str, "int": int, "bool": bool, "Unit": Unit, "Better": str, "Relative": str}
+"""What a field may be, by the type that it is declared with. Fields of all other types are functions."""
+
+
+def _refuse_types(where: str, metric: object, after: object) -> None:
+    """Raise UsageError for what is no metric, and for a field that is of another type than declared."""
+    if not isinstance(metric, Metric):
+        raise UsageError(f"{where}: {shown(metric)} isn't a metric", "metrics.add takes a Metric(...)")
+    if not isinstance(after, str):
+        raise UsageError(f"{where}: after is {shown(after)}, which isn't text", "it takes the name of a metric")
+    for field in fields(Metric):
+        value, kind = getattr(metric, field.name), str(field.type)
+        is_one = type(value) is _TYPES[kind] if kind in _TYPES else callable(value)
+        if kind in ("Better", "Relative"):
+            is_one = is_one and value in get_args(Better if kind == "Better" else Relative)
+        is_one = is_one and (not isinstance(value, str) or can_be_written(value))
+        if not is_one and not (value is None and kind.endswith("None")):
+            advice = f"it is declared as {kind}: see harness.metrics.Metric"
+            raise UsageError(f"{where}: {field.name} of metric {shown(metric.name)} is {shown(value)}", advice)
 
 
 def _caller() -> str:

@@ -21,6 +21,7 @@ PACKAGE = Path(harness.__file__).parent
 ROWS = [
     {"paths"},
     {"comments", "errors", "kept", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
+    {"trial"},
     {"discover", "families", "foreign", "model"},
     {"subject"},
     {"metrics", "store", "source"},

@@ -9,10 +9,11 @@ from typing import Annotated
 
 import typer
 
-from harness import __version__, paths
+from harness import __version__, paths, trial
 from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run, streams
 from harness.cli.group import Commands
 from harness.errors import Exit
+from harness.processes.ending import Ending
 
 app = typer.Typer(
     cls=Commands,
@@ -62,7 +63,13 @@ def harness(
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`."""
     sys.path[:] = paths.import_folders()
+    streams.open_all()
     streams.guard()
+    with Ending(), trial.wanted():
+        _command()
+
+
+def _command() -> None:
     try:
         if "TORCHELASTIC_RUN_ID" in os.environ:
             _under_torchrun()
@@ -70,10 +77,15 @@ def main() -> None:
             app(prog_name="harness")
     except (SystemExit, KeyboardInterrupt):
         raise
+    except OSError as error:  # a message of the command line couldn't be printed
+        streams.tell(f"error: {error}")
+        sys.exit(getattr(error.__context__, "exit_code", Exit.ENVIRONMENT))
     except BaseException:  # a bug of the harness: all other errors are HarnessError, which has a message
-        traceback.print_exc()
-        typer.echo("error: this is a bug in harness; report it with the command and the lines above", err=True)
+        bug = "error: this is a bug in harness; report it with the command and the lines above"
+        streams.tell(f"{traceback.format_exc()}{bug}")
         sys.exit(Exit.BUG)
+    finally:
+        streams.silence()
 
 
 def _under_torchrun() -> None:
@@ -86,5 +98,5 @@ def _under_torchrun() -> None:
             if leads:
                 app(prog_name="harness")
     except HarnessError as error:
-        typer.echo(f"error: {error.message}\n{error.advice}", err=True)
+        streams.tell(f"error: {error.message}\n{error.advice}")
         sys.exit(error.exit_code)

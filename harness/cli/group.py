@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from harness.cli.streams import silence, tell
 from harness.errors import NO_EXIT, Exit, HarnessError, InputError, clipped, described
 
 _LONGEST = 20_000  # characters of a message, which may be a compiler's log
@@ -42,18 +41,18 @@ class Commands(QuickGroup):
         try:
             return super().invoke(ctx)
         except HarnessError as error:
-            typer.echo(explain(error), err=True)
+            tell(explain(error))
             raise typer.Exit(error.exit_code) from None
         except SystemExit as error:
             # Nothing of ours calls sys.exit here. Code of a user may, and its exit code would stand for the command's.
-            typer.echo(f"error: {described(error)}\n  {NO_EXIT}", err=True)
+            tell(f"error: {described(error)}\n  {NO_EXIT}")
             raise typer.Exit(Exit.USAGE) from None
         except BrokenPipeError:
-            # The reader of the pipe is gone, as in `harness list | head`. Python's flush at exit would raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader of the pipe is gone, as in `harness list | head`.
+            silence()
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except OSError as error:
-            typer.echo(f"error: {error}", err=True)
+            tell(f"error: {error}")
             raise typer.Exit(Exit.ENVIRONMENT) from None
 
 

@@ -25,7 +25,7 @@ from harness.devices._protocol import (
     is_out_of_memory,
 )
 from harness.devices._timing import HostClock, estimate, host_batch, launch_batch, replay_batch, steady_batch
-from harness.discover import discover, entry_points
+from harness.discover import discover, entry_points, load
 from harness.errors import UsageError, brief, described, nearest, without_exit
 
 __all__ = [
@@ -88,7 +88,7 @@ def _made(entry: EntryPoint, where: str) -> Device:
     """The device that an entry point names. Raises UsageError, which names the entry point, for whatever is wrong."""
     try:
         with without_exit(where):
-            made = entry.load().KIND()
+            made = load(entry).KIND()
     except Exception as error:
         if isinstance(error, UsageError):
             raise

@@ -14,6 +14,8 @@ from harness.devices._protocol import Batch, Clock, is_out_of_memory
 from harness.ranks import Group
 
 LONG = 20e-3  # seconds of a call from which on it is timed alone, since timing several together would gain nothing
+LONGEST_PASS = 1.0
+"""Seconds of a pass over all sets of buffers from which on a sample is no whole pass: slow calls on little data."""
 _FEW = 8  # calls that an estimate is the mean of, and that warm up calls timed alone
 _SHORTEST = 1e-3  # seconds of a batch below which the cost of reading the host's clock would show
 _ALIKE = 0.02  # relative difference of two blocks in a row up to which the calls count as settled
@@ -103,8 +105,8 @@ def launch_batch(clock: Clock, calls: Calls, flush: Callable[[], object], *, kee
 def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group: Group) -> Batch:
     """Each sample is the mean of a block of calls. The host waits for the device only after the last block.
 
-    A block is about `seconds` long: whole passes over the calls, or a single long call. Before the batch is made, the
-    calls are repeated until two blocks in a row take the same time.
+    A block is about `seconds` long: whole passes over the calls, a single long call, or a part of a pass that takes
+    too long. Before the batch is made, the calls are repeated until two blocks in a row take the same time.
     """
     kept: deque[Any] = deque(maxlen=max(1, keep))
     turns = itertools.cycle(calls)
@@ -121,7 +123,8 @@ def steady_batch(clock: Clock, calls: Calls, *, keep: int, seconds: float, group
     each = estimate(clock, calls, group)
     while True:
         passes = max(1, math.ceil(seconds / (each * len(calls))))
-        count = passes * len(calls) if each < LONG else 1
+        whole = each < LONG and each * len(calls) < LONGEST_PASS
+        count = passes * len(calls) if whole else math.ceil(seconds / each)
         settled = max(1e-6, _settled(partial(blocks, count), group))
         # The estimate may be too long, since first calls load kernels and fill caches. Then blocks come out too short.
         if count * settled >= seconds / 2 or settled >= each:

@@ -18,6 +18,7 @@ from harness.devices._links import rings
 from harness.devices._matrices import products
 from harness.devices._timing import (
     LONG,
+    LONGEST_PASS,
     estimate,
     host_batch,
     launch_batch,
@@ -233,7 +234,7 @@ class Cuda:
             return steady_batch(self.clock, calls, keep=keep, seconds=seconds, group=group)
         each = estimate(self.clock, calls, group)
         reason = ""
-        if timer == "graph" and each < LONG:
+        if timer == "graph" and each < LONG and each * len(calls) < LONGEST_PASS:
             rounds = max(1, min(math.ceil(seconds / (each * len(calls))), _MAX_NODES // len(calls)))
             replay, reason = on_all_ranks(partial(self._capture, calls, rounds, keep, group), group)
             if replay:

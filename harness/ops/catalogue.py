@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType
 
-from harness.discover import discover, entry_points
+from harness import trial
+from harness.discover import discover, entry_points, is_foreign
 from harness.errors import NO_EXIT, HarnessError, UsageError, brief, described, nearest, shown_place
 from harness.ops import loading
 from harness.ops.declarations import at, refusal
@@ -32,16 +36,17 @@ class Catalogue(Mapping[str, Op]):
     def __init__(self, plugins: Sequence[Path] = ()) -> None:
         self._ops: dict[str, Op] = {}
         for entry in entry_points("harness.ops"):
-            before = self._variants()
-            with _loading(f"entry point '{entry.name}' ({entry.value})"):
-                module = entry.load()
-                is_package = hasattr(module, "__path__") and not _ops_in(module)
-                modules = discover(module.__name__, ["OP"], nested=True).values() if is_package else [module]
+            before, what = self._variants(), f"entry point '{entry.name}' ({entry.value})"
+            with _loading(what):
+                if is_foreign(entry):
+                    trial.first(what, partial(_modules_of, entry), "ops")
+                modules = _modules_of(entry)
             for each in modules:
                 self._add(each, Path(each.__file__ or entry.value), adds=self._variants() > before)
         files = [file.resolve() for file in plugins]
         for file in files:
             with loading.of_file(file, self):
+                trial.first(str(file), partial(_load_file, file), _digest(file))
                 module = _load_file(file)
             self._add(module, file, adds=any(file in op.added for op in self._ops.values()))
         for name, op in self._ops.items():
@@ -93,6 +98,18 @@ def find(name: str) -> Op:
 
 def _ops_in(module: ModuleType) -> list[Op]:
     return [value for value in vars(module).values() if isinstance(value, Op)]
+
+
+def _modules_of(entry: EntryPoint) -> Sequence[ModuleType]:
+    """The modules that define what an entry point brings: the module that it names, or the files of a package."""
+    module = entry.load()
+    is_package = hasattr(module, "__path__") and not _ops_in(module)
+    return [*discover(module.__name__, ["OP"], nested=True).values()] if is_package else [module]
+
+
+def _digest(file: Path) -> str:
+    """A hash of the file's content; '' if there is none to load."""
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def _load_file(file: Path) -> ModuleType:

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from harness import metrics
-from harness.errors import UsageError, nearest, shown_place, user_place
-from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
+from harness.errors import UsageError, nearest, shown, shown_place, user_place
+from harness.expressions import LIMIT, ExpressionError, MalformedError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Case, KernelFacts, Timer, Traffic, Work
 from harness.ops import loading
 from harness.ops.declarations import (
@@ -20,9 +20,11 @@ from harness.ops.declarations import (
     check_fields,
     check_mapping,
     check_name,
+    check_numbers,
     check_one_of,
     check_text,
     check_tuple,
+    place_of,
     refusal,
 )
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
@@ -191,14 +193,24 @@ class Op:
 
     def _check_types(self, whose: str) -> None:
         check_text(whose, summary=self.summary, items=self.items, item=self.item, unchecked=self.unchecked)
+        check_text(whose, place=self.place)
         check_mapping(whose, self.symbols, "symbols", str, "{'N': 'elements'}")
         check_mapping(whose, self.defaults, "defaults", str, "{'K': '3'}")
         check_mapping(whose, self.choices, "choices", Choice, "{'layout': Choice('the layout', ('nchw', 'nhwc'))}")
         check_mapping(whose, self.flops, "flops", str, "{'case': '2 * M * N * K'}")
         check_mapping(whose, self.tolerance, "tolerance", tuple, "{'float16': (1e-3, 1e-5)}")
+        check_mapping(whose, self.variants, "variants", Variant, "none, and @OP.variant(...) adds them")
         for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
             check_tuple(whose, tensors, what, Tensor, "(Tensor('x', ('N',)),)")
         check_tuple(whose, self.dtypes, "dtypes", str, "('float32', 'float16')")
+        for part in (*self.symbols, *self.choices):
+            check_name(f"a symbol or a choice of {whose}", part)
+        for errors in self.tolerance.values():
+            check_numbers(whose, "tolerance", *errors, least=0.0)
+            if len(errors) != 2:
+                raise refusal(
+                    f"tolerance of {whose} has {shown(errors)}", "a relative and an absolute error are allowed"
+                )
         for dtype in (*self.dtypes, *self.tolerance):
             check_one_of(whose, dtype, "dtype", ITEMSIZE)
         check_one_of(whose, self.timer, "timer", get_args(Timer))
@@ -212,6 +224,7 @@ class Op:
 
         Raises UsageError, with the file and line, for what Variant refuses, and for a name that is taken.
         """
+        check_name("a variant", name)
         check_fields(f"variant '{name}' of op '{self.name}'", options, {each.name for each in fields(Variant)})
 
         def add(prepare: Callable[[Context], Launch]) -> Callable[[Context], Launch]:
@@ -266,7 +279,9 @@ class Op:
                 raise refusal(f"{whose} has the {what} {found}", f"op '{self.name}' has {', '.join(known) or 'none'}")
         for name, value in case.choices:
             if not self.choices[name].accepts(value):
-                raise refusal(f"{whose}: {value!r} isn't a value of '{name}'", f"allowed: {self.choices[name].allowed}")
+                raise refusal(
+                    f"{whose}: {shown(value)} isn't a value of '{name}'", f"allowed: {self.choices[name].allowed}"
+                )
 
     def refuse_unchecked(self) -> None:
         """Raise UsageError if nothing says whether a result of the op is right."""
@@ -284,7 +299,7 @@ class Op:
         for expression in expressions:
             used = symbols_in(expression)
             if unknown := min(used - {*allowed}, default=None):
-                message = f"op '{self.name}' has no symbol '{unknown}', which its '{expression}' uses"
+                message = f"op '{self.name}' has no symbol '{unknown}', which its {shown(expression)} uses"
                 raise refusal(message, nearest(unknown, allowed))
             with suppress(ExpressionError):  # what only some sizes break is said of the case that has them
                 _refuse_malformed(self.name, expression, used)
@@ -298,7 +313,7 @@ class Op:
     def work_of(self, symbols: Symbols, dtype: str) -> Work:
         """What one call has to do, whichever variant does it."""
         if self.work is not None:
-            work = _whole(self.work(symbols, ITEMSIZE[dtype]), self.work)
+            work = _whole(self.work(symbols, ITEMSIZE[dtype]), Work, self.work)
         else:
             moved = moved_by(self.inputs, self.outputs, symbols, dtype)
             work = Work(moved.read, moved.written)
@@ -316,7 +331,7 @@ class Op:
         The bytes that the variant gives; else the bytes of the tensors that it declares; else the bytes of the work.
         """
         if variant.traffic is not None:
-            return _whole(variant.traffic(symbols, ITEMSIZE[dtype]), variant.traffic)
+            return _whole(variant.traffic(symbols, ITEMSIZE[dtype]), Traffic, variant.traffic)
         if variant.inputs is None and variant.outputs is None:
             work = self.work_of(symbols, dtype)
             return Traffic(work.read, work.written)
@@ -346,18 +361,29 @@ def _refuse_malformed(op: str, expression: str | int, used: Iterable[str]) -> No
     try:
         evaluate(expression, dict.fromkeys(used, 1))
     except MalformedError as error:
-        raise refusal(f"the expression '{expression}' of op '{op}' {error}") from None
+        raise refusal(f"the expression {shown(expression)} of op '{op}' {error}") from None
 
 
 Amounts = TypeVar("Amounts", Work, Traffic)
 
 
-def _whole(amounts: Amounts, function: Callable[..., Amounts]) -> Amounts:
+def _whole(amounts: Amounts, kind: type[Amounts], function: Callable[..., Amounts]) -> Amounts:
     """The amounts that a declared function gave. Raises UsageError unless all are whole numbers from 0 on."""
-    counts = [getattr(amounts, name) for name in ("read", "written", "sent", "again") if hasattr(amounts, name)]
-    counts += [count for _, count in getattr(amounts, "flops", ())]
-    if any(not isinstance(count, int) or count < 0 for count in counts):
-        code = getattr(function, "__code__", None)
-        place = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
-        raise at(place, f"gives {amounts}", "bytes and operations are whole numbers from 0 on: use // in place of /")
+    if problem := _problem(amounts, kind):
+        raise at(place_of(function), f"gives {shown(amounts)}", problem)
     return amounts
+
+
+def _problem(amounts: object, kind: type[Work | Traffic]) -> str:
+    """What is allowed, where a function gave something else; '' where it didn't."""
+    if not isinstance(amounts, kind):
+        return f"it is to give a {kind.__name__}"
+    flops = getattr(amounts, "flops", ())
+    if not isinstance(flops, tuple) or not all(isinstance(part, tuple) and len(part) == 2 for part in flops):
+        return "flops is a tuple of types with their operations, such as (('float16', 2 * M * N * K),); mind the comma"
+    if not all(isinstance(text, str) for text in (getattr(amounts, "item", ""), *(name for name, _ in flops))):
+        return "item, and a type of operations, is text"
+    counts = [getattr(amounts, name, 0) for name in ("read", "written", "sent", "again", "items")]
+    if any(type(count) is not int or not 0 <= count <= LIMIT for count in (*counts, *(count for _, count in flops))):
+        return "bytes, operations and items are whole numbers (of type int) from 0 to 2**63 - 1: use // in place of /"
+    return ""

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.errors import shown
 from harness.expressions import evaluate
 from harness.model import Traffic, Value
-from harness.ops.declarations import check_callable, check_name, check_one_of, check_text, check_tuple, refusal
+from harness.ops.declarations import (
+    at,
+    check_callable,
+    check_flag,
+    check_name,
+    check_numbers,
+    check_one_of,
+    check_text,
+    check_tuple,
+    place_of,
+    refusal,
+)
 
 Symbols = Mapping[str, Any]
 """Sizes (integers) and choices (names or numbers) of a case by name, and `world`, its number of devices."""
@@ -27,7 +40,7 @@ class Choice:
     """A named option of an op that isn't a size: one of `values`, or a number from `low` to `high`.
 
     meaning: what it decides, in a few words. default: the first of `values`, or `low`, unless told. Raises UsageError
-    where the default isn't allowed.
+    where the default isn't allowed, and for a field of another type.
     """
 
     meaning: str
@@ -39,11 +52,17 @@ class Choice:
     def __post_init__(self) -> None:
         check_text("a choice", meaning=self.meaning)
         check_tuple("a choice", self.values, "values", (str, int, float), "('nchw', 'nhwc')")
+        for value in self.values:
+            if isinstance(value, str):
+                check_text("a choice", value=value)
+            elif not isinstance(value, bool):  # which no case may choose
+                check_numbers("a choice", "values", value)
+        check_numbers("a choice", "the range", self.low, self.high)
         if not self.values and not self.low < self.high:
             advice = "give values=('nchw', 'nhwc'), or low=0.0 and high=1.0"
             raise refusal(f"the choice ({self.meaning}) has neither values nor a range of numbers", advice)
         if not self.accepts(self.usual):
-            message = f"the default of a choice is {self.usual!r}, which it doesn't allow"
+            message = f"the default of a choice is {shown(self.usual)}, which it doesn't allow"
             raise refusal(message, f"allowed: {self.allowed}")
 
     @property
@@ -93,17 +112,23 @@ class Tensor:
         else:
             check_tuple(whose, self.shape, "shape", (str, int), "('M', 'N')")
         check_one_of(whose, self.dtype, "dtype", ("case", *ITEMSIZE))
+        check_flag(whose, inplace=self.inplace, kept=self.kept)
 
     def is_list(self, symbols: Symbols) -> bool:
         """Whether it is a list of tensors."""
         return callable(self.shape) and isinstance(self.shape(symbols), list)
 
     def shapes(self, symbols: Symbols) -> list[Shape]:
-        """Sizes of each tensor declared."""
+        """Sizes of each tensor declared. Raises UsageError where a function of the op gives no shape."""
         if not callable(self.shape):
             return [tuple(evaluate(size, symbols) for size in self.shape)]
         given = self.shape(symbols)
-        return [tuple(shape) for shape in given] if isinstance(given, list) else [tuple(given)]
+        try:
+            return [tuple(map(operator.index, shape)) for shape in (given if isinstance(given, list) else [given])]
+        except TypeError:
+            message = f"gives {shown(given)} as the shape of tensor '{self.name}'"
+            advice = "a tuple of integers is a shape, a list of shapes declares a list of tensors"
+            raise at(place_of(self.shape), message, advice) from None
 
     def dtype_of(self, case_dtype: str) -> str:
         return case_dtype if self.dtype == "case" else self.dtype

@@ -18,6 +18,7 @@ from harness.ops.declarations import (
     ANY_DEVICE,
     check_callable,
     check_devices,
+    check_flag,
     check_name,
     check_one_of,
     check_text,
@@ -73,7 +74,8 @@ class Variant:
     def __post_init__(self) -> None:
         check_name("a variant", self.name)
         whose = f"variant '{self.name}'"
-        check_text(whose, summary=self.summary)
+        check_text(whose, summary=self.summary, place=self.place)
+        check_flag(whose, returns=self.returns)
         check_callable(whose, 1, function=self.prepare, unsupported=self.unsupported)
         check_callable(whose, 2, encode=self.encode, decode=self.decode, traffic=self.traffic)
         check_one_of(whose, self.role, "role", get_args(Role))
@@ -82,7 +84,7 @@ class Variant:
         for what, tensors in (("inputs", self.inputs), ("outputs", self.outputs)):
             if tensors is not None:
                 check_tuple(whose, tensors, what, Tensor, "(Tensor('x', ('N',)),)")
-        if self.timer:
+        if self.timer != "":
             check_one_of(whose, self.timer, "timer", get_args(Timer))
 
     @property

@@ -24,7 +24,7 @@ from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
 from harness.ops.known_cases import recognised
-from harness.processes import python
+from harness.processes import descendants, python
 from harness.processes.messages import (
     VERSION,
     Failed,
@@ -195,7 +195,8 @@ def _crashed(case: Case, process: int, error: str) -> Measurement:
 
 
 def _tie_to_parent() -> None:
-    """Die with the parent, leave Ctrl-C to it, and say where Python was when killed."""
+    """Die with the parent, leave Ctrl-C to it, keep what loses its parent, and say where Python was when killed."""
+    descendants.adopt()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness import ranks
-from harness.processes import python
+from harness.processes import descendants, python
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
@@ -24,6 +24,8 @@ PREFIX = "harness-ranks-"
 
 _LOOPBACK = "lo"
 _MODULE = "harness.processes.child"
+_LONGEST_REPLY = 1 << 28
+"""Bytes of a reply. A million samples take a tenth of it."""
 _TAIL_LINES = 20
 _TAIL_BYTES = 16384
 
@@ -81,6 +83,7 @@ class Rank:
         self._received = b""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         self._mark = 0
+        self._is_killed = False
         replies, sink = os.pipe()
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
@@ -138,9 +141,12 @@ class Rank:
         return bool(chunk) or (chunk is None and not ended)
 
     def lines(self) -> Iterator[bytes]:
-        """The whole lines received and not taken yet."""
+        """The whole lines received and not taken yet; also one that has no end, which is no reply."""
         while b"\n" in self._received:
             line, _, self._received = self._received.partition(b"\n")
+            yield line
+        if len(self._received) > _LONGEST_REPLY:
+            line, self._received = self._received, b""
             yield line
 
     def close_input(self) -> None:
@@ -159,7 +165,10 @@ class Rank:
             self._process.wait(max(0.0, deadline - time.monotonic()))
 
     def begin_kill(self) -> None:
-        """Have the process and its children end, without waiting for it."""
+        """Have the process and all that is below it end, without waiting for it."""
+        if self.status is None and not self._is_killed:
+            descendants.end(self._process.pid)
+        self._is_killed = True
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 

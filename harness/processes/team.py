@@ -11,8 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
-from harness.errors import CompileError, HarnessError, MachineError, UsageError
-from harness.processes import messages
+from pydantic import ValidationError
+
+from harness.errors import CompileError, HarnessError, MachineError, UsageError, shown
+from harness.processes import messages, python
 from harness.processes.messages import (
     ANOTHER_CODE,
     Failed,
@@ -32,6 +34,7 @@ _START_LIMIT = 300.0
 # Seconds between two looks at the processes. A death closes the pipe, which is noticed at once, unless a child of the
 # dead process holds the pipe open.
 _LOOK_EVERY = 0.5
+_MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
@@ -62,6 +65,7 @@ class Team:
         """Start them. root: the folder whose `harness` they import; the parent's own unless told."""
         self.size = size
         self.ready: Ready | None = None
+        self._is_another = root is not None and root.resolve() != python.own_root()
         self._question: Question | None = None
         self._asked = 0
         self._ranks: list[RankHandle] = []
@@ -167,10 +171,19 @@ class Team:
         return answers
 
     def _answer(self, rank: RankHandle, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
-        """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it."""
+        """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it.
+
+        What can't be read has most likely been written by the case, on a pipe that isn't its own, or holds a figure of
+        the case that is none. Only another revision may mean something by it.
+        """
         try:
             reply = messages.decode_reply(line)
         except ValueError as error:
+            if not self._is_another or not _has_unknown_kind(error):
+                read, why = shown(line.decode(errors="backslashreplace")), " ".join(str(error).split())[:_MOST_SAID]
+                raise LostError(
+                    "crashed", self._join([(rank, f"answered what can't be read: {read}\n{why}")])
+                ) from error
             raise MachineError(
                 f"a measuring process sent a message that this harness can't read: {error}", ANOTHER_CODE
             ) from error
@@ -222,6 +235,11 @@ def _is_of_another_case(reply: Reply, question: Question | None) -> bool:
         return False
     found = reply.measurement
     return (found.case, found.process) != (question.job.case, question.process)
+
+
+def _has_unknown_kind(error: ValueError) -> bool:
+    """Whether a line is a message of a kind that isn't known here, which a later revision may have."""
+    return isinstance(error, ValidationError) and error.errors()[0]["type"] == "union_tag_invalid"
 
 
 def _is_bad(answer: Reply) -> bool:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from harness.discover import discover, entry_points
+from harness.discover import discover, entry_points, load
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
 
@@ -118,7 +118,7 @@ def tools() -> dict[str, Tool]:
     """Every tool by name, the tools of this folder first. Raises UsageError for a module that isn't one."""
     found = dict(discover("harness.profile", _OFFERS))
     for entry in entry_points("harness.tools"):
-        module = entry.load()
+        module = load(entry)
         if missing := [offer for offer in _OFFERS if not hasattr(module, offer)]:
             message = f"entry point '{entry.name}' ({entry.value}): defines no {' and no '.join(missing)}"
             raise UsageError(message, "harness.profile.Tool says what a tool offers")

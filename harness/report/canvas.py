@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -125,14 +126,16 @@ def variant_lines(names: Sequence[str], roles: Mapping[str, str]) -> dict[str, d
 def canvas(
     height: float, title: str, width: float = WIDTH
 ) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
-    """An empty figure of `width` x `height` inches; the style holds while the context lasts.
+    """An empty figure of `width` x `height` inches; the style holds while the context lasts, also for `save`.
 
     A long title takes more lines, and the figure is higher by these.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context():
+        mpl.rcdefaults()  # whatever a user's matplotlibrc says
+        mpl.rcParams.update(_STYLE)
         # A figure of its own, not pyplot's: no window system, no global state.
         lines = textwrap.wrap(title, int(_TITLE_CHARACTERS * width / WIDTH))
         height += _TITLE_LINE * (len(lines) - 1)
@@ -148,6 +151,7 @@ def save(figure: matplotlib.figure.Figure, path: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
+    _take_as_it_stands(figure)
     # Not figure.savefig, which draws everything twice.
     if path.suffix == ".png":
         FigureCanvasAgg(figure).print_png(path, metadata={"Software": None})
@@ -156,6 +160,34 @@ def save(figure: matplotlib.figure.Figure, path: Path) -> list[Path]:
     FigureCanvasSVG(figure).print_svg(drawn, metadata={"Date": None, "Creator": None})
     path.write_text(drawn.getvalue().replace(f"'{_FONT}'", _FONTS), encoding="utf-8")
     return [path]
+
+
+_FORMULA = re.compile(r"(\$(?:2\^\{\d+\}|\\mathbf\{2\^\{\d+\}\})\$)")
+"""The one formula that we write, a power of two, also in bold. Any other `$` belongs to a name."""
+
+
+def _take_as_it_stands(figure: matplotlib.figure.Figure) -> None:
+    """Have no text of others read as a formula: one that is none would be an error of matplotlib."""
+    from matplotlib.text import Text
+    from matplotlib.ticker import FuncFormatter
+
+    for text in figure.findobj(Text):
+        text.set_text(literal(text.get_text()))
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            # What axes.set_xticks makes of names. The formulas of a logarithmic axis are its own.
+            if isinstance(named := axis.get_major_formatter(), FuncFormatter):
+                named.func = _literal_names(named.func)
+
+
+def _literal_names(name: Callable[[float, int | None], str]) -> Callable[[float, int | None], str]:
+    return lambda place, index: literal(name(place, index))
+
+
+def literal(text: str) -> str:
+    """The text as matplotlib writes it letter by letter, but for powers of two."""
+    pieces = _FORMULA.split(text)
+    return "".join(piece if place % 2 else piece.replace("$", r"\$") for place, piece in enumerate(pieces))
 
 
 def legend(figure: matplotlib.figure.Figure, axes: matplotlib.axes.Axes, title: str | None = None) -> None:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 from harness.metrics import METRICS, Metric, named
@@ -183,9 +184,17 @@ def _fixed(plot: Plot) -> str:
     return f", {plot.axis}" if plot.axis else ""
 
 
-def file_name(*words: str) -> str:
-    """The words as the name of a file, without characters that a shell or a file system may refuse."""
-    return re.sub(r"[^\w.-]+", "_", "-".join(words))
+def file_name(scenario: str, *words: str) -> str:
+    """The words as the name of a file, without characters that a shell or a file system may refuse.
+
+    Scenarios 'a b' and 'a_b' have files of their own.
+    """
+    own = scenario if _plain_word(scenario) == scenario else f"{scenario}.{sha256(scenario.encode()).hexdigest()[:6]}"
+    return _plain_word("-".join([own, *words]))
+
+
+def _plain_word(text: str) -> str:
+    return re.sub(r"[^\w.-]+", "_", text)
 
 
 def _metric(lines: Sequence[Line], wanted: str) -> Metric | None:

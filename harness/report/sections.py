@@ -62,9 +62,9 @@ def is_elsewhere(op: str, key: str) -> bool:
         return False
 
 
-def figure(alt: str, draw: Callable[[Path], list[Path]], *words: str) -> Figure:
-    """A picture that `draw` writes to a path, which it gives. words: they make the name of its file."""
-    return Figure(f"{FOLDER}/{file_name(*words)}.svg", alt, draw)
+def figure(alt: str, draw: Callable[[Path], list[Path]], scenario: str, *words: str) -> Figure:
+    """A picture that `draw` writes to a path, which it gives. scenario, words: they make the name of its file."""
+    return Figure(f"{FOLDER}/{file_name(scenario, *words)}.svg", alt, draw)
 
 
 def _given(what: str, lines: Sequence[Line]) -> list[Any]:

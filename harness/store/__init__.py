@@ -5,8 +5,21 @@
 
 from __future__ import annotations
 
-from harness.store.codec import dump, parse
+from harness.store.codec import dump, parse, write
 from harness.store.files import room
 from harness.store.folder import ATTACHMENTS, HEADER, RESULTS, Writer, attach, create, load, reopen
 
-__all__ = ["ATTACHMENTS", "HEADER", "RESULTS", "Writer", "attach", "create", "dump", "load", "parse", "reopen", "room"]
+__all__ = [
+    "ATTACHMENTS",
+    "HEADER",
+    "RESULTS",
+    "Writer",
+    "attach",
+    "create",
+    "dump",
+    "load",
+    "parse",
+    "reopen",
+    "room",
+    "write",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
@@ -17,6 +18,13 @@ def dump(record: Any, indent: int | None = None) -> str:
     text = json.dumps(_adapter(type(record)).dump_python(record), ensure_ascii=False, indent=indent)
     # Undecodable bytes in a file's name or a library's message must not make the record unreadable.
     return text.encode("utf-8", "replace").decode()
+
+
+def write(record: Any, path: Path, indent: int | None = None) -> None:
+    """Write what `dump` gives and a line feed to a file, piece by piece: a gate of 20,000 cases has 280 MB of it."""
+    with path.open("w", encoding="utf-8", errors="replace") as file:
+        json.dump(_adapter(type(record)).dump_python(record), file, ensure_ascii=False, indent=indent)
+        file.write("\n")
 
 
 def parse(cls: type[Record], text: str | bytes) -> Record:

@@ -273,10 +273,14 @@ def test_a_run_that_timed_nothing_is_no_success(
     assert not said or caught.value.exit_code == Exit.CASES_FAILED
 
 
-def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Harness, environment: Environment) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_prints_what_there_is_and_how_to_go_on(
+    folder: Path, harness: Harness, environment: Environment, number: signal.Signals
+) -> None:
+    stopped = f"stopped-{number}"
     scenario = write_scenario(folder / "waiting.yaml", [4096, 8192], ["fine", "waits"])
-    gate = folder / "gate"
-    command = ["run", str(scenario), "--device=cpu", *LIMITED, "--output=stopped"]
+    gate = folder / stopped / "gate"
+    command = ["run", str(scenario), "--device=cpu", *LIMITED, f"--output={stopped}"]
     process = subprocess.Popen(
         [*HARNESS, *command],
         cwd=folder,
@@ -286,24 +290,24 @@ def test_ctrl_c_prints_what_there_is_and_how_to_go_on(folder: Path, harness: Har
         text=True,
         start_new_session=True,
     )
-    results = folder / "stopped" / "results.jsonl"
+    results = folder / stopped / "results.jsonl"
     while not (results.exists() and results.stat().st_size):
         assert process.poll() is None
         time.sleep(0.05)
     # As a terminal does it: to every process of the group.
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, number)
     printed, told = process.communicate(timeout=60)
-    assert process.returncode == 130, told
+    assert process.returncode == 128 + number, told
     assert "N4096" in printed
     assert "fine" in printed
-    *_, stopped, again = told.splitlines()
-    assert stopped == "stopped after 1 of 4 measurements; to continue:"
+    *_, last, again = told.splitlines()
+    assert last == "stopped after 1 of 4 measurements; to continue:"
     assert shlex.split(again) == ["harness", *command, "--resume"]
     assert "Traceback" not in told
     gate.touch()
     done = harness(*shlex.split(again)[1:], FAULT_GATE=str(gate))
     assert done.returncode == 0, done.stderr
-    assert len(store.load(folder / "stopped").measurements) == 4
+    assert len(store.load(folder / stopped).measurements) == 4
     assert "[2/4]" in done.stderr
     assert "[1/4]" not in done.stderr
 

@@ -109,6 +109,23 @@ def test_out_of_memory_is_no_reason_to_launch_one_by_one(error):
         FakeCuda([5 * MICRO], error).timed("graph")
 
 
+@pytest.mark.parametrize(("sets", "timer"), [(99, "graph"), (101, "launch")])
+def test_a_graph_holds_no_pass_that_takes_seconds(sets, timer):
+    """Little data has up to 1024 sets of buffers: a pass of calls of 10 ms would take ten seconds, and a sample too."""
+    batch = FakeCuda([10 * MILLI]).timed("graph", sets)
+    assert (batch.timer, batch.not_captured) == (timer, "")
+    assert batch.seconds < 1
+
+
+def test_steady_blocks_of_slow_calls_on_little_data_are_no_whole_passes():
+    device = FakeCuda([10 * MILLI])
+    batch = device.timed("steady", 1000, seconds=45 * MILLI)
+    assert (batch.calls, batch.seconds) == (5, pytest.approx(50 * MILLI))
+    device.made.clear()
+    batch.run(3)
+    assert all((a + 1) % 1000 == b for a, b in pairwise(device.made))
+
+
 def test_who_asks_for_no_graph_gets_none():
     batch = FakeCuda([5 * MICRO], AssertionError("it was tried")).timed("launch")
     assert (batch.timer, batch.not_captured) == ("launch", "")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib as mpl
 import pytest
 from PIL import Image
 
@@ -54,6 +55,49 @@ def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
     second = report.write(run, tmp_path / "b", ["plots"])
     assert [path.name for path in first] == [path.name for path in second]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+def test_a_user_s_style_changes_no_picture(run: Run, tmp_path: Path) -> None:
+    first = report.write(run, tmp_path / "a", ["plots"])
+    theirs = {"text.usetex": True, "axes.facecolor": "red", "lines.linewidth": 9.0, "path.sketch": (1, 100, 2)}
+    with mpl.rc_context(theirs | {"svg.fonttype": "path", "figure.constrained_layout.w_pad": 1.0}):
+        second = report.write(run, tmp_path / "b", ["plots"])
+        assert mpl.rcParams["lines.linewidth"] == 9.0
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+
+
+@pytest.mark.parametrize("name", ["$_$", "a$b", "$$", r"\$x^$", "$2^{27}$ of $_$"])
+@pytest.mark.parametrize("variants", [2, 12], ids=["bars", "ranking"])
+def test_names_with_dollars_are_no_formulas(
+    name: str, variants: int, measured: Build, make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [name, *(f"v{number}" for number in range(1, variants))]
+    shapes = [(("N", 2**27), (f"C{name}", 3 + number)) for number in range(2)]
+    run = make_run([measured(variant, "float32", shape, op=name) for shape in shapes for variant in names])
+    files = report.write(run, tmp_path, ["plots"])
+    assert "can't be drawn" not in capsys.readouterr().err
+    # A formula's letters stand apart, and its exponent comes last.
+    said = "".join("".join(line.split()) for file in files for line in texts(file))
+    assert "".join(name.replace("$2^{27}$", "2").split()) in said
+
+
+def test_scenarios_whose_names_differ_by_a_space_have_pictures_of_their_own(
+    measured: Build, make_run: MakeRun, tmp_path: Path
+) -> None:
+    run = make_run([measured("eager", "float32", SHAPES[0])], [measured("eager", "float32", SHAPES[1])])
+    scenarios = [replace(one, name=name) for one, name in zip(run.header.scenarios, ("a b", "a_b"), strict=True)]
+    named = replace(run, header=replace(run.header, scenarios=tuple(scenarios)))
+    paths = report.write(named, tmp_path, ["plots", "markdown"])
+    drawn = {path.name for path in paths if path.suffix == ".svg"} - {"ceilings.svg"}
+    assert "a_b-float32.svg" in drawn
+    assert len(drawn) == 2
+    assert all(f"(plots/{name})" in (tmp_path / "report.md").read_text() for name in drawn)
+    assert plotting.file_name("a/b", "c d") != plotting.file_name("a_b", "c_d") == "a_b-c_d"
+
+
+def test_only_powers_of_two_are_formulas() -> None:
+    assert canvas.literal("N=$2^{27}$, $_$") == r"N=$2^{27}$, \$_\$"
+    assert canvas.literal(r"M, N=$\mathbf{2^{9}}$") == r"M, N=$\mathbf{2^{9}}$"
 
 
 def test_figures_are_half_a_page_wide_and_undated(run: Run, tmp_path: Path) -> None:

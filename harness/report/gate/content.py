@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,14 +51,17 @@ class CaseRow:
 
 def rows(run: GateRun) -> list[CaseRow]:
     """A row a case: failures first, then undecided cases; among equals the largest loss first."""
-    found = [_row(evidence, findings(run, evidence.case.id)) for evidence in run.cases]
+    about: dict[str, list[Finding]] = defaultdict(list)
+    for finding in findings(run):
+        if finding.case:
+            about[finding.case.id].append(finding)
+    found = [_row(evidence, tuple(about[evidence.case.id])) for evidence in run.cases]
     return sorted(found, key=_rank)
 
 
-def findings(run: GateRun, case: str | None = None) -> tuple[Finding, ...]:
-    """All findings, or the findings about one case, the gravest first."""
-    chosen = [f for f in run.findings if case is None or (f.case is not None and f.case.id == case)]
-    return tuple(sorted(chosen, key=lambda finding: GRAVITY.index(finding.severity)))
+def findings(run: GateRun) -> tuple[Finding, ...]:
+    """All findings, the gravest first."""
+    return tuple(sorted(run.findings, key=lambda finding: GRAVITY.index(finding.severity)))
 
 
 def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:

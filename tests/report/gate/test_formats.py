@@ -4,6 +4,7 @@ import io
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,9 +14,10 @@ from rich.console import Console
 
 from harness import store
 from harness.errors import MachineError, UsageError
-from harness.gate.records import GateRun
+from harness.gate.records import CaseEvidence, Finding, GateRun
+from harness.model import Case
 from harness.report import gate
-from harness.report.gate import terminal
+from harness.report.gate import content, terminal
 from harness.report.gate.formats import json, junit, markdown
 
 
@@ -25,6 +27,39 @@ def test_writes_every_format_into_a_folder_that_it_makes(gate_run: GateRun, tmp_
     assert all(path.stat().st_size for path in written)
     again = gate.write(gate_run, tmp_path / "c")
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in again]
+
+
+def test_a_case_is_looked_at_once_for_all_findings(
+    make_gate: Callable[..., GateRun],
+    evidence: Callable[..., CaseEvidence],
+    case: Callable[..., Case],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A gate may have 20,000 cases, with a finding about each."""
+    asked: list[Case] = []
+    found = Case.id.fget  # type: ignore[attr-defined]
+
+    def counted(one: Case) -> str:
+        asked.append(one)
+        return str(found(one))
+
+    def looked(number: int) -> int:
+        cases = [case("prelu", shape=(("N", n),)) for n in range(number)]
+        run = make_gate([evidence(one) for one in cases], [Finding("work", "note", "more", case=one) for one in cases])
+        asked.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Case, "id", property(counted))
+            rows = content.rows(run)
+        assert [len(row.findings) for row in rows] == [1] * number
+        return len(asked)
+
+    assert looked(40) == 2 * looked(20)
+
+
+def test_the_records_are_written_piece_by_piece_as_they_are_dumped(gate_run: GateRun, tmp_path: Path) -> None:
+    run = replace(gate_run, command=("harness", "gate", "\udc80"))
+    [path] = json.write(run, tmp_path)
+    assert path.read_text(encoding="utf-8") == f"{store.dump(run, indent=2)}\n"
 
 
 def test_what_is_accepted_stands_in_every_output(

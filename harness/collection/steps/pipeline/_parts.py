@@ -133,7 +133,7 @@ class Parts:
 
     def _parts_alone(self, images: ProcessImages | GpuImages, item: Item) -> dict[str, float]:
         """Images a second of decoding alone, and of cutting and resizing alone. item: the bytes of a batch's files."""
-        decoding = self._alone(images.decode, itertools.repeat(item), self._at_once)
+        decoding = self._alone(self._naming(images.decode), itertools.repeat(item), self._at_once)
         if self.way == "gpu" and (use := _facts.jpeg_engine_use()) is not None:
             self.ctx.report(_facts.ENGINE_USE, use)
         resizing = self._alone(images.resize, itertools.repeat(images.decode(item)), self._at_once)
@@ -170,9 +170,21 @@ class Parts:
             yield Stage("prepare", lambda number: resize(self._from_memory(number)))
         else:
             yield Stage("read", self.read)
-            yield Stage("prepare", self.images.both, self._at_once)
+            yield Stage("prepare", self._naming(self.images.both), self._at_once)
         if self.way != "gpu":
             yield Stage("copy", Copier(self.ctx.device))
+
+    def _naming(self, work: Callable[[Item], Item]) -> Callable[[Item], Item]:
+        """The same work; where it fails because a file of its batch has changed, the error names the file."""
+
+        def named_work(item: Item) -> Item:
+            try:
+                return work(item)
+            except Exception:
+                _files.refuse_changed([self._files[one] for one in files_of(self.ctx, item.number)])
+                raise
+
+        return named_work
 
     def _from_memory(self, number: int) -> Item:
         return Item(number, [self._decoded[one] for one in files_of(self.ctx, number)])
@@ -183,7 +195,11 @@ class Parts:
         found: list[Any] = [None] * len(self._files)
 
         def one(index: int) -> None:
-            found[index] = decode(_files.read(self._files[index], cold=False))
+            try:
+                found[index] = decode(_files.read(self._files[index], cold=False))
+            except Exception:
+                _files.refuse_changed([self._files[index]])
+                raise
 
         crew.each(len(found), one)
         return found

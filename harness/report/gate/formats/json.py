@@ -11,5 +11,5 @@ from harness.gate.records import GateRun
 def write(run: GateRun, folder: Path) -> list[Path]:
     """Write gate.json, which `store.parse(GateRun, text)` reads."""
     path = folder / "gate.json"
-    path.write_text(f"{store.dump(run, indent=2)}\n", encoding="utf-8")
+    store.write(run, path, indent=2)
     return [path]

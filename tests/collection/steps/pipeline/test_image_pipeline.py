@@ -14,12 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness.collection.steps.pipeline import _facts, _fed, _images, _parts, _step
+from harness.collection.steps.pipeline import _facts, _fed, _files, _images, _parts, _step
 from harness.collection.steps.pipeline._images import Item
 from harness.collection.steps.pipeline._stages import Stage, StageError
 from harness.collection.steps.pipeline._step import AsyncLog, SyncLog, TrainingStep
 from harness.collection.steps.pipeline._workers import ProcessImages
 from harness.devices.cpu import Cpu
+from harness.errors import MachineError
 from harness.measure import measure
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
@@ -49,6 +50,21 @@ def checked(variant):
     with Session(case(variant), OP, Cpu()) as session:
         session.prepare()
         return session.check()
+
+
+@pytest.mark.parametrize("variant", ["two_buffers", "cached"])
+def test_a_file_that_changes_meanwhile_is_named_where_it_cannot_be_decoded(variant, monkeypatch):
+    made = _files.made
+
+    def damaged(count, crew):
+        files = made(count, crew)
+        for file in files:
+            file.write_bytes(b"no image")
+        return files
+
+    monkeypatch.setattr(_files, "made", damaged)
+    with pytest.raises((StageError, MachineError), match=r"0000\d\d\.jpg: isn't the image that was made"):
+        checked(variant)
 
 
 def measured_once(monkeypatch):

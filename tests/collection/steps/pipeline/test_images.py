@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
 
 from harness.collection.steps.pipeline import _files, _images
 from harness.collection.steps.pipeline._images import Item, ThreadImages
 from harness.collection.steps.pipeline._stages import Crew
+from harness.errors import MachineError
+from tests.properties import bounded
 
 COUNT = 4
 
@@ -43,6 +50,71 @@ def test_files_that_are_there_are_not_made_again(files, crew, monkeypatch):
     assert made == [2]
     monkeypatch.undo()
     _files.made(COUNT, crew)
+
+
+def flipped(content):
+    return content[:5000] + bytes([content[5000] ^ 1]) + content[5001:]
+
+
+def flat(_content):
+    written = io.BytesIO()
+    grey = np.full((_files.HEIGHT, _files.WIDTH, 3), 128, np.uint8)
+    Image.fromarray(grey).save(written, "JPEG", quality=_files.QUALITY, subsampling=0)
+    return written.getvalue()
+
+
+def signed_flat(content):
+    """As somebody makes it who knows how files are signed."""
+    return _files._with_digest("000001.jpg", flat(content))
+
+
+DAMAGES = [flipped, flat, signed_flat, lambda _: b"", lambda content: content[:-1], lambda _: _files.encoded(2)]
+
+
+@pytest.mark.parametrize("damaged", DAMAGES, ids=["flipped", "flat", "signed", "empty", "cut", "another"])
+def test_a_file_that_is_not_as_it_was_made_is_made_again(files, crew, damaged):
+    whole = files[1].read_bytes()
+    files[1].write_bytes(damaged(whole))
+    with pytest.raises(MachineError, match=r"000001\.jpg: isn't the image that was made"):
+        _files.refuse_changed(files)
+    _files.made(COUNT, crew)
+    assert files[1].read_bytes() == whole
+    _files.refuse_changed(files)
+
+
+def test_any_bytes_are_no_file(files, tmp_path):
+    file = tmp_path / files[0].name
+    whole = files[0].read_bytes()
+
+    @bounded
+    @given(st.integers(0, len(whole) - 1), st.binary(max_size=40), st.booleans())
+    def holds(start, piece, cut):
+        found = whole[:start] + piece + (b"" if cut else whole[start + len(piece) :])
+        file.write_bytes(found)
+        assert _files.is_as_made(file) is (found == whole)
+
+    holds()
+
+
+def test_a_full_disk_leaves_no_draft_and_old_drafts_go(files, crew, monkeypatch):
+    folder = files[0].parent
+    files[3].unlink()
+
+    def full(_descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        _files.made(COUNT, crew)
+    monkeypatch.undo()
+    assert {file.suffix for file in folder.iterdir()} == {".jpg"}
+    old, new = folder / "000003.77", folder / "000003.78"
+    for draft in (old, new):
+        draft.touch()
+    os.utime(old, (0, 0))
+    _files.made(COUNT, crew)
+    assert (old.exists(), new.exists()) == (False, True)
+    new.unlink()
 
 
 @pytest.mark.parametrize("name", ["SLOPE", "SPREAD", "QUALITY", "SEED"])

@@ -1,0 +1,143 @@
+"""A signal to a command ends all that the command has started, and its exit status tells of the signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from harness.processes import descendants
+from harness.processes.ending import Ending
+
+ROOT = Path(__file__).parents[2]
+STARTS = """
+import os, subprocess, sys, time
+from harness.ops import Op
+OP = Op('mine', 'y = x', {'N': 'elements'}, reference=lambda ctx, t: {})
+OP.variant('one', 'one', devices=('any',))(lambda ctx: None)
+SLEEP = [sys.executable, '-c', 'import time; time.sleep(600)']
+if '--replies' in sys.argv:
+    plain = subprocess.Popen(SLEEP)
+    own_session = subprocess.Popen(SLEEP, start_new_session=True, env={}, cwd='/')
+    if not os.fork():  # a daemon: it has a session of its own, and no parent
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        open('daemon', 'w').write(str(os.getpid()))
+        time.sleep(600)
+    os.wait()
+    while not (os.path.exists('daemon') and open('daemon').read()):
+        time.sleep(0.01)
+    numbers = [os.getpid(), plain.pid, own_session.pid, int(open('daemon').read())]
+    open('numbers.tmp', 'w').write(' '.join(map(str, numbers)))
+    os.rename('numbers.tmp', 'numbers')
+    time.sleep(600)
+"""
+"""A plug-in that starts processes where it is to be measured, and hangs there."""
+
+
+@pytest.mark.cold
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells of processes that have left their group")
+@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT] * 2], ids=str)
+def test_nothing_goes_on_after_a_signal(
+    tmp_path: Path, watched: Callable[[int], Callable[..., bool]], signals: list[signal.Signals]
+) -> None:
+    (tmp_path / "mine.py").write_text(STARTS)
+    command = [sys.executable, "-m", "harness", "check", "--ops=mine.py", "--device=cpu"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        numbers = tmp_path / "numbers"
+        while not numbers.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        ended = [watched(int(number)) for number in numbers.read_text().split()]
+        for number in signals:
+            process.send_signal(number)
+        _, said = process.communicate()
+    assert process.returncode == 128 + signals[0]
+    assert b"Traceback" not in said
+    # Killed before the command has ended; the kernel may take a moment.
+    assert all(one(60.0) for one in ended)
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Signals are heard as they were before, after the test."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class EndedError(Exception):
+    """In place of the end of this process."""
+
+
+def test_a_second_signal_kills_what_a_command_waits_for_and_a_third_one_the_command(
+    handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    def leave(status: int) -> None:
+        done.append(status)
+        raise EndedError
+
+    monkeypatch.setattr(descendants, "adopt", lambda: None)
+    monkeypatch.setattr(descendants, "end", done.append)
+    monkeypatch.setattr(os, "_exit", leave)
+    own = os.getpid()
+    made = Ending().__enter__()
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+    assert done == []
+    signal.raise_signal(signal.SIGINT)
+    assert done == [own]
+    with pytest.raises(EndedError):
+        signal.raise_signal(signal.SIGHUP)
+    assert done == [own, own, 143]
+    with pytest.raises(SystemExit, match="143"):
+        made.__exit__(None, None)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "swept"),
+    [
+        (SystemExit(143), 143, True),
+        (SystemExit(2), 2, False),
+        (SystemExit(), None, False),
+        (KeyboardInterrupt, 130, True),
+    ],
+)
+def test_an_end_without_a_signal_keeps_its_status(
+    handlers: None, monkeypatch: pytest.MonkeyPatch, raised: BaseException, status: int | None, swept: bool
+) -> None:
+    """Commands that hear SIGTERM themselves end with 143."""
+    done: list[int] = []
+    monkeypatch.setattr(descendants, "adopt", lambda: None)
+    monkeypatch.setattr(descendants, "end", done.append)
+    with pytest.raises(SystemExit) as ended, Ending():
+        raise raised
+    assert ended.value.code == status
+    assert bool(done) == swept
+
+
+def test_what_was_ignored_stays_ignored(handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As nohup and a shell's `&` have it."""
+    monkeypatch.setattr(descendants, "adopt", lambda: None)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Ending() as made:
+        signal.raise_signal(signal.SIGHUP)
+    assert made.number == 0
+
+
+def test_without_proc_nothing_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert os.getpid() in descendants.below(os.getppid())
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert descendants.below(os.getppid()) == set()

@@ -19,7 +19,7 @@ from harness.model import Code
 
 _PACKAGE = Path(__file__).resolve().parent
 _KERNEL_SUFFIXES = frozenset({".cu", ".cuh", ".h", ".hpp"})
-_CODE_SUFFIXES = _KERNEL_SUFFIXES | {".py"}
+_CODE_SUFFIXES = _KERNEL_SUFFIXES | {".py", ".c"}
 _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.py", "stats.py")
 """The files that every number depends on besides its op's: how inputs are made, how calls are timed."""
 _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
@@ -52,7 +52,7 @@ def _of_package(device: str) -> Iterator[Path]:
 
 
 def digest(plugins: Sequence[Path] = (), root: Path | None = None) -> str:
-    """SHA-256 over the names and contents of the package's Python files and kernels, and of plug-ins with theirs.
+    """SHA-256 over the names and contents of the package's sources (Python, C, kernels), and of plug-ins with theirs.
 
     root: a checkout of another revision, in place of this installation.
     """
@@ -93,7 +93,7 @@ def _everything(package: Path, kernels: Path, plugins: Sequence[Path]) -> Iterat
 
 
 def _code(place: Path) -> list[Path]:
-    """The Python files at a place, and the kernels beside them, sorted."""
+    """The Python files at a place, and the kernels and sources in C beside them, sorted."""
     return [place] if place.suffix == ".py" else sorted(place / inside for inside in _files(place, _CODE_SUFFIXES))
 
 

@@ -223,6 +223,8 @@ def test_the_code_of_an_op_has_the_kernels_of_ops_that_nn_runs_for_it(package: P
         ("harness/ops/baselines.py", True),
         ("kernels/access/copy.cu", True),
         ("harness/cuda/stream.cu", True),
+        ("harness/cuda/launcher.c", True),
+        ("harness/cuda/launcher.h", True),
         ("harness/collection/ops/activation/prelu.py", False),
         ("kernels/activation/prelu.cu", False),
     ],

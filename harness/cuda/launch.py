@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from harness.cuda.native import launcher
 from harness.errors import MachineError
@@ -53,30 +53,42 @@ class Launched:
     arguments: tuple[Any, ...]
 
 
-_RECORDS: dict[int, list[Launched]] = {}
-"""The launches of each thread that records them, by the thread's number."""
+Note = TypeVar("Note")
+
+
+class Notes(Generic[Note]):
+    """What happens in a thread, noted for the innermost context of the thread that asks for it.
+
+    by_thread: the notes by the thread's number; empty where nobody asks, which is quickly seen.
+    """
+
+    def __init__(self) -> None:
+        self.by_thread: dict[int, list[Note]] = {}
+
+    def add(self, note: Note) -> None:
+        """Add a note, if this thread asks for notes."""
+        notes = self.by_thread.get(threading.get_ident())
+        if notes is not None:
+            notes.append(note)
+
+    @contextmanager
+    def taken(self) -> Iterator[list[Note]]:
+        """The notes of this thread inside the context."""
+        thread, notes = threading.get_ident(), list[Note]()
+        outer = self.by_thread.get(thread)
+        self.by_thread[thread] = notes
+        try:
+            yield notes
+        finally:
+            if outer is None:
+                del self.by_thread[thread]
+            else:
+                self.by_thread[thread] = outer
+
+
+LAUNCHES = Notes[Launched]()
+"""The launches that threads make. They are made as well."""
 COPY = Launched(0, LaunchShape(1, 1), ())
-
-
-@contextmanager
-def recorded() -> Iterator[list[Launched]]:
-    """Note the launches that this thread makes inside. They are made as well."""
-    thread = threading.get_ident()
-    outer, launches = _RECORDS.get(thread), list[Launched]()
-    _RECORDS[thread] = launches
-    try:
-        yield launches
-    finally:
-        if outer is None:
-            del _RECORDS[thread]
-        else:
-            _RECORDS[thread] = outer
-
-
-def _note(made: Launched) -> None:
-    launches = _RECORDS.get(threading.get_ident())
-    if launches is not None:
-        launches.append(made)
 
 
 class Kernel:
@@ -117,8 +129,8 @@ class Kernel:
             return
         if shared:
             self._allow(shared)
-        if _RECORDS:
-            _note(Launched(self._function, LaunchShape(grid, block, shared, cluster), args))
+        if LAUNCHES.by_thread:
+            LAUNCHES.add(Launched(self._function, LaunchShape(grid, block, shared, cluster), args))
         stream = stream_handle() or LEGACY_STREAM
         if native := launcher():
             blocks = _three(grid)
@@ -242,7 +254,7 @@ def memcpy(destination: torch.Tensor, source: torch.Tensor) -> None:
 
     size = source.numel() * source.element_size()
     if size:
-        _note(COPY)
+        LAUNCHES.add(COPY)
         to, origin = Buffer.from_handle(destination.data_ptr(), size), Buffer.from_handle(source.data_ptr(), size)
         to.copy_from(origin, stream=_stream())
 

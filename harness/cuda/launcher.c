@@ -35,7 +35,7 @@ static int argument(PyObject *value, unsigned char *into, Py_ssize_t room) {
     if (address_of(value, &word)) return -1;
   }
   if (room < 16) {
-    PyErr_SetString(PyExc_ValueError, "a kernel has too many arguments");
+    PyErr_SetString(PyExc_ValueError, "the arguments of a kernel are too large");
     return -1;
   }
   memcpy(into, &word, sizeof word);
@@ -54,6 +54,10 @@ static PyObject *launch(PyObject *module, PyObject *args) {
   _Alignas(16) unsigned char bytes[MOST_ARGUMENTS * 16];
   void *places[MOST_ARGUMENTS];
   Py_ssize_t used = 0, count = PyTuple_GET_SIZE(given);
+  if (count > MOST_ARGUMENTS) {
+    PyErr_SetString(PyExc_ValueError, "a kernel has too many arguments");
+    return NULL;
+  }
   for (Py_ssize_t i = 0; i < count; ++i) {
     int size = argument(PyTuple_GET_ITEM(given, i), bytes + used, (Py_ssize_t)sizeof bytes - used);
     if (size < 0) return NULL;
@@ -120,10 +124,10 @@ static int step_of(PyObject *made, Step *step) {
   return numbers(words, NULL, step->words, MOST_ARGUMENTS, &step->count);
 }
 
-/* Whether each number says which word or which tensor there is. */
-static int within(const short *places, int count, Py_ssize_t most) {
+/* Whether each number, from `least` on, says which word or which tensor there is. */
+static int within(const short *places, int count, int least, Py_ssize_t most) {
   for (int i = 0; i < count; ++i)
-    if (places[i] >= most) {
+    if (places[i] < least || places[i] >= most) {
       PyErr_SetString(PyExc_ValueError, "there is no such word or tensor");
       return 0;
     }
@@ -152,8 +156,8 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *options)
               numbers(words, self->words, NULL, MOST_WORDS, &self->word_count);
   for (int i = 0; !wrong && i < self->step_count; ++i)
     wrong = step_of(PyList_GET_ITEM(steps, i), &self->steps[i]) ||
-            !within(self->steps[i].words, self->steps[i].count, self->word_count);
-  wrong = wrong || !within(self->sources, self->source_count, arguments + PyTuple_GET_SIZE(outputs));
+            !within(self->steps[i].words, self->steps[i].count, 0, self->word_count);
+  wrong = wrong || !within(self->sources, self->source_count, -1, arguments + PyTuple_GET_SIZE(outputs));
   if (!wrong && self->word_count < self->source_count + self->offset_count) {
     PyErr_SetString(PyExc_ValueError, "there are fewer words than addresses");
     wrong = 1;
@@ -308,8 +312,8 @@ static PyObject *carried_out(const Memo *self, const Plan *plan, PyObject *const
 static PyObject *memo_call(PyObject *object, PyObject *const *args, size_t flags, PyObject *names) {
   Memo *self = (Memo *)object;
   Py_ssize_t count = PyVectorcall_NARGS(flags);
-  if (names && PyTuple_GET_SIZE(names)) {
-    PyErr_SetString(PyExc_TypeError, "arguments are given by place");
+  if ((names && PyTuple_GET_SIZE(names)) || count > MOST_TENSORS) {
+    PyErr_SetString(PyExc_TypeError, "arguments are given by place, and not so many");
     return NULL;
   }
   PyObject *key = key_of(self, args, count), *result = NULL;
@@ -320,7 +324,7 @@ static PyObject *memo_call(PyObject *object, PyObject *const *args, size_t flags
     result = carried_out(self, (Plan *)plan, args, count);
     Py_DECREF(plan);
   }
-  if (!result && !PyErr_Occurred() && count < MOST_TENSORS) {
+  if (!result && !PyErr_Occurred()) {
     PyObject *given[MOST_TENSORS + 1] = {key ? key : Py_None};
     memcpy(given + 1, args, sizeof *args * count);
     result = PyObject_Vectorcall(self->slow, given, count + 1, NULL);

@@ -15,7 +15,7 @@ from typing import Any, Self
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from harness.cuda.launch import COPY, Launched, config, launch, recorded
+from harness.cuda.launch import COPY, LAUNCHES, Launched, config, launch
 
 _STREAMS = 64  # for which a replay keeps the driver's records of its launches
 _WORD = ctypes.sizeof(ctypes.c_uint64)
@@ -52,7 +52,7 @@ class Replay:
         same now and won't be the next time.
         """
         own = [tensor.detach() for tensor in tensors]
-        with recorded() as launches, TorchWatch() as watch:
+        with LAUNCHES.taken() as launches, TorchWatch() as watch:
             call(*own)
         try:
             return cls(launches, own) if watch.harmless and COPY not in launches else None

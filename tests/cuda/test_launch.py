@@ -163,9 +163,9 @@ def test_launches_are_noted_for_the_thread_that_asks(driver_of_the_test):
     driver_of_the_test(lambda *_: 0)
     kernel, size = a_kernel(), ctypes.c_uint8(3)
     kernel(1, 32, size)
-    with launch.recorded() as outer:
+    with launch.LAUNCHES.taken() as outer:
         kernel(2, 32, size)
-        with launch.recorded() as inner:
+        with launch.LAUNCHES.taken() as inner:
             for empty in (0, (0, 4), (4, 0), (1, 1, 0)):
                 kernel(empty, 32, size)
             kernel((0, 4), 32, size)

@@ -94,10 +94,14 @@ def test_python_launches_where_it_is_missing(empty_cache, monkeypatch):
     assert native.launcher.__wrapped__() is None
 
 
+class Empty(ctypes.Structure):
+    """A struct without members takes no room, so a kernel could have any number of them."""
+
+
 def test_arguments_beyond_its_room_are_refused(monkeypatch):
     driven_by(lambda *_: 0, "C", monkeypatch)
     module, large = native.launcher(), (ctypes.c_char * 2000)()
-    for arguments in ((large,), (ctypes.c_int(1),) * 65):
+    for arguments in ((large,), (ctypes.c_int(1),) * 65, (Empty(),) * 65):
         with pytest.raises(ValueError, match=r"too large|too many arguments"):
             module.launch(1, (1, 1, 1), 32, 0, 0, 1, arguments)
 
@@ -109,9 +113,14 @@ def test_arguments_beyond_its_room_are_refused(monkeypatch):
         {"words": [0] * 200},
         {"steps": [(1, (1, 1, 1), 32, 0, 0, list(range(65)))]},
         {"steps": [(1, (1, 1, 1), 32, 0, 0, [9])]},
+        {"steps": [(1, (1, 1, 1), 32, 0, 0, [-1])]},
         {"sources": [5, 0]},
+        {"sources": [-2, 0]},
     ],
-    ids=["fewer words than addresses", "many words", "many arguments", "no such word", "no such tensor"],
+    ids=[
+        *("fewer words than addresses", "many words", "many arguments", "no such word", "a word before the first one"),
+        *("no such tensor", "a tensor before the first one"),
+    ],
 )
 def test_a_plan_that_would_read_beyond_its_memory_is_refused(changed):
     module = native.built()
@@ -157,6 +166,18 @@ def test_a_launch_of_a_memo_that_fails_leaves_nothing(monkeypatch):
     assert counts == {"op": 3}
     assert statuses == []
     assert launch.recover is not None
+
+
+def test_a_memo_takes_its_arguments_by_place_and_not_any_number():
+    import torch
+
+    ways = torch._C._dynamo.guards._empty_strided_cpu, lambda: -1, lambda _: 64
+    memo = native.built().Memo(lambda _key, *given: len(given), {}, torch.Tensor, torch.nn.Parameter, *ways, {})
+    assert memo(*range(32)) == 32
+    with pytest.raises(TypeError, match="by place"):
+        memo(*range(33))
+    with pytest.raises(TypeError, match="by place"):
+        memo(x=1)
 
 
 def test_the_environment_says_which_launcher_there_is(empty_cache, monkeypatch):

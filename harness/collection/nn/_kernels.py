@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial, reduce
 from operator import or_
 from pathlib import Path
-from threading import get_ident
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +28,7 @@ from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, blocks
 from harness.collection.ops.layouts import layer_norm_window_partition, window_partition, window_reverse
 from harness.collection.ops.lists import adamw, unscale
 from harness.collection.ops.rows import layer_norm, layer_norm_grad, rms_norm, rms_norm_grad, softmax, softmax_grad
+from harness.cuda.launch import Notes
 from harness.cuda.replay import Replay
 from harness.model import Case, Value
 from harness.ops import Context, Op, Tensors
@@ -47,6 +47,7 @@ LAUNCHED: Counter[str] = Counter()
 _HERE = nullcontext()
 _KEPT = 4096  # calls of an op whose launches are kept; a launch that was made first goes first
 _PACK = 16  # bytes: plans depend on where tensors begin inside of them
+_MOST_PLACES = 64  # where the tensors of a call begin inside of packs, of which the launches are kept
 _MISSING: Any = object()
 # To map these over tensors takes less time than a loop.
 _data_ptr, _get_device = Tensor.data_ptr, Tensor.get_device
@@ -150,14 +151,16 @@ class KernelLaunch:
         replay = self._replays.get(key)
         LAUNCHED[self._op] += 1
         if replay is None:
+            if len(self._replays) >= _MOST_PLACES:
+                self._replays.clear()
             replay = self._replays[key] = Replay.of(self._run, [_as_it_lies(tensor) for tensor in tensors])
         elif replay.workspace:
             space = allocator(tensors[0])((replay.workspace,), (1,), torch.uint8)
             replay(_STREAM(self.device) or cuda.LEGACY_STREAM, addresses, space.data_ptr())
         else:
             replay(_STREAM(self.device) or cuda.LEGACY_STREAM, addresses)
-        if _NOTES and (notes := _NOTES.get(get_ident())) is not None:
-            notes.append((self, None if key else replay, tensors))
+        if CALLS.by_thread:
+            CALLS.add((self, None if key else replay, tensors))
 
     def _run(self, *tensors: Tensor) -> None:
         """Prepare the variant, and launch it. Memory that it takes goes back with its end."""
@@ -200,21 +203,11 @@ def _on_another(wanted: KernelCall, tensors: tuple[Tensor, ...]) -> RuntimeError
     return RuntimeError(f"{wanted.op}: {name} lies on {tensor.device}, other tensors on {wanted.device}; move it there")
 
 
-_NOTES: dict[int, list[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]] = {}
-"""The launches of each thread that notes them, by the thread's number."""
+CALLS = Notes[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]()
+"""The calls that threads make, each with what repeats it and its tensors.
 
-
-@contextmanager
-def noted() -> Iterator[list[tuple[KernelLaunch, Replay | None, tuple[Tensor, ...]]]]:
-    """The launches that this thread makes inside, each with what repeats it and its tensors.
-
-    None repeats a launch of tensors that don't begin on 16 bytes, or what no replay can repeat.
-    """
-    notes = _NOTES[get_ident()] = []
-    try:
-        yield notes
-    finally:
-        del _NOTES[get_ident()]
+None repeats a call of tensors that don't begin on 16 bytes, or what no replay can repeat.
+"""
 
 
 class OpKernels:

@@ -7,7 +7,7 @@ if it launched one of the catalogue's kernels, and nothing else, on its argument
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ _KEPT = 4096  # calls that a function knows; the one that it learnt first goes f
 class Memo:
     """The function `run` of tensors and numbers; `call` is how to call it. Where nothing is known, it is `run`."""
 
-    every: list[Memo] = []  # noqa: RUF012 - all there are
+    every: ClassVar[list[Memo]] = []
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self.call: Callable[..., Any] = self._first
@@ -57,17 +57,17 @@ class Memo:
         if key is None or key in self._known or len({*map(id, tensors)}) < len(tensors):
             # Two arguments that are the same tensor couldn't be told from each other in a launch.
             return self._run(*arguments)
-        with _kernels.noted() as launches, TorchWatch() as watch:
+        with _kernels.CALLS.taken() as calls, TorchWatch() as watch:
             made = self._run(*arguments)
         if len(self._known) >= _KEPT:
             self._known.pop(next(iter(self._known)), None)
-        self._known[key] = _plan(launches, arguments, made) if watch.harmless else None
+        self._known[key] = _plan(calls, arguments, made) if watch.harmless else None
         return made
 
 
-def _plan(launches: Sequence[tuple[KernelLaunch, Replay | None, Sequence[Tensor]]], given: Any, made: Any) -> Any:
+def _plan(calls: Sequence[tuple[KernelLaunch, Replay | None, Sequence[Tensor]]], given: Any, made: Any) -> Any:
     """The plan that repeats a call: its launch, if there was one and no more, on what was given and made."""
-    launch, replay, tensors = launches[0] if len(launches) == 1 else (None, None, ())
+    launch, replay, tensors = calls[0] if len(calls) == 1 else (None, None, ())
     if launch is None or replay is None:
         return None
     outputs = made if isinstance(made, tuple) else (made,)

@@ -50,13 +50,21 @@ class Loaded(cuda.Kernel):
         return 1
 
 
+class Seen(list[tuple[Any, ...]]):
+    """What the driver was asked to launch. kept: memory that was asked for meanwhile, so that none has two owners."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[torch.Tensor] = []
+
+
 @pytest.fixture(params=["Python", "C"])
-def driver(request, tools, monkeypatch) -> list[tuple[Any, ...]]:
+def driver(request, tools, monkeypatch) -> Seen:
     """What the driver was asked to launch: the kernel, the grid, the stream, and the first words of arguments.
 
     Launches are made in each of the two ways.
     """
-    seen: list[tuple[Any, ...]] = []
+    seen = Seen()
     sizes: dict[int, int] = {}
 
     def launched(shape, function, arguments):
@@ -78,12 +86,11 @@ def driver(request, tools, monkeypatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(_kernels, "_STREAM", lambda _: 64)
     monkeypatch.setattr(_kernels, "_DEVICE", lambda: -1)
     monkeypatch.setattr(_kernels, "_is_here", lambda _: True)
-    kept: list[torch.Tensor] = []  # so that no address has two owners
 
     def keeping(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(*what: Any, **options: Any) -> torch.Tensor:
-            kept.append(make(*what, **options))
-            return kept[-1]
+            seen.kept.append(make(*what, **options))
+            return seen.kept[-1]
 
         return made
 
@@ -148,6 +155,10 @@ FUNCTIONS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[], list[torch.
 }
 
 
+def lies_in(tensor: torch.Tensor, address: int) -> bool:
+    return bool(tensor.data_ptr() <= address < tensor.data_ptr() + tensor.nbytes)
+
+
 def trained(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The inputs, the output and the gradients of a call."""
     y = function(*inputs)
@@ -159,7 +170,7 @@ def trained(function: Callable[..., torch.Tensor], inputs: list[torch.Tensor]) -
 def test_the_second_call_launches_the_same_for_its_own_tensors(name, driver, request):
     function, make = FUNCTIONS[name]
     first = trained(function, make())
-    launches = [*driver]
+    launches, asked = [*driver], len(driver.kept)
     assert launches
     driver.clear()
     prepared = pytest.MonkeyPatch()
@@ -182,6 +193,9 @@ def test_the_second_call_launches_the_same_for_its_own_tensors(name, driver, req
                 assert new_pointer in {second[index].data_ptr() for index in known}
             elif pointer < 2**33:  # a number, not an address
                 assert new_value == value
+            elif any(lies_in(tensor, pointer) for tensor in driver.kept[:asked]):
+                # Memory of the launches' own: asked for anew, and as far from its begin.
+                assert any(lies_in(tensor, new_pointer) for tensor in driver.kept[asked:])
 
 
 def test_tensors_that_begin_elsewhere_in_a_pack_are_planned_apart(driver):
@@ -196,6 +210,27 @@ def test_tensors_that_begin_elsewhere_in_a_pack_are_planned_apart(driver):
     assert [launch[4][0] for launch in driver] == [x.data_ptr() for x in (aligned, beside, aligned, beside)]
     (found,) = (found for kernels in _kernels.OpKernels.every for found in kernels._known.values())
     assert len(found._replays) == 2
+
+
+def test_the_default_stream_is_the_legacy_one_each_time(driver, monkeypatch):
+    """Torch's handle of it is 0, which the driver may take for the default stream of each thread."""
+    for module, name in ((launch, "stream_handle"), (_kernels, "_STREAM")):
+        monkeypatch.setattr(module, name, lambda *_: 0)
+    with torch.no_grad():
+        for _ in range(3):
+            nn.softmax(torch.randn(4, 16))
+    assert [stream for _, _, stream, *_ in driver] == [cuda.LEGACY_STREAM] * 3
+
+
+def test_places_without_end_are_not_kept(driver, monkeypatch):
+    monkeypatch.setattr(_kernels, "_MOST_PLACES", 2)
+    room = torch.zeros(80)
+    with torch.no_grad():
+        for begin in (0, 1, 2, 3, 0, 1):
+            nn.softmax(room[begin : begin + 64].view(4, 16))
+    (found,) = (found for kernels in _kernels.OpKernels.every for found in kernels._known.values())
+    assert len(found._replays) <= 2
+    assert len(driver) == 6
 
 
 def test_a_tensor_of_another_device_is_named(driver):

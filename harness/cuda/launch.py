@@ -197,7 +197,7 @@ def _refuse_cut(blocks: int, cluster: int | None) -> None:
 
 
 def launch(shape: Any, function: int, arguments: int) -> None:
-    """Launch by the driver: cuda.core's launch takes twice the time, and passes no structs.
+    """Launch by the driver: cuda.core's launch takes longer, and passes no structs.
 
     shape: what config() gives; function: the driver's handle of the kernel. arguments: the address of the addresses of
     the arguments, which the driver copies before it returns. Raises MachineError where the driver refuses.
@@ -293,7 +293,7 @@ def _argument(value: Any) -> Any:
 
 @lru_cache(maxsize=1)
 def _torch_c() -> Any:
-    """The part of torch in C: what is imported at each launch takes a microsecond."""
+    """The part of torch in C. To import it at each launch would take longer than to ask it."""
     import torch
 
     return torch._C

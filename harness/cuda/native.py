@@ -1,7 +1,7 @@
 """The launcher in C, compiled for this Python when it is first needed. Without a C compiler, Python does its work.
 
-Nothing needs it: a launch takes the host about twice the time without it. It is kept in the cache folder, by the hash
-of its source and the version of Python, as compiled kernels are. Where the cache folder can't be used there is none.
+Nothing needs it: without it a launch takes the host longer. It is kept in the cache folder, by the hash of its source
+and the version of Python, as compiled kernels are. Where the cache folder can't be used there is none.
 """
 
 from __future__ import annotations

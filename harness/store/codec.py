@@ -21,7 +21,7 @@ def dump(record: Any, indent: int | None = None) -> str:
 
 
 def write(record: Any, path: Path, indent: int | None = None) -> None:
-    """Write what `dump` gives and a line feed to a file, piece by piece: a gate of 20,000 cases has 280 MB of it."""
+    """Write what `dump` gives and a line feed to a file, piece by piece: a gate of many cases has much of it."""
     with path.open("w", encoding="utf-8", errors="replace") as file:
         json.dump(_adapter(type(record)).dump_python(record), file, ensure_ascii=False, indent=indent)
         file.write("\n")

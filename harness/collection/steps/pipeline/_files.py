@@ -1,7 +1,7 @@
 """JPEG files on the disk, made of noise from a seed, and the page cache that may have them.
 
 Each file has a hash of its name and its other bytes in a comment. Before a case, the files that aren't as they were
-made are made again: to check one takes 0.2 ms of a processor, to make one 37 ms.
+made are made again: to check a file takes far less time than to make one.
 """
 
 from __future__ import annotations

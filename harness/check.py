@@ -7,6 +7,7 @@ are, to the last bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -46,6 +47,34 @@ def make_outputs(ctx: Context, variant: Variant) -> SimpleNamespace:
     """Poisoned outputs as `variant` declares them: NaN, or a fixed byte for other types."""
     _, outputs = ctx.op.tensors(variant)
     return SimpleNamespace(**{tensor.name: _like(ctx, tensor, _poisoned) for tensor in outputs})
+
+
+def new_set(ctx: Context, variant: Variant, inputs: SimpleNamespace) -> SimpleNamespace:
+    """Copies of inputs, what the variant encodes of them, and its outputs, in memory of their own."""
+    tensors = merged(clone(inputs), make_outputs(ctx, variant))
+    return tensors if variant.encode is None else merged(tensors, SimpleNamespace(**variant.encode(ctx, tensors)))
+
+
+def poison(tensors: Sequence[torch.Tensor], factor: float = float("nan")) -> None:
+    """Fill tensors with values that no kernel should leave in its outputs.
+
+    factor: what floats are multiplied by; 1 leaves all tensors as they are.
+    """
+    import torch
+
+    if floats := [tensor for tensor in tensors if _takes_nan(tensor)]:
+        torch._foreach_mul_(floats, factor)
+    for tensor in tensors:
+        if not _takes_nan(tensor) and math.isnan(factor):
+            target = tensor if tensor.is_contiguous() else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            _bytes(target).fill_(_POISON_BYTE)
+            if target is not tensor:
+                tensor.copy_(target)
+
+
+def is_poison(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is as `poison` left it."""
+    return bool((tensor.isnan() if _takes_nan(tensor) else _bytes(tensor) == _POISON_BYTE).all())
 
 
 def leave_poison(ctx: Context, variant: Variant) -> None:
@@ -88,6 +117,11 @@ def collect(op: Op, variant: Variant, tensors: SimpleNamespace, returned: Any) -
     return merged(tensors, SimpleNamespace(**named))
 
 
+def decoded(ctx: Context, variant: Variant, tensors: SimpleNamespace) -> SimpleNamespace:
+    """The tensors after a call, with the op's outputs where the variant has outputs of its own."""
+    return merged(tensors, SimpleNamespace(**variant.decode(ctx, tensors))) if variant.decode else tensors
+
+
 def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> str | None:
     """What is wrong with the values in `after`; None if nothing is. before: the op's inputs as they were.
 
@@ -97,9 +131,14 @@ def complaint(ctx: Context, variant: Variant, before: SimpleNamespace, after: Si
     return comparer.complaint(_found(ctx, variant, before, after))
 
 
-def verdict(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> comparer.Verdict:
-    """Judge as `complaint` does, but a library's result that is off by up to `LEEWAY` is inexact, not wrong."""
-    leeway = LEEWAY if variant.role in ("baseline", "peer") else 0.0
+def verdict(
+    ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace, *, strict: bool = True
+) -> comparer.Verdict:
+    """Judge as `complaint` does, but a library's result that is off by up to `LEEWAY` is inexact, not wrong.
+
+    strict: False for any variant's result, since by chance some numbers are rounded worse than the ones checked before.
+    """
+    leeway = LEEWAY if variant.role in ("baseline", "peer") or not strict else 0.0
     return comparer.judged(_found(ctx, variant, before, after), leeway)
 
 
@@ -250,6 +289,8 @@ def _faults(ctx: Context, declared: Tensor, name: str, shape: tuple[int, ...], v
     dtype = getattr(torch, declared.dtype_of(ctx.case.dtype))
     if not isinstance(value, torch.Tensor):
         yield f"{name} is a {type(value).__name__}, not a tensor"
+    if type(value) not in (torch.Tensor, torch.nn.Parameter):
+        yield f"{name} is a {type(value).__name__}: a subclass of Tensor may compute later; return a plain tensor"
     if value.dtype != dtype:
         yield f"{name} has the dtype {_short(value.dtype)}, declared is {_short(dtype)}"
     if tuple(value.shape) != shape:
@@ -291,18 +332,17 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 def _found(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> Iterable[Expected | str]:
     """What the outputs must be, by the op's own check or its reference; nothing where it has neither."""
-    op = ctx.op
-    decoded = merged(after, SimpleNamespace(**variant.decode(ctx, after))) if variant.decode else after
+    op, own = ctx.op, decoded(ctx, variant, after)
     if op.check is not None:
-        return op.check(ctx, merged(decoded, SimpleNamespace(before=before)))
-    return () if op.reference is None else _expected(ctx, decoded, op.reference(ctx, before))
+        return op.check(ctx, merged(own, SimpleNamespace(before=before)))
+    return () if op.reference is None else _expected(ctx, own, op.reference(ctx, before))
 
 
-def _expected(ctx: Context, decoded: SimpleNamespace, wanted: dict[str, Any]) -> Iterator[Expected | str]:
+def _expected(ctx: Context, own: SimpleNamespace, wanted: dict[str, Any]) -> Iterator[Expected | str]:
     """The reference's tensors, each with the tolerance of the case's dtype."""
     tolerance = ctx.op.tolerance.get(ctx.case.dtype, TOLERANCE.get(ctx.case.dtype, (0.0, 0.0)))
     for name, want in wanted.items():
-        got = getattr(decoded, name)
+        got = getattr(own, name)
         if not isinstance(want, (list, tuple)):
             yield from _parts(name, got, want, tolerance)
         elif len(got) != len(want):
@@ -353,10 +393,21 @@ def _poisoned(ctx: Context, shape: Sequence[int], dtype: torch.dtype) -> torch.T
     import torch
 
     values = torch.empty(shape, device=ctx.device, dtype=dtype)
-    if dtype.is_floating_point:
+    if _takes_nan(values):
         return values.fill_(float("nan"))
-    values.view(torch.uint8).fill_(_POISON_BYTE)
+    _bytes(values).fill_(_POISON_BYTE)
     return values
+
+
+def _takes_nan(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor in one dimension: its own memory if that is contiguous."""
+    import torch
+
+    return tensor.detach().reshape(-1).view(torch.uint8)
 
 
 def _clone(value: Any) -> Any:

@@ -13,6 +13,7 @@ from harness.devices import Batch, Device
 from harness.model import Job, Measurement, Status, Timing
 from harness.ops import Op
 from harness.ranks import ALONE, Group
+from harness.rotation import Renewal, Rotation
 from harness.session import EndedError, Session
 
 _FEWEST_SAMPLES = 20
@@ -22,6 +23,7 @@ _BATCH_SECONDS = 5e-3
 _WARM_SECONDS = 0.05
 _CALL_ROUNDS = 5
 _LONGEST_ADVISED = 60.0  # seconds of sampling that a user may be willing to wait for
+_RECHECK_SHARE = 0.1  # of a case's time until then, which the check of the timed calls may take
 _SHORT = 100e-6  # seconds of a call below which the cost of timing it alone shows
 
 _Samples = list[float]
@@ -69,20 +71,20 @@ def _check(session: Session) -> None:
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:
     """The fields of a measurement that say how the case was timed."""
-    calls = session.calls()
-    device = session.device
+    rotation = session.rotation()
+    calls, device = rotation.calls, session.device
     with session.phase("warm"):
         batch = _warm_batch(session, calls)
     with session.phase("sample"), device.watched():
         before = device.conditions()
-        samples, stopped = _sample(session.group, batch, timing)
+        samples, stopped = _sample(session, rotation, batch, timing)
         after = device.conditions()
         lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
     with session.phase("calls"):
         # Calls on little data have many sets of buffers. Where the calls are slow, a pass over all would take minutes.
         most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
         call_samples = _call_samples(session, calls[: max(1, int(most))], timing.max_time)
-    if wrong := session.check_inputs():
+    if wrong := session.recheck(rotation, batch, _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)):
         raise EndedError("wrong", wrong)
     session.report()
     _judge_samples(session, samples, timing)
@@ -111,11 +113,15 @@ def _warm_batch(session: Session, calls: list[Callable[[], object]]) -> Batch:
     return batch
 
 
-def _sample(group: Group, batch: Batch, timing: Timing) -> tuple[_Samples, str]:
+def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing) -> tuple[_Samples, str]:
     """(samples, stopped): samples until the median has the precision asked for ('interval') or time is up ('time').
 
-    Steady samples are taken all at once, since between two rounds the device would become idle.
+    Steady samples are taken all at once, since between two rounds the device would become idle. All sets have new inputs
+    in each round, as far as the time allows that.
     """
+    group = session.group
+    renewal = Renewal(group, session.device, rotation)
+    renewal.due()
     if batch.timer == "steady":
         count = max(_FEWEST_FOR_INTERVAL, int(group.agree(timing.max_time / batch.seconds)))
         group.barrier()
@@ -131,6 +137,7 @@ def _sample(group: Group, batch: Batch, timing: Timing) -> tuple[_Samples, str]:
             return samples, "interval"
         if len(samples) >= _FEWEST_FOR_INTERVAL and group.agree(time.monotonic() >= deadline):
             return samples, "time"
+        renewal.due()
 
 
 def _call_samples(session: Session, calls: list[Callable[[], object]], max_time: float) -> _Samples:

@@ -4,7 +4,7 @@
         session.prepare()
         if wrong := session.check():
             ...
-        for call in session.calls():
+        for call in session.rotation().calls:
             call()
 
 Each step may end the case, by EndedError: the device can't do it, memory runs out. Several ranks make the same steps,
@@ -24,12 +24,14 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from harness import check, units
-from harness.devices import FEWEST_SETS, Device, covering_sets, is_out_of_memory, too_few
+from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant
 from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
+from harness.recheck import Recheck
+from harness.rotation import Rotation
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
@@ -50,16 +52,18 @@ class EndedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """What `prepare` leaves for the other steps. `first` is the set of buffers that was called once, under `watch`."""
+    """What `prepare` leaves for the other steps. `first` is the set of buffers that was called once.
+
+    `canonical` has the inputs until sets of buffers are made of them.
+    """
 
     launch: Launch
     canonical: SimpleNamespace
     first: SimpleNamespace
-    watch: check.Watch
 
 
 class Session:
-    """A context manager that makes one case ready in steps: `obstacle`, `prepare`, `check`, `calls`, in this order.
+    """A context manager that makes one case ready in steps: `obstacle`, `prepare`, `check`, `rotation`, `recheck`, in this order.
 
     When it ends, also by an error, what the variant deferred is closed, and the memory is given back. Keep no call of a
     session after its end: calls hold buffers.
@@ -133,10 +137,9 @@ class Session:
             canonical = check.make_inputs(ctx)
         with self.phase("compile"):
             launch = self.variant.prepare(ctx)
-            first = self._set(ctx, canonical)
-            watch = check.Watch(ctx, self.variant, canonical, first, encoded=False)
+            first = check.new_set(ctx, self.variant, canonical)
             self._call_once(launch, first)
-        self._prepared = _Prepared(launch, canonical, first, watch)
+        self._prepared = _Prepared(launch, canonical, first)
 
     def check(self) -> str | None:
         """What is wrong with a call: with the form or the values of its outputs, or with inputs that it changed.
@@ -160,22 +163,27 @@ class Session:
                 self.warn("inexact", inexact, advice)
             return None
 
-    def check_inputs(self) -> str | None:
-        """What is wrong after the timed calls, as `check` tells it: inputs that they changed, in one set of buffers."""
-        _, ready = self._ready()
-        with self._together():
-            return self.group.verdict(ready.watch.changed())
-
-    def calls(self) -> list[Callable[[], object]]:
-        """The variant's launch bound to sets of buffers: one call for each set.
+    def rotation(self) -> Rotation:
+        """Sets of buffers, with the variant's launch bound to each.
 
         Rotate over the calls: together the sets are larger than the cache. There is a single call if the case asks for
         a hot cache.
         """
         ctx, ready = self._ready()
+        # Its memory is needed for the values of sets, one after the other. `check` can't be called any more.
+        vars(ready.canonical).clear()
         with self.phase("setup"):
-            more = [self._set(ctx, ready.canonical) for _ in range(self._set_count() - 1)]
-        return [_bind(ready.launch, tensors) for tensors in (ready.first, *more)]
+            return Rotation(ctx, self.variant, ready.launch, ready.first, self.seed - self.group.rank, self._set_count())
+
+    def recheck(self, rotation: Rotation, batch: Batch, seconds: float) -> str | None:
+        """What is wrong with the calls that were timed; None if nothing is. seconds: what that may take, about."""
+        ctx, _ = self._ready()
+        with self.phase("recheck"):
+            timed = Recheck(ctx, self.variant, rotation, batch, self.device)
+            wrong = timed.results(seconds / 2) or timed.alone() or timed.novelty(seconds / 2)
+            # What is found out after this may draw random numbers, which are to be the same in every run.
+            ctx.generator.manual_seed(self.seed)
+            return wrong and f"{wrong} (found in the timed calls; the first call was right)"
 
     def report(self) -> None:
         """Let the variant find out figures that cost more calls, after all timed ones, on every rank."""
@@ -254,7 +262,7 @@ class Session:
 
     def _watched_call(self, ctx: Context, ready: _Prepared) -> tuple[str | None, SimpleNamespace]:
         """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
-        tensors = self._set(ctx, ready.canonical)
+        tensors = check.new_set(ctx, self.variant, ready.canonical)
         watch = check.Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
@@ -274,13 +282,6 @@ class Session:
         if self._ctx is None or self._prepared is None:
             raise RuntimeError(f"{self.case.id}: call prepare() first")
         return self._ctx, self._prepared
-
-    def _set(self, ctx: Context, canonical: SimpleNamespace) -> SimpleNamespace:
-        """Inputs and outputs as the variant declares them, in memory of their own."""
-        tensors = check.merged(check.clone(canonical), check.make_outputs(ctx, self.variant))
-        if self.variant.encode is not None:
-            tensors = check.merged(tensors, SimpleNamespace(**self.variant.encode(ctx, tensors)))
-        return tensors
 
     def _call_once(self, launch: Launch, tensors: SimpleNamespace) -> Any:
         returned = launch(tensors)
@@ -323,10 +324,6 @@ def _set_bytes(case: Case, op: Op) -> int:
     """Bytes of one set of buffers."""
     inputs, outputs = op.tensors(op.variants[case.variant])
     return sum(tensor.bytes(case.values, case.dtype) for tensor in (*inputs, *outputs))
-
-
-def _bind(launch: Launch, tensors: SimpleNamespace) -> Callable[[], object]:
-    return lambda: launch(tensors)
 
 
 def _ending(error: Exception) -> tuple[Status, str]:

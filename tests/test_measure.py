@@ -78,7 +78,7 @@ class FakeDevice(Cpu):
         seconds: float,
         group: Group = ALONE,
     ) -> Batch:
-        self.calls = len(calls)
+        self.calls = self.calls or len(calls)
         if isinstance(self.not_captured, Exception):
             raise self.not_captured
 
@@ -121,7 +121,7 @@ def test_a_steady_device_stops_by_the_interval():
     assert result.work == Work(4096, 4096, (("float32", 1024),))
     assert result.traffic == Traffic(4096, 4096)
     assert result.warnings == ()
-    assert [name for name, _ in result.phases] == ["setup", "compile", "check", "setup", "warm", "sample", "calls"]
+    assert [name for name, _ in result.phases] == ["setup", "compile", "check", "setup", "warm", "sample", "calls", "recheck"]
 
 
 def test_a_noisy_device_stops_by_the_time_and_says_so():
@@ -189,9 +189,9 @@ def test_profilers_see_each_part_of_a_case_and_the_timed_one_under_its_id(record
     assert recorded[-1] == ("pop", "")
     pushed = [name for kind, name in recorded if kind == "push"]
     assert pushed[1:] == [f"setup: {case}", f"compile: {case}", f"check: {case}", f"setup: {case}", f"warm: {case}",
-                          case, f"calls: {case}"]  # fmt: skip
+                          case, f"calls: {case}", f"recheck: {case}"]  # fmt: skip
     # One range after the other, inside of the case's range.
-    assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 7
+    assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 8
 
 
 def test_a_case_that_fails_leaves_no_range_open(recorded):

@@ -63,7 +63,7 @@ def test_the_steps_one_by_one():
         assert session.obstacle() is None
         session.prepare()
         assert session.check() is None
-        calls = session.calls()
+        calls = session.rotation().calls
         assert len(calls) == 4
         for call in calls:
             call()
@@ -87,7 +87,7 @@ def test_each_call_has_buffers_of_its_own_that_outgrow_the_cache():
     device.cache_bytes = 2**15
     with Session(CASE, op(prepare), device) as session:
         session.prepare()
-        calls = session.calls()
+        calls = session.rotation().calls
         del seen[:]
         for call in calls:
             call()
@@ -110,9 +110,9 @@ def test_what_a_variant_encodes_is_made_for_each_set_of_buffers_with_its_outputs
     with Session(CASE, op(prepare, encode=encode), FakeDevice()) as session:
         session.prepare()
         assert session.check() is None
-        for call in session.calls():
-            call()
-        assert session.check_inputs() is None
+        rotation = session.rotation()
+        batch = session.device.batch(rotation.calls, timer="host", keep=1, seconds=1e-3)
+        assert session.recheck(rotation, batch, 0.01) is None
 
 
 def test_a_wrong_result_is_told_and_the_session_goes_on():
@@ -121,7 +121,7 @@ def test_a_wrong_result_is_told_and_the_session_goes_on():
     with Session(CASE, sheet, FakeDevice()) as session:
         session.prepare()
         assert "1024 of 1024 elements are wrong" in session.check()
-        assert session.calls()
+        assert session.rotation().calls
 
 
 def test_steps_out_of_order_are_refused():
@@ -204,7 +204,7 @@ def test_what_was_deferred_is_closed_at_the_end_the_last_first():
     closed: list[str] = []
     with Session(CASE, closing(lambda: closed.append("a"), lambda: closed.append("b")), FakeDevice()) as session:
         session.prepare()
-        session.calls()
+        session.rotation().calls
         assert closed == []
     assert closed == ["b", "a"]
 

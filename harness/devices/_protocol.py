@@ -30,7 +30,8 @@ class Batch:
     """Calls made ready to be timed together.
 
     run(n) gives n samples, each in device seconds per call. calls: a sample is the mean of so many calls. seconds: what
-    one sample takes, roughly. not_captured: why there is no graph, if one was asked for.
+    one sample takes, roughly. not_captured: why there is no graph, if one was asked for. replay: makes the calls of a
+    sample as they were timed, where they are in a graph; None where they are made one by one.
     """
 
     run: Callable[[int], list[float]]
@@ -38,6 +39,7 @@ class Batch:
     timer: Timer
     seconds: float
     not_captured: str = ""
+    replay: Callable[[], object] | None = None
 
 
 class Clock(Protocol):

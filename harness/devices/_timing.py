@@ -80,7 +80,7 @@ def replay_batch(clock: Clock, replay: Callable[[], object], count: int) -> Batc
         marks.append(clock.mark())
         return [seconds / count for seconds in clock.between(marks)]
 
-    return Batch(run, count, "graph", run(1)[0] * count)
+    return Batch(run, count, "graph", run(1)[0] * count, replay=replay)
 
 
 def launch_batch(clock: Clock, calls: Calls, flush: Callable[[], object], *, keep: int, each: float) -> Batch:

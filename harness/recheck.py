@@ -1,0 +1,179 @@
+"""The check of the calls that were timed: the very graph or launches of the samples, on inputs that nobody has seen.
+
+A case is checked first in a call of its own. That says nothing about a call that is made later, from a graph, or with
+buffers that were there before. So after the samples some sets get new inputs and poisoned outputs, the batch that was
+timed runs once more, and what it leaves is compared with what these inputs must give.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+
+from harness import check
+from harness.devices import Batch, Device
+from harness.ops import Context, Variant, comparer
+from harness.ops.comparer import Expected
+from harness.rotation import Call, Rotation
+
+_MOST = 8  # sets whose results are compared, if there is time
+_FEWEST = 2
+_FEWEST_ROUNDS, _ROUNDS = 3, 7  # of calls on new inputs, and on inputs that they have seen
+_QUICK = 20e-3  # seconds of a call from which on it isn't made again alone
+_SLOWER, _LEAST = {3: 1.5, 4: 1.3, 5: 1.15}, 1.05
+"""By rounds: how many times as long calls on new inputs must take, in every round, to be told from noise."""
+
+
+class Recheck:
+    """The timed calls of a case, and what they are checked with. seconds: what each step may take, about."""
+
+    def __init__(self, ctx: Context, variant: Variant, rotation: Rotation, batch: Batch, device: Device) -> None:
+        self._ctx, self._variant, self._rotation = ctx, variant, rotation
+        self._batch, self._device = batch, device
+        self._op = ctx.op
+        self._is_updating = any(tensor.inplace for tensor in (*ctx.op.inputs, *(variant.inputs or ())))
+
+    def results(self, seconds: float) -> str | None:
+        """What is wrong with results of the batch, on new inputs. At least two sets are compared, if there are two."""
+        deadline = time.monotonic() + seconds
+        places = self._rotation.chosen(self._most(seconds))
+        self._rotation.renew(places)
+        before = {place: self._watch(self._rotation.calls[place]) for place in places}
+        passes = self._again(places)
+        for number, place in enumerate(places):
+            if number >= _FEWEST and not self._ctx.group.agree(time.monotonic() < deadline):
+                break
+            if wrong := self._result(place, before[place], passes):
+                return wrong
+        return None
+
+    def alone(self) -> str | None:
+        """What is wrong with the first call where it is made alone: it must do its own work, and no other call's."""
+        rotation = self._rotation
+        if len(rotation.calls) == 1 or self._batch.seconds / self._batch.calls >= _QUICK or self._is_updating:
+            return None
+        others = [place for place in rotation.chosen(_MOST) if place]
+        rotation.renew([0])
+        rotation.poison(others)
+        single = self._device.batch(
+            rotation.calls[:1], timer=self._batch.timer, keep=1, seconds=0.0, group=self._ctx.group
+        )
+        rotation.poison([0])
+        (single.replay or rotation.calls[0])()
+        self._device.synchronize()
+        if not all(map(rotation.is_poisoned, others)):
+            return "a call wrote into the outputs of other calls: each call must do its own work, whenever it is made"
+        return self._result(0, None, 1)
+
+    def novelty(self, seconds: float) -> str | None:
+        """A complaint if calls take longer on inputs that are new to them than on inputs that they have seen."""
+        rotation, group = self._rotation, self._ctx.group
+        if self._is_updating or not rotation.is_renewable:
+            return None
+        each = self._batch.seconds / self._batch.calls
+        if group.agree(2 * (_FEWEST_ROUNDS + 1) * each > seconds):
+            return None  # so few calls are in a round of samples that each has new inputs
+        calls = rotation.calls[: max(1, int(group.agree(seconds / (2 * _ROUNDS * each))))]
+        single = self._device.batch(calls, timer=self._batch.timer, keep=len(calls), seconds=0.0, group=group)
+        deadline = time.monotonic() + seconds
+        new: list[float] = []
+        seen: list[float] = []
+        # What the host does for the first time takes long, so the first round doesn't count. A suspicion is looked into
+        # by all rounds, however long they take.
+        while len(new) <= _ROUNDS and (
+            len(new) <= _FEWEST_ROUNDS or _are_slower(new[1:], seen[1:]) or group.agree(time.monotonic() < deadline)
+        ):
+            for times, anew in ((new, True), (seen, False)):
+                rotation.renew(range(len(calls)), anew=anew)
+                times += group.slowest([self._timed(single, calls)])
+        if not _are_slower(new[1:], seen[1:]):
+            return None
+        first, second = (statistics.median(times[1:]) / len(calls) for times in (new, seen))
+        return (
+            f"calls take {first / second:.3g} times as long on inputs that they have not seen as on inputs that they "
+            f"have ({first * 1e6:.4g} us beside {second * 1e6:.4g} us): an earlier call's work is used again"
+        )
+
+    def _watch(self, call: Call) -> check.Watch:
+        """What the form of a call's outputs is judged by."""
+        return check.Watch(self._ctx, self._variant, SimpleNamespace(), call.tensors, encoded=False)
+
+    def _most(self, seconds: float) -> int:
+        """How many sets to compare at most: each takes a call and what is compared with."""
+        if self._batch.replay:
+            return _MOST
+        return int(self._ctx.group.agree(max(1, min(_MOST, seconds * self._batch.calls / self._batch.seconds))))
+
+    def _again(self, places: Sequence[int]) -> int:
+        """Make the timed calls once more: the whole graph, or the calls of some sets. Gives how often each was made."""
+        replay, calls = self._batch.replay, self._rotation.calls
+        for call in (replay,) if replay else [calls[place] for place in places]:
+            call()
+        self._device.synchronize()
+        return self._batch.calls // len(calls) if replay else 1
+
+    def _result(self, place: int, form: check.Watch | None, passes: int) -> str | None:
+        """What is wrong with what a set's call left. passes: how often it was made with this set since `renew`."""
+        ctx, variant, call = self._ctx, self._variant, self._rotation.calls[place]
+        values = self._rotation.values(place)
+        inputs = check.Watch(ctx, variant, values, call.tensors, encoded=False)
+        returned = check.as_tuple(ctx, variant, call.returned)
+        if wrong := ctx.group.verdict(inputs.changed() or (form.malformed(call.tensors, returned) if form else None)):
+            return wrong
+        after = check.collect(self._op, variant, call.tensors, returned)
+        if self._is_updating and passes > 1:
+            return ctx.group.verdict(self._updated(values, after, passes))
+        return ctx.group.verdict(check.verdict(ctx, variant, values, after, strict=False).wrong)
+
+    def _updated(self, values: SimpleNamespace, after: SimpleNamespace, passes: int) -> str | None:
+        """What is wrong where each call goes on from what the last one left, by as many calls on another set.
+
+        The last of these calls is compared with what must come of what it found.
+        """
+        ctx, variant = self._ctx, self._variant
+        other = Call(self._rotation.calls[0].launch, self._rotation.new_set(values))
+        for _ in range(passes - 1):
+            other()
+        self._device.synchronize()
+        own = vars(check.decoded(ctx, variant, other.tensors))
+        before = check.clone(SimpleNamespace(**{tensor.name: own[tensor.name] for tensor in self._op.inputs}))
+        other()
+        self._device.synchronize()
+        alike = check.collect(self._op, variant, other.tensors, check.as_tuple(ctx, variant, other.returned))
+        if wrong := check.verdict(ctx, variant, before, alike, strict=False).wrong:
+            return f"call {passes} on the same buffers: {wrong}"
+        return comparer.complaint(self._differences(after, alike))
+
+    def _differences(self, after: SimpleNamespace, alike: SimpleNamespace) -> Iterator[Expected | str]:
+        """What the outputs and the updated inputs of a set must be, where another set had the same calls."""
+        ctx, variant = self._ctx, self._variant
+        found, wanted = (vars(check.decoded(ctx, variant, tensors)) for tensors in (after, alike))
+        relative, absolute = self._op.tolerance.get(ctx.case.dtype, check.TOLERANCE.get(ctx.case.dtype, (0.0, 0.0)))
+        for tensor in (*self._op.outputs, *(each for each in self._op.inputs if each.inplace)):
+            pairs = zip(_listed(found[tensor.name]), _listed(wanted[tensor.name]), strict=True)
+            for got, want in pairs:
+                # Sums in another order may differ by more than one call's tolerance.
+                allowed = check.LEEWAY * (absolute + relative * want.abs()) if want.is_floating_point() else None
+                yield Expected(tensor.name, got, want, allowed)
+
+    def _timed(self, batch: Batch, calls: Sequence[Call]) -> float:
+        """Seconds of each of the calls once."""
+        if batch.timer == "launch" or (batch.timer == "host" and not batch.replay):
+            return sum(batch.run(len(calls)))
+        clock = self._device.clock
+        begin = clock.mark()
+        for call in (batch.replay,) if batch.replay else calls:
+            call()
+        return clock.between([begin, clock.mark()])[0]
+
+
+def _are_slower(new: Sequence[float], seen: Sequence[float]) -> bool:
+    """Whether each of some rounds on new inputs took longer than the one on inputs seen before, by more than noise."""
+    times = _SLOWER.get(len(new), _LEAST)
+    return all(one > times * other for one, other in zip(new, seen, strict=True))
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else (value,)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any
 
 from harness import stats, units
+from harness.clocks import Clocks, left_behind
 from harness.devices import Batch, Device
 from harness.model import Job, Measurement, Status, Timing
 from harness.ops import Op
@@ -75,15 +77,18 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
     calls, device = rotation.calls, session.device
     with session.phase("warm"):
         batch = _warm_batch(session, calls)
+    clocks = Clocks(device)
     with session.phase("sample"), device.watched():
         before = device.conditions()
-        samples, stopped = _sample(session, rotation, batch, timing)
+        samples, stopped = _sample(session, rotation, batch, timing, clocks)
         after = device.conditions()
         lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
     with session.phase("calls"):
         # Calls on little data have many sets of buffers. Where the calls are slow, a pass over all would take minutes.
         most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
-        call_samples = _call_samples(session, calls[: max(1, int(most))], timing.max_time)
+        call_samples, left = _call_samples(session, calls[: max(1, int(most))], timing.max_time)
+    if wrong := session.group.verdict(clocks.complaint() or _left_behind(session.group, left, samples)):
+        raise EndedError("wrong", wrong)
     if wrong := session.recheck(rotation, batch, _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)):
         raise EndedError("wrong", wrong)
     session.report()
@@ -103,7 +108,7 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
     }
 
 
-def _warm_batch(session: Session, calls: list[Callable[[], object]]) -> Batch:
+def _warm_batch(session: Session, calls: Sequence[Callable[[], object]]) -> Batch:
     batch = session.device.batch(
         calls, timer=session.timer, keep=len(calls), seconds=_BATCH_SECONDS, group=session.group
     )
@@ -113,11 +118,11 @@ def _warm_batch(session: Session, calls: list[Callable[[], object]]) -> Batch:
     return batch
 
 
-def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing) -> tuple[_Samples, str]:
+def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing, clocks: Clocks) -> tuple[_Samples, str]:
     """(samples, stopped): samples until the median has the precision asked for ('interval') or time is up ('time').
 
-    Steady samples are taken all at once, since between two rounds the device would become idle. All sets have new inputs
-    in each round, as far as the time allows that.
+    Steady samples are taken all at once, since between two rounds the device would become idle. Sets have new inputs in
+    each round, as far as the time allows that.
     """
     group = session.group
     renewal = Renewal(group, session.device, rotation)
@@ -125,14 +130,14 @@ def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing) 
     if batch.timer == "steady":
         count = max(_FEWEST_FOR_INTERVAL, int(group.agree(timing.max_time / batch.seconds)))
         group.barrier()
-        samples = group.slowest(batch.run(count))
+        samples = group.slowest(clocks.run(batch, count))
         return samples, "interval" if stats.relative_width(samples) <= timing.precision else "time"
     samples = []
     a_round = max(1, min(_SAMPLES_A_ROUND, int(group.agree(timing.max_time / batch.seconds / 4))))
     deadline = time.monotonic() + timing.max_time
     while True:
         group.barrier()
-        samples += group.slowest(batch.run(a_round))
+        samples += group.slowest(clocks.run(batch, a_round))
         if len(samples) >= _FEWEST_SAMPLES and stats.relative_width(samples) <= timing.precision:
             return samples, "interval"
         if len(samples) >= _FEWEST_FOR_INTERVAL and group.agree(time.monotonic() >= deadline):
@@ -140,10 +145,16 @@ def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing) 
         renewal.due()
 
 
-def _call_samples(session: Session, calls: list[Callable[[], object]], max_time: float) -> _Samples:
-    """Seconds per call that a host loop sees, from the first call's issue to the last one's end."""
+def _call_samples(
+    session: Session, calls: Sequence[Callable[[], object]], max_time: float
+) -> tuple[_Samples, list[tuple[float, int]]]:
+    """Seconds per call that a host loop sees, from the first call's issue to the last one's end; and what it leaves.
+
+    The second is, for each loop, the seconds from the last call's issue to the end of all work, and the loop's calls.
+    """
     group = session.group
     samples: list[float] = []
+    left: list[tuple[float, int]] = []
     rounds = 1
     deadline = time.monotonic() + max_time
     while not samples or (len(samples) < _CALL_ROUNDS and group.agree(time.monotonic() < deadline)):
@@ -151,13 +162,21 @@ def _call_samples(session: Session, calls: list[Callable[[], object]], max_time:
         for _ in range(rounds):
             for call in calls:
                 call()
+        issued = perf_counter()
         session.device.synchronize()
+        after = perf_counter() - issued
         elapsed = time.perf_counter() - start
         if group.agree(elapsed >= _BATCH_SECONDS):
             samples.append(elapsed / (rounds * len(calls)))
+            left.append((after, rounds * len(calls)))
         else:
             rounds *= 2
-    return samples
+    return samples, left
+
+
+def _left_behind(group: Group, left: list[tuple[float, int]], samples: _Samples) -> str | None:
+    """What calls leave; nothing is told of several ranks, which wait for each other."""
+    return left_behind(left, samples) if group.size == 1 else None
 
 
 def _judge_samples(session: Session, samples: _Samples, timing: Timing) -> None:

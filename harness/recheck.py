@@ -11,10 +11,12 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 from harness import check
+from harness.contract import Watch
 from harness.devices import Batch, Device
-from harness.ops import Context, Variant, comparer
+from harness.ops import Context, comparer
 from harness.ops.comparer import Expected
 from harness.rotation import Call, Rotation
 
@@ -27,13 +29,13 @@ _SLOWER, _LEAST = {3: 1.5, 4: 1.3, 5: 1.15}, 1.05
 
 
 class Recheck:
-    """The timed calls of a case, and what they are checked with. seconds: what each step may take, about."""
+    """The timed calls of a case, and what they are checked with."""
 
-    def __init__(self, ctx: Context, variant: Variant, rotation: Rotation, batch: Batch, device: Device) -> None:
-        self._ctx, self._variant, self._rotation = ctx, variant, rotation
+    def __init__(self, ctx: Context, rotation: Rotation, batch: Batch, device: Device) -> None:
+        self._ctx, self._rotation = ctx, rotation
         self._batch, self._device = batch, device
-        self._op = ctx.op
-        self._is_updating = any(tensor.inplace for tensor in (*ctx.op.inputs, *(variant.inputs or ())))
+        self._op, self._variant = ctx.op, ctx.op.variants[ctx.case.variant]
+        self._is_updating = any(tensor.inplace for tensor in (*self._op.inputs, *(self._variant.inputs or ())))
 
     def results(self, seconds: float) -> str | None:
         """What is wrong with results of the batch, on new inputs. At least two sets are compared, if there are two."""
@@ -85,9 +87,9 @@ class Recheck:
         while len(new) <= _ROUNDS and (
             len(new) <= _FEWEST_ROUNDS or _are_slower(new[1:], seen[1:]) or group.agree(time.monotonic() < deadline)
         ):
-            for times, anew in ((new, True), (seen, False)):
+            for anew in (True, False):
                 rotation.renew(range(len(calls)), anew=anew)
-                times += group.slowest([self._timed(single, calls)])
+                (new if anew else seen).extend(group.slowest([self._timed(single, calls)]))
         if not _are_slower(new[1:], seen[1:]):
             return None
         first, second = (statistics.median(times[1:]) / len(calls) for times in (new, seen))
@@ -96,9 +98,9 @@ class Recheck:
             f"have ({first * 1e6:.4g} us beside {second * 1e6:.4g} us): an earlier call's work is used again"
         )
 
-    def _watch(self, call: Call) -> check.Watch:
+    def _watch(self, call: Call) -> Watch:
         """What the form of a call's outputs is judged by."""
-        return check.Watch(self._ctx, self._variant, SimpleNamespace(), call.tensors, encoded=False)
+        return Watch(self._ctx, self._variant, SimpleNamespace(), call.tensors, encoded=False)
 
     def _most(self, seconds: float) -> int:
         """How many sets to compare at most: each takes a call and what is compared with."""
@@ -114,11 +116,11 @@ class Recheck:
         self._device.synchronize()
         return self._batch.calls // len(calls) if replay else 1
 
-    def _result(self, place: int, form: check.Watch | None, passes: int) -> str | None:
+    def _result(self, place: int, form: Watch | None, passes: int) -> str | None:
         """What is wrong with what a set's call left. passes: how often it was made with this set since `renew`."""
         ctx, variant, call = self._ctx, self._variant, self._rotation.calls[place]
         values = self._rotation.values(place)
-        inputs = check.Watch(ctx, variant, values, call.tensors, encoded=False)
+        inputs = Watch(ctx, variant, values, call.tensors, encoded=False)
         returned = check.as_tuple(ctx, variant, call.returned)
         if wrong := ctx.group.verdict(inputs.changed() or (form.malformed(call.tensors, returned) if form else None)):
             return wrong
@@ -175,5 +177,5 @@ def _are_slower(new: Sequence[float], seen: Sequence[float]) -> bool:
     return all(one > times * other for one, other in zip(new, seen, strict=True))
 
 
-def _listed(value: object) -> Sequence[object]:
+def _listed(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else (value,)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import check
 from harness.devices import Device
-from harness.ops import Context, Launch, Variant
+from harness.ops import Context, Launch
 from harness.ranks import Group
 
 if TYPE_CHECKING:
@@ -46,19 +46,17 @@ class Call:
 class Rotation:
     """Sets of buffers, each with its call, in the order of the rotation."""
 
-    def __init__(
-        self, ctx: Context, variant: Variant, launch: Launch, first: SimpleNamespace, seed: int, count: int
-    ) -> None:
+    def __init__(self, ctx: Context, launch: Launch, first: SimpleNamespace, seed: int, count: int) -> None:
         """Make the other sets. first: the first set, whose inputs `drawn(seed)` gives. count: of all sets.
 
         is_renewable: whether sets can get new inputs: there are some, and the variant keeps nothing of the old ones but
         tensors, which can be filled anew.
         """
         self._ctx = ctx
-        self._variant = variant
+        self._variant = ctx.op.variants[ctx.case.variant]
         self._inputs = [tensor.name for tensor in ctx.op.inputs]
         # Seeds that nobody knows before the case runs; every rank draws the same ones.
-        self._random = random.Random(int(ctx.group.agree(secrets.randbelow(_SEEDS))))  # noqa: S311 - it keeps no secret
+        self._random = random.Random(int(ctx.group.agree(secrets.randbelow(_SEEDS))))
         own = [seed, *(self._random.randrange(_SEEDS) for _ in range(min(count, MOST_DRAWN) - 1))]
         self._seeds = [own[place % len(own)] for place in range(count)]
         values: dict[int, SimpleNamespace] = {}
@@ -100,7 +98,7 @@ class Rotation:
         check.poison(self._outputs_of(every), float("nan") if anew else 1.0)
 
     def poison(self, places: Sequence[int]) -> None:
-        """Fill the outputs of sets with wrong values, and the outputs that the variant made itself in its last calls."""
+        """Fill the outputs of sets with wrong values, also outputs that the variant made itself in its last calls."""
         check.poison(self._outputs_of(places))
 
     def is_poisoned(self, place: int) -> bool:

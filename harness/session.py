@@ -24,6 +24,7 @@ from types import SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
 from harness import check, units
+from harness.contract import Watch
 from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
@@ -63,7 +64,9 @@ class _Prepared:
 
 
 class Session:
-    """A context manager that makes one case ready in steps: `obstacle`, `prepare`, `check`, `rotation`, `recheck`, in this order.
+    """A context manager that makes one case ready in steps.
+
+    They are `obstacle`, `prepare`, `check`, `rotation` and `recheck`, in this order.
 
     When it ends, also by an error, what the variant deferred is closed, and the memory is given back. Keep no call of a
     session after its end: calls hold buffers.
@@ -173,13 +176,15 @@ class Session:
         # Its memory is needed for the values of sets, one after the other. `check` can't be called any more.
         vars(ready.canonical).clear()
         with self.phase("setup"):
-            return Rotation(ctx, self.variant, ready.launch, ready.first, self.seed - self.group.rank, self._set_count())
+            return Rotation(
+                ctx, self.variant, ready.launch, ready.first, self.seed - self.group.rank, self._set_count()
+            )
 
     def recheck(self, rotation: Rotation, batch: Batch, seconds: float) -> str | None:
         """What is wrong with the calls that were timed; None if nothing is. seconds: what that may take, about."""
         ctx, _ = self._ready()
         with self.phase("recheck"):
-            timed = Recheck(ctx, self.variant, rotation, batch, self.device)
+            timed = Recheck(ctx, rotation, batch, self.device)
             wrong = timed.results(seconds / 2) or timed.alone() or timed.novelty(seconds / 2)
             # What is found out after this may draw random numbers, which are to be the same in every run.
             ctx.generator.manual_seed(self.seed)
@@ -263,7 +268,7 @@ class Session:
     def _watched_call(self, ctx: Context, ready: _Prepared) -> tuple[str | None, SimpleNamespace]:
         """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
         tensors = check.new_set(ctx, self.variant, ready.canonical)
-        watch = check.Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
+        watch = Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
         if wrong := watch.changed() or watch.malformed(tensors, returned):

@@ -121,7 +121,16 @@ def test_a_steady_device_stops_by_the_interval():
     assert result.work == Work(4096, 4096, (("float32", 1024),))
     assert result.traffic == Traffic(4096, 4096)
     assert result.warnings == ()
-    assert [name for name, _ in result.phases] == ["setup", "compile", "check", "setup", "warm", "sample", "calls", "recheck"]
+    assert [name for name, _ in result.phases] == [
+        "setup",
+        "compile",
+        "check",
+        "setup",
+        "warm",
+        "sample",
+        "calls",
+        "recheck",
+    ]
 
 
 def test_a_noisy_device_stops_by_the_time_and_says_so():

@@ -204,7 +204,7 @@ def test_what_was_deferred_is_closed_at_the_end_the_last_first():
     closed: list[str] = []
     with Session(CASE, closing(lambda: closed.append("a"), lambda: closed.append("b")), FakeDevice()) as session:
         session.prepare()
-        session.rotation().calls
+        session.rotation()
         assert closed == []
     assert closed == ["b", "a"]
 

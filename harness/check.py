@@ -5,7 +5,6 @@ Poison is a value that no kernel should leave in its outputs. It shows where a k
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -52,16 +51,13 @@ def new_set(ctx: Context, variant: Variant, inputs: SimpleNamespace) -> SimpleNa
     return tensors if variant.encode is None else merged(tensors, SimpleNamespace(**variant.encode(ctx, tensors)))
 
 
-def poison(tensors: Sequence[torch.Tensor], factor: float = float("nan")) -> None:
-    """Fill tensors with values that no kernel should leave in its outputs.
-
-    factor: what floats are multiplied by; 1 leaves all tensors as they are.
-    """
+def poison(tensors: Sequence[torch.Tensor]) -> None:
+    """Fill tensors with values that no kernel should leave in its outputs."""
     import torch
 
     if floats := [tensor for tensor in tensors if _takes_nan(tensor)]:
-        torch._foreach_mul_(floats, factor)
-    for tensor in tensors if math.isnan(factor) else ():
+        torch._foreach_mul_(floats, float("nan"))
+    for tensor in tensors:
         if not _takes_nan(tensor):
             of_bytes = tensor.contiguous()  # the tensor itself, mostly
             _bytes(of_bytes).fill_(_POISON_BYTE)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from harness import stats, units
+from harness import intact, stats, units
 from harness.clocks import Clocks, left_behind
 from harness.devices import Batch, Device
 from harness.model import Job, Measurement, Status, Timing
@@ -87,7 +87,8 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         # Calls on little data have many sets of buffers. Where the calls are slow, a pass over all would take minutes.
         most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
         call_samples, left = _call_samples(session, calls[: max(1, int(most))], timing.max_time)
-    if wrong := session.group.verdict(clocks.complaint() or _left_behind(session.group, left, samples)):
+    late = _left_behind(session.group, left, samples)
+    if wrong := session.group.verdict(intact.replaced() or clocks.complaint() or late):
         raise EndedError("wrong", wrong)
     if wrong := session.recheck(rotation, batch, _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)):
         raise EndedError("wrong", wrong)

@@ -87,15 +87,20 @@ class Rotation:
         """Draw new inputs for sets, in their memory, and poison their outputs.
 
         places: which sets, each of which gets values of its own; all unless told, of which several share values.
-        anew: False writes the inputs and outputs once more that are there since the last renewal of the same sets, by
-        the same steps.
+        anew: False makes the same steps, and leaves the sets as they are.
         """
         every = range(len(self.calls)) if places is None else places
         groups = min(len(every), MOST_DRAWN) if places is None else len(every)
         for group in range(groups if self.is_renewable else 0):
-            seed = self._random.randrange(_SEEDS)
-            self._fill(every[group::groups], seed if anew else self._seeds[every[group]])
-        check.poison(self._outputs_of(every), float("nan") if anew else 1.0)
+            members, seed = every[group::groups], self._random.randrange(_SEEDS)
+            if anew:
+                self._fill(members, seed)
+            else:
+                values = vars(self.drawn(seed))
+                other = {name: check.copied(values[name]) for name in self._inputs}
+                _copy([(values[name], other[name]) for _ in members for name in self._inputs])
+        if anew:
+            self.poison(every)
 
     def poison(self, places: Sequence[int]) -> None:
         """Fill the outputs of sets with wrong values, also outputs that the variant made itself in its last calls."""

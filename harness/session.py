@@ -176,9 +176,7 @@ class Session:
         # Its memory is needed for the values of sets, one after the other. `check` can't be called any more.
         vars(ready.canonical).clear()
         with self.phase("setup"):
-            return Rotation(
-                ctx, self.variant, ready.launch, ready.first, self.seed - self.group.rank, self._set_count()
-            )
+            return Rotation(ctx, ready.launch, ready.first, self.seed - self.group.rank, self._set_count())
 
     def recheck(self, rotation: Rotation, batch: Batch, seconds: float) -> str | None:
         """What is wrong with the calls that were timed; None if nothing is. seconds: what that may take, about."""

@@ -22,7 +22,7 @@ ROWS = [
     {"paths"},
     {"comments", "errors", "kept", "units", "expressions", "intervals", "ranges", "ranks", "stats"},
     {"trial"},
-    {"discover", "families", "foreign", "model"},
+    {"discover", "families", "foreign", "intact", "model"},
     {"subject"},
     {"metrics", "store", "source"},
     {"cuda"},

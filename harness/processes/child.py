@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from harness import devices, limits, measure, ranks, scenario, source
+from harness import devices, intact, limits, measure, ranks, scenario, source
 from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
@@ -54,7 +54,6 @@ class Worker:
     def __init__(self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None]) -> None:
         self._device = devices.kinds()[devices.choose(device)]
         self._plugins = tuple(plugins)
-        self._ops = Catalogue(plugins)
         self._send = send
         self._watched: UsedFiles | None = None
         # Imported now, so that 'ready' is true and no case pays for the import. It doesn't touch the device: the gate
@@ -66,6 +65,9 @@ class Worker:
 
         gc.freeze()
         gc.enable()
+        # Before any code of a plug-in runs.
+        intact.remember()
+        self._ops = Catalogue(plugins)
         self._group = ranks.from_environment()
 
     def answer(self, question: Question) -> Reply:
@@ -78,6 +80,9 @@ class Worker:
                     measurement = measure.measure(job, op, self._device, self._group, process, timed=timed)
                 except HarnessError as error:
                     measurement = _crashed(job.case, process, described(error))
+                if changed := intact.replaced():
+                    # What comes next would be measured by the same functions.
+                    return Measured(Measurement(job.case, "wrong", error=changed, process=process), leaving=True)
                 return Measured(measurement)
             case MeasureLimits(needs, fresh):
                 return LimitsMeasured(limits.ready(self._device, needs, fresh, self._progress))

@@ -40,6 +40,8 @@ KEPT = "kept_bytes"
 """The fact that each variant has whose outputs a training step keeps."""
 ABOVE_CEILING = 1.02
 """From this share of the ceiling on, the time or the ceiling is wrong: ceilings are no more exact than that."""
+IMPOSSIBLE = 1.2
+"""Above this share of the ceiling a case has no time: no error of a ceiling is as large."""
 ALWAYS = 9
 """The rank of columns that every table shows, however narrow the console is."""
 

@@ -153,7 +153,8 @@ def _limits(
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:
     """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache.
 
-    One that can't be true, with a sample of zero seconds, is a crashed case: a run with it couldn't be read again.
+    One that is much faster is implausible, and has no time. One that can't be true, with a sample of zero seconds, is a
+    crashed case: a run with it couldn't be read again.
     """
     if problem := soundness.of_measurement(measurement):
         lost = Measurement(measurement.case, "crashed", error=f"what was measured can't be true: {problem}")
@@ -161,12 +162,15 @@ def _checked(measurement: Measurement, limits: Limits) -> Measurement:
     share = metrics.METRICS["of_ceiling"].value(metrics.Subject.of(measurement, limits))
     if share is None or share <= metrics.ABOVE_CEILING or measurement.case.cache == "hot":
         return measurement
-    warning = Warning(
-        "above-ceiling",
-        f"{units.percent(share)} of the ceiling, which is more than the machine can do",
+    found = f"{units.percent(share)} of the ceiling, which is more than the machine can do"
+    causes = (
         "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work; or other "
-        "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew",
+        "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew"
     )
+    if share > metrics.IMPOSSIBLE:
+        error = f"a call took {units.seconds(measurement.time or 0.0)}, {found}: it can't have done its work, or {causes}"
+        return replace(measurement, status="implausible", samples=(), call_samples=(), error=error)
+    warning = Warning("above-ceiling", found, causes)
     return replace(measurement, warnings=(*measurement.warnings, warning))
 
 

@@ -124,12 +124,20 @@ def test_the_header_tells_of_machine_limits_and_command(wreck: tuple[Run, list[M
     assert len(header.plan) == 64
 
 
-def test_more_than_the_memory_can_do_is_warned_of(wreck: tuple[Run, list[Measurement]]) -> None:
+def test_much_more_than_the_memory_can_do_has_no_time(wreck: tuple[Run, list[Measurement]]) -> None:
     *_, slow, lie = wreck[0].measurements
-    [warning] = [w for w in lie.warnings if w.code == "above-ceiling"]
-    assert "of the ceiling" in warning.message
-    assert "work is counted wrong" in warning.advice
-    assert "above-ceiling" not in [w.code for w in slow.warnings]
+    assert (lie.status, lie.time, slow.status) == ("implausible", None, "ok")
+    assert "of the ceiling" in str(lie.error)
+    assert "work is counted wrong" in str(lie.error)
+
+
+@pytest.mark.parametrize(("share", "status", "warned"), [(1.01, "ok", 0), (1.1, "ok", 1), (1.3, "implausible", 0)])
+def test_more_than_the_memory_can_do_is_warned_of(wreck, monkeypatch, share, status, warned) -> None:
+    *_, slow, _ = wreck[0].measurements
+    monkeypatch.setitem(metrics.METRICS, "of_ceiling", replace(metrics.METRICS["of_ceiling"], value=lambda _: share))
+    found = runner._checked(slow, wreck[0].header.limits)
+    assert found.status == status
+    assert [w.code for w in found.warnings if w.code == "above-ceiling"] == ["above-ceiling"] * warned
 
 
 def test_two_processes_measure_one_case_together(wreck: tuple[Run, list[Measurement]]) -> None:

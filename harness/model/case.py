@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-Status = Literal["ok", "wrong", "unsupported", "skipped", "out_of_memory", "crashed", "timeout"]
+Status = Literal["ok", "wrong", "implausible", "unsupported", "skipped", "out_of_memory", "crashed", "timeout"]
 Cache = Literal["cold", "hot"]
-FAILED: frozenset[Status] = frozenset({"wrong", "crashed", "timeout"})
+FAILED: frozenset[Status] = frozenset({"wrong", "implausible", "crashed", "timeout"})
 SCALAR, USUAL = "scalar", "usual"
 """What stands for the shape in an id: of an op without sizes, and of a case all of whose sizes are at their default."""
 Value = str | int | float

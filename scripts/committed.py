@@ -43,8 +43,8 @@ class Group:
         """A metric of a variant, in SI units; None where it isn't known."""
         if variant not in self.results:
             return None
-        if METRICS[metric].relative == "world":
-            return self._reported[variant][metric]
+        if METRICS[metric].relative == "world" or METRICS[metric].attached:
+            return self._reported[variant].get(metric)
         known = self.against_limits if METRICS[metric].of_limits else self._alone
         return METRICS[metric].value(known[variant].against(self._alone.get(over)))
 
@@ -71,7 +71,7 @@ class Group:
 
     @cached_property
     def _reported(self) -> dict[str, Mapping[str, float | None]]:
-        """Values as reports have them. A report finds the case on one device that one on several is compared with."""
+        """Values as reports have them: also what tools found, and compared with the right case on one device."""
         values = {line.case.id: line.values for line in lines(self.run)}
         return {name: values[result.case.id] for name, result in self.results.items()}
 

@@ -24,6 +24,7 @@ _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 _OF_TRACES = {
     "torch.idle": SHARE,
     "torch.host": SHARE,
+    "torch.batched": SHARE,
     "torch.gap": MICROSECONDS,
     **dict.fromkeys(("nsys.gap", "nsys.host", "nsys.span"), SECONDS),
 }

@@ -59,3 +59,30 @@ def share_of(family: str) -> Callable[[Mapping[str, float], float | None], float
     It gives None without a trace, and where the trace has no kernel of the family.
     """
     return lambda attached, _time: of_busy(attached).get(family)
+
+
+def attention(attached: Mapping[str, float], _time: float | None) -> float | None:
+    """The share of attention: fused kernels, products of batches, which nothing else in these models has, and softmax.
+
+    What separate kernels of attention scale, add, mask and transpose isn't in it. None without a trace, and where the
+    trace doesn't tell which products are of batches.
+    """
+    shares, batched = of_busy(attached), attached.get(f"{_TOOL}batched")
+    if not shares or batched is None:
+        return None
+    whole = sum(v for name, v in attached.items() if name.startswith(_FAMILY))
+    return shares.get("attention", 0.0) + shares.get("softmax", 0.0) + batched / whole
+
+
+def kernels_like(part: str) -> Callable[[Mapping[str, float], float | None], float | None]:
+    """A function for `Metric.attached`: the share of the kernels that have `part` in their names.
+
+    It gives None without a trace, and where no kernel has it among the longest kernels, which alone are known.
+    """
+
+    def share(attached: Mapping[str, float], _time: float | None) -> float | None:
+        busy = attached.get(f"{_TOOL}time")
+        found = [v for name, v in attached.items() if name.startswith(f"{_TOOL}kernel.") and part in name]
+        return sum(found) / busy if busy and found else None
+
+    return share

@@ -54,7 +54,7 @@ class Group:
 
     @cached_property
     def against_limits(self) -> dict[str, Subject]:
-        """The subjects with the ceiling. All variants have the same one; to find it takes a search."""
+        """The subjects with the ceiling. Most variants have the same one; to find it takes a search."""
         found = subjects(self.results.values(), self.run.limits)
         return {name: found[result.case.id] for name, result in self.results.items()}
 

@@ -216,7 +216,7 @@ def explained(found: Sequence[Comparison], machine: str) -> Iterator[str]:
             "can't disagree with the text."
         )
     if any(c.how == BY_TRACE for c in found):
-        yield "By a trace: the time of some kernels over the time in which any kernel ran, as torch's profiler saw them."
+        yield "By a trace: the time of kernels over the time in which any kernel ran, as torch's profiler saw them."
     if seen:
         yield (
             "By counters: the ratio of the bytes that hardware counters saw go through the device's memory. Where the "

@@ -8,11 +8,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import store
+from harness.collection.steps.training import _ladders, _rungs
+from harness.model import Result
+from harness.ops import Catalogue
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -153,10 +157,35 @@ def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(ru
     assert alone.value("replicas", "efficiency") is None
 
 
+def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(monkeypatch: pytest.MonkeyPatch, runs: Any) -> None:
+    """`tf32_graph` and `amp_graph` of Swin-L in 60 and 40 ms, and of Swin-T only the second one."""
+    graphs = [_rungs.on(rung, f"{rung.name}_graph", "", graph=True) for rung in (_rungs.TF32, _rungs.AMP)]
+    monkeypatch.setitem(_ladders.LADDERS, "swin_train", (_rungs.TF32, _rungs.AMP, *graphs))
+    seconds = {"swin_tiny": {"amp_graph": 0.04}, "swin_large": {"tf32_graph": 0.06, "amp_graph": 0.04}}
+    groups = {}
+    for batch, model in ((128, "swin_tiny"), (64, "swin_large")):
+        setting = f"B{batch}/model={model}"
+        group = runs.group("swin_train", "float16", setting)
+        results = {name: one for name, one in group.results.items() if not name.endswith("_graph")}
+        (one,) = results["amp"].measurements[:1]
+        for name, time in seconds[model].items():
+            case = replace(one.case, variant=name)
+            results[name] = Result(case, (replace(one, case=case, samples=(time,)),))
+        groups[setting] = replace(group, results=results)
+    lines = SCRIPT.swin_text(SimpleNamespace(group=lambda _op, _dtype, setting: groups[setting]))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert cells[0][-1] == "Swin-L, both as graphs", "a column without a figure isn't there"
+    assert cells[0][-2] == "GPU busy"
+    found = {row[1]: row for row in cells}
+    assert found["`amp` over `tf32`"][2] == "1.63x"
+    assert found["`amp` over `tf32`"][-1] == "1.50x"
+    assert found["`attention` over `tf32`"][-1] == ""
+
+
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
     from make_gains import GAINS, written
 
-    for op in SCRIPT.Catalogue().values():
+    for op in Catalogue().values():
         for file in (ROOT / "kernels").glob(f"*/{op.name}.cu"):
             text = file.read_text(encoding="utf-8")
             assert written(text, op, runs) == text, f"{file}: run scripts/make_gains.py"

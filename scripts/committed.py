@@ -110,11 +110,14 @@ class Runs:
 
     def group(self, op: str, dtype: str, setting: str) -> Group:
         """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
+        if found := self.found(op, dtype, setting):
+            return found
+        raise SystemExit(f"no committed run has the case {op}/{dtype}/{setting}")
+
+    def found(self, op: str, dtype: str, setting: str) -> Group | None:
+        """The same; None if there is none."""
         case = known_cases.named(f"{op}/{OURS}/{dtype}/{setting}", LOADED)
-        name = case.group if case else f"{op}/{dtype}/{setting}"
-        if name not in self.groups:
-            raise SystemExit(f"no committed run has the case {name}")
-        return self.groups[name]
+        return self.groups.get(case.group if case else f"{op}/{dtype}/{setting}")
 
     @cached_property
     def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:

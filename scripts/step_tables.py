@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from committed import ABSENT, NOTHING, Group, Runs
 from tables import origin, table
 
-from harness.collection.steps.training._ladders import LADDERS
 from harness.metrics import METRICS
 from harness.ops import Catalogue
 
@@ -40,10 +39,11 @@ SWINS = {"Swin-T": "B128/model=swin_tiny", "Swin-L": "B64/model=swin_large"}
 def swin_text(runs: Runs) -> list[str]:
     """The speed-ups that Swin Transformer's text claims of its rungs, beside the measured ones, without and as graphs.
 
-    A rung as a graph is compared with its text's base as a graph. Nothing stands where no run has both.
+    Each is over the rung that the text compares with, both as graphs or both without. A cell is empty where no run has
+    both, and a column without a figure isn't there.
     """
     groups = {name: runs.group("swin_train", "float16", setting) for name, setting in SWINS.items()}
-    graphs = {rung.base: rung.name for rung in reversed(LADDERS["swin_train"]) if rung.graph and not rung.streams}
+    graphs = [runs.found("swin_train", "float16", f"{setting},step=graph") for setting in SWINS.values()]
     scenario = next(one for one in groups["Swin-L"].run.header.scenarios if one.op == "swin_train")
     claims = [claim for claim in scenario.claims if claim.metric == "speedup" and claim.value]
 
@@ -53,19 +53,19 @@ def swin_text(runs: Runs) -> list[str]:
             cells = [METRICS["speedup"].written(claim.value or 0.0)]
             for group in groups.values():
                 cells += [_known(group, own, "speedup", base), _known(group, own, "device_busy")]
-            cells += [_known(one, graphs.get(own, ""), "speedup", graphs.get(base, "")) for one in groups.values()]
+            cells += [_known(group, own, "speedup", base) for group in graphs]
             yield [claim.row, f"`{own}` over `{base}`", *cells]
 
     busy = (head for name in SWINS for head in (name, "GPU busy"))
     head = ("row", "rung", "the text", *busy, *(f"{name}, both as graphs" for name in SWINS))
     columns = [column for column in zip(head, *lines(), strict=True) if any(column[1:])]
     shown = [list(row) for row in zip(*columns, strict=True)]
-    return [*table(shown[0], iter(shown[1:]), 2), "", origin(list(groups.values()))]
+    return [*table(shown[0], iter(shown[1:]), 2), "", origin([*groups.values(), *filter(None, graphs)])]
 
 
-def _known(group: Group, variant: str, metric: str, over: str = "") -> str:
-    """A metric of a variant as text; '' where the run lacks one of the variants."""
-    found = group.written(variant, metric, over)
+def _known(group: Group | None, variant: str, metric: str, over: str = "") -> str:
+    """A metric of a variant as text; '' where there is no run, or where it lacks one of the variants."""
+    found = group.written(variant, metric, over) if group else NOTHING
     return "" if found in (ABSENT, NOTHING) else found
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from harness import store
-from harness.collection.steps.training import _ladders, _rungs
 from harness.model import Result
 from harness.ops import Catalogue
 
@@ -157,29 +156,26 @@ def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(ru
     assert alone.value("replicas", "efficiency") is None
 
 
-def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(monkeypatch: pytest.MonkeyPatch, runs: Any) -> None:
-    """`tf32_graph` and `amp_graph` of Swin-L in 60 and 40 ms, and of Swin-T only the second one."""
-    graphs = [_rungs.on(rung, f"{rung.name}_graph", "", graph=True) for rung in (_rungs.TF32, _rungs.AMP)]
-    monkeypatch.setitem(_ladders.LADDERS, "swin_train", (_rungs.TF32, _rungs.AMP, *graphs))
-    seconds = {"swin_tiny": {"amp_graph": 0.04}, "swin_large": {"tf32_graph": 0.06, "amp_graph": 0.04}}
-    groups = {}
-    for batch, model in ((128, "swin_tiny"), (64, "swin_large")):
-        setting = f"B{batch}/model={model}"
+def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(runs: Any) -> None:
+    """`tf32` and `amp` of Swin-L as graphs in 60 and 40 ms, and of Swin-T only the second one."""
+    seconds = {"B128/model=swin_tiny": {"amp": 0.04}, "B64/model=swin_large": {"tf32": 0.06, "amp": 0.04}}
+    graphs = {}
+    for setting, times in seconds.items():
         group = runs.group("swin_train", "float16", setting)
-        results = {name: one for name, one in group.results.items() if not name.endswith("_graph")}
-        (one,) = results["amp"].measurements[:1]
-        for name, time in seconds[model].items():
-            case = replace(one.case, variant=name)
-            results[name] = Result(case, (replace(one, case=case, samples=(time,)),))
-        groups[setting] = replace(group, results=results)
-    lines = SCRIPT.swin_text(SimpleNamespace(group=lambda _op, _dtype, setting: groups[setting]))
+        (one,) = group.results["amp"].measurements[:1]
+        timed = {name: replace(one, samples=(time,)) for name, time in times.items()}
+        results = {name: Result(found.case, (found,)) for name, found in timed.items()}
+        graphs[f"{setting},step=graph"] = replace(group, results=results)
+    found = SimpleNamespace(group=runs.group, found=lambda _op, _dtype, setting: graphs.get(setting))
+    lines = SCRIPT.swin_text(found)
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    assert cells[0][-1] == "Swin-L, both as graphs", "a column without a figure isn't there"
-    assert cells[0][-2] == "GPU busy"
-    found = {row[1]: row for row in cells}
-    assert found["`amp` over `tf32`"][2] == "1.63x"
-    assert found["`amp` over `tf32`"][-1] == "1.50x"
-    assert found["`attention` over `tf32`"][-1] == ""
+    assert cells[0][-2:] == ["GPU busy", "Swin-L, both as graphs"], "a column without a figure isn't there"
+    rows = {row[1]: row for row in cells}
+    assert rows["`amp` over `tf32`"][2] == "1.63x"
+    assert rows["`amp` over `tf32`"][-1] == "1.50x"
+    assert rows["`attention` over `tf32`"][-1] == ""
+    without = SCRIPT.swin_text(SimpleNamespace(group=runs.group, found=lambda *_: None))
+    assert "as graphs" not in "".join(without)
 
 
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:

@@ -168,9 +168,7 @@ def _of_ways(found: Sequence[Comparison]) -> Iterator[str]:
             "can't tell."
         )
     if BY_TRACE in ways:
-        yield (
-            "By a trace: the time of some kernels over the time in which any kernel ran, as torch's profiler saw them."
-        )
+        yield "By a trace: the time of kernels over the time in which any kernel ran, as torch's profiler saw them."
     if any(way.startswith(BY_COUNTERS) for way in ways):
         yield (
             "By counters: from what hardware counters saw, which is one reading without an interval; a ratio of bytes "

@@ -135,7 +135,7 @@ def test_a_written_row_adds_up_to_the_step_to_the_last_digit(ladder: Make) -> No
 
 
 def test_streams_that_overlap_in_a_trace_add_up_to_the_step(ladder: Make, tmp_path: Path) -> None:
-    """Two streams of one GPU: 100 us of a product, 80 us of an addition of which 40 us lie beside it, 20 us alone."""
+    """Two streams: 100 us of a product, 80 us of an addition of which 40 us lie beside it, and 20 us alone."""
     kernels = (
         ("ampere_sgemm_128x64_tn", 0, 100, 7),
         ("vectorized_elementwise_kernel", 60, 80, 20),

@@ -135,7 +135,7 @@ def tables(group: RungGroup) -> Iterator[Block]:
 
 
 def _scaled(group: RungGroup) -> str:
-    """Of which rungs the trace's times were scaled down; nothing if it was done of none."""
+    """The sentence that names the rungs whose traced times were scaled down; nothing if there is none."""
     longer = {name: parts.longer for name, parts in group.parts.items() if parts.longer}
     if not longer:
         return ""

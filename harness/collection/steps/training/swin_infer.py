@@ -241,6 +241,23 @@ def with_attention(ctx: Context) -> Any:
     return prepared(model_of(ctx, nn.swin_operators(norm=False, windows=False)))
 
 
+def bias_apart(model: Any) -> Any:
+    """The model with the bias of queries, keys and values added by a kernel of its own, in place."""
+    import torch
+
+    for part in model.modules():
+        if hasattr(part, "qkv"):
+            product = torch.nn.utils.skip_init(torch.nn.Linear, *part.qkv.weight.shape[::-1], bias=False, device="meta")
+            product.weight, bias = part.qkv.weight, part.qkv.bias
+            product.register_forward_hook(partial(_add, bias))
+            part.qkv = product
+    return model
+
+
+def _add(bias: torch.Tensor, _module: Any, _inputs: Any, made: torch.Tensor) -> torch.Tensor:
+    return made.add_(bias)
+
+
 def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:
     """The model in as few kernels as we have."""
     import torch
@@ -265,6 +282,22 @@ def with_int8(ctx: Context) -> Model:
         made = SwinInference(model, scales=scales)
     ctx.defer(made.close)
     return made
+
+
+@OP.variant(
+    "bias_apart", "attention with the bias of q, k and v added by a kernel of its own", role="published", rows=("S10",)
+)
+def with_bias_apart(ctx: Context) -> Launch:
+    """What the text has before its product adds the bias."""
+    return launching(ctx, lambda ctx: bias_apart(with_attention(ctx)))
+
+
+@OP.variant(
+    "attention", "eager with our attention, biases of positions looked up ahead", role="ours", rows=("S9", "S10")
+)
+def attention(ctx: Context) -> Launch:
+    """One kernel in the place of two products, softmax and transposes. torch's product adds the bias of q, k and v."""
+    return launching(ctx, with_attention)
 
 
 @OP.variant("fused", "one kernel at most between two products; GELU's tanh form in its product", **_OURS)

@@ -47,9 +47,8 @@ extern "C" __global__ void bias_add_index64(const T* __restrict__ x, const T* __
   add_one(x, bias, y, n, [=](unsigned long long i) { return i / inner % channels; });
 }
 
-// 2. The same in 32 bits: twenty instructions each, and nothing to find out. On an H200 that gains in halves only: for
-//    floats the compiler loads x ahead of the divisions of step 1, which branch, but behind these, so that no division
-//    runs while x is under way. For fewer than 2^31 elements, as all up to step 5. The modulo is by another number than the division, so it takes a
+// 2. The same in 32 bits: twenty instructions each, and nothing to find out (on an H200 that gains in halves only). For
+//    fewer than 2^31 elements, as all up to step 5. The modulo is by another number than the division, so it takes a
 //    division of its own; two_biases.cu is about a pair by the same number.
 extern "C" __global__ void bias_add_index32(const T* __restrict__ x, const T* __restrict__ bias, T* __restrict__ y,
                                             unsigned n, unsigned channels, unsigned inner) {

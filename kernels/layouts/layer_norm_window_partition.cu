@@ -40,8 +40,7 @@ using T = SCALAR;
 
 // 1. One kernel in its plainest form: a warp a row, an element a lane at a time. The row is read for the mean, for the
 //    variance and for y. The second and the third time it is still in the L1, if it isn't very long. Any number of
-//    channels at any address. It moves half the bytes of two kernels and is slower all the same: with 2 or 4 bytes a
-//    load, its instructions take longer than its bytes.
+//    channels at any address.
 #if !(defined BYTES || defined TILE_WORDS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_window_partition_fused(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,

@@ -105,7 +105,6 @@ class Measurement:
     call_samples: tuple[float, ...] = ()
     timer: Timer = ""
     work: Work | None = None
-    arithmetic: tuple[tuple[str, int], ...] = ()
     traffic: Traffic | None = None
     facts: tuple[tuple[str, float], ...] = ()
     warnings: tuple[Warning, ...] = ()
@@ -120,6 +119,7 @@ class Measurement:
     kernels: tuple[KernelFacts, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
     code: Code | None = None
+    arithmetic: tuple[tuple[str, int], ...] = ()
 
     @property
     def work_done(self) -> Work | None:

@@ -217,6 +217,18 @@ class Attachment:
     kernels: tuple[KernelProfile, ...] = ()
     series: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
+    @property
+    def of_call(self) -> dict[str, float]:
+        """Figures of a call by name: the stored ones, and each figure of kernels, added up over a call's launches.
+
+        A figure that some kernel lacks is left out. The sum has a meaning for what is counted, and none for a share.
+        """
+        sums = {name: 0.0 for kernel in self.kernels[:1] for name, _ in kernel.values}
+        for kernel in self.kernels:
+            known = dict(kernel.values)
+            sums = {name: total + kernel.launches * known[name] for name, total in sums.items() if name in known}
+        return {**sums, **dict(self.values)}
+
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The results of each group of cases (the id without the variant), in order."""

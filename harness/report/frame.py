@@ -68,7 +68,8 @@ def _lines(run: Run) -> Iterator[Line]:
                 on_one = replace(case, world=1)
                 if case.world > 1 and (on_one.id not in results or results[on_one.id].status == "unsupported"):
                     subject = replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
-                subject = replace(subject, facts={**subject.facts, **metrics.told(attached, result.time)})
+                counted = {f"{each.tool}.{name}": value for each in own for name, value in each.of_call.items()}
+                subject = replace(subject, facts={**subject.facts, **metrics.told(counted, result.time)})
                 yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
 
 

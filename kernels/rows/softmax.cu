@@ -53,7 +53,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
-constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
+[[maybe_unused]] constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 
 // Steps 4 to 6 have macros for the size of a row. A compilation with such macros has one step, so steps 1 to 3 are left
 // out of it.

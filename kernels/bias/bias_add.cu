@@ -14,6 +14,7 @@
 //       421.0 us   59.6% of ceiling  moves 1.073 GB  0.90x the speed of eager
 //   index32: 32-bit division and modulo
 //       461.3 us   54.4% of ceiling  moves 1.073 GB  0.91x the speed of index64
+//   index32_early: as index32, with a branch that keeps the load of x before the divisions, where index64 has it
 //   fastdiv: each division as a multiplication
 //       408.0 us   61.4% of ceiling  moves 1.073 GB  1.13x the speed of index32
 //   inner1: a modulo and no division, for inner = 1

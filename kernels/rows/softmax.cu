@@ -18,9 +18,9 @@
 //       312.0 us   80.4% of ceiling  moves 1.611 GB  4.91x the speed of unfused
 //   shared: one block a row, the row in shared memory, CUB's block reductions
 //       585.3 us   42.8% of ceiling  moves 1.074 GB  0.53x the speed of online
-//   registers: one block a row, the row in arrays of a constant size, which registers hold
+//   registers: a warp or a block a row, the row in arrays of a constant size, which registers hold
 //       253.8 us   98.8% of ceiling  moves 1.074 GB  2.31x the speed of shared
-//   cluster: the same over two to eight blocks, which meet in distributed shared memory
+//   cluster: a row in such arrays of two to eight blocks, which meet in distributed shared memory
 //       649.8 us   38.6% of ceiling  moves 1.074 GB  0.39x the speed of registers
 //   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
 //       254.1 us   98.7% of ceiling  moves 1.074 GB  2.56x the speed of cluster

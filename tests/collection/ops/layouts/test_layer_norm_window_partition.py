@@ -96,19 +96,12 @@ def test_the_threads_of_a_team_have_each_chunk_of_a_row_once(width):
 
 
 def test_lanes_of_fused_have_each_element_of_a_row_once():
-    """Only the last element of a lane may be missing; a lane that has none of it would read the next row."""
+    """Only the last element of a lane may be missing."""
     for channels in (*range(1, 600), 768, 1000, 1023, 1024, 1536, 2047, 2048):
         lanes, each = fused_lanes(channels)
         assert 32 % lanes == 0
         assert (each - 1) * lanes < channels <= each * lanes
-    assert [fused_lanes(channels) for channels in (3, 96, 97, 192, 1536)] == [
-        (16, 1),
-        (16, 6),
-        (16, 7),
-        (32, 6),
-        (32, 48),
-    ]
-    assert fused_lanes(2049) == (32, 0)
+    assert [fused_lanes(channels) for channels in (3, 96, 97, 2049)] == [(16, 1), (16, 6), (16, 7), (32, 0)]
 
 
 def test_a_grid_has_a_team_for_each_row():

@@ -59,11 +59,9 @@ def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
     matching = [group for group in groups.values() if next(iter(group.values())).case.group_matches(claim.where)]
     counts: list[float] = []
     seen: list[tuple[float, float]] = []
-    reasons = [] if matching else [f"no case here is like '{claim.where}'"]
     for group in matching:
         value, counters = _value(claim, group, over), _by_counters(claim, group, over)
         if value is None:
-            reasons.extend(_reasons(group, (claim.variant, over) if relative else (claim.variant,), metric))
             continue
         counts.append(value)
         if counters is not None:
@@ -73,7 +71,7 @@ def _comparison(claim: Claim, over: str, groups: dict[str, By]) -> Comparison:
         claim,
         f"{claim.variant}: {metric.title}" + (f" over {over}" if relative else ""),
         _claimed(claim, metric),
-        Quantities(values, metric.unit) if values else f"not measured: {reasons[0]}",
+        Quantities(values, metric.unit) if values else f"not measured: {_reason(claim, over, matching)}",
         _how(metric, len(seen), len(counts)),
         _contradicted(seen, metric),
         _agrees(claim, metric, values, bool(seen)),
@@ -144,6 +142,14 @@ def _value(claim: Claim, group: By, over: str) -> float | None:
     return named(claim.metric).value(line.subject.against(other.subject if other else None))
 
 
+def _reason(claim: Claim, over: str, matching: Sequence[By]) -> str:
+    """Why no group gives a value: of a variant that only some groups have, it isn't said that it wasn't run."""
+    metric = named(claim.metric)
+    needed = (claim.variant, over) if metric.relative == "variant" else (claim.variant,)
+    group = max(matching, key=lambda group: len({*needed} & group.keys()), default=None)
+    return next(_reasons(group, needed, metric)) if group else f"no case here is like '{claim.where}'"
+
+
 def _reasons(group: By, needed: tuple[str, ...], metric: Metric) -> Iterator[str]:
     for name in needed:
         if name not in group:
@@ -210,7 +216,7 @@ def explained(found: Sequence[Comparison], machine: str) -> Iterator[str]:
             "can't disagree with the text."
         )
     if any(c.how == BY_TRACE for c in found):
-        yield "By a trace: the time of the kernels that torch's profiler saw, over the time of a step without it."
+        yield "By a trace: the time of kernels over the time in which any kernel ran, as torch's profiler saw them."
     if seen:
         yield (
             "By counters: the ratio of the bytes that hardware counters saw go through the device's memory. Where the "

@@ -25,6 +25,7 @@ def compared(measured: Callable[..., Measurement], make_run: Callable[..., Run])
             measured("eager", "float32", SHAPES[1], 0.25),
             measured("tuned", "float32", SHAPES[1], 0.75),
             measured("slow", "float32", SHAPES[1], status="timeout"),
+            measured("other", "float32", SHAPES[1], 0.5),
         ]
         ((scenario, lines),) = by_scenario(make_run(cases, claims=(claim,)))
         (comparison,) = comparisons(scenario, lines)
@@ -86,6 +87,8 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
             Claim("R1", "tuned", "per_joule", 2, "V100"),
             "there is no metric named 'per_joule'; name the file of the op that adds it, with --ops",
         ),
+        # The first shape lacks it, the second has it.
+        (Claim("R1", "other", "kept", 2, "V100"), "this run doesn't say the bytes that a training step keeps"),
         (Claim("R1", "tuned", "time", 2, "V100", where="*/float16/*"), "no case here is like '*/float16/*'"),
     ],
 )

@@ -54,11 +54,12 @@ metrics.fact(
 )  # fmt: skip
 metrics.found(
     UNSCALE,
-    "share of unscaling",
+    "share of unscaling in busy time",
     units.FINE_SHARE,
-    "unscaling's share of a step's time, by a trace",
+    "time of the kernels that unscale gradients, over the time in which the GPU ran any kernel, by a trace; waits for "
+    "the host aren't in it",
     "lower",
-    _traced.unscaling,
+    _traced.share_of("unscale"),
     by_trace=True,
     after=ENERGY,
 )

@@ -31,10 +31,10 @@ def test_counts_are_summed_and_shares_weighted_by_time() -> None:
     assert figures == pytest.approx(
         {
             "ncu.kernels": 3,
-            "ncu.kernels.time": 4e-6,
-            "ncu.kernels.instructions": 250,
-            "ncu.kernels.issue_active": 0.375,
-            "ncu.kernels.pipe_alu": 0.5,
+            "ncu.time": 4e-6,
+            "ncu.instructions": 250,
+            "ncu.issue_active": 0.375,
+            "ncu.pipe_alu": 0.5,
             "ncu.kernel.one": 2e-6,
             "ncu.kernel.two": 2e-6,
         }
@@ -43,14 +43,15 @@ def test_counts_are_summed_and_shares_weighted_by_time() -> None:
 
 def test_a_counter_that_a_kernel_lacks_has_no_sum_and_neither_have_kernels_that_are_left_out() -> None:
     one, two = kernel("one", 1, 1e-6, instructions=100), kernel("two", 1, 2e-6)
-    assert "ncu.kernels.instructions" not in every([found(one, two)])
-    assert "ncu.kernels.instructions" not in every([found(one, kernels=2)])
+    assert "ncu.instructions" not in every([found(one, two)])
+    assert "ncu.instructions" not in every([found(one, kernels=2)])
     assert every([found(one, kernels=2)])["ncu.kernel.one"] == 1e-6
 
 
 def test_of_several_attachments_of_a_tool_the_last_counts() -> None:
     first, last = found(kernel("one", 1, 1e-6), kernels=1), found(kernel("one", 1, 3e-6), kernels=1, gap=2)
     assert of_call([first, last]) == {"ncu.kernels": 1, "ncu.gap": 2}
+    assert every([found(kernel("one", 1, 1e-6), time=2e-6)])["ncu.time"] == 2e-6, "what the tool gives of a call counts"
     assert every([first, last])["ncu.kernel.one"] == 3e-6
 
 

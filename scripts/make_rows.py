@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from committed import ROOT, RUNS
 from rows import TODAY, Answer, Figure, Register, Row, read, told
 from tables import table
+from why import Reason, reasons
 
 from harness.report.claim_tables import how, interval, interval_over, measured
 from harness.report.claims import VERDICTS
@@ -57,7 +58,14 @@ def page(register: Register) -> str:
     ]
     if lacking:
         parts.append("## What rows lack\n\n" + "\n".join(lacking))
+    parts.append("## Why techniques lose, by counters\n\n" + "\n".join(map(_reason, reasons())))
     return "\n\n".join([*parts, "Made by `python scripts/make_rows.py`; a test compares it with the runs."]) + "\n"
+
+
+def _reason(reason: Reason) -> str:
+    """A reason of why.yaml, with the figures of its run."""
+    run = f"[{reason.run}]({reason.run}/report.md)"
+    return f"- **{reason.row}** `{reason.op}/{reason.variant}` over `{reason.over}` in {run}: {reason.text}"
 
 
 def _machine(register: Register) -> str:
@@ -128,7 +136,7 @@ def problems(register: Register) -> Iterator[str]:
         for figure in row.figures:
             scenarios = Counter(definition.name for definition, _ in register.claims(row, figure))
             if several := [name for name, count in scenarios.items() if count > 1]:
-                yield f"{row.name}: '{figure.text}' may be several claims of {told(several)}; name its 'over'"
+                yield f"{row.name}: '{figure.text}' may be several claims of {told(several)}: give 'over' or 'where'"
             answer = register.answers.get((row.name, figure.text))
             verdict = answer.comparison.verdict if answer else None
             if verdict in ("disagrees", "can't tell") and not figure.why(verdict):

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from committed import COUNTED, ROOT, RUNS, SKIPPED
 
-from harness.model import Claim, Run, Scenario
+from harness.model import Case, Claim, Run, Scenario
 from harness.model.case import written
 from harness.ops import Catalogue, known_cases
 from harness.ops.codes import Codes, codes
@@ -35,6 +35,7 @@ class Figure:
     variant: str = ""
     metric: str = ""
     over: str = ""
+    where: str = ""
     value: float | None = None
     unanswered: str = ""
     whys: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +48,7 @@ class Figure:
         """Whether the claim is the one that this figure names."""
         base = ", ".join(f"{name}={written(value)}" for name, value in claim.base)
         named = (claim.variant, claim.metric, claim.value) == (self.variant or claim.variant, self.metric, self.value)
-        return named and self.over in ("", claim.over, base)
+        return named and self.over in ("", claim.over, base) and self.where in ("", claim.where)
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Register:
         self.scenarios = {one.name: one for one in load(sorted(SCENARIOS.glob("*.yaml")), self._ops)}
         files = sorted(file for file in folder.glob("*/run.json") if file.parent.name not in SKIPPED)
         self.runs = {file.parent.name: known_cases.load(file.parent) for file in files}
-        self._timed: dict[str, tuple[Run, dict[str, set[str]]]] = {}
+        self._timed: dict[str, tuple[Run, list[Case]]] = {}
 
     @cached_property
     def codes(self) -> Codes:
@@ -115,8 +116,8 @@ class Register:
         measured = [one for one in own if one.op == row.op]
         found = {
             "a scenario": bool(own),
-            "a before": any(row.before in one.variants for one in measured),
-            "an after": any(row.after in one.variants for one in measured),
+            "a before": any(_has_side(one, row.before) for one in measured),
+            "an after": any(_has_side(one, row.after) for one in measured),
             "a run": bool(row.op) and any(self._has(name, row) for name in self.runs),
         }
         unclaimed = [figure for figure in row.figures if not figure.unanswered and not self.claims(row, figure)]
@@ -125,17 +126,16 @@ class Register:
         ]
 
     def _has(self, name: str, row: Row) -> bool:
-        """Whether a run has a time of a row's before and of its after, in one group of cases."""
+        """Whether a run has times of a row's before and after that can be compared: nothing else differs."""
         run = self.runs[name]
         if name not in self._timed or self._timed[name][0] is not run:
-            found: dict[str, set[str]] = defaultdict(set)
-            for result in run.results:
-                if result.time is not None:
-                    # A case on several devices stands beside the same case on one.
-                    found[replace(result.case, world=1).group].add(result.case.variant)
-            self._timed[name] = (run, found)
-        groups = self._timed[name][1].items()
-        return any(group.startswith(f"{row.op}/") and {row.before, row.after} <= own for group, own in groups)
+            self._timed[name] = (run, [result.case for result in run.results if result.time is not None])
+        found: dict[object, set[str]] = defaultdict(set)
+        for case in self._timed[name][1]:
+            for side in (row.before, row.after):
+                if case.op == row.op and _is_side(case, side):
+                    found[_rest(case, side)].add(side)
+        return any(sides == {row.before, row.after} for sides in found.values())
 
     def claims(self, row: Row, figure: Figure) -> list[tuple[Definition, Claim]]:
         """The claims that answer a figure, with their scenarios, in the order in which the figure names these."""
@@ -182,6 +182,26 @@ class Register:
         header = run.header
         told = {TODAY: is_of_today, OLDER: not is_of_today, DIRTY: header.git_dirty, CUT: not header.finished}
         return Answer(comparison, name, header.started[:10], tuple(word for word, is_so in told.items() if is_so))
+
+
+def _has_side(scenario: Definition, side: str) -> bool:
+    """Whether a scenario measures a row's before or after: a variant, or a choice such as 'clip=none'."""
+    name, is_choice, value = side.partition("=")
+    if not is_choice:
+        return side in scenario.variants
+    return any(written(setting.values[name]) == value for setting in scenario.settings if name in setting.values)
+
+
+def _is_side(case: Case, side: str) -> bool:
+    name, is_choice, value = side.partition("=")
+    return written(case.values.get(name, "")) == value if is_choice else case.variant == side
+
+
+def _rest(case: Case, side: str) -> object:
+    """What else a case is told by. A case on several devices may be compared with the same case on one."""
+    name, is_choice, _ = side.partition("=")
+    values = tuple((key, written(value)) for key, value in case.values.items() if key not in (name, "world"))
+    return case.dtype, values, case.variant if is_choice else ""
 
 
 def told(words: Iterable[str]) -> str:

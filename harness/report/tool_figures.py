@@ -1,8 +1,8 @@
 """Figures of what tools found of a case, by name: of a call, and of its kernels.
 
-    <tool>.<name>               a figure of a call; or a counter of all kernels of a call, which is a sum, and for a share
-                                the mean over the kernels' times
-    <tool>.kernel.<kernel>      seconds of a call that a kernel takes
+    <tool>.<name>              a figure of a call; or a counter of all kernels of a call: their sum, and for a share the
+                               mean over their times
+    <tool>.kernel.<kernel>     seconds of a call that a kernel takes
 
 Metrics are computed from them (`Metric.attached`). Tables show the figures alone that tools give of a call.
 """

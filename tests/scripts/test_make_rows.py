@@ -138,11 +138,19 @@ def test_a_figure_without_a_claim_is_noticed(changed: Any, change: dict[str, Any
     assert changed.lacks(named(changed, "R2")) == [f"a claim of '{first.text}'"]
 
 
+def test_before_and_after_may_be_values_of_a_choice(changed: Any) -> None:
+    row = replace(named(changed, "S5"), op="bn_add_relu", before="layout=nchw", after="layout=nhwc")
+    changed.scenarios = {"bn_add_relu": replace(changed.scenarios["bn_add_relu"], rows=("S5",))}
+    assert changed.lacks(replace(row, figures=())) == []
+    assert changed.lacks(replace(row, figures=(), after="layout=other")) == ["an after", "a run"]
+    assert changed.lacks(replace(row, figures=(), after="form=nhwc")) == ["an after", "a run"]
+
+
 def test_a_figure_that_may_be_several_claims_is_noticed(changed: Any) -> None:
     row = named(changed, "O11")
     with_row(changed, replace(row, figures=(*row.figures[:2], replace(row.figures[2], over=""))))
     told = list(SCRIPT.problems(changed))
-    assert told == ["O11: '8 words are better than one' may be several claims of relu_mask; name its 'over'"]
+    assert told == ["O11: '8 words are better than one' may be several claims of relu_mask: give 'over' or 'where'"]
 
 
 def test_a_claim_that_is_gone_is_noticed(changed: Any) -> None:

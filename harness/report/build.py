@@ -22,6 +22,7 @@ from harness.report import (
     limit_tables,
     plotting,
     preface,
+    range_tables,
     roofline_plot,
     sections,
     sweeps,
@@ -76,6 +77,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if seen := tuple(kernels.tables(run.attachments)):
         blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
+    if told := tuple(range_tables.blocks(run.attachments)):
+        blocks.append(Section("Ranges", (Note(range_tables.MEANING), Details("Each case", told))))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:

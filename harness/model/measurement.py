@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.model.case import Case, Status
@@ -92,6 +92,7 @@ class Measurement:
     timer: 'graph', 'launch' (call by call, L2 flushed), 'steady' (blocks of calls without a synchronisation inside),
     'host' (a monotonic clock).
     work: what the op has to do; traffic: bytes that this variant moves, by its own account.
+    arithmetic: the work's operations by the types in which this variant does them, where these aren't the work's.
     facts: named figures that the variant reports of itself; each name is a metric.
     stopped: 'interval' or 'time', whichever ended the sampling.
     phases: wall-clock seconds of each phase (compile, check, sample, ...).
@@ -118,6 +119,12 @@ class Measurement:
     kernels: tuple[KernelFacts, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
     code: Code | None = None
+    arithmetic: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def work_done(self) -> Work | None:
+        """The work, with its operations in the types in which this variant does them: its limit is computed from it."""
+        return replace(self.work, flops=self.arithmetic) if self.work and self.arithmetic else self.work
 
     @property
     def time(self) -> float | None:
@@ -154,6 +161,11 @@ class Result:
     @property
     def work(self) -> Work | None:
         return next((m.work for m in self.measurements if m.work), None)
+
+    @property
+    def work_done(self) -> Work | None:
+        """The work as this variant does it; see `Measurement.work_done`."""
+        return next((m.work_done for m in self.measurements if m.work), None)
 
     @property
     def traffic(self) -> Traffic | None:
@@ -203,11 +215,28 @@ class KernelProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeProfile:
+    """What a tool saw of the NVTX ranges of one name that lie in ranges of the same names.
+
+    depth: how many ranges lie around it. The range around it is the last one ahead of it in the list whose depth is
+    smaller by 1. count: ranges in one call of the case. values: figures by name. time: seconds of the host in these
+    ranges, a call. median: seconds of the host in one range. kernels, kernel_time: how many kernels were launched in
+    them, and the seconds that these took, a call.
+    """
+
+    name: str
+    depth: int
+    count: float
+    values: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """What a profiler or an audit found about a case: figures of a call, in SI units, and files of the run's folder.
 
     kernels: what it saw of each kernel, in the order of their first launch. series: lists of figures by name, such as
-    the losses of a training, step by step.
+    the losses of a training, step by step. ranges: what it saw of NVTX ranges, those around others first. notes:
+    sentences about what it couldn't see.
     """
 
     case: str
@@ -216,6 +245,8 @@ class Attachment:
     files: tuple[str, ...] = ()
     kernels: tuple[KernelProfile, ...] = ()
     series: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    ranges: tuple[RangeProfile, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:

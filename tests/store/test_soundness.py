@@ -26,6 +26,7 @@ from harness.model import (
     Limits,
     LinkPoint,
     Measurement,
+    RangeProfile,
     StreamPoint,
     Traffic,
     Work,
@@ -53,7 +54,11 @@ def folder(tmp_path: Path, header: Header, measurement: Make) -> Path:
     work = Work(64, 64, (("float32", 8),))
     records = [replace(measurement(n), work=work, traffic=Traffic(64, 64), **more) for n in (1, 2)]
     (folder / store.RESULTS).write_text("".join(f"{store.dump(record)}\n" for record in records))
-    found = Attachment(records[0].case.id, "ncu", (("idle", 0.5),), (), (KernelProfile("k", 1.0, (("time", 1e-6),)),))
+    kernels, ranges = (
+        (KernelProfile("k", 1.0, (("time", 1e-6),)),),
+        (RangeProfile("step", 0, 1.0, (("median", 1e-6),)),),
+    )
+    found = Attachment(records[0].case.id, "ncu", (("idle", 0.5),), kernels=kernels, ranges=ranges)
     (folder / store.ATTACHMENTS).write_text(f"{store.dump(found)}\n")
     return folder
 
@@ -85,6 +90,7 @@ def changed(folder: Path, name: str, line: int, path: str, value: Any) -> None:
         ("work.written", -1, "the work has a number that is negative"),
         ("work.again", 65, "the work reads 65 bytes a second time, and 64 bytes at all"),
         ("work.flops.0.1", 10**400, "the operations in float32 are negative, or 2**100 or more"),
+        ("arithmetic", [["tf32", -1]], "the operations in tf32 are negative, or 2**100 or more"),
         ("traffic.read", -1, "the traffic has a number that is negative"),
         ("facts.0.1", math.nan, "empty is nan"),
         ("kernels.0.registers", -1, "the kernel k has a number that is negative"),
@@ -136,6 +142,10 @@ def test_a_header_that_cannot_be_true_is_refused(folder: Path, path: str, value:
         ("kernels.0.launches", 0.0, "a kernel is launched 0.0 times a call"),
         ("kernels.0.values.0.1", math.nan, "time is nan"),
         ("values.0.1", math.inf, "idle is inf"),
+        ("ranges.0.count", 0.0, "a call has 0.0 ranges"),
+        ("ranges.0.depth", -1, "a range has the depth -1"),
+        ("ranges.0.depth", 101, "a range has the depth 101"),
+        ("ranges.0.values.0.1", math.nan, "median is nan"),
     ],
 )
 def test_an_attachment_that_cannot_be_true_is_neither_read_nor_written(

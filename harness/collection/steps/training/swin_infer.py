@@ -241,6 +241,23 @@ def with_attention(ctx: Context) -> Any:
     return prepared(model_of(ctx, nn.swin_operators(norm=False, windows=False)))
 
 
+def bias_apart(model: Any) -> Any:
+    """The model with the bias of queries, keys and values added by a kernel of its own, in place."""
+    import torch
+
+    for part in model.modules():
+        if hasattr(part, "qkv"):
+            product = torch.nn.utils.skip_init(torch.nn.Linear, *part.qkv.weight.shape[::-1], bias=False, device="meta")
+            product.weight, bias = part.qkv.weight, part.qkv.bias
+            product.register_forward_hook(partial(_add, bias))
+            part.qkv = product
+    return model
+
+
+def _add(bias: torch.Tensor, _module: Any, _inputs: Any, made: torch.Tensor) -> torch.Tensor:
+    return made.add_(bias)
+
+
 def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:
     """The model in as few kernels as we have."""
     import torch
@@ -265,6 +282,22 @@ def with_int8(ctx: Context) -> Model:
         made = SwinInference(model, scales=scales)
     ctx.defer(made.close)
     return made
+
+
+@OP.variant(
+    "bias_apart", "attention with the bias of q, k and v added by a kernel of its own", role="published", rows=("S10",)
+)
+def with_bias_apart(ctx: Context) -> Launch:
+    """What the text has before its product adds the bias."""
+    return launching(ctx, lambda ctx: bias_apart(with_attention(ctx)))
+
+
+@OP.variant(
+    "attention", "eager with our attention, biases of positions looked up ahead", role="ours", rows=("S9", "S10")
+)
+def attention(ctx: Context) -> Launch:
+    """One kernel in the place of two products, softmax and transposes. torch's product adds the bias of q, k and v."""
+    return launching(ctx, with_attention)
 
 
 @OP.variant("fused", "one kernel at most between two products; GELU's tanh form in its product", **_OURS)
@@ -324,7 +357,20 @@ def products_of(config: SwinConfig, images: int) -> Iterator[tuple[int, int, int
         yield from ((rows, 3 * size, size), (rows, size, size), (rows, 4 * size, size), (rows, size, 4 * size))
 
 
-_INT8: dict[str, Any] = {"role": "ours", "rows": ("S14", "S16"), "unsupported": no_int8}
+def arithmetic_of_int8(symbols: Symbols, _itemsize: int) -> tuple[tuple[str, int], ...]:
+    """The products of blocks in int8; attention, the products between stages and both ends of the model in halves."""
+    config, images = config_of(symbols["model"]), symbols["B"]
+    of_blocks = [2 * rows * outputs * inputs for rows, outputs, inputs in products_of(config, images)]
+    int8 = sum(depth * sum(of_blocks[4 * stage : 4 * stage + 4]) for stage, depth in enumerate(config.depths))
+    return (("int8", int8), ("case", config.flops() * images - int8))
+
+
+_INT8: dict[str, Any] = {
+    "role": "ours",
+    "rows": ("S14", "S16"),
+    "unsupported": no_int8,
+    "arithmetic": arithmetic_of_int8,
+}
 
 
 @OP.variant("int8", "fused with the products of blocks in int8: static scales, one a tensor", **_INT8)

@@ -52,6 +52,24 @@ def test_memory_and_energy_of_calls_are_asked_for(ready, monkeypatch):
     assert seen[3:] == [(None, 8)]
 
 
+def test_a_bias_that_is_added_apart_gives_the_same_logits(ready, monkeypatch):
+    added = []
+    adding = swin_infer._add
+    monkeypatch.setattr(swin_infer, "_add", lambda *given: added.append(given) or adding(*given))
+    instead(monkeypatch, swin_infer.bias_apart)
+    with ready("swin_infer", "eager") as session:
+        assert session.check() is None
+        assert session.warnings == []
+        assert len(added) % len(MODELS["swin_toy"].depths) == 0 < len(added)
+
+
+def test_a_bias_that_is_not_added_is_noticed(ready, monkeypatch):
+    monkeypatch.setattr(swin_infer, "_add", lambda bias, module, inputs, made: made)
+    instead(monkeypatch, swin_infer.bias_apart)
+    with ready("swin_infer", "eager") as session:
+        assert found(session)
+
+
 @pytest.mark.parametrize("factor", [0.0, -1.0, 2.0, 0.98])
 def test_other_logits_are_wrong(factor, ready, monkeypatch):
     instead(monkeypatch, lambda model: lambda images: factor * model(images))

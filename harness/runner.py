@@ -170,7 +170,8 @@ def _checked(measurement: Measurement, limits: Limits) -> Measurement:
         "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew"
     )
     if share > metrics.IMPOSSIBLE:
-        error = f"a call took {units.seconds(measurement.time or 0.0)}, {found}: it can't have done its work, or {causes}"
+        took = units.seconds(measurement.time or 0.0)
+        error = f"a call took {took}, {found}: it did not do its work, or {causes}"
         return replace(measurement, status="implausible", samples=(), call_samples=(), error=error)
     warning = Warning("above-ceiling", found, causes)
     return replace(measurement, warnings=(*measurement.warnings, warning))

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from harness import devices, runner, source, store
+from harness import devices, metrics, runner, source, store
 from harness.errors import MachineError, UsageError
 from harness.limits import Needs
 from harness.model import Code, Header, Job, Limits, Measurement, Run, StreamPoint, Work

@@ -155,7 +155,8 @@ def _limits(
 def _checked(measurement: Measurement, limits: Limits) -> Measurement:
     """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache.
 
-    One that is much faster is implausible, and has no time. One that can't be true, with a sample of zero seconds, is a
+    One that is much faster is implausible, and has no time; but not on a host's processor, whose caches are larger than
+    a system tells, and whose limits other work lowers. One that can't be true, with a sample of zero seconds, is a
     crashed case: a run with it couldn't be read again.
     """
     if problem := soundness.of_measurement(measurement):
@@ -169,7 +170,7 @@ def _checked(measurement: Measurement, limits: Limits) -> Measurement:
         "the work is counted wrong, or the data is still in the cache: check the op's tensors and its work; or other "
         "work slowed the machine down while its limits were measured: --fresh-ceilings measures them anew"
     )
-    if share > metrics.IMPOSSIBLE:
+    if share > metrics.IMPOSSIBLE and not devices.kinds()[measurement.case.device].on_host:
         took = units.seconds(measurement.time or 0.0)
         error = f"a call took {took}, {found}: it did not do its work, or {causes}"
         return replace(measurement, status="implausible", samples=(), call_samples=(), error=error)

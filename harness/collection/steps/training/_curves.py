@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig
-from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._settings import EAGER, captured, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._ladders import rung_of_case
+from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer, module_of
 from harness.model import Case
 
@@ -55,7 +55,7 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     """
     import torch
 
-    rung = rung_of(case.op, case.variant)
+    rung = rung_of_case(case)
     if rung is None:
         raise ValueError(f"{case.id}: isn't a rung of a training")
     values = case.values
@@ -81,7 +81,7 @@ def _trained(trainer: Trainer, steps: int) -> TrainingCurve:
         for _ in range(first):
             curve.add(trainer.loss_of_step)
     if first < steps:
-        replay = captured(trainer.loss_of_step)
+        replay = trainer.as_graph()
         for _ in range(steps - first):
             curve.add(replay)
     return TrainingCurve(tuple(curve.losses), tuple(curve.skipped), curve.forced)

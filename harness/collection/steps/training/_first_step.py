@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig, ResNetConfig
 from harness.collection.steps.training._rungs import Rung
-from harness.collection.steps.training._settings import EAGER, captured, math_modes, side_stream
+from harness.collection.steps.training._settings import EAGER, math_modes, side_stream
 from harness.collection.steps.training._trainer import DECAYS, Setup, Trainer, batch_of, built, module_of, rate
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _after_one_step(rung: Rung, setup: Setup) -> tuple[Trainer, list[torch.Tenso
     with side_stream():
         for _ in range(EAGER):
             trainer.loss_of_step()
-    replay = captured(trainer.loss_of_step)
+    replay = trainer.as_graph()
     _begin_anew(trainer, before)
     replay()
     if setup.device.type == "cuda":

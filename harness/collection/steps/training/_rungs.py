@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from harness.model import Case
 from harness.ops import MODES, Role
 
 Half = Literal["none", "mixed", "pure"]
 
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
+STEP, GRAPH = "step", "graph"
+"""The choice of how a rung's step is run, and the value that makes a CUDA graph of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ class Rung:
 def on(base: Rung, name: str, summary: str, *rows: str, **changes: Any) -> Rung:
     """A rung that keeps what its base has, but for the changes. rows: techniques of public texts that it shows."""
     return replace(base, name=name, summary=summary, base=base.name, rows=rows, **changes)
+
+
+def as_asked(rung: Rung, case: Case) -> Rung:
+    """The rung as a case asks for it: as a graph, if the case says so."""
+    return replace(rung, graph=rung.graph or case.values.get(STEP) == GRAPH)
 
 
 # ---- What torch has.

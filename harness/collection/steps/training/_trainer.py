@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
 from harness.collection.steps.training import _operators
 from harness.collection.steps.training._rungs import Rung
+from harness.collection.steps.training._settings import captured
 from harness.ops import compiled
 
 if TYPE_CHECKING:
@@ -62,6 +63,9 @@ class Trainer:
         import torch
 
         self.rung, self.setup = rung, setup
+        is_scaled = rung.half != "none" and setup.dtype == torch.float16
+        # Torch's fused optimizers and ours skip a step with an overflow on the device; for others the host must ask.
+        self.is_capturable = not is_scaled or rung.fused or rung.adam
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
@@ -79,13 +83,35 @@ class Trainer:
         # The weights in halves, each with its master.
         pairs = zip(self.weights, self.masters, strict=True)
         self.halves = [(one, master) for one, master in pairs if one is not master]
-        self.optimizer = _optimizer(rung, setup.config, self.masters)
-        scaled = rung.half != "none" and setup.dtype == torch.float16
-        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled)
+        self.optimizer = _optimizer(rung, setup.config, self.masters, capturable=rung.graph and self.is_capturable)
+        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
         _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
+        loss = self._backward()
+        self._update()
+        return loss
+
+    def as_graph(self) -> Callable[[], torch.Tensor]:
+        """The step with all that can be in a CUDA graph; all kernels must have been chosen by steps before.
+
+        Where the host must know whether gradients overflowed, the graph ends before the optimizer, as torch's notes on
+        CUDA graphs advise for mixed precision. The device has the graph's work to do while the host issues the rest.
+        """
+        if self.is_capturable:
+            return captured(self.loss_of_step)
+        backward = captured(self._backward)
+
+        def step() -> torch.Tensor:
+            loss = backward()
+            self._update()
+            return loss
+
+        return step
+
+    def _backward(self) -> torch.Tensor:
+        """Forward and backward, which make new gradients. Gives the loss."""
         import torch
 
         for weight in self.weights:
@@ -95,9 +121,12 @@ class Trainer:
         self.scaler.scale(loss).backward()
         if self.second_stream:
             self.second_stream.join()
+        return loss.detach()
+
+    def _update(self) -> None:
+        """The optimizer's step, and the scale of the next loss."""
         self._step()
         self.scaler.update()
-        return loss.detach()
 
     def _step(self) -> None:
         """The optimizer's step. Masters are given the gradients of halves before it, and halves are copied after it."""
@@ -188,8 +217,11 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     return batch
 
 
-def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours."""
+def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:
+    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours.
+
+    capturable: whether its step will be in a graph.
+    """
     import torch
 
     options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
@@ -200,7 +232,7 @@ def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch
     options |= {"fused": True} if rung.fused else {"foreach": True}
     if isinstance(config, ResNetConfig):
         return torch.optim.SGD(weights, momentum=0.9, **options)
-    return torch.optim.AdamW(weights, capturable=rung.graph, **options)
+    return torch.optim.AdamW(weights, capturable=capturable, **options)
 
 
 def _scaler(rung: Rung) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.collection.models import MODELS
-from harness.collection.steps.training import _first_step
+from harness.collection.steps.training import _first_step, _trainer
 from harness.collection.steps.training._rungs import AMP, BERT, FLOAT32, FUSED, RESNET, SWIN, TF32, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer
 
@@ -155,11 +155,11 @@ def test_weights_that_are_not_their_masters_are_found(monkeypatch):
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """graphs(replay): `captured` makes this of a step."""
+    """graphs(replay): a graph is what this makes of a step."""
 
     def put(replay):
         monkeypatch.setattr(_first_step, "side_stream", nullcontext)
-        monkeypatch.setattr(_first_step, "captured", replay)
+        monkeypatch.setattr(_trainer, "captured", replay)
 
     return put
 

@@ -57,6 +57,17 @@ def test_a_scenario_has_every_rung_in_the_order_of_the_ladder(name, rungs):
     assert "compile_autotune" in {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
 
 
+@pytest.mark.parametrize("op", ["swin_train", "bert_train", "resnet50_train"])
+def test_every_rung_is_measured_as_a_graph_once(op):
+    """As a variant of its own, or by the choice of how a step is run."""
+    by_choice = {job.case.variant for job in jobs("train_graphs", "cuda") if job.case.op == op}
+    assert all(job.case.values["step"] == "graph" for job in jobs("train_graphs", "cuda"))
+    rungs = {job.case.variant: rung_of(op, job.case.variant) for job in jobs(op, "cuda")}
+    as_variants = {rung.base for rung in rungs.values() if rung.graph and rungs[rung.base].compiled}
+    assert by_choice | as_variants == {name for name, rung in rungs.items() if not rung.graph}
+    assert not by_choice & as_variants
+
+
 def test_inference_has_every_variant_but_those_that_try_kernels_for_minutes():
     every = CATALOGUE["swin_infer"].variants.keys()
     slow = {name for name in every if name.endswith("_autotune")}
@@ -75,7 +86,9 @@ def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
         assert (one.norm or one.half_norm, one.half) == (other.norm or other.half_norm, other.half), claim.text
 
 
-@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune"])
+@pytest.mark.parametrize(
+    "name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune", "train_graphs"]
+)
 def test_the_scenarios_of_a_gpu_have_whole_models(name):
     found = {job.case.values["model"] for job in jobs(name, "cuda")}
     assert found

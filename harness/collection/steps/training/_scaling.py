@@ -26,8 +26,8 @@ from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
 from harness.collection.steps.training._rungs import DEFAULT, FLOAT32, Rung
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
-from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
-from harness.collection.steps.training._trainer import SCALE, Setup
+from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
+from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 

@@ -20,7 +20,7 @@ from harness.collection.steps.training import _facts, _first_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, GRAPH, STEP, UNSCALE, Rung, as_asked
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
-from harness.collection.steps.training._trainer import SCALE, Setup, Trainer
+from harness.collection.steps.training._trainer import SCALE, Setup, Trainer, keep_little
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
@@ -127,9 +127,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     rung = as_asked(rung, ctx.case)
     # What the rung is held to comes first, so that its memory is free again when the rung's is taken.
     reference_losses(ctx)
-    # Its twin isn't compiled: another compilation would take longer than all else of a case. It has the same
-    # operators, settings and optimizer, and what the compiler makes of the model shows in the losses.
-    complaints = _first_step.complaints(replace(rung, compiled=""), setup_of(ctx))
+    complaints = _first_step.complaints(rung, setup_of(ctx))
     before = _facts.allocated(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)
@@ -220,16 +218,3 @@ def _reference_losses(setup: Setup) -> tuple[float, ...]:
         trainer = Trainer(FLOAT32, setup)
         keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())
-
-
-def keep_little(model: torch.nn.Module) -> None:
-    """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
-    from torch.utils.checkpoint import checkpoint
-
-    from harness.collection.models.bert import BertLayer
-    from harness.collection.models.resnet import Bottleneck
-    from harness.collection.models.swin import SwinBlock
-
-    for module in model.modules():
-        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,19 @@ def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.
     with device:
         made: torch.nn.Module = kinds[type(MODELS[model])](MODELS[model], operators)
     return made
+
+
+def keep_little(model: torch.nn.Module) -> None:
+    """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
+    from torch.utils.checkpoint import checkpoint
+
+    from harness.collection.models.bert import BertLayer
+    from harness.collection.models.resnet import Bottleneck
+    from harness.collection.models.swin import SwinBlock
+
+    for module in model.modules():
+        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:

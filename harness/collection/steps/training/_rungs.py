@@ -108,7 +108,19 @@ _COMPILE_HALF_NORM = on(
 _COMPILE_HALF_NORM_GRAPH = on(
     _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
 )
-_TORCH = (HALF_NORM, SDPA, *_SDPA_UP, _COMPILE_HALF_NORM, _COMPILE_HALF_NORM_GRAPH)
+_COMPILE_HALF_NORM_AUTOTUNE = on(
+    _COMPILE_HALF_NORM, "compile_half_norm_autotune", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
+)
+_TORCH = (
+    HALF_NORM,
+    SDPA,
+    *_SDPA_UP,
+    _COMPILE_HALF_NORM,
+    _COMPILE_HALF_NORM_GRAPH,
+    _COMPILE_HALF_NORM_AUTOTUNE,
+)
+_SECOND_STREAM = "with gradients of weights on a second stream"
+_SDPA_STREAMS = on(_SDPA_UP[0], "sdpa_streams", f"sdpa_graph {_SECOND_STREAM}", "S8", streams=True)
 
 # ---- What is ours.
 
@@ -123,6 +135,7 @@ def above_ours(rung: Rung) -> Iterator[Rung]:
     compiled = on(rung, "compile_ours", f"{name} with torch.compile around our operators", compiled=DEFAULT)
     yield compiled
     yield on(compiled, "compile_ours_graph", "compile_ours as a CUDA graph of the step", "S8", graph=True)
+    yield on(compiled, "compile_ours_autotune", f"compile_ours in mode {AUTOTUNE}", compiled=AUTOTUNE)
 
 
 _NORM_ADAM = on(
@@ -148,7 +161,7 @@ _COMPILE_ATTENTION = on(
 _COMPILE_ATTENTION_GRAPH = on(
     _COMPILE_ATTENTION, "compile_attention_graph", "compile_attention as a CUDA graph of the step", "S8", graph=True
 )
-_STREAMS = on(_SWIN_OURS[0], "streams", "graph with gradients of weights on a second stream", "S8", streams=True)
+_STREAMS = on(_SWIN_OURS[0], "streams", f"graph {_SECOND_STREAM}", "S8", streams=True)
 
 # The two that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
 _BYTE_MASKS = on(
@@ -180,6 +193,7 @@ _EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
 SWIN = (
     *_EVERY,
     *_TORCH,
+    _SDPA_STREAMS,
     _NORM_ADAM,
     _WINDOWS,
     _ATTENTION,

@@ -15,6 +15,7 @@ from harness.collection.models import MODELS, SwinConfig
 from harness.collection.models.sizes import CHANNELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _facts, _operators
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._swin_check import enliven, judge
 from harness.collection.steps.training._trainer import built
@@ -22,7 +23,6 @@ from harness.cuda import cublaslt
 from harness.cuda.cublaslt import Gemm
 from harness.model import Case, Work
 from harness.ops import (
-    MODES,
     Choice,
     Compile,
     Context,
@@ -112,6 +112,7 @@ OP = Op(
 )
 
 Model = Callable[[Any], Any]
+_TANH = "GELU in its tanh form"
 _TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",)}
 _OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
 
@@ -169,14 +170,23 @@ def choosing(ctx: Context) -> None:
 # ---- What torch has.
 
 
-def as_written(ctx: Context) -> Any:
-    """The model with its own operators."""
-    return model_of(ctx, None)
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh form, which our product has in its end."""
+    from torch.nn.functional import gelu
+
+    return gelu(x, approximate="tanh")
 
 
-def with_sdpa(ctx: Context) -> Any:
-    """The model with torch's attention, as a user of torch prepares it for inference."""
-    return prepared(model_of(ctx, _operators.torch_attention(config_of(ctx.s.model))))
+def as_written(ctx: Context, **changed: Any) -> Any:
+    """The model with its own operators. changed: operators that take the place of some."""
+    from harness.collection.models.swin import SwinOperators
+
+    return model_of(ctx, SwinOperators(**changed))
+
+
+def with_sdpa(ctx: Context, **changed: Any) -> Any:
+    """The model with torch's attention, as a user of torch prepares it for inference. changed: as in `as_written`."""
+    return prepared(model_of(ctx, replace(_operators.torch_attention(config_of(ctx.s.model)), **changed)))
 
 
 def prepared(model: Any) -> Any:
@@ -205,6 +215,12 @@ def eager(ctx: Context) -> Launch:
     return launching(ctx, as_written)
 
 
+@OP.variant("eager_tanh", f"eager with {_TANH}", devices=BOTH, **_TORCH)
+def eager_tanh(ctx: Context) -> Launch:
+    """The framework with the formula that `fused` has."""
+    return launching(ctx, partial(as_written, gelu=tanh_gelu))
+
+
 @OP.variant("sdpa", "scaled_dot_product_attention, biases looked up ahead, channels last", devices=BOTH, **_TORCH)
 def sdpa(ctx: Context) -> Launch:
     """Torch's attention chooses a kernel itself."""
@@ -224,11 +240,19 @@ def compile_(ctx: Context, compile_model: Compile) -> Launch:
     return launching(ctx, lambda ctx: compile_model(with_sdpa(ctx)))
 
 
-@OP.variant("compile_graph", "compile as a CUDA graph, into which images are copied", **_TORCH)
-def compile_graph(ctx: Context) -> Launch:
-    """What torch has where the host binds."""
-    ctx.defer(forget_compiled)
-    return replaying(ctx, lambda ctx: compiled(with_sdpa(ctx)))
+def _add_compiled_graph(name: str, summary: str, mode: str, **changed: Any) -> None:
+    """Add a graph of a compiled model. changed: as in `as_written`."""
+
+    @OP.variant(name, f"{summary} as a CUDA graph, into which images are copied", **_TORCH)
+    def launch(ctx: Context) -> Launch:
+        ctx.defer(forget_compiled)
+        return replaying(ctx, lambda ctx: compiled(with_sdpa(ctx, **changed), mode))
+
+
+_add_compiled_graph("compile_graph", "compile", DEFAULT)
+_add_compiled_graph("compile_tanh_graph", f"compile with {_TANH}", DEFAULT, gelu=tanh_gelu)
+_add_compiled_graph("compile_autotune_graph", "compile_autotune", AUTOTUNE)
+_add_compiled_graph("compile_tanh_autotune_graph", f"compile_autotune with {_TANH}", AUTOTUNE, gelu=tanh_gelu)
 
 
 # ---- What is ours.
@@ -292,11 +316,11 @@ def compile_ours(ctx: Context) -> Launch:
     return launching(ctx, lambda ctx: compiled(with_attention(ctx)))
 
 
-@OP.variant("compile_ours_autotune", f"the same; mode {MODES['compile_autotune']}", **_OURS)
+@OP.variant("compile_ours_autotune", f"the same; mode {AUTOTUNE}", **_OURS)
 def compile_ours_autotune(ctx: Context) -> Launch:
     """Products that Inductor writes may have GELU in their end."""
     ctx.defer(forget_compiled)
-    return launching(ctx, lambda ctx: compiled(with_attention(ctx), MODES["compile_autotune"]))
+    return launching(ctx, lambda ctx: compiled(with_attention(ctx), AUTOTUNE))
 
 
 @OP.variant("compile_ours_graph", "compile_ours as a CUDA graph, into which images are copied", **_OURS)

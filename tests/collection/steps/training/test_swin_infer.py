@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from harness.collection.models.swin import SwinBlock
 from harness.collection.ops.gemm import _int8
 from harness.collection.steps.training import _facts, swin_infer
 from harness.collection.steps.training._operators import of_windows
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.model import Case
 
 
@@ -24,7 +26,7 @@ def one_warm_call(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("variant", ["eager", "sdpa"])
+@pytest.mark.parametrize("variant", ["eager", "eager_tanh", "sdpa"])
 def test_logits_in_halves_are_right(variant, dtype, ready):
     with ready("swin_infer", variant, dtype) as session:
         assert session.check() is None
@@ -74,6 +76,32 @@ def test_a_difference_of_one_image_is_wrong(ready, monkeypatch):
     instead(monkeypatch, lambda model: lambda images: model(images)[[1, 0, *range(2, 8)]])
     with ready("swin_infer", "eager") as session:
         assert session.check().startswith("logits: ")
+
+
+@pytest.mark.parametrize(
+    ("variant", "form", "mode"),
+    [
+        ("compile_graph", "none", DEFAULT),
+        ("compile_tanh_graph", "tanh", DEFAULT),
+        ("compile_autotune_graph", "none", AUTOTUNE),
+        ("compile_tanh_autotune_graph", "tanh", AUTOTUNE),
+        ("eager_tanh", "tanh", ""),
+    ],
+)
+def test_variants_have_the_gelu_and_the_mode_that_their_names_say(variant, form, mode, ready, monkeypatch):
+    """A graph is launched without one here, and what would be compiled is taken as it is."""
+    modes, forms, real = [], set(), functional.gelu
+    monkeypatch.setattr(swin_infer, "compiled", lambda model, mode: modes.append(mode) or model)
+    monkeypatch.setattr(swin_infer, "replaying", swin_infer.launching)
+
+    def gelu(x, approximate="none"):
+        forms.add(approximate)
+        return real(x, approximate=approximate)
+
+    monkeypatch.setattr(functional, "gelu", gelu)
+    monkeypatch.setattr(swin, "SwinOperators", partial(swin.SwinOperators, gelu=gelu))
+    with ready("swin_infer", variant, "bfloat16"):
+        assert (forms, modes) == ({form}, [mode] if mode else [])
 
 
 # ---- Mistakes that a model may have.

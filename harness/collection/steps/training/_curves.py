@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig
 from harness.collection.steps.training._ladders import rung_of_case
+from harness.collection.steps.training._rungs import clip_of
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer, module_of
 from harness.model import Case
@@ -60,7 +61,7 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
         raise ValueError(f"{case.id}: isn't a rung of a training")
     values = case.values
     dtype, layout = getattr(torch, case.dtype), str(values.get("layout", "nchw"))
-    setup = Setup(str(values["model"]), size, seed, device, dtype, layout)
+    setup = Setup(str(values["model"]), size, seed, device, dtype, layout, clip=clip_of(case))
     _free(device)  # what a training has left that failed
     with ExitStack() as modes:
         modes.callback(_free, device)

@@ -179,6 +179,9 @@ def _reference(setup: Setup) -> FirstGradients:
         keep_little(model)
         module_of(setup.model).loss(model, batch_of(setup, setup.dtype)).backward()
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    if setup.clip is not None:
+        norm = math.sqrt(sum(float(_length(grad)) ** 2 for grad in found.values()))
+        found = {name: grad * min(1.0, setup.clip / norm) for name, grad in found.items()}
     sizes = {name: float(_length(grad)) / math.sqrt(grad.numel()) for name, grad in found.items()}
     squares = sum(size**2 * found[name].numel() for name, size in sizes.items())
     typical = math.sqrt(squares / sum(grad.numel() for grad in found.values()))

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from harness.model import Case
-from harness.ops import MODES, Role
+from harness.ops import MODES, Choice, Role
 
 Half = Literal["none", "mixed", "pure"]
 
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 STEP, GRAPH = "step", "graph"
 """The choice of how a rung's step is run, and the value that makes a CUDA graph of it."""
+CLIP, UNCLIPPED = "clip", "none"
+"""The choice of the global norm that gradients are clipped to, and the value that clips none."""
+CLIPS = Choice("global norm that gradients are clipped to before an update", (UNCLIPPED, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,12 @@ def on(base: Rung, name: str, summary: str, *rows: str, **changes: Any) -> Rung:
 def as_asked(rung: Rung, case: Case) -> Rung:
     """The rung as a case asks for it: as a graph, if the case says so."""
     return replace(rung, graph=rung.graph or case.values.get(STEP) == GRAPH)
+
+
+def clip_of(case: Case) -> float | None:
+    """The global norm that a case clips gradients to; None for a case that clips none."""
+    value = case.values.get(CLIP, UNCLIPPED)
+    return None if value == UNCLIPPED else float(value)
 
 
 # ---- What torch has.

@@ -24,7 +24,7 @@ from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
-from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT, FLOAT32, Rung
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT, FLOAT32, Rung, clip_of
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
 from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
@@ -185,7 +185,8 @@ def setup_of(ctx: Context) -> Setup:
     """What the training of a rank begins with: the weights of all ranks, data of its own."""
     layout = str(ctx.case.values.get("layout", "nchw"))
     rank = ctx.group.rank
-    return Setup(ctx.s.model, ctx.s.B, (seed_of(ctx) - rank) % 2**32, ctx.device, ctx.dtype, layout, shard=rank)
+    seed, clip = (seed_of(ctx) - rank) % 2**32, clip_of(ctx.case)
+    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, layout, shard=rank, clip=clip)
 
 
 # ---- The check.

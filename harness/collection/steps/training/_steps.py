@@ -18,7 +18,18 @@ from harness.collection.models import MODELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _facts, _first_step
 from harness.collection.steps.training._figures import TOKENS
-from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, GRAPH, STEP, UNSCALE, Rung, as_asked
+from harness.collection.steps.training._rungs import (
+    AUTOTUNE,
+    CLIP,
+    FLOAT32,
+    GRAPH,
+    STEP,
+    UNCLIPPED,
+    UNSCALE,
+    Rung,
+    as_asked,
+    clip_of,
+)
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._trainer import SCALE, Setup, Trainer, keep_little
 from harness.model import Case, Work
@@ -70,6 +81,8 @@ def cant_run(rung: Rung, case: Case) -> str | None:
     if case.values.get(STEP) == GRAPH and (rung.graph or case.device == "cpu"):
         why = "its step is a graph without that" if rung.graph else "a CPU has no CUDA graphs"
         return f"{why}: leave {STEP}: {GRAPH} out"
+    if clip_of(case) is not None and rung.adam and rung.half == "pure" and case.dtype == "float16":
+        return f"a scaler doesn't unscale gradients in float16, which clipping needs: give {CLIP}: {UNCLIPPED}"
     if case.dtype != "float16" and (rung.loop or rung.name == UNSCALE.name):
         return "bfloat16 needs no scaled loss"
     return None
@@ -161,7 +174,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
 def setup_of(ctx: Context) -> Setup:
     """What the trainings of a case begin with."""
     layout = str(ctx.case.values.get("layout", "nchw"))
-    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout)
+    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout, clip=clip_of(ctx.case))
 
 
 # ---- The check.

@@ -40,6 +40,7 @@ class Setup:
 
     size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
     images, 'nchw' or 'nhwc'. shard: which part of the data it is given: ranks have the same weights and other data.
+    clip: the global norm that gradients are clipped to before each update; None for no clipping.
     """
 
     model: str
@@ -49,6 +50,7 @@ class Setup:
     dtype: torch.dtype
     layout: str = "nchw"
     shard: int = 0
+    clip: float | None = None
 
     @property
     def config(self) -> ResNetConfig | BertConfig | SwinConfig:
@@ -133,17 +135,20 @@ class Trainer:
         """The optimizer's step. Masters are given the gradients of halves before it, and halves are copied after it."""
         import torch
 
-        halves = self.halves
-        if not halves:
-            self.scaler.step(self.optimizer)
-            return
-        for _, master in halves:
+        for _, master in self.halves:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
-        torch._foreach_copy_([master.grad for _, master in halves], [one.grad for one, _ in halves])
+        if self.halves:
+            torch._foreach_copy_([master.grad for _, master in self.halves], [one.grad for one, _ in self.halves])
+        if self.setup.clip is not None:
+            # The norm is of gradients without the scale of the loss. If one overflowed, all become NaN, and the scaler,
+            # which has seen it before, skips the step.
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.masters, self.setup.clip, foreach=True)
         self.scaler.step(self.optimizer)
-        with torch.no_grad():
-            torch._foreach_copy_([one for one, _ in halves], [master for _, master in halves])
+        if self.halves:
+            with torch.no_grad():
+                torch._foreach_copy_([one for one, _ in self.halves], [master for _, master in self.halves])
 
 
 def module_of(model: str) -> ModuleType:

@@ -35,8 +35,8 @@ class Rung:
     streams: whether gradients of weights are computed on a second stream.
 
     What is ours, from harness.nn: unscale (of gradients), adam, norm (LayerNorm and softmax; batch norm, residual and
-    ReLU in a ResNet), dropout (in BERT; and with bias and residual), windows (their partition and reverse), attention
-    (over windows).
+    ReLU in a ResNet), dropout (in BERT), bias_residual (of BERT, in the kernel of dropout), windows (their partition
+    and reverse), attention (over windows).
     """
 
     name: str
@@ -57,6 +57,7 @@ class Rung:
     adam: bool = False
     norm: bool = False
     dropout: bool = False
+    bias_residual: bool = False
     windows: bool = False
     attention: bool = False
 
@@ -172,7 +173,7 @@ _COMPILE_ATTENTION_GRAPH = on(
 )
 _STREAMS = on(_SWIN_OURS[0], "streams", f"graph {_SECOND_STREAM}", "S8", streams=True)
 
-# The two that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
+# The three that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
 _BYTE_MASKS = on(
     UNSCALE,
     "byte_masks",
@@ -180,13 +181,9 @@ _BYTE_MASKS = on(
     norm=True,
     adam=True,
 )
+_BIT_MASKS_ALONE = on(_BYTE_MASKS, "bit_masks_alone", "and our dropout, which keeps bits", "D3", dropout=True)
 _BIT_MASKS = on(
-    _BYTE_MASKS,
-    "bit_masks",
-    "and our dropout, which keeps bits, also in one kernel with bias and residual",
-    "D3",
-    "D5",
-    dropout=True,
+    _BIT_MASKS_ALONE, "bit_masks", "and bias and residual in the kernel of dropout", "D5", bias_residual=True
 )
 _BERT_OURS = on(_BIT_MASKS, "fused_norm_adam", "and torch's attention by scaled_dot_product_attention", "S4", sdpa=True)
 _FUSED_NORM = on(
@@ -211,5 +208,5 @@ SWIN = (
     _COMPILE_ATTENTION,
     _COMPILE_ATTENTION_GRAPH,
 )
-BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
+BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS_ALONE, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
 RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

@@ -79,6 +79,7 @@ def work_fields(before: Work, after: Work, *, strict: bool = False) -> tuple[str
         "bytes sent": before.sent == after.sent,
         "bytes read again": _alike(before.again, after.again, strict),
         "operations": _alike(before.operations, after.operations, strict),
+        "types of operations": before.operations != after.operations or {*before.flops} == {*after.flops},
         "items": before.items == after.items,
     }
     return tuple(name for name, alike in same.items() if not alike)
@@ -112,7 +113,7 @@ def _timers(reference: Run, run: Run) -> Iterator[str]:
 
 def _works(reference: Run, run: Run) -> Iterator[str]:
     before, after = _by_id(reference.measurements), _by_id(run.measurements)
-    works = {key: (before[key].work, after[key].work) for key in before.keys() & after.keys()}
+    works = {key: (before[key].work_done, after[key].work_done) for key in before.keys() & after.keys()}
     changed = [key for key, (old, new) in works.items() if old and new and work_fields(old, new)]
     if changed:
         yield f"other bytes or operations under the same name: {min(changed)}{_more(changed)}"

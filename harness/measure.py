@@ -46,10 +46,12 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
     values, dtype = job.case.values, job.case.dtype
+    work, done = op.work_of(values, dtype), op.work_done_by(session.variant, values, dtype)
     return Measurement(
         job.case,
         status,
-        work=op.work_of(values, dtype),
+        work=work,
+        arithmetic=done.flops if done != work else (),
         traffic=op.traffic_of(session.variant, values, dtype),
         facts=session.facts,
         warnings=tuple(session.warnings),

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from harness import units
+from harness import rates, units
 from harness.errors import UsageError, can_be_written, nearest, shown
-from harness.model import KernelFacts
+from harness.rates import over_variant
 from harness.stats import range_over_median
 from harness.subject import Subject, interval, subjects
 from harness.units import Unit
@@ -61,8 +61,9 @@ class Metric:
     metric that a plot draws as the limit of this one.
     of_limits: it compares with limits of the machine, which have to be measured. reported: variants give the value, by
     `ctx.report`. by_count: it is computed from what ops declare, so no measurement can contradict it. by_trace: it is
-    found in a trace of torch's profiler. attached: computes it from the figures that tools found of a case, by their
-    names ('<tool>.<name>'), and from the case's time in seconds; None if no tool tells it.
+    found in a trace of torch's profiler. by_counters: it is computed from hardware counters. attached: computes it from
+    the figures that tools found of a case, by their names ('<tool>.<name>', and the names of `report/tool_figures.py`),
+    and from the case's time in seconds; None if no tool tells it.
     """
 
     name: str
@@ -84,13 +85,20 @@ class Metric:
     reported: bool = False
     by_count: bool = False
     by_trace: bool = False
+    by_counters: bool = False
     attached: Callable[[Mapping[str, float], float | None], float | None] | None = None
+
+    @property
+    def is_of_hardware(self) -> bool:
+        """Whether it is a time or a rate, which depends on the machine as much as on the code."""
+        return not self.relative and self.unit in _OF_HARDWARE
 
     def written(self, value: float) -> str:
         """A value with its unit."""
         return self.unit.write(value)
 
 
+_OF_HARDWARE = (units.SECONDS, units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
 METRICS: dict[str, Metric] = {}
 """Every metric by name, in the order of tables."""
 _DECLARED: dict[str, str] = {}
@@ -236,91 +244,6 @@ def told(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
     return {name: value for name, value in tell.items() if value is not None}
 
 
-def over_variant(name: str) -> Callable[[Subject], float | None]:
-    """A function that computes the ratio of a fact to the same fact of the variant that a metric compares with."""
-
-    def ratio(s: Subject) -> float | None:
-        over = s.over.facts.get(name) if s.over else None
-        return s.facts[name] / over if s.time and over and name in s.facts else None
-
-    return ratio
-
-
-# ---- How they are computed.
-
-
-def _bandwidth(s: Subject) -> float | None:
-    return s.work.moved / s.time if s.work and s.work.moved and s.time else None
-
-
-def _moved_bandwidth(s: Subject) -> float | None:
-    return s.traffic.moved / s.time if s.traffic and s.traffic.moved and s.time else None
-
-
-def _ceiling_bandwidth(s: Subject) -> float | None:
-    return s.work.moved / s.best if s.work and s.work.moved and s.best else None
-
-
-def _ceiling_flops(s: Subject) -> float | None:
-    return s.work.operations / s.best if s.work and s.work.operations and s.best else None
-
-
-def _of_peak(s: Subject) -> float | None:
-    bandwidth, peak = _bandwidth(s), s.limits.peak if s.limits else None
-    return bandwidth / peak if bandwidth and peak else None
-
-
-def _of_ceiling(s: Subject) -> float | None:
-    return s.best / s.time if s.best and s.time else None
-
-
-def _flops(s: Subject) -> float | None:
-    return s.work.operations / s.time if s.work and s.work.operations and s.time else None
-
-
-def _intensity(s: Subject) -> float | None:
-    return s.work.operations / s.work.moved if s.work and s.work.operations and s.work.moved else None
-
-
-def _items(s: Subject) -> float | None:
-    return s.work.items / s.time if s.work and s.work.items and s.time else None
-
-
-def _speedup(s: Subject) -> float | None:
-    return s.over.time / s.time if s.over and s.over.time and s.time else None
-
-
-def _traffic(s: Subject) -> float | None:
-    over = s.over.traffic.moved if s.over and s.over.traffic else 0
-    return s.traffic.moved / over if s.time and s.traffic and over else None
-
-
-def _ideal_items(s: Subject) -> float | None:
-    alone = _items(s.alone) if s.alone else None
-    return s.world * alone if alone else None
-
-
-def _efficiency(s: Subject) -> float | None:
-    items, ideal = _items(s), _ideal_items(s)
-    return items / ideal if items and ideal and s.world > 1 else None
-
-
-def _efficiency_bound(end: int) -> Callable[[Subject], float | None]:
-    """The lower (0) or upper (1) bound: both times at the ends of their intervals that are worst, or best, for it."""
-
-    def bound(s: Subject) -> float | None:
-        efficiency, alone = _efficiency(s), s.alone
-        if not (efficiency and s.time and alone and alone.time and s.interval and alone.interval):
-            return None
-        return efficiency * (s.time / s.interval[1 - end]) * (alone.interval[end] / alone.time)
-
-    return bound
-
-
-def _kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], float | None]:
-    return lambda s: max(map(what, s.kernels), default=None)
-
-
 # ---- The list, in the order of tables.
 # fmt: off
 for _metric in (
@@ -332,49 +255,49 @@ for _metric in (
            "median time of a call that a loop on the host issues, without a graph; where it is longer than the device "
            "time, the device waits for the host. Shown for lists of tensors, and where most cases wait",
            "lower", head="call ({unit})", keep=8),
-    Metric("bandwidth", "effective bandwidth", units.BANDWIDTH, _bandwidth,
+    Metric("bandwidth", "effective bandwidth", units.BANDWIDTH, rates.bandwidth,
            "effective bandwidth: the bytes that the op has to move, over the time", "higher",
            head="{unit}", keep=ALWAYS, figure=3, sweep=3, limit="ceiling_bandwidth"),
-    Metric("moved_bandwidth", "moved bandwidth", units.BANDWIDTH, _moved_bandwidth,
+    Metric("moved_bandwidth", "moved bandwidth", units.BANDWIDTH, rates.moved_bandwidth,
            "the bytes that the variant itself moves, over the time; shown where it moves more than the op has to",
            head="moved {unit}", keep=3, shown=lambda s: bool(s.traffic and s.work and s.traffic.moved > s.work.moved)),
-    Metric("flops", "operations a second", units.OPERATIONS, _flops,
+    Metric("flops", "operations a second", units.OPERATIONS, rates.flops,
            "the operations that the op has to do, over the time", "higher",
            head="{unit}", keep=8, shown=lambda s: s.beyond_memory, figure=4, drawn=lambda s: s.bound_by_compute,
            limit="ceiling_flops"),
-    Metric("intensity", "operations a byte", units.PLAIN, _intensity,
+    Metric("intensity", "operations a byte", units.PLAIN, rates.intensity,
            "operations that the op has to do for each byte that it has to move",
            head="FLOP/B", keep=2, shown=lambda s: s.beyond_memory),
-    Metric("items", "items a second", units.ITEMS, _items, "what users count of the op, over the time", "higher",
+    Metric("items", "items a second", units.ITEMS, rates.items, "what users count of the op, over the time", "higher",
            head="{unit}", keep=7, figure=2, sweep=2, limit="ideal_items"),
-    Metric("of_peak", "share of the copy peak", units.SHARE, _of_peak,
+    Metric("of_peak", "share of the copy peak", units.SHARE, rates.of_peak,
            "effective bandwidth over the bandwidth of the library copy (bytes read and written both count)", "higher",
            head="of peak", keep=5, of_limits=True),
-    Metric("of_ceiling", "share of the ceiling", units.SHARE, _of_ceiling,
+    Metric("of_ceiling", "share of the ceiling", units.SHARE, rates.of_ceiling,
            "time that this machine needs for the same work at best, over the time; at 100% nothing is left to gain. "
            "The time at best is the longest of: a plain stream of the same bytes, mix and size; the operations at the "
            "peak of compute; the bytes sent over the link", "higher",
            head="of ceiling", keep=ALWAYS, sweep=4, of_limits=True),
-    Metric("speedup", "speed-up", units.RATIO, _speedup,
+    Metric("speedup", "speed-up", units.RATIO, rates.speedup,
            "time of the variant named, over the time of this one; above 1 is faster", "higher",
            relative="variant", said="faster", head="vs {over}", keep=ALWAYS),
-    Metric("traffic", "traffic", units.RATIO, _traffic,
+    Metric("traffic", "traffic", units.RATIO, rates.traffic,
            "bytes that the variant moves by its own account, over the bytes that another variant moves", "lower",
            relative="variant", said="less", by_count=True),
     Metric("kept", "bytes that a training step keeps", units.RATIO, over_variant(KEPT),
            "bytes of masks that a training step keeps for its backward, over the bytes of another variant", "lower",
            relative="variant", said="less", by_count=True),
-    Metric("efficiency", "scaling efficiency", units.SHARE, _efficiency,
+    Metric("efficiency", "scaling efficiency", units.SHARE, rates.efficiency,
            "items a second of all devices, over items a second of one device times the number of devices", "higher",
            relative="world", head="efficiency", keep=8),
-    Metric("efficiency_low", "lower bound of the scaling efficiency", units.SHARE, _efficiency_bound(0),
+    Metric("efficiency_low", "lower bound of the scaling efficiency", units.SHARE, rates.efficiency_bound(0),
            "scaling efficiency at the ends of the 95% intervals of both times that are worst for it; at the other ends "
            "it is efficiency high", relative="world", head="efficiency low", keep=4),
-    Metric("efficiency_high", "upper bound of the scaling efficiency", units.SHARE, _efficiency_bound(1),
+    Metric("efficiency_high", "upper bound of the scaling efficiency", units.SHARE, rates.efficiency_bound(1),
            "the upper bound that belongs to efficiency low", relative="world", head="efficiency high", keep=4),
-    Metric("ideal_items", "ideal", units.ITEMS, _ideal_items),
-    Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, _ceiling_bandwidth),
-    Metric("ceiling_flops", "ceiling", units.OPERATIONS, _ceiling_flops),
+    Metric("ideal_items", "ideal", units.ITEMS, rates.ideal_items),
+    Metric("ceiling_bandwidth", "ceiling", units.BANDWIDTH, rates.ceiling_bandwidth),
+    Metric("ceiling_flops", "ceiling", units.OPERATIONS, rates.ceiling_flops),
     Metric("noise", "noise", units.FINE_SHARE,
            lambda s: (s.interval[1] - s.interval[0]) / s.time if s.interval and s.time else None,
            "width of the 95% interval of the time, over the time", head="noise", keep=4),
@@ -384,10 +307,10 @@ for _metric in (
     Metric("written_bytes", "bytes that have to be written", units.BYTES, lambda s: s.work.written if s.work else None),
     Metric("sent_bytes", "bytes that have to be sent", units.BYTES, lambda s: s.work.sent or None if s.work else None),
     Metric("moved_bytes", "bytes the variant moves", units.BYTES, lambda s: s.traffic.moved if s.traffic else None),
-    Metric("registers", "registers", units.COUNT, _kernels_most(lambda kernel: kernel.registers),
+    Metric("registers", "registers", units.COUNT, rates.kernels_most(lambda kernel: kernel.registers),
            "registers of a thread of our kernel; where a variant has several kernels, the largest number counts",
            head="registers", keep=2),
-    Metric("local_bytes", "local bytes", units.COUNT, _kernels_most(lambda kernel: kernel.local),
+    Metric("local_bytes", "local bytes", units.COUNT, rates.kernels_most(lambda kernel: kernel.local),
            "bytes of local memory of a thread of our kernel, where it has any",
            head="local bytes", keep=6, shown=lambda s: any(kernel.local for kernel in s.kernels)),
     replace(_fact(KEPT, "bytes kept", units.BYTES,
@@ -395,6 +318,29 @@ for _metric in (
             by_count=True),
 ):
     add(_metric)
-# fmt: on
 COMMON = frozenset(METRICS)
 """Metrics that every case has, be they known or not; tables of all kinds have a place for them."""
+for _metric in (
+    Metric("compute_busy", "compute throughput", units.SHARE, lambda s: s.facts.get("compute_busy"),
+           "the largest share that a pipe of a multiprocessor, or its schedulers, have of what they can do",
+           by_counters=True, attached=rates.compute_busy, reported=True),
+    Metric("arithmetic", "compute throughput", units.RATIO, over_variant("compute_busy"),
+           "the compute throughput over the compute throughput of another variant", "lower",
+           relative="variant", said="less", by_counters=True),
+    Metric("warp_instructions", "instructions of warps", units.COUNT, lambda s: s.facts.get("warp_instructions"),
+           "instructions that warps execute in a call",
+           by_counters=True, attached=rates.sum_of_counters("instructions"), reported=True),
+    Metric("instructions", "instructions", units.RATIO, over_variant("warp_instructions"),
+           "instructions that warps execute in a call, over the same number of another variant", "lower",
+           relative="variant", said="less", by_counters=True),
+    Metric("warp_accesses", "memory instructions of warps", units.COUNT, lambda s: s.facts.get("warp_accesses"),
+           "loads and stores of global memory that warps execute in a call",
+           by_counters=True, attached=rates.sum_of_counters("load_requests", "store_requests"), reported=True),
+    Metric("accesses", "memory instructions", units.RATIO, over_variant("warp_accesses"),
+           "loads and stores of global memory that warps execute in a call, over the same number of another variant",
+           "lower", relative="variant", said="less", by_counters=True),
+):
+    add(_metric)
+# fmt: on
+COUNTED = frozenset(METRICS) - COMMON
+"""Metrics of hardware counters, which cases have that Nsight Compute watched."""

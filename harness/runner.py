@@ -115,8 +115,10 @@ def check(jobs: Sequence[Job], device: str, plugins: tuple[Path, ...], observer:
 
 def needs(plan: Plan) -> Needs:
     """The limits that the plan's cases are compared with: streams always; compute and links if the work needs them."""
-    cases = (job.case for job in plan.jobs if job.case.op in plan.ops)
-    return Needs.of((plan.ops[case.op].work_of(case.values, case.dtype), case.world) for case in cases)
+    cases = ((job.case, plan.ops[job.case.op]) for job in plan.jobs if job.case.op in plan.ops)
+    return Needs.of(
+        (op.work_done_by(op.variants[case.variant], case.values, case.dtype), case.world) for case, op in cases
+    )
 
 
 def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Observer) -> None:

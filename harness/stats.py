@@ -70,6 +70,11 @@ class Mean:
         """One-sided upper bound: true means above it give such a bound with a probability of at most `level`."""
         return self.value + t_quantile(level, self.count - 1) * self.error
 
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """The two-sided confidence interval of the true mean."""
+        tail = (1 - confidence) / 2
+        return self.low(tail), self.high(tail)
+
     def p_below(self, limit: float) -> float:
         """One-sided p of the hypothesis that the true mean is `limit` or more: small speaks for a smaller mean.
 
@@ -104,6 +109,17 @@ def t_quantile(tail: float, freedom: int) -> float:
         step = (t_tail(t, freedom) - tail) / _t_density(t, freedom)
         t += step
     return t
+
+
+def mean_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Confidence interval, by Student's t, of what at least two independent values scatter around.
+
+    Of positive values their logarithms are taken, since times and ratios of times scatter by factors.
+    """
+    if min(values) <= 0:
+        return Mean.of(values).interval(confidence)
+    low, high = Mean.of([math.log(value) for value in values]).interval(confidence)
+    return math.exp(low), math.exp(high)
 
 
 @dataclass(frozen=True, slots=True)

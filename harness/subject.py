@@ -17,7 +17,8 @@ class Subject:
     """What the metrics of a case are computed from: one process of the case, or all.
 
     time, call_time: seconds a call. interval: bounds of `time` at 95%. medians: the time of each process, in seconds.
-    bound: of the machine's limits the one by which the work takes longest, with the seconds that it then takes at best.
+    done: the work, with its operations in the types in which the variant does them. bound: of the machine's limits the
+    one by which the work takes longest if it is done so, with the seconds that it then takes at best.
     facts: figures that the variant reported. settled: whether the machine was under load for seconds, so that the work
     is compared with the settled peaks of compute, not with the burst peaks. over: the case that speed-ups compare with.
     alone: the same case on one device, or itself if it is on one and the run has it on several. beside: every case of
@@ -26,6 +27,7 @@ class Subject:
 
     time: float | None
     work: Work | None = None
+    done: Work | None = None
     traffic: Traffic | None = None
     limits: Limits | None = None
     bound: Bound | None = None
@@ -50,6 +52,7 @@ class Subject:
         subject = cls(
             time=time,
             work=found.work,
+            done=found.work_done,
             traffic=found.traffic,
             call_time=found.call_time,
             interval=interval(measurements) if time is not None else None,
@@ -60,7 +63,7 @@ class Subject:
             world=found.case.world,
             variant=found.case.variant,
         )
-        bound = limits.bound(found.work, subject.state, subject.world) if limits and found.work else None
+        bound = limits.bound(subject.done, subject.state, subject.world) if limits and subject.done else None
         return replace(subject, limits=limits, bound=bound)
 
     def against(self, over: Subject | None) -> Self:
@@ -85,16 +88,16 @@ class Subject:
     @property
     def beyond_memory(self) -> bool:
         """Whether the work is compared with a measured peak of compute or a measured link, not with memory alone."""
-        if self.limits is None or self.work is None:
+        if self.limits is None or self.done is None:
             return False
-        rates = [self.limits.rate(kind, self.state) for kind, count in self.work.flops if count]
-        return bool(rates and all(rates)) or bool(self.work.sent and self.limits.link(self.world))
+        rates = [self.limits.rate(kind, self.state) for kind, count in self.done.flops if count]
+        return bool(rates and all(rates)) or bool(self.done.sent and self.limits.link(self.world))
 
 
 def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subject]:
     """The subject of each case by its id. `alone` is the same case on one device, where that was measured too."""
 
-    # Variants of one case do the same work, and finding its bound takes a search through all streams.
+    # Most variants of a case do the same work alike, and finding its bound takes a search through all streams.
     @cache
     def bound(work: Work | None, state: State, world: int) -> Bound | None:
         return limits.bound(work, state, world) if limits and work else None
@@ -105,7 +108,7 @@ def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subj
     for result in results:
         case = cases[result.case.id] = result.case
         subject = Subject.of(result, None)
-        known = bound(subject.work, subject.state, subject.world)
+        known = bound(subject.done, subject.state, subject.world)
         found[case.id] = replace(subject, limits=limits, bound=known, beside=groups.setdefault(case.group, {}))
         groups[case.group][case.variant] = found[case.id]
     on_one = {key: replace(case, world=1).id for key, case in cases.items()}

@@ -43,8 +43,8 @@ class Group:
         """A metric of a variant, in SI units; None where it isn't known."""
         if variant not in self.results:
             return None
-        if METRICS[metric].relative == "world":
-            return self._reported[variant][metric]
+        if METRICS[metric].relative == "world" or METRICS[metric].attached:
+            return self._reported[variant].get(metric)
         known = self.against_limits if METRICS[metric].of_limits else self._alone
         return METRICS[metric].value(known[variant].against(self._alone.get(over)))
 
@@ -54,7 +54,7 @@ class Group:
 
     @cached_property
     def against_limits(self) -> dict[str, Subject]:
-        """The subjects with the ceiling. All variants have the same one; to find it takes a search."""
+        """The subjects with the ceiling. Most variants have the same one; to find it takes a search."""
         found = subjects(self.results.values(), self.run.limits)
         return {name: found[result.case.id] for name, result in self.results.items()}
 
@@ -71,7 +71,7 @@ class Group:
 
     @cached_property
     def _reported(self) -> dict[str, Mapping[str, float | None]]:
-        """Values as reports have them. A report finds the case on one device that one on several is compared with."""
+        """Values as reports have them: also what tools found, and compared with the right case on one device."""
         values = {line.case.id: line.values for line in lines(self.run)}
         return {name: values[result.case.id] for name, result in self.results.items()}
 
@@ -110,11 +110,14 @@ class Runs:
 
     def group(self, op: str, dtype: str, setting: str) -> Group:
         """The newest measurement of a case; `setting` is its id after the dtype. Raises SystemExit if there is none."""
+        if found := self.found(op, dtype, setting):
+            return found
+        raise SystemExit(f"no committed run has the case {op}/{dtype}/{setting}")
+
+    def found(self, op: str, dtype: str, setting: str) -> Group | None:
+        """The same; None if there is none."""
         case = known_cases.named(f"{op}/{OURS}/{dtype}/{setting}", LOADED)
-        name = case.group if case else f"{op}/{dtype}/{setting}"
-        if name not in self.groups:
-            raise SystemExit(f"no committed run has the case {name}")
-        return self.groups[name]
+        return self.groups.get(case.group if case else f"{op}/{dtype}/{setting}")
 
     @cached_property
     def _cases(self) -> list[tuple[tuple[str, str], Group, str]]:

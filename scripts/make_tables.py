@@ -21,8 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from committed import ABSENT, MODES, NOTHING, OURS, ROOT, Group, Runs
 from screens import SCREENS
+from step_tables import inference, steps, swin_text, training
+from tables import bold_best, origin, table
 
-from harness.ops import Catalogue
 from harness.units import percent
 
 NAMES = ("README.md", "kernels/README.md", "reports/README.md", "reports/training.md", "reports/scaling.md")
@@ -43,31 +44,6 @@ SAME = 0.01
 # ---- Tables.
 
 
-def _table(head: Sequence[str], rows: Iterator[Sequence[str]], left: int = 1) -> list[str]:
-    rule = ["---" if place < left else "--:" for place in range(len(head))]
-    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
-
-
-def _origin(groups: Sequence[Group], up: str = "") -> str:
-    """Which machine, which torch, which runs of which day: a table's last line."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
-    for group in groups:
-        machine, day = group.run.header.machine.name, group.run.header.started[:10]
-        found.setdefault((machine, group.torch), {})[group.folder] = day
-    return " ".join(
-        f"{machine}, torch {torch}; runs: "
-        + ", ".join(f"[{name}]({up}h200/{name}/report.md) of {day}" for name, day in runs.items())
-        + "."
-        for (machine, torch), runs in found.items()
-    )
-
-
-def _bold_best(cells: Sequence[str], values: Sequence[float | None]) -> list[str]:
-    """The cells with the best in bold. values: their figures, where more is better."""
-    best = max(filter(None, values), default=None)
-    return [f"**{cell}**" if value and value == best else cell for cell, value in zip(cells, values, strict=True)]
-
-
 def prelu(runs: Runs) -> list[str]:
     """PReLU in float16: bandwidth by variant."""
     settings = [f"N{n}-C{c}-H{h}-W{h}" for n, c, h in (
@@ -80,13 +56,13 @@ def prelu(runs: Runs) -> list[str]:
         for setting, group in zip(settings, groups, strict=True):
             names = [group.compiled if name == "compile" else name for name in variants]
             values = [group.value(name, "bandwidth") for name in names]
-            cells = _bold_best([group.written(name, "bandwidth") for name in names], values)
+            cells = bold_best([group.written(name, "bandwidth") for name in names], values)
             yield [setting, *cells, group.mode, group.written(OURS, "of_ceiling")]
 
     head = ("shape", "eager", "compile", "naive", "packed", "tuned", "mode of compile", "tuned, of ceiling")
     peak = groups[0].run.limits and groups[0].run.limits.peak
     copy = f" The best `cudaMemcpy` there reached {peak * 1e-9:.0f} GB/s." if peak else ""
-    return [*_table(head, rows()), "", _origin(groups) + copy]
+    return [*table(head, rows()), "", origin(groups) + copy]
 
 
 def _rows_of(n: int) -> str:
@@ -136,8 +112,8 @@ def ops(runs: Runs) -> list[str]:
                 " / ".join(dict.fromkeys(group.mode for group in pair)),
             ]
 
-    lines = _table(("op", "time (us)", "of ceiling", "over eager", "over compile", "mode of compile"), rows())
-    return [*lines, "", " ".join([*_of_dashes(lines), _origin(every)])]
+    lines = table(("op", "time (us)", "of ceiling", "over eager", "over compile", "mode of compile"), rows())
+    return [*lines, "", " ".join([*_of_dashes(lines), origin(every)])]
 
 
 SWIN = "W8192-H4-T49-D32-G64/bias=yes,mask=shift"
@@ -185,63 +161,7 @@ def models(runs: Runs) -> list[str]:
             ]
 
     head = ("op", "case", "time (us)", "of ceiling", "over eager", "over compile", "over torch's other kernel")
-    return [*_table(head, rows(), 2), "", _origin(groups)]
-
-
-RUNGS = ("float32", "tf32", "amp", "fused_optimizer", "half_norm", "sdpa", "sdpa_graph", "compile", "compile_graph",
-         "compile_half_norm_graph", "fused_norm_adam", "windows", "attention", "graph", "streams", "half",
-         "compile_ours", "compile_ours_graph", "compile_attention_graph")  # fmt: skip
-FACTS = ("items", "device_busy", "peak_memory", "energy")
-
-
-def training(runs: Runs) -> list[str]:
-    """The ladder of Swin-T's training step."""
-    group = runs.group("swin_train", "float16", "B128/model=swin_tiny")
-    best = max(RUNGS, key=lambda name: group.value(name, "items") or 0)
-    variants = Catalogue()["swin_train"].variants
-
-    def rows() -> Iterator[list[str]]:
-        for name in RUNGS:
-            time = group.value(name, "time")
-            cells = [f"{time * 1e3:.1f}" if time else NOTHING, *(group.written(name, fact) for fact in FACTS)]
-            who = "ours" if variants[name].role == "ours" else "torch"
-            yield [f"`{name}`", who, *([f"**{cells[0]}**", *cells[1:]] if name == best else cells)]
-
-    head = ("rung", "kernels", "step (ms)", "images/s", "GPU busy", "peak memory", "J an image")
-    return [*_table(head, rows(), 2), "", _origin([group])]
-
-
-STEPS = {
-    "Swin-L, 64": ("swin_train", "B64/model=swin_large"),
-    "BERT, 512": ("bert_train", "B512/model=bert_base"),
-    "BERT, 32": ("bert_train", "B32/model=bert_base"),
-    "ResNet-50, 256": ("resnet50_train", "B256/model=resnet50,layout=nhwc"),
-    "ResNet-50, 32": ("resnet50_train", "B32/model=resnet50,layout=nhwc"),
-}
-RUNGS_OF_RESNET = ("fused_optimizer_graph", "fused_norm")
-
-
-def steps(runs: Runs) -> list[str]:
-    """Milliseconds of a step of the other models, by rung."""
-    groups = [runs.group(op, "float16", shape) for op, shape in STEPS.values()]
-    times = {name: [one.value(name, "time") for one in groups] for name in (*RUNGS, *RUNGS_OF_RESNET)}
-    rows = ([f"`{n}`", *(f"{t * 1e3:.1f}" if t else "" for t in cells)] for n, cells in times.items() if any(cells))
-    return [*_table(("step (ms)", *STEPS), rows), "", _origin(groups)]
-
-
-def inference(runs: Runs) -> list[str]:
-    """Swin-T's inference in halves: time and gain over eager by batch."""
-    sizes = (1, 32, 128)
-    groups = [runs.group("swin_infer", "float16", f"B{size}/model=swin_tiny") for size in sizes]
-    names = ("eager", "sdpa_graph", "compile", "compile_graph", "graph_exact", "graph", "int8_graph")
-
-    def rows() -> Iterator[list[str]]:
-        for name in names:
-            cells = [f"{one.written(name, 'time')} ({one.written(name, 'speedup', 'eager')})" for one in groups]
-            yield [f"`{name}`", *cells, groups[-1].written(name, "snr")]
-
-    head = ("variant", *(f"us, batch {size} (over eager)" for size in sizes), "signal to noise")
-    return [*_table(head, rows()), "", _origin(groups)]
+    return [*table(head, rows(), 2), "", origin(groups)]
 
 
 def _of_dashes(lines: Sequence[str]) -> list[str]:
@@ -263,9 +183,9 @@ def softmax(runs: Runs) -> list[str]:
         for n, group in zip(SIZES, groups, strict=True):
             names = [group.compiled if name == "compile" else name for name in variants]
             values = [group.value(name, "of_ceiling") for name in names]
-            yield [str(n), *_bold_best([group.written(name, "of_ceiling") for name in names], values)]
+            yield [str(n), *bold_best([group.written(name, "of_ceiling") for name in names], values)]
 
-    return [*_table(("N", *variants), rows(), 0), "", f"{TOO_LONG} {_origin(groups, KERNELS)}"]
+    return [*table(("N", *variants), rows(), 0), "", f"{TOO_LONG} {origin(groups, KERNELS)}"]
 
 
 def norms(runs: Runs) -> list[str]:
@@ -283,15 +203,15 @@ def norms(runs: Runs) -> list[str]:
             yield [str(n), *cells]
 
     head = ("N", "eager", "compile", "tuned", "gradient: eager", "compile", "tuned")
-    lines = _table(head, rows(), 0)
-    return [*lines, "", " ".join([*_of_dashes(lines), _origin(every, KERNELS)])]
+    lines = table(head, rows(), 0)
+    return [*lines, "", " ".join([*_of_dashes(lines), origin(every, KERNELS)])]
 
 
 def _shares(group: Group) -> list[str]:
     """The share of the ceiling of eager, of the faster mode of torch.compile, and of ours."""
     names = ("eager", group.compiled, OURS)
     values = [group.value(name, "of_ceiling") for name in names]
-    return _bold_best([group.written(name, "of_ceiling") for name in names], values)
+    return bold_best([group.written(name, "of_ceiling") for name in names], values)
 
 
 def rows(runs: Runs) -> list[str]:
@@ -307,7 +227,7 @@ def rows(runs: Runs) -> list[str]:
                 cells.append(" / ".join(g.written(OURS, "of_ceiling").rstrip("%") if g else ABSENT for g in groups))
             yield [str(n), *cells]
 
-    return [*_table(("N", *(f"`{op}`" for op in ROW_OPS)), lines(), 0), "", _origin(every, KERNELS)]
+    return [*table(("N", *(f"`{op}`" for op in ROW_OPS)), lines(), 0), "", origin(every, KERNELS)]
 
 
 def worst(runs: Runs) -> list[str]:
@@ -325,8 +245,8 @@ def worst(runs: Runs) -> list[str]:
             own = [lowest.get((op, dtype)) for dtype in TYPES]
             yield [f"`{op}`", *(f"{percent(f[0])} at {f[1].name.split('/', 2)[2]}" if f else "" for f in own)]
 
-    origin = _origin([group for (op, _), (_, group) in lowest.items() if op in names], KERNELS)
-    return [*_table(("op", *TYPES), lines(), len(TYPES) + 1), "", origin]
+    last = origin([group for (op, _), (_, group) in lowest.items() if op in names], KERNELS)
+    return [*table(("op", *TYPES), lines(), len(TYPES) + 1), "", last]
 
 
 def slower(runs: Runs) -> list[str]:
@@ -346,12 +266,12 @@ def slower(runs: Runs) -> list[str]:
             yield [f"`{group.name}`", *times, group.written(name, "speedup", OURS), faster]
 
     head = ("case", "tuned (us)", "torch (us)", "torch is faster by", "which")
-    return [*_table(head, lines()), "", _origin([group for *_, group in found], KERNELS)]
+    return [*table(head, lines()), "", origin([group for *_, group in found], KERNELS)]
 
 
 TABLES: dict[str, Callable[[Runs], list[str]]] = {
     function.__name__: function
-    for function in (prelu, ops, models, training, steps, inference, softmax, norms, rows, worst, slower)
+    for function in (prelu, ops, models, training, swin_text, steps, inference, softmax, norms, rows, worst, slower)
 }
 
 

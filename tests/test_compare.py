@@ -116,6 +116,7 @@ def test_mismatches_name_what_else_could_explain_a_change() -> None:
         (Work(1, 1, (("float16", 9),), items=3), ()),
         (Work(2, 1, (("float16", 9),), items=3), ("bytes read",)),
         (Work(1, 2, (("float16", 8),), items=3), ("bytes written", "operations")),
+        (Work(1, 1, (("float16", 4), ("tf32", 5)), items=3), ("types of operations",)),
         # An op need not declare its operations.
         (Work(1, 1, items=3), ()),
         (Work(1, 1, (("float16", 9),), sent=5), ("bytes sent", "items")),

@@ -328,11 +328,16 @@ def test_a_measurement_that_cannot_be_true_is_a_crashed_case(job: MakeJob) -> No
 def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:
     product = Op("product", "", {"N": ""}, flops={"float16": "2 * N", "int8": "0 * N"})
     ring = Op("ring", "", {"N": ""}, work=lambda s, _: Work(read=s["N"], sent=s["N"]))
+    product.variant("exact", "", arithmetic="float32")(lambda ctx: lambda t: None)
+    ring.variant("v", "")(lambda ctx: lambda t: None)
+    product.variant("v", "")(lambda ctx: lambda t: None)
     jobs = [job("v", op=op) for op in ("product", "ring")]
     jobs.append(replace(jobs[1], case=replace(jobs[1].case, world=4)))
     assert runner.needs(Plan((), tuple(jobs), {"product": product, "ring": ring})) == Needs(
         kinds=("float16",), worlds=(4,)
     )
+    jobs.append(job("exact", op="product"))
+    assert runner.needs(Plan((), tuple(jobs), {"product": product, "ring": ring})).kinds == ("float16", "float32")
     assert runner.needs(Plan((), tuple(jobs), {})) == Needs()
 
 

@@ -46,8 +46,8 @@ def show(plan: Plan, ops: Mapping[str, Op], kind: str, repeat: int) -> None:
 
 def _row(job: Job, op: Op, known: Limits | None, memory: int) -> tuple[str, ...]:
     case = job.case
-    work = op.work_of(case.values, case.dtype)
-    timer = op.variants[case.variant].timer or op.timer
+    variant = op.variants[case.variant]
+    work, timer = op.work_done_by(variant, case.values, case.dtype), variant.timer or op.timer
     best = Subject.of(Measurement(case, "skipped", work=work, timer=timer), known).best
     needed = bytes_needed(case, op)
     return (

@@ -175,7 +175,7 @@ def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
     held = [found for _, found, floor in expected(evidence) if METRICS[floor.metric].of_limits]
     if not held:
         return None
-    needs = Needs.of((m.work, found.case.world) for found in held for m in found.now if m.work)
+    needs = Needs.of((work, found.case.world) for found in held for m in found.now if (work := m.work_done))
     now = sides.codes["now"]
     with Workers(sides.machine.kind, now.plugins, now.root, now.digest) as workers:
         return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -20,7 +20,7 @@ from harness.model.measurement import (
     by_group,
 )
 from harness.model.run import SCHEMA, Difference, Header, Run
-from harness.model.scenario import LIBRARY_ROLES, Claim, Curve, Expectation, Says, Scenario, usual_role
+from harness.model.scenario import LIBRARY_ROLES, NEAR, Claim, Curve, Expectation, Says, Scenario, usual_role
 
 __all__ = [
     "COMPUTE_KINDS",
@@ -28,6 +28,7 @@ __all__ = [
     "FAILED",
     "LIBRARY_ROLES",
     "LONGEST_CASE",
+    "NEAR",
     "PIPE",
     "SCHEMA",
     "STALL",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.model.case import Case, Status
@@ -92,6 +92,7 @@ class Measurement:
     timer: 'graph', 'launch' (call by call, L2 flushed), 'steady' (blocks of calls without a synchronisation inside),
     'host' (a monotonic clock).
     work: what the op has to do; traffic: bytes that this variant moves, by its own account.
+    arithmetic: the work's operations by the types in which this variant does them, where these aren't the work's.
     facts: named figures that the variant reports of itself; each name is a metric.
     stopped: 'interval' or 'time', whichever ended the sampling.
     phases: wall-clock seconds of each phase (compile, check, sample, ...).
@@ -104,6 +105,7 @@ class Measurement:
     call_samples: tuple[float, ...] = ()
     timer: Timer = ""
     work: Work | None = None
+    arithmetic: tuple[tuple[str, int], ...] = ()
     traffic: Traffic | None = None
     facts: tuple[tuple[str, float], ...] = ()
     warnings: tuple[Warning, ...] = ()
@@ -118,6 +120,11 @@ class Measurement:
     kernels: tuple[KernelFacts, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
     code: Code | None = None
+
+    @property
+    def work_done(self) -> Work | None:
+        """The work, with its operations in the types in which this variant does them: its limit is computed from it."""
+        return replace(self.work, flops=self.arithmetic) if self.work and self.arithmetic else self.work
 
     @property
     def time(self) -> float | None:
@@ -154,6 +161,11 @@ class Result:
     @property
     def work(self) -> Work | None:
         return next((m.work for m in self.measurements if m.work), None)
+
+    @property
+    def work_done(self) -> Work | None:
+        """The work as this variant does it; see `Measurement.work_done`."""
+        return next((m.work_done for m in self.measurements if m.work), None)
 
     @property
     def traffic(self) -> Traffic | None:

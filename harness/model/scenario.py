@@ -5,8 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Says = Literal["better", "nothing"]
-"""What a text says of a figure that it doesn't give: that the variant is better in it, or nothing at all."""
+from harness.model.case import Value
+
+Says = Literal["better", "worse", "equal", "nothing"]
+"""What a text says of a variant's figure. With a value: that it is at least as good as the value, at most as good, or
+the same. Without one: that the variant is better than the one it is compared with, worse, or nothing at all."""
+NEAR = 0.03
+"""How far from a text's value counts as near, as a share of the value, unless the claim says more."""
 LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
 """Roles of variants that are a library's code: no change of ours changes them."""
 
@@ -15,9 +20,11 @@ LIBRARY_ROLES = frozenset({"baseline", "peer", "control"})
 class Claim:
     """What a public text says of a variant, to print beside what was measured here.
 
-    metric: a name in `metrics.py`. value: in SI units of the metric; None if the text gives none. says: what a text
-    without a value says. where: a glob on the case groups (op/dtype/shape) that the claim is about. text: the text's
-    words, and why the outcome here is another one.
+    metric: a name in `metrics.py`. value: in SI units of the metric; None if the text gives none. says: how the figure
+    here has to lie to the value, or to the other variant. over: the variant that it is compared with. base: sizes and
+    choices by name in which the case that it is compared with differs from its own; without `over` the variant is the
+    same. where: a glob on the case groups (op/dtype/shape) that the claim is about. within: how far from the value
+    counts as near, as a share of it. text: the text's words.
     """
 
     row: str
@@ -29,6 +36,8 @@ class Claim:
     where: str = "*"
     text: str = ""
     says: Says = "better"
+    within: float = NEAR
+    base: tuple[tuple[str, int | Value], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from harness import metrics
 from harness.errors import UsageError, nearest, shown, shown_place, user_place
-from harness.expressions import LIMIT, ExpressionError, MalformedError, evaluate, symbols_in
+from harness.expressions import ExpressionError, MalformedError, evaluate, symbols_in
 from harness.model import COMPUTE_KINDS, Case, KernelFacts, Timer, Traffic, Work
 from harness.ops import loading
+from harness.ops.amounts import done_by, of_types, whole
 from harness.ops.declarations import (
     at,
     check_callable,
@@ -24,7 +25,6 @@ from harness.ops.declarations import (
     check_one_of,
     check_text,
     check_tuple,
-    place_of,
     refusal,
 )
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
@@ -313,17 +313,21 @@ class Op:
     def work_of(self, symbols: Symbols, dtype: str) -> Work:
         """What one call has to do, whichever variant does it."""
         if self.work is not None:
-            work = _whole(self.work(symbols, ITEMSIZE[dtype]), Work, self.work)
+            work = whole(self.work(symbols, ITEMSIZE[dtype]), Work, self.work)
         else:
             moved = moved_by(self.inputs, self.outputs, symbols, dtype)
             work = Work(moved.read, moved.written)
         flops = work.flops or tuple((kind, evaluate(text, symbols)) for kind, text in self.flops.items())
         return replace(
             work,
-            flops=tuple((dtype if kind == "case" else kind, count) for kind, count in flops),
+            flops=of_types(flops, dtype),
             items=work.items or evaluate(self.items, symbols),
             item=work.item or self.item,
         )
+
+    def work_done_by(self, variant: Variant, symbols: Symbols, dtype: str) -> Work:
+        """The work, with its operations in the types in which `variant` does them: its limit is computed from it."""
+        return done_by(variant, self.work_of(symbols, dtype), symbols, dtype)
 
     def traffic_of(self, variant: Variant, symbols: Symbols, dtype: str) -> Traffic:
         """Bytes that `variant` moves by its own account.
@@ -331,7 +335,7 @@ class Op:
         The bytes that the variant gives; else the bytes of the tensors that it declares; else the bytes of the work.
         """
         if variant.traffic is not None:
-            return _whole(variant.traffic(symbols, ITEMSIZE[dtype]), Traffic, variant.traffic)
+            return whole(variant.traffic(symbols, ITEMSIZE[dtype]), Traffic, variant.traffic)
         if variant.inputs is None and variant.outputs is None:
             work = self.work_of(symbols, dtype)
             return Traffic(work.read, work.written)
@@ -362,28 +366,3 @@ def _refuse_malformed(op: str, expression: str | int, used: Iterable[str]) -> No
         evaluate(expression, dict.fromkeys(used, 1))
     except MalformedError as error:
         raise refusal(f"the expression {shown(expression)} of op '{op}' {error}") from None
-
-
-Amounts = TypeVar("Amounts", Work, Traffic)
-
-
-def _whole(amounts: Amounts, kind: type[Amounts], function: Callable[..., Amounts]) -> Amounts:
-    """The amounts that a declared function gave. Raises UsageError unless all are whole numbers from 0 on."""
-    if problem := _problem(amounts, kind):
-        raise at(place_of(function), f"gives {shown(amounts)}", problem)
-    return amounts
-
-
-def _problem(amounts: object, kind: type[Work | Traffic]) -> str:
-    """What is allowed, where a function gave something else; '' where it didn't."""
-    if not isinstance(amounts, kind):
-        return f"it is to give a {kind.__name__}"
-    flops = getattr(amounts, "flops", ())
-    if not isinstance(flops, tuple) or not all(isinstance(part, tuple) and len(part) == 2 for part in flops):
-        return "flops is a tuple of types with their operations, such as (('float16', 2 * M * N * K),); mind the comma"
-    if not all(isinstance(text, str) for text in (getattr(amounts, "item", ""), *(name for name, _ in flops))):
-        return "item, and a type of operations, is text"
-    counts = [getattr(amounts, name, 0) for name in ("read", "written", "sent", "again", "items")]
-    if any(type(count) is not int or not 0 <= count <= LIMIT for count in (*counts, *(count for _, count in flops))):
-        return "bytes, operations and items are whole numbers (of type int) from 0 to 2**63 - 1: use // in place of /"
-    return ""

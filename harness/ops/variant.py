@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, get_args
 
 from harness.errors import user_place
-from harness.model import LIBRARY_ROLES, Case, Timer, Traffic
+from harness.model import COMPUTE_KINDS, LIBRARY_ROLES, Case, Timer, Traffic
 from harness.ops.declarations import (
     ANY_DEVICE,
     check_callable,
@@ -31,6 +31,7 @@ Launch = Callable[[Tensors], Any]
 # What stands for Any is a `harness.ops.Context`, which has the op, whose file imports this one.
 Prepare = Callable[[Any], Launch]
 Recode = Callable[[Any, Tensors], dict[str, Any]]
+Arithmetic = Callable[[Symbols, int], tuple[tuple[str, int], ...]]
 Role = Literal["baseline", "peer", "published", "ours", "control"]
 """What a variant is in a comparison.
 
@@ -49,10 +50,13 @@ class Variant:
     op's inputs and its own empty outputs, for each set of buffers, and `decode(ctx, tensors)` gives the op's outputs (a
     dict by name) from what this variant wrote. What `encode` gives need not be declared, nor be a tensor: a table of
     addresses, for one, which no launch can make while a graph is captured. traffic(symbols, itemsize): bytes that it
-    moves, where its declarations don't tell. unsupported: a reason why it can't run a case, or None. timer: how it is
-    timed; the op's unless told. returns: it makes its own outputs, as torch does, and returns them. place: the file and
-    line of its declaration. Raises UsageError, with that place, for a field of another type, and for a role, a timer or
-    a device that doesn't exist.
+    moves, where its declarations don't tell. arithmetic: the type in which it does the operations of the work, such as
+    'tf32', where that isn't the work's type; for several types a function(symbols, itemsize) that gives each with its
+    operations, such as (('int8', 10), ('case', 5)), together as many as the work has. This variant's ceiling has the
+    peaks of these types; the work and the ceilings of other variants stay as they are. unsupported: a reason why it
+    can't run a case, or None. timer: how it is timed; the op's unless told. returns: it makes its own outputs, as torch
+    does, and returns them. place: the file and line of its declaration. Raises UsageError, with that place, for a field
+    of another type, and for a role, a timer, a device or a type of operations that doesn't exist.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Variant:
     encode: Recode | None = None
     decode: Recode | None = None
     traffic: Callable[[Symbols, int], Traffic] | None = None
+    arithmetic: str | Arithmetic = ""
     unsupported: Callable[[Case], str | None] | None = None
     timer: Timer = ""
     returns: bool = False
@@ -78,6 +83,10 @@ class Variant:
         check_flag(whose, returns=self.returns)
         check_callable(whose, 1, function=self.prepare, unsupported=self.unsupported)
         check_callable(whose, 2, encode=self.encode, decode=self.decode, traffic=self.traffic)
+        if not isinstance(self.arithmetic, str):
+            check_callable(whose, 2, arithmetic=self.arithmetic)
+        elif self.arithmetic:
+            check_one_of(whose, self.arithmetic, "arithmetic", COMPUTE_KINDS)
         check_one_of(whose, self.role, "role", get_args(Role))
         check_tuple(whose, self.rows, "rows", str, "('R1', 'R2')")
         check_devices(whose, self.devices)

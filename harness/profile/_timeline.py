@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from harness.families import FAMILIES, family
 from harness.intervals import Interval, between, common, length, merged, parts
@@ -98,17 +98,53 @@ class Timeline:
         return sum(kernel.count for kernel in self.kernels)
 
 
+def of_operators(trace: Trace, operators: Collection[str]) -> float | None:
+    """The share of the devices' time of the kernels that these operators of torch launched.
+
+    None where the trace doesn't tell of any kernel which operator launched it.
+    """
+    if not any(span.operator for span in trace.spans):
+        return None
+    places = _by_place(trace.spans)
+    pieces = [piece for spans in places.values() for piece in zip(spans, parts(_intervals(spans)), strict=True)]
+    time = (max(span.end for span in trace.spans) - min(span.start for span in trace.spans)) * len(places)
+    return sum(part for span, part in pieces if span.operator in operators) / time if time else None
+
+
+def _by_place(spans: Iterable[Span]) -> dict[str, list[Span]]:
+    places: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        places[span.place].append(span)
+    return places
+
+
+def _intervals(spans: Iterable[Span]) -> list[Interval]:
+    return [(span.start, span.end) for span in spans]
+
+
+def calls(trace: Trace, count: int) -> list[Trace]:
+    """The parts of a trace of one GPU that are of one call each; none where calls can't be told apart.
+
+    count: of calls. They can be told apart if each of them launched the same kernels.
+    """
+    spans = sorted(trace.spans, key=lambda span: span.start)
+    size = len(spans) // count
+    found = [spans[first : first + size] for first in range(0, size * count, size)] if size else []
+    kernels = {tuple(sorted(span.name for span in part)) for part in found}
+    if not trace.on_gpu or len(_by_place(spans)) > 1 or size * count != len(spans) or len(kernels) != 1:
+        return []
+    return [replace(trace, spans=tuple(part)) for part in found]
+
+
 def timeline(trace: Trace) -> Timeline:
     """The sums over a trace, which has at least one span."""
     window = (min(span.start for span in trace.spans), max(span.end for span in trace.spans))
-    places: dict[str, list[Span]] = defaultdict(list)
-    for span in trace.spans:
-        places[span.place].append(span)
+    places = _by_place(trace.spans)
     host = merged(trace.host) if trace.on_gpu else []
     busy, waited, gaps = 0.0, 0.0, list[Interval]()
     pieces: list[tuple[Span, float]] = []
     for spans in places.values():
-        intervals = [(span.start, span.end) for span in spans]
+        intervals = _intervals(spans)
         covered = merged(intervals)
         free = between(covered, window)
         busy += length(covered)

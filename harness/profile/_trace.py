@@ -13,7 +13,7 @@ import io
 import json
 import reprlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from harness.intervals import Interval, own
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
+_ID = "External id"
 _MICROSECOND = 1e-6
 _MOST_BYTES = 256 << 20
 """The most bytes of a trace, unpacked."""
@@ -46,6 +47,7 @@ class Span:
 
     place: the device. start, end: seconds since the trace's first event. call: the number of the call that it is a
     piece of; a kernel is a call of its own. figures: of a kernel's launch, by the names of `harness.model.counters`.
+    operator: of torch, that launched a kernel; '' where the trace doesn't tell, as of a graph's kernels.
     """
 
     name: str
@@ -54,6 +56,7 @@ class Span:
     end: float
     call: int
     figures: tuple[tuple[str, float], ...] = ()
+    operator: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ def read(path: Path) -> Trace:
     if not gpu and not operators:
         raise UsageError(f"{path}: has neither a kernel nor an operator of torch", f"for an empty trace, {_RECORD}")
     origin = float(events[0]["ts"])
-    spans = tuple(_kernels(gpu, origin) if gpu else _operators(operators, origin))
+    spans = tuple(_kernels(gpu, _by_id(operators), origin) if gpu else _operators(operators, origin))
     if len({span.place for span in spans}) > _MOST_DEVICES:
         raise UsageError(f"{path}: is of more than {_MOST_DEVICES} devices, the limit", _RECORD)
     return Trace(bool(gpu), spans, tuple(_interval(event, origin) for event in (*operators, *runtime)))
@@ -161,10 +164,22 @@ def _arguments(event: dict[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _kernels(events: Sequence[dict[str, Any]], origin: float) -> Iterator[Span]:
+def _by_id(operators: Sequence[dict[str, Any]]) -> dict[int, str]:
+    """The name of each operator by the number that the kernels have which it launched."""
+    return {number: event["name"] for event in operators if (number := _number(event)) is not None}
+
+
+def _number(event: dict[str, Any]) -> int | None:
+    found = _arguments(event).get(_ID)
+    return found if isinstance(found, int) else None
+
+
+def _kernels(events: Sequence[dict[str, Any]], operators: Mapping[int, str], origin: float) -> Iterator[Span]:
     for call, event in enumerate(events):
-        device = _arguments(event).get("device", event.get("pid", 0))
-        yield Span(event["name"], _place(device), *_interval(event, origin), call, tuple(_figures(_arguments(event))))
+        told = _arguments(event)
+        number, place = _number(event), _place(told.get("device", event.get("pid", 0)))
+        operator = operators.get(number, "") if number is not None else ""
+        yield Span(event["name"], place, *_interval(event, origin), call, tuple(_figures(told)), operator)
 
 
 def _figures(found: dict[str, Any]) -> Iterator[tuple[str, float]]:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,6 +32,9 @@ TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
 MOST_KERNELS = 40
 """The most kernels of a case that are kept one by one, the longest kernels: a step of training has hundreds."""
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+_LEAST = 0.01
+"""The least share of the busy time of a kernel whose time in each call is kept."""
 _SET_BY_US = ("PYTHONPATH", "PYTHONSAFEPATH")
 _WORDS = ("python", "python3")
 
@@ -80,8 +83,10 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
     """One attachment a case; values are of a call, shares of the time from the first kernel to the last one's end.
 
     Values: kernels (launches), time (seconds in which any kernel ran), idle (share), gap (median seconds between
-    kernels), host (share in which the device waits for the host), and family_<name> (shares). Kernels are listed up to
-    MOST_KERNELS, the longest kernels.
+    kernels), host (share in which the device waits for the host), family_<name> (shares), and batched (share of the
+    products of batches, as attention has them, where the trace tells which operator launched a kernel). Kernels are
+    listed up to MOST_KERNELS, the longest kernels. Series, where each call launched the same kernels: time, batched and
+    family_<name> of each call, and kernel.<name>, the seconds in each call of a kernel that takes a hundredth or more.
     """
     return [_attachment(case, trace_of(base, number), calls) for number, case in enumerate(cases, 1) if case]
 
@@ -110,20 +115,42 @@ def timeline(trace: Path) -> Timeline:
 
 
 def _attachment(case: str, file: Path, calls: int) -> Attachment:
-    found = timeline(file)
+    trace = _trace.read(file)
+    found = _timeline.timeline(trace)
     values = (
         ("kernels", found.count / calls),
         ("time", found.busy / calls),
         ("idle", found.idle_share),
         ("gap", found.gap),
         ("host", found.host_share),
-        *((f"family_{family.name}", family.share) for family in found.families),
+        *_shares(trace, found),
     )
     kernels = tuple(
         KernelProfile(kernel.name, kernel.count / calls, (("time", kernel.seconds / kernel.count), *kernel.figures))
         for kernel in found.kernels[:MOST_KERNELS]
     )
-    return Attachment(case, "torch", values, (str(file),), kernels)
+    return Attachment(case, "torch", values, (str(file),), kernels, tuple(_of_calls(trace, found, calls)))
+
+
+def _shares(trace: _trace.Trace, found: Timeline) -> Iterator[tuple[str, float]]:
+    """The share of each family, and of the products of batches."""
+    yield from ((f"family_{family.name}", family.share) for family in found.families)
+    if (batched := _timeline.of_operators(trace, _BATCHED)) is not None:
+        yield "batched", batched
+
+
+def _of_calls(trace: _trace.Trace, whole: Timeline, calls: int) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Figures of each call by name; none where calls can't be told apart."""
+    parts = [(part, _timeline.timeline(part)) for part in _timeline.calls(trace, calls)]
+    if len(parts) < 2:
+        return
+    shares = [dict(_shares(*part)) for part in parts]
+    times = [{kernel.name: kernel.seconds for kernel in found.kernels} for _, found in parts]
+    yield "time", tuple(found.busy for _, found in parts)
+    yield from ((name, tuple(own[name] for own in shares)) for name in shares[0])
+    for kernel in whole.kernels[:MOST_KERNELS]:
+        if kernel.seconds >= _LEAST * whole.busy:
+            yield f"kernel.{kernel.name}", tuple(own[kernel.name] for own in times)
 
 
 # ---- A user's own script.

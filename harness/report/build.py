@@ -15,6 +15,7 @@ from harness.model import FAILED, Attachment, Difference, Limits, Machine, Resul
 from harness.report import (
     audit,
     claim_tables,
+    claims,
     columns,
     counted,
     kernels,
@@ -130,9 +131,9 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plo
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (sweeps.stop_table(sweep.over, sweep.stops),)))
     blocks += sections.sections(lines)
-    if claims := claim_tables.comparisons(scenario, lines):
-        notes = [Note(text) for text in claim_tables.explained(claims, run.header.machine.name)]
-        blocks.append(Section("Claims", (*notes, claim_tables.table(claims))))
+    if found := claims.comparisons(scenario, run):
+        notes = [Note(text) for text in claim_tables.explained(found, run.header.machine.name)]
+        blocks.append(Section("Claims", (*notes, claim_tables.table(found))))
     if sweep:
         blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
     return Section(scenario.title or scenario.name, tuple(blocks))
@@ -163,7 +164,7 @@ def screen(run: Run) -> Page:
     blocks: list[Block] = []
     for scenario, lines in by_scenario(run):
         sweep = sweeps.of(scenario.curve, lines, scenario.plot)
-        told_of = (*claim_tables.notes(claim_tables.comparisons(scenario, lines)), *sections.verdicts(lines))
+        told_of = (*claim_tables.notes(claims.comparisons(scenario, run)), *sections.verdicts(lines))
         if sweep:
             told.update(line.case.id for line in lines if line.result.status not in FAILED)
             stops = (Section("", tuple(sweeps.stop_notes(sweep.over, sweep.stops))),) if sweep.stops else ()

@@ -15,8 +15,9 @@ from harness.report.tree import Cell, Column, Kind, Table, text_column
 from harness.units import BYTES, MICROSECONDS, PLAIN, SECONDS, SHARE
 
 _BOUND = (
-    "the limit of the machine that the ceiling comes from: memory, a type that operations are done in, or the link. "
-    "Operations are compared with the burst peak, or with the settled one if the case keeps the machine under load"
+    "the limit of the machine that the ceiling comes from: memory, the types in which the variant does its operations, "
+    "or the link. Operations are compared with the burst peak, or with the settled one if the case keeps the machine "
+    "under load"
 )
 
 _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
@@ -24,6 +25,7 @@ _UNITS = {"s": SECONDS, "B": BYTES, "share": SHARE}
 _OF_TRACES = {
     "torch.idle": SHARE,
     "torch.host": SHARE,
+    "torch.batched": SHARE,
     "torch.gap": MICROSECONDS,
     **dict.fromkeys(("nsys.gap", "nsys.host", "nsys.span"), SECONDS),
 }

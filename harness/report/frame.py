@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from harness import metrics
 from harness.metrics import Subject
 from harness.model import Attachment, Case, Result, Run, Scenario, Value, by_group
+from harness.report import tool_figures
 from harness.report.roles import roles
 
 if TYPE_CHECKING:
@@ -63,13 +64,27 @@ def _lines(run: Run) -> Iterator[Line]:
             for result in group:
                 case = result.case
                 own = tuple(attachments[case.id])
-                attached = {f"{each.tool}.{name}": value for each in own for name, value in each.values}
                 subject = subjects[case.id].against(baseline)
                 on_one = replace(case, world=1)
                 if case.world > 1 and (on_one.id not in results or results[on_one.id].status == "unsupported"):
                     subject = replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
-                subject = replace(subject, facts={**subject.facts, **metrics.told(attached, result.time)})
+                told = metrics.told(tool_figures.every(own), result.time)
+                subject = replace(subject, facts={**subject.facts, **told})
+                attached = tool_figures.of_call(own)
                 yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
+
+
+@lru_cache(maxsize=1)
+def passes(run: Run) -> tuple[dict[tuple[str, str], Line], ...]:
+    """The lines of each process by themselves, by scenario and case, without what tools found; none for one process."""
+    numbers = sorted({measurement.process for measurement in run.measurements})
+    if len(numbers) < 2:
+        return ()
+    alone = (
+        replace(run, attachments=(), measurements=tuple(m for m in run.measurements if m.process == number))
+        for number in numbers
+    )
+    return tuple({(line.scenario.name, line.case.id): line for line in _lines(one)} for one in alone)
 
 
 def by_scenario(run: Run) -> Iterator[tuple[Scenario, list[Line]]]:

@@ -152,7 +152,7 @@ def _rooflines(run: Run, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plo
     for kind, rows in _with_settings(table, lines).groupby(["dtype", "cache"], sort=False):
         timed = rows.dropna(subset=["flops", "intensity"])
         cases = set(timed["case"])
-        over = roofline_plot.roofs([line.result.work for line in lines if line.case.id in cases], run.limits)
+        over = roofline_plot.roofs([line.result.work_done for line in lines if line.case.id in cases], run.limits)
         if over is None:
             continue
         plot = _plot(scenario, kind, timed, settings_of(lines))

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from dataclasses import dataclass
 
-from harness.report.tree import Cell, Column, Quantities, Range, Table
+from harness.report.tree import Bounds, Cell, Column, Quantities, Range, Table
 from harness.units import PLAIN, Unit, Written
 
 _ERROR_LENGTH = 160
@@ -56,6 +56,8 @@ def cell(found: Cell, form: Written = PLAIN.write) -> str:
         return found
     if isinstance(found, Range):
         return f"{form(found.low)} to {form(found.high)}"
+    if isinstance(found, Bounds):
+        return f"{found.unit.write(found.low)} to {found.unit.write(found.high)}"
     if isinstance(found, Quantities):
         return _summary(found)
     return form(found)

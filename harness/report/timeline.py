@@ -9,12 +9,13 @@ from pathlib import Path
 from harness import units
 from harness.profile import torch
 from harness.profile.torch import SHORT_GAP, Timeline
-from harness.report.tree import Block, Column, Facts, Figure, Note, Page, Section, Table, Terms, text_column
+from harness.report.tree import Block, Cell, Column, Facts, Figure, Note, Page, Section, Table, Terms, text_column
 
 NAME = "timeline.md"
 FIGURE = "plots/timeline.svg"
 _MOST_KERNELS = 20
 _LONGEST_NAME = 60
+_BUSY = "of busy time"
 _VIEWER = "https://ui.perfetto.dev"
 
 
@@ -70,14 +71,19 @@ def _of(seconds: float, found: Timeline) -> str:
 
 def _families(found: Timeline) -> Table:
     names = [*(torch.FAMILIES[family.name].title for family in found.families), "idle"]
-    return Table(
-        (
-            text_column("family", names),
-            Column("share", (*(family.share for family in found.families), found.idle_share), units.SHARE),
-            Column("time", (*(units.seconds(family.seconds) for family in found.families), units.seconds(found.idle))),
-            Column(_counted(found), (*(float(family.count) for family in found.families), ""), units.COUNT, keep=3),
-        )
+    made = (
+        text_column("family", names),
+        Column("share", (*(family.share for family in found.families), found.idle_share), units.SHARE),
+        Column(_BUSY, (*(_of_busy(family.share, found) for family in found.families), ""), units.SHARE, keep=4),
+        Column("time", (*(units.seconds(family.seconds) for family in found.families), units.seconds(found.idle))),
+        Column(_counted(found), (*(float(family.count) for family in found.families), ""), units.COUNT, keep=3),
     )
+    return Table(tuple(column for column in made if not column.is_empty))
+
+
+def _of_busy(share: float, found: Timeline) -> Cell:
+    """A share of the window as a share of the time in which a kernel ran; nothing for operators of a CPU."""
+    return share * found.time / found.busy if found.on_gpu and found.busy else ""
 
 
 def _alt(found: Timeline) -> str:
@@ -95,7 +101,8 @@ def _meanings(found: Timeline) -> Iterator[Block]:
     if found.on_gpu:
         yield Note(
             "Kernels that run at the same time share it, so that all shares and the idle share add up to 100%. The "
-            "times are sums of durations and may be more."
+            f"times are sums of durations and may be more. The column '{_BUSY}' leaves the idle time out, as other "
+            "profilers' summaries of kernels do."
         )
     else:
         yield Note("The time of an operator is its own, without the operators that it calls.")

@@ -33,7 +33,16 @@ class Range:
     high: float
 
 
-Cell = float | str | Quantities | Range
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Two bounds in SI units of their own unit, in a column of mixed units."""
+
+    low: float
+    high: float
+    unit: Unit
+
+
+Cell = float | str | Quantities | Range | Bounds
 """A value in SI units of the column's unit, or text; an empty text for nothing."""
 
 

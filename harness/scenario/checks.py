@@ -9,12 +9,14 @@ from pathlib import Path
 
 from harness.errors import InputError, Problem, nearest
 from harness.expressions import ExpressionError
-from harness.model import Case, Claim, Curve, Expectation, Timing
+from harness.model import Case, Claim, Curve, Expectation, Timing, Value
+from harness.model.case import written
 from harness.ops import ITEMSIZE, Op
 from harness.ops.known_cases import recognised
 from harness.scenario.definition import MOST_CASES, Definition, Setting
 from harness.scenario.documents import Document, KeyPath, read, shown
-from harness.scenario.schema import Names, ScenarioKeys, validate
+from harness.scenario.names import Names
+from harness.scenario.schema import ScenarioKeys, validate
 from harness.scenario.shapes import expand, value
 
 _MOST_CASES = 5 * MOST_CASES
@@ -96,7 +98,7 @@ def _definition(document: Document, catalogue: Mapping[str, Op]) -> Definition:
         cache=keys.cache,
         timing=Timing(**keys.timing.model_dump()),
         expect=tuple(_floors(keys)),
-        claims=tuple(Claim(**claim.model_dump()) for claim in keys.claims),
+        claims=tuple(Claim(**{**claim.model_dump(), "base": tuple(claim.base.items())}) for claim in keys.claims),
         curve=Curve(**keys.curve.model_dump()) if keys.curve else None,
         plot=keys.plot,
     )
@@ -152,11 +154,21 @@ def _places(
     globs: dict[KeyPath, str] = {("claims", index): claim.where for index, claim in enumerate(keys.claims)}
     for variant, entries in keys.expect.items():
         globs |= {("expect", variant, index): entry.where for index, entry in enumerate(entries)}
+    such = f"cases are such as {min(groups, default='')}"
     for path, where in globs.items():
         if not fnmatch.filter(names, where):
-            message = f"{shown(where)} matches no case of this scenario"
-            such = min(groups, default="")
-            yield document.problem((*path, "where"), message, f"cases are such as {such}")
+            yield document.problem((*path, "where"), f"{shown(where)} matches no case of this scenario", such)
+    have = {_written(setting.values) for setting in settings}
+    for index, claim in enumerate(keys.claims):
+        if claim.base and not any(_written({**setting.values, **claim.base}) in have for setting in settings):
+            yield document.problem(
+                ("claims", index, "base"), f"{shown(claim.base)} is of no case of this scenario", such
+            )
+
+
+def _written(values: Mapping[str, int | Value]) -> tuple[tuple[str, str], ...]:
+    """Sizes and choices that can be compared, whatever the types that a file gives them."""
+    return tuple((name, written(value)) for name, value in values.items())
 
 
 def _curve(document: Document, keys: ScenarioKeys, op: Op, settings: Sequence[Setting]) -> Iterator[Problem]:

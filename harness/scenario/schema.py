@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -17,35 +15,23 @@ from pydantic import (
     Field,
     Tag,
     ValidationError,
-    ValidationInfo,
     WithJsonSchema,
     create_model,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
-from harness.errors import Problem, clipped, nearest
+from harness.errors import Problem, nearest
 from harness.metrics import METRICS, claimed, floors
-from harness.model import LONGEST_CASE, Cache, Says, Timing
-from harness.ops import Op
+from harness.model import LONGEST_CASE, NEAR, Cache, Says, Timing
+from harness.scenario import names
 from harness.scenario.documents import Document, KeyPath, shown
+from harness.scenario.names import Names
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 _DEFAULT = Timing()
 _MOST_DEVICES = 1024
-_LONGEST = 300  # characters of a message
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The names that a file may use: all ops, its own op (None if unknown), and the dtypes and variants it measures."""
-
-    ops: Collection[str]
-    op: Op | None = None
-    dtypes: tuple[str, ...] = ()
-    variants: tuple[str, ...] = ()
 
 
 def _listed(value: object) -> object:
@@ -61,87 +47,21 @@ def _form(value: object) -> str | None:
     return None
 
 
-def _op(name: str, info: ValidationInfo[Names]) -> str:
-    if info.context.op and not info.context.op.variants:
-        raise _refused(f"op '{name}' has no variants", "add one with @OP.variant(...)")
-    return _known(name, info.context.ops, "no op is named")
-
-
-def _dtype(name: str, info: ValidationInfo[Names]) -> str:
-    op = info.context.op
-    return _known(name, op.dtypes, f"op '{op.name}' has no dtype") if op else name
-
-
-def _variant(name: str, info: ValidationInfo[Names]) -> str:
-    op = info.context.op
-    return _known(name, op.variants, f"op '{op.name}' has no variant") if op else name
-
-
-def _measured(name: str, info: ValidationInfo[Names]) -> str:
-    return _known(name, info.context.variants, "this scenario measures no variant") if info.context.op else name
-
-
-def _symbol(name: str, info: ValidationInfo[Names]) -> str:
-    op = info.context.op
-    return _known(name, op.symbols, f"op '{op.name}' has no symbol") if op else name
-
-
-def _metric(name: str) -> str:
-    if name not in claimed():
-        raise _refused(f"'{name}' isn't known here", nearest(name, claimed()))
-    return name
-
-
-def _over(name: str, info: ValidationInfo[Names]) -> str:
-    if name:
-        return _variant(name, info)
-    metric = METRICS.get(info.data.get("metric", ""))
-    if metric and metric.relative == "variant":
-        raise _refused("is missing", f"a claim of {metric.name} compares with another variant: name that variant")
-    return name
-
-
-def _value(value: float | None, info: ValidationInfo[Names]) -> float | None:
-    metric = METRICS.get(info.data.get("metric", ""))
-    says = info.data.get("says", "better")
-    if value is not None and says == "nothing":
-        raise _refused("stands beside 'says: nothing'", "remove one of them: a text gives a figure, or it doesn't")
-    if value is None and metric and not metric.said and says == "better":
-        raise _refused("is missing", f"give the text's {metric.title}, or 'says: nothing' where the text gives none")
-    return value
-
-
-def _choice(value: object) -> object:
-    if not isinstance(value, bool | int | float | str):
-        raise _refused(f"must be a name or a number, found {shown(value)}", "")
-    return value
-
-
-def _known(name: str, allowed: Collection[str], message: str) -> str:
-    if name not in allowed:
-        raise _refused(f"{message} '{name}'", nearest(name, allowed))
-    return name
-
-
-def _refused(message: str, advice: str) -> PydanticCustomError:
-    return PydanticCustomError("refused", "{message}", {"message": clipped(message, _LONGEST), "advice": advice})
-
-
 Text = Annotated[str, Field(min_length=1)]
 Row = Annotated[str, Field(pattern="^[A-Z][0-9]+$")]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(gt=0, le=LONGEST_CASE, allow_inf_nan=False)]
-OpName = Annotated[str, AfterValidator(_op)]
-DtypeName = Annotated[str, AfterValidator(_dtype)]
-VariantName = Annotated[str, AfterValidator(_variant)]
-MeasuredName = Annotated[str, AfterValidator(_measured)]
-SymbolName = Annotated[str, AfterValidator(_symbol)]
+OpName = Annotated[str, AfterValidator(names.op)]
+DtypeName = Annotated[str, AfterValidator(names.dtype)]
+VariantName = Annotated[str, AfterValidator(names.variant)]
+MeasuredName = Annotated[str, AfterValidator(names.measured)]
+SymbolName = Annotated[str, AfterValidator(names.symbol)]
 MetricName = Annotated[
-    str, AfterValidator(_metric), Field(json_schema_extra=lambda schema: schema.update(enum=[*claimed()]))
+    str, AfterValidator(names.metric), Field(json_schema_extra=lambda schema: schema.update(enum=[*claimed()]))
 ]
 _Choice = Annotated[
     Any,
-    AfterValidator(_choice),
+    AfterValidator(names.choice),
     WithJsonSchema({"anyOf": [{"type": kind} for kind in ("boolean", "integer", "number", "string")]}),
 ]
 Chosen = Annotated[
@@ -193,17 +113,26 @@ class ClaimKeys(_Keys):
     row: Row = Field(description="The technique's row, e.g. R2.")
     variant: VariantName = Field(description="The variant that the text speaks of.")
     metric: MetricName = Field(description="What the value is.")
-    over: Annotated[str, AfterValidator(_over)] = Field(
+    base: Annotated[dict[str, _Choice], AfterValidator(names.base)] = Field(
+        default_factory=dict,
+        description="Sizes and choices of the case that it is compared with, where they differ from its own, e.g. {F: "
+        "0}. The variant is the same unless 'over' names another one.",
+    )
+    over: Annotated[str, AfterValidator(names.over)] = Field(
         default="",
         validate_default=True,
-        description="The variant that it is compared with; a speed-up and traffic need one.",
+        description="The variant that it is compared with; a speed-up and traffic need one, or a base.",
     )
     says: Says = Field(
         default="better",
-        description="What a text without a value says: 'better' (faster, less traffic), or 'nothing', so that the "
-        "report shows what was measured and that the text gives no figure.",
+        description="How the figure here has to lie to the text's value, or without one to the other variant: 'better' "
+        "(at least as good as the value; faster, less traffic), 'worse' (at most as good; slower, more), 'equal' (as "
+        "near as 'within'). 'nothing' where the text says none of it, so that the report shows what was measured.",
     )
-    value: Annotated[Positive | None, AfterValidator(_value)] = Field(
+    within: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=NEAR, description="How far from the value counts as near, as a share of it."
+    )
+    value: Annotated[Positive | None, AfterValidator(names.value)] = Field(
         default=None,
         validate_default=True,
         description="In SI units: a ratio or share, B/s, s. Left out where the text gives none.",
@@ -230,7 +159,7 @@ class FloorKeys(_Keys):
     @model_validator(mode="after")
     def _something(self) -> Self:
         if not self.floors:
-            raise _refused("has no floor", f"allowed: {', '.join(sorted(floors()))}")
+            raise names.refused("has no floor", f"allowed: {', '.join(sorted(floors()))}")
         return self
 
 

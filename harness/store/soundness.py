@@ -73,7 +73,7 @@ def _of_counts(found: Measurement) -> str:
             return f"the work has a number that is {_NOT_WHOLE}"
         if work.again > work.read:
             return f"the work reads {work.again} bytes a second time, and {work.read} bytes at all"
-        for kind, count in work.flops:
+        for kind, count in (*work.flops, *found.arithmetic):
             if count >> 100:
                 return f"the operations in {kind} are {_NOT_WHOLE}"
     if (moved := found.traffic) and (moved.read | moved.written) >> 100:

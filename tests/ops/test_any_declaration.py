@@ -74,11 +74,13 @@ VARIANT = {
     "encode": None,
     "decode": None,
     "traffic": None,
+    "arithmetic": "",
     "unsupported": None,
     "timer": "",
     "returns": False,
     "place": "mine.py:1",
 }
+COUNTED = OP | {"flops": {"case": "N"}}
 TENSOR = {"name": "x", "shape": ("N",), "dtype": "case", "inplace": False, "kept": False}
 CHOICE = {"meaning": "m", "values": ("a",), "low": 0.0, "high": 1.0, "default": None}
 WORK = {"read": 1, "written": 2, "flops": (("float32", 3),), "sent": 0, "items": 1, "item": "i", "again": 0}
@@ -96,10 +98,11 @@ def use(op: Op, **variant: Any) -> None:
         for dtype in op.dtypes:
             work, traffic = op.work_of(sizes, dtype), op.traffic_of(made, sizes, dtype)
             op.kept_by(made, sizes, dtype)
+            done = op.work_done_by(made, sizes, dtype)
             case = Case(op.name, name, dtype, tuple((symbol, 8) for symbol in op.symbols))
             # A plan refuses tensors of a negative size, and of more bytes than 64 bits hold.
             if all(0 <= count < 2**63 for count in (work.read, work.written, traffic.read, traffic.written)):
-                reply = Measured(Measurement(case, "ok", work=work, traffic=traffic))
+                reply = Measured(Measurement(case, "ok", work=work, arithmetic=done.flops, traffic=traffic))
                 assert decode_reply(encode(reply)) == reply
 
 
@@ -130,6 +133,7 @@ DECLARED: dict[str, list[Declaration]] = {
         ({"found": None}, lambda found: op_with(work=lambda s, itemsize: found)),
         ({"read": 1}, lambda read: use(Op(**OP), traffic=lambda s, itemsize: Traffic(read, 2))),
         ({"found": 1}, lambda found: use(Op(**OP), traffic=lambda s, itemsize: found)),
+        ({"found": (("float32", 8),)}, lambda found: use(Op(**COUNTED), arithmetic=lambda s, itemsize: found)),
         ({"found": (8,)}, lambda found: op_with(outputs=(Tensor("y", lambda s: found),))),
     ],
 }

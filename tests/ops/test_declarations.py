@@ -64,6 +64,8 @@ VARIANTS = [
     ("unsupported=lambda: None", "unsupported of variant 'one' doesn't take 1 argument", ""),
     ("traffic=lambda s: Traffic(1, 2)", "traffic of variant 'one' doesn't take 2 arguments", ""),
     ("inputs=(Tensor('x', ('M',)),)", "op 'mine' has no symbol 'M'", "allowed: N, world"),
+    ("arithmetic='tf23'", "variant 'one' has the arithmetic 'tf23'", "did you mean 'tf32'"),
+    ("arithmetic=lambda s: ()", "arithmetic of variant 'one' doesn't take 2 arguments", ""),
 ]
 
 

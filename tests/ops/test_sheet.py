@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness import metrics, units
@@ -137,6 +139,42 @@ def test_no_variant_changes_the_work():
     op.variant("lean", "", outputs=(Tensor("bits", ("cdiv(N, 8)",), "uint8"),))(prepare)
     op.variant("leaner", "", traffic=lambda s, size: Traffic(0, 0))(prepare)
     assert op.work_of({"N": 4}, "float32") == before
+
+
+@pytest.mark.parametrize(
+    ("arithmetic", "done"),
+    [
+        ("", (("float16", 40), ("int8", 10))),
+        ("tf32", (("tf32", 50),)),
+        (lambda s, size: (("int8", 5 * s["N"]), ("case", 45 - 5 * s["N"] + 5)), (("int8", 50), ("float16", 0))),
+    ],
+    ids=["as the work", "one type", "several types"],
+)
+def test_a_variant_says_in_which_types_it_does_the_operations_of_the_work(arithmetic, done):
+    op = Op("o", "", N, (X,), (Y,), flops={"case": "4 * N", "int8": "N"})
+    before = op.work_of({"N": 10}, "float16")
+    op.variant("plain", "")(prepare)
+    op.variant("own", "", arithmetic=arithmetic)(prepare)
+    found = {name: op.work_done_by(variant, {"N": 10}, "float16") for name, variant in op.variants.items()}
+    assert op.work_of({"N": 10}, "float16") == before == found["plain"], "no other variant's figures move"
+    assert found["own"] == replace(before, flops=done)
+
+
+def test_a_variant_can_not_add_or_drop_operations():
+    op = Op("o", "", N, (X,), (Y,), flops={"case": "4 * N"})
+    op.variant("fewer", "", arithmetic=lambda s, size: (("tf32", s["N"]),))(prepare)
+    with pytest.raises(UsageError, match="gives 10 operations, and the work has 40") as caught:
+        op.work_done_by(op.variants["fewer"], {"N": 10}, "float16")
+    assert "test_sheet.py" in caught.value.message
+    op.variant("unknown", "", arithmetic=lambda s, size: (("tf16", 4 * s["N"]),))(prepare)
+    with pytest.raises(UsageError, match="arithmetic of variant 'unknown' has the type 'tf16'"):
+        op.work_done_by(op.variants["unknown"], {"N": 10}, "float16")
+
+
+def test_an_op_without_operations_has_none_in_any_type():
+    op = Op("o", "", N, (X,), (Y,))
+    op.variant("own", "", arithmetic="tf32")(prepare)
+    assert op.work_done_by(op.variants["own"], {"N": 10}, "float16") == op.work_of({"N": 10}, "float16")
 
 
 def test_traffic_is_the_variant_s_own_account_or_its_tensors_or_the_work():

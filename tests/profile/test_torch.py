@@ -227,6 +227,49 @@ def test_an_attachment_is_of_one_call_of_its_case(tmp_path: Path) -> None:
     )
 
 
+def call_of(start: float, length: float) -> list[Any]:
+    """A product of a batch, an addition, and 10 us in which nothing runs."""
+    product = kernel(GEMM, start, length, **{"External id": 3})
+    return [product, kernel(ADD, start + length, 20, **{"External id": 4})]
+
+
+def test_figures_of_each_call_are_kept_where_all_calls_launch_the_same(tmp_path: Path) -> None:
+    operators = [event("cpu_op", name, 0, 1, args={"External id": number}) for name, number in
+                 (("aten::bmm", 3), ("aten::add", 4))]  # fmt: skip
+    calls = [*call_of(0, 20), *call_of(50, 20), *call_of(100, 60)]
+    with gzip.open(tool.trace_of(tmp_path / "run", 1), "wt") as file:
+        json.dump({"traceEvents": [*operators, *calls]}, file)
+    (found,) = tool.read(tmp_path / "run", ["copy/a"], calls=3)
+    values, series = dict(found.values), dict(found.series)
+    assert values["batched"] == pytest.approx(values["family_gemm"]) == pytest.approx(100 / 180)
+    assert series["time"] == pytest.approx((40e-6, 40e-6, 80e-6))
+    assert series["family_gemm"] == series["batched"] == pytest.approx((0.5, 0.5, 0.75))
+    assert series[f"kernel.{GEMM}"] == pytest.approx((20e-6, 20e-6, 60e-6))
+    assert tool.imported(tool.trace_of(tmp_path / "run", 1), ["copy/a"])[0].series == (), "it is one call"
+
+
+@pytest.mark.parametrize(
+    ("more", "calls"),
+    [
+        pytest.param([kernel(GEMM, 170, 5)], 2, id="a call has another number of kernels"),
+        pytest.param([kernel("other", 170, 5), kernel("another", 180, 5)], 3, id="a call has other kernels"),
+        pytest.param([kernel(GEMM, 0, 5, device=1), kernel(ADD, 9, 5, device=1)], 3, id="two devices"),
+    ],
+)
+def test_calls_that_cannot_be_told_apart_have_no_figures(tmp_path: Path, more: list[Any], calls: int) -> None:
+    events = [*call_of(0, 20), *call_of(50, 20)]
+    for number, every in enumerate((events, [*events, *more]), 1):
+        with gzip.open(tool.trace_of(tmp_path / "run", number), "wt") as file:
+            json.dump({"traceEvents": every}, file)
+    assert tool.read(tmp_path / "run", ["copy/a"], calls=2)[0].series
+    assert tool.read(tmp_path / "run", ["", "copy/b"], calls=calls)[0].series == ()
+
+
+def test_without_operators_nothing_is_said_of_batches(tmp_path: Path) -> None:
+    (found,) = tool.imported(trace(tmp_path, kernel(GEMM, 0, 10, **{"External id": [3]})), ["a"])
+    assert "batched" not in dict(found.values)
+
+
 def test_a_trace_made_elsewhere_is_about_one_case_or_none(tmp_path: Path) -> None:
     file = trace(tmp_path, kernel(GEMM, 0, 10))
     (found,) = tool.imported(file, [])

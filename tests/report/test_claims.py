@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from harness.model import Claim, Measurement, Run, Traffic
-from harness.report.claim_tables import Comparison, comparisons, explained, notes, table
-from harness.report.frame import by_scenario
+from harness.report.claim_tables import claimed, explained, notes, table
+from harness.report.claim_tables import measured as shown
+from harness.report.claims import Comparison, comparisons
 from harness.report.text import cell
 
 SHAPES = ((("N", 2**20),), (("N", 2**22),))
@@ -25,19 +25,24 @@ def compared(measured: Callable[..., Measurement], make_run: Callable[..., Run])
             measured("eager", "float32", SHAPES[1], 0.25),
             measured("tuned", "float32", SHAPES[1], 0.75),
             measured("slow", "float32", SHAPES[1], status="timeout"),
+            measured("other", "float32", SHAPES[1], 0.5),
         ]
-        ((scenario, lines),) = by_scenario(make_run(cases, claims=(claim,)))
-        (comparison,) = comparisons(scenario, lines)
-        return comparison
+        return of_run(make_run(cases, claims=(claim,)))
 
     return ask
+
+
+def of_run(run: Run) -> Comparison:
+    """The only claim of the only scenario of a run."""
+    (comparison,) = comparisons(run.header.scenarios[0], run)
+    return comparison
 
 
 @pytest.fixture
 def answer(compared: Callable[[Claim], Comparison]) -> Callable[[Claim], tuple[str, str]]:
     def ask(claim: Claim) -> tuple[str, str]:
         comparison = compared(claim)
-        return cell(comparison.claimed), cell(comparison.measured)
+        return cell(claimed(comparison)), cell(shown(comparison))
 
     return ask
 
@@ -86,6 +91,8 @@ def test_a_case_that_failed_is_left_out_of_the_range(answer: Callable[[Claim], t
             Claim("R1", "tuned", "per_joule", 2, "V100"),
             "there is no metric named 'per_joule'; name the file of the op that adds it, with --ops",
         ),
+        # The first shape lacks it, the second has it.
+        (Claim("R1", "other", "kept", 2, "V100"), "this run doesn't say the bytes that a training step keeps"),
         (Claim("R1", "tuned", "time", 2, "V100", where="*/float16/*"), "no case here is like '*/float16/*'"),
     ],
 )
@@ -93,36 +100,14 @@ def test_what_was_not_measured_says_why(answer: Callable[[Claim], tuple[str, str
     assert answer(claim)[1] == f"not measured: {reason}"
 
 
-@pytest.mark.parametrize(
-    ("variant", "over", "where", "agrees"),
-    [
-        ("tuned", "eager", "*", "yes"),
-        ("slow", "eager", "*", "no"),
-        ("alike", "tuned", "*", "no: the same"),
-        ("eager", "slow", "*", "yes"),
-        ("fast", "eager", "*", ""),
-    ],
-)
-def test_a_direction_without_a_figure_agrees_or_not(
-    compared: Callable[[Claim], Comparison], variant: str, over: str, where: str, agrees: str
-) -> None:
-    found = compared(Claim("O20", variant, "speedup", None, "V100", over=over, where=where))
-    assert (found.claimed, found.agrees) == ("faster", agrees)
-
-
-def test_a_direction_may_agree_in_some_cases_only(measured: Callable[..., Measurement], make_run: Any) -> None:
-    cases = [measured("a", "float32", shape, 0.5) for shape in SHAPES]
-    cases += [measured("b", "float32", shape, share) for shape, share in zip(SHAPES, (0.6, 0.4), strict=True)]
-    ((scenario, lines),) = by_scenario(make_run(cases, claims=(Claim("O20", "b", "speedup", None, "V100", "a"),)))
-    (found,) = comparisons(scenario, lines)
-    assert found.agrees == "in 1 of 2 cases"
-
-
 def test_where_the_text_gives_no_figure_the_report_says_so(compared: Callable[[Claim], Comparison]) -> None:
     found = compared(Claim("D4", "slow", "speedup", None, "V100", over="eager", says="nothing"))
-    assert (found.claimed, cell(found.measured), found.agrees) == ("no figure", "0.50x", "")
+    assert (claimed(found), cell(shown(found)), found.verdict) == ("no figure", "0.50x", None)
     (note,) = notes([found])
-    assert note.text == "D4 has no figure in the text (slow: speed-up over eager): here 0.50x"
+    assert (
+        note.text
+        == "D4 has no figure in the text (slow: speed-up over eager): here 0.50x [0.50x to 0.50x, one process]"
+    )
     assert "on" not in [column.head for column in table([found]).columns], "a text without a figure has no hardware"
 
 
@@ -134,14 +119,15 @@ def test_bytes_that_were_only_counted_are_said_to_be(
 ) -> None:
     found = compared(Claim("D3", "tuned", metric, None, "V100", over=over, where="*/N1048576"))
     (note,) = notes([found])
-    assert note.text.endswith(f": here {here}")
+    assert note.text.endswith(f": here {here}; can't tell")
     heads = {column.head: column.cells for column in table([found]).columns}
     assert heads["how"] == ("by count",)
-    assert "agrees" not in heads, "a count can't disagree, so it agrees with nothing"
+    assert heads["verdict"] == ("can't tell",), "a count can't disagree, so it agrees with nothing"
     assert "By count" in " ".join(explained([found], "a GPU"))
 
 
 def test_only_words_that_the_table_has_are_explained(compared: Callable[[Claim], Comparison]) -> None:
-    plain = compared(Claim("R2", "tuned", "bandwidth", 1e12, "A100"))
-    told = "What the texts say about their hardware, beside what was found here on a GPU."
-    assert list(explained([plain], "a GPU")) == [told]
+    plain = compared(Claim("R2", "tuned", "speedup", None, "A100", over="eager", says="nothing"))
+    told = list(explained([plain], "a GPU"))
+    assert told[0] == "What the texts say about their hardware, beside what was found here on a GPU."
+    assert [text.split(":")[0] for text in told[1:]] == ["No figure", "Interval", "Over one process"]

@@ -175,6 +175,12 @@ def test_each_dtype_has_a_roofline_of_the_cases_that_have_a_time(made: Callable[
     assert second.alt == "gemm float32: roofline, M=1024, N=64, over operations a byte"
 
 
+def test_a_roof_is_of_a_type_in_which_a_variant_does_its_operations(made: Callable[..., Run], gemm: Build) -> None:
+    own = gemm("eager", LIGHT, 1, arithmetic=(("float32", LIGHT.operations),))
+    (both,) = rooflines(made(own, gemm("tuned", LIGHT, 1)))
+    assert {roof.kind for roof in both.roofs.compute} == {"float32", "float16"}
+
+
 def test_the_page_shows_and_explains_the_roofline(four: Run, run: Run, tmp_path: Path) -> None:
     paths = {path.name: path for path in report.write(four, tmp_path, ["markdown", "plots"])}
     page = paths["report.md"].read_text()

@@ -8,11 +8,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from harness import store
+from harness.model import Result
+from harness.ops import Catalogue
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -153,10 +156,32 @@ def test_what_is_compared_with_one_device_is_compared_with_the_baseline_there(ru
     assert alone.value("replicas", "efficiency") is None
 
 
+def test_a_texts_rungs_stand_as_graphs_too_once_they_were_run(runs: Any) -> None:
+    """`tf32` and `amp` of Swin-L as graphs in 60 and 40 ms, and of Swin-T only the second one."""
+    seconds = {"B128/model=swin_tiny": {"amp": 0.04}, "B64/model=swin_large": {"tf32": 0.06, "amp": 0.04}}
+    graphs = {}
+    for setting, times in seconds.items():
+        group = runs.group("swin_train", "float16", setting)
+        (one,) = group.results["amp"].measurements[:1]
+        timed = {name: replace(one, samples=(time,)) for name, time in times.items()}
+        results = {name: Result(found.case, (found,)) for name, found in timed.items()}
+        graphs[f"{setting},step=graph"] = replace(group, results=results)
+    found = SimpleNamespace(group=runs.group, found=lambda _op, _dtype, setting: graphs.get(setting))
+    lines = SCRIPT.swin_text(found)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    assert cells[0][-2:] == ["GPU busy", "Swin-L, both as graphs"], "a column without a figure isn't there"
+    rows = {row[1]: row for row in cells}
+    assert rows["`amp` over `tf32`"][2] == "1.63x"
+    assert rows["`amp` over `tf32`"][-1] == "1.50x"
+    assert rows["`attention` over `tf32`"][-1] == ""
+    without = SCRIPT.swin_text(SimpleNamespace(group=runs.group, found=lambda *_: None))
+    assert "as graphs" not in "".join(without)
+
+
 def test_every_kernel_source_says_what_its_steps_gained(runs: Any) -> None:
     from make_gains import GAINS, written
 
-    for op in SCRIPT.Catalogue().values():
+    for op in Catalogue().values():
         for file in (ROOT / "kernels").glob(f"*/{op.name}.cu"):
             text = file.read_text(encoding="utf-8")
             assert written(text, op, runs) == text, f"{file}: run scripts/make_gains.py"

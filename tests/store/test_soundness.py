@@ -85,6 +85,7 @@ def changed(folder: Path, name: str, line: int, path: str, value: Any) -> None:
         ("work.written", -1, "the work has a number that is negative"),
         ("work.again", 65, "the work reads 65 bytes a second time, and 64 bytes at all"),
         ("work.flops.0.1", 10**400, "the operations in float32 are negative, or 2**100 or more"),
+        ("arithmetic", [["tf32", -1]], "the operations in tf32 are negative, or 2**100 or more"),
         ("traffic.read", -1, "the traffic has a number that is negative"),
         ("facts.0.1", math.nan, "empty is nan"),
         ("kernels.0.registers", -1, "the kernel k has a number that is negative"),

@@ -34,4 +34,4 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _work(measurements: Sequence[Measurement]) -> Work | None:
-    return next((m.work for m in measurements if m.work), None)
+    return next((m.work_done for m in measurements if m.work), None)

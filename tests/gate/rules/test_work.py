@@ -97,3 +97,14 @@ def test_one_note_for_all_cases_names_the_first_few(
     assert note.message.count("(bytes read, bytes written)") == 3
     assert note.message.endswith("and 2 more")
     assert note.case is None
+
+
+def test_other_types_of_operations_are_other_work(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """Its ceiling is another one, so a floor of it may be passed without being faster."""
+    counted = replace(BYTES, flops=(("float16", 10),))
+    base, now = measured(work=counted), measured(work=counted, arithmetic=(("float32", 10),))
+    (note,) = work.judge(Evidence("main", (), (evidence(base=(base,), now=(now,)),)))
+    assert note.message.endswith("(types of operations)")
+    assert not list(work.judge(Evidence("main", (), (evidence(base=(now,), now=(now,)),))))

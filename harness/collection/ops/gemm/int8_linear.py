@@ -162,6 +162,7 @@ def _halves(ctx: Context, _: Tensors) -> dict[str, Any]:
 @OP.variant(
     "float16",
     "F.linear of the same numbers in float16",
+    arithmetic="float16",
     role="baseline",
     rows=("S14", "S15"),
     devices=ANY,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 from harness import metrics, units
 from harness.collection.steps.training import _traced
 from harness.metrics import Metric, Subject, over_variant
@@ -54,11 +57,12 @@ metrics.fact(
 )  # fmt: skip
 metrics.found(
     UNSCALE,
-    "share of unscaling",
+    "share of unscaling in busy time",
     units.FINE_SHARE,
-    "unscaling's share of a step's time, by a trace",
+    "time of the kernels that unscale gradients, over the time in which the GPU ran any kernel, by a trace; waits for "
+    "the host aren't in it",
     "lower",
-    _traced.unscaling,
+    _traced.share_of("unscale"),
     by_trace=True,
     after=ENERGY,
 )
@@ -70,4 +74,42 @@ metrics.found(
     "lower",
     lambda attached, _time: attached.get("losses.loss"),
     after=UNSCALE,
+)
+
+
+def _of_busy(
+    name: str, title: str, of: str, share: Callable[[Mapping[str, float], float | None], float | None]
+) -> None:
+    """Add the share of some kernels, which claims are about. Tables have the shares of all families already."""
+    hint = f"time of {of}, over the time in which the GPU ran any kernel, by a trace"
+    value = partial(_told, name)
+    metrics.add(
+        Metric(name, title, units.SHARE, value, hint, "lower", reported=True, by_trace=True, attached=share),
+        after=LOSS,
+    )
+
+
+def _told(name: str, s: Subject) -> float | None:
+    return s.facts.get(name)
+
+
+_of_busy("roll_share", "share of roll in busy time", "torch.roll's kernels", _traced.kernels_like("roll_cuda"))
+_of_busy(
+    "attention_share",
+    "share of attention in busy time",
+    "fused attention, products of batches and softmax",
+    _traced.attention,
+)
+_of_busy("gemm_share", "share of GEMM in busy time", "products of matrices", _traced.share_of("gemm"))
+metrics.add(
+    Metric(
+        "loss_ratio",
+        "loss of trainings",
+        units.FINE_RATIO,
+        over_variant(LOSS),
+        "mean loss of longer trainings, over the mean loss of another variant's from the same seeds",
+        "lower",
+        relative="variant",
+    ),
+    after=LOSS,
 )

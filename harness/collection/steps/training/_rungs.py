@@ -61,6 +61,11 @@ class Rung:
     windows: bool = False
     attention: bool = False
 
+    @property
+    def arithmetic(self) -> str:
+        """The type in which products and convolutions are done; '' for the case's, as under autocast."""
+        return "" if self.half != "none" else "tf32" if self.tf32 else "float32"
+
 
 def on(base: Rung, name: str, summary: str, *rows: str, **changes: Any) -> Rung:
     """A rung that keeps what its base has, but for the changes. rows: techniques of public texts that it shows."""

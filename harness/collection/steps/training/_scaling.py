@@ -57,7 +57,8 @@ def scaling_op(
         "step": Choice("how each rank's step is run", ("eager", "compile", "graph", "autotune")),
         **fields.pop("choices", {}),
     }
-    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
+    pages = "harness.collection.steps.training.report.hidden"
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, pages=pages, **fields)
     for way in WAYS:
         options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
         options["unsupported"] = partial(cant_run, way)

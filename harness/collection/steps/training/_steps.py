@@ -71,7 +71,7 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
 def add(op: Op, rung: Rung) -> None:
     """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
     devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
-    options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices}
+    options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices, "arithmetic": rung.arithmetic}
     options["unsupported"] = partial(cant_run, rung)
     op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
 

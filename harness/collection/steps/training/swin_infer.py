@@ -348,7 +348,20 @@ def products_of(config: SwinConfig, images: int) -> Iterator[tuple[int, int, int
         yield from ((rows, 3 * size, size), (rows, size, size), (rows, 4 * size, size), (rows, size, 4 * size))
 
 
-_INT8: dict[str, Any] = {"role": "ours", "rows": ("S14", "S16"), "unsupported": no_int8}
+def arithmetic_of_int8(symbols: Symbols, _itemsize: int) -> tuple[tuple[str, int], ...]:
+    """The products of blocks in int8; attention, the products between stages and both ends of the model in halves."""
+    config, images = config_of(symbols["model"]), symbols["B"]
+    of_blocks = [2 * rows * outputs * inputs for rows, outputs, inputs in products_of(config, images)]
+    int8 = sum(depth * sum(of_blocks[4 * stage : 4 * stage + 4]) for stage, depth in enumerate(config.depths))
+    return (("int8", int8), ("case", config.flops() * images - int8))
+
+
+_INT8: dict[str, Any] = {
+    "role": "ours",
+    "rows": ("S14", "S16"),
+    "unsupported": no_int8,
+    "arithmetic": arithmetic_of_int8,
+}
 
 
 @OP.variant("int8", "fused with the products of blocks in int8: static scales, one a tensor", **_INT8)

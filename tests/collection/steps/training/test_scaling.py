@@ -1,4 +1,4 @@
-"""Steps on several ranks: what is refused and noticed, what was hidden. test_many_ranks.py trains with gloo."""
+"""Steps on several ranks: what is refused and noticed. test_many_ranks.py trains with gloo."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from harness.collection.steps.training import _scaling
-from harness.collection.steps.training._hidden import report_trace, shares
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._ranks import WAYS, FlatMean, RankTrainer, Way
 from harness.collection.steps.training._rungs import FLOAT32, Rung
@@ -158,21 +157,6 @@ def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(mon
     assert len({weight.grad.untyped_storage().data_ptr() for weight in weights if weight.grad is not None}) == 1
 
 
-def test_what_was_hidden_is_the_intersection_of_both_kinds_of_kernels() -> None:
-    def kernel(name: str, start: float, seconds: float, cat: str = "kernel") -> dict[str, Any]:
-        return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": seconds}
-
-    events = [
-        kernel("conv", 0, 10),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 6, 8),
-        kernel("gemm", 12, 1),
-        kernel("cudaLaunchKernel", 0, 99, "cuda_runtime"),
-        {"ph": "M", "name": "process_name"},
-    ]
-    assert shares(events) == {"hidden_by_trace": pytest.approx(5 / 8), "communication": pytest.approx(8 / 14)}
-    assert shares(events[:1]) == {}
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> None:
     later: list[Callable[[], None]] = []
@@ -186,27 +170,6 @@ def test_steps_that_a_rank_s_overflow_has_all_skip_are_told(enabled: bool) -> No
     for call in later:
         call()
     assert told == ({"skipped_steps": 2} if enabled else {})
-
-
-@pytest.mark.parametrize("other", [None, "not permitted"])
-def test_where_a_rank_may_not_trace_no_rank_does(monkeypatch: pytest.MonkeyPatch, other: str | None) -> None:
-    """The case was timed by then. A rank that traced alone would wait in a collective for the others."""
-
-    def start(_: object) -> None:
-        if not other:
-            raise RuntimeError("CUPTI isn't there")
-
-    stopped: list[None] = []
-    kind = type(
-        "Profile", (), {"__init__": lambda *_, **__: None, "start": start, "stop": lambda _: stopped.append(None)}
-    )
-    monkeypatch.setattr("torch.profiler.profile", kind)
-    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
-    steps: list[None] = []
-    ctx: Any = SimpleNamespace(group=Pair(other), report=None)
-    report_trace(ctx, lambda: steps.append(None))
-    assert len(steps) == 1
-    assert len(stopped) == (1 if other else 0)
 
 
 @pytest.mark.gpu

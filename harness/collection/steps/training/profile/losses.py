@@ -69,8 +69,8 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:  # n
 
     Values: steps and size (of a batch) of each training, seeds (how many trainings), loss (the mean of all steps and
     seeds), last (the same of the last sixth of the steps). Series: `losses_<n>`, the losses of the n-th seed, as means
-    of steps that follow each other; `means`, the mean loss of each seed; `forced`, the steps that were made to
-    overflow; `skipped_<n>`, the steps that changed no weight.
+    of steps that follow each other; `means` and `loss`, the mean loss of each seed; `forced`, the steps that were made
+    to overflow; `skipped_<n>`, the steps that changed no weight.
     """
     return [_attachment(file_of(base, number)) for number, case in enumerate(cases, 1) if case]
 
@@ -102,7 +102,7 @@ def _attachment(file: Path) -> Attachment:
 
 def _series(found: CaseCurves, means: tuple[float, ...]) -> Iterator[tuple[str, tuple[float, ...]]]:
     length = -(-found.steps // POINTS)
-    yield "means", means
+    yield from (("means", means), ("loss", means))
     yield "forced", tuple(map(float, found.curves[0].forced))
     for number, curve in enumerate(found.curves, 1):
         parts = (curve.losses[first : first + length] for first in range(0, found.steps, length))

@@ -13,7 +13,7 @@ from harness.report.frame import Line
 from harness.report.sections import figure
 from harness.report.tree import Block, Figure, Note, Section
 
-ELSEWHERE = ("losses.", "torch.family_")
+ELSEWHERE = ("losses.", "torch.family_", "torch.batched")
 """Figures of tools that the sections show."""
 
 

@@ -1,7 +1,11 @@
-"""Steps of training, rung by rung: how many a second, and what each rung takes off a step by family of kernels."""
+"""Steps of training, rung by rung: how many a second, and what each rung takes off a step by family of kernels.
+
+The times of families and the idle time add up to the step, also as they are written: see `_hundredths`.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +25,8 @@ _LEAST = 0.01
 _SPEEDUP = "speedup"
 _BASE = "the rung above it whose steps differ least from its own"
 _CHANGE = "time of a step, or of its kernels of this family, less the same time of the rung that it is compared with"
+_UNIT = 1e-5
+"""Seconds of a hundredth of a millisecond, in which the tables have times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,46 +119,87 @@ def title(name: str) -> str:
 
 
 def tables(group: RungGroup) -> Iterator[Block]:
-    """Two tables of the traced rungs: the time of a step by family, and what each rung takes off."""
+    """Three tables of the traced rungs: the time of a step by family, their shares, and what each rung takes off."""
     if not group.parts:
         return
-    yield _by_family(group)
-    yield _taken_off(group)
+    times = {name: _hundredths(group.seconds(name)) for name in group.parts}
+    yield _by_family(group, times)
+    yield _of_busy(group)
+    yield _taken_off(group, times)
     yield Note(
-        "Times of families come from a trace; kernels that run at the same time share this time. Idle is the rest of a "
-        "step as it was timed without the profiler, which slows the host down."
+        "Times of families come from a trace; kernels that run at the same time share this time. The step was timed "
+        "without the profiler, which slows the host down. Idle is what the kernels leave of it, so that a row adds up "
+        "to the step. The shares are without idle time, as the shares of a profiler's summary of kernels are."
+        f"{_scaled(group)}"
     )
 
 
-def _by_family(group: RungGroup) -> Table:
+def _scaled(group: RungGroup) -> str:
+    """The sentence that names the rungs whose traced times were scaled down; nothing if there is none."""
+    longer = {name: parts.longer for name, parts in group.parts.items() if parts.longer}
+    if not longer:
+        return ""
+    told = ", ".join(f"{name} {units.percent(share, 2)}" for name, share in longer.items())
+    return (
+        " Where the kernels took longer in the trace than the whole step without it, their times are scaled down to "
+        f"the step, by: {told}."
+    )
+
+
+def _hundredths(parts: Mapping[str, float]) -> dict[str, int]:
+    """The times of parts in hundredths of a millisecond, whose sum is the rounded sum of the times.
+
+    Each time is rounded up or down: the times with the largest remainders are rounded up, as many as the sum needs.
+    """
+    exact = {name: seconds / _UNIT for name, seconds in parts.items()}
+    found = {name: math.floor(time) for name, time in exact.items()}
+    lacking = round(sum(exact.values())) - sum(found.values())
+    for name in sorted(exact, key=lambda name: found[name] - exact[name])[:lacking]:
+        found[name] += 1
+    return found
+
+
+def _by_family(group: RungGroup, times: Mapping[str, Mapping[str, int]]) -> Table:
     """A row for each rung: the step, its families, and what is left without a kernel."""
-    names = list(group.parts)
-    seconds = [group.seconds(name) for name in names]
-    steps = [group.parts[name].time for name in names]
     columns = [
-        text_column("rung", names),
-        Column("step", tuple(map(_milliseconds, steps)), hint=METRICS["time"].hint),
-        *(Column(title(key), tuple(_milliseconds(own[key]) for own in seconds)) for key in (*group.families, IDLE)),
+        text_column("rung", times),
+        Column("step", tuple(_milliseconds(sum(own.values())) for own in times.values()), hint=METRICS["time"].hint),
+        *(
+            Column(title(key), tuple(_milliseconds(own[key]) for own in times.values()))
+            for key in (*group.families, IDLE)
+        ),
         Column(
             "idle share",
-            tuple(own[IDLE] / step for own, step in zip(seconds, steps, strict=True)),
+            tuple(parts.idle / parts.time for parts in group.parts.values()),
             units.SHARE,
-            hint="share of a step in which no kernel ran, since the host hadn't launched one yet",
+            hint="share of a step in which no kernel ran: the host hadn't launched one, or the next one hadn't started",
         ),
     ]
     return Table(tuple(columns), f"Milliseconds of a step by family of kernels, {group.setting}")
 
 
-def _taken_off(group: RungGroup) -> Table:
+def _of_busy(group: RungGroup) -> Table:
+    """A row for each rung: the share of each family in the time in which a kernel ran."""
+    shares = [
+        {key: seconds / parts.busy for key, seconds in group.seconds(name).items()}
+        for name, parts in group.parts.items()
+    ]
+    columns = [
+        text_column("rung", group.parts),
+        *(Column(title(key), tuple(own[key] for own in shares), units.SHARE) for key in group.families),
+    ]
+    return Table(tuple(columns), f"Share of each family in the time in which a kernel runs, {group.setting}")
+
+
+def _taken_off(group: RungGroup, times: Mapping[str, Mapping[str, int]]) -> Table:
     """A row for each rung that has one to be compared with: the changes of the step and of each family."""
     bases = {name: _ladders.base(group.op, name, group.parts.keys()) for name in group.parts}
     pairs = [(name, base) for name, base in bases.items() if base]
 
     def change(key: str) -> tuple[str, ...]:
-        found = [group.seconds(name)[key] - group.seconds(base)[key] for name, base in pairs]
-        return tuple(map(_signed, found))
+        return tuple(_signed(times[name][key] - times[base][key]) for name, base in pairs)
 
-    steps = (_signed(group.parts[name].time - group.parts[base].time) for name, base in pairs)
+    steps = (_signed(sum(times[name].values()) - sum(times[base].values())) for name, base in pairs)
     columns = [
         text_column("rung", (name for name, _ in pairs)),
         text_column("compared with", (base for _, base in pairs), hint=_BASE),
@@ -162,11 +209,10 @@ def _taken_off(group: RungGroup) -> Table:
     return Table(tuple(columns), f"Milliseconds that each rung adds to a step (+) or takes off (-), {group.setting}")
 
 
-def _milliseconds(seconds: float) -> str:
-    return f"{1e3 * seconds:.2f}"
+def _milliseconds(hundredths: int) -> str:
+    return f"{hundredths / 100:.2f}"
 
 
-def _signed(seconds: float) -> str:
-    """A change in milliseconds; one that rounds to zero has no sign."""
-    rounded = round(1e3 * seconds, 2)
-    return f"{rounded:+.2f}" if rounded else "0.00"
+def _signed(hundredths: int) -> str:
+    """A change in milliseconds; one of zero has no sign."""
+    return f"{hundredths / 100:+.2f}" if hundredths else "0.00"

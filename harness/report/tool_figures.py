@@ -1,0 +1,62 @@
+"""Figures of what tools found of a case, by name: those of a call, and those of its kernels.
+
+    <tool>.<name>                  a figure of a call
+    <tool>.kernels.<counter>       a counter of all kernels of a call: a sum, or for a share the mean over their time
+    <tool>.kernel.<kernel>         seconds of a call that a kernel takes
+
+Metrics are computed from them (`Metric.attached`). Tables show the figures of a call alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from harness.model import COUNTERS, PIPE, STALL, Attachment, KernelProfile
+
+_TIME = "time"
+
+
+def of_call(found: Sequence[Attachment]) -> dict[str, float]:
+    """The figures of a call. Of several attachments of a tool the last one counts."""
+    return {f"{each.tool}.{name}": value for each in found for name, value in each.values}
+
+
+def every(found: Sequence[Attachment]) -> dict[str, float]:
+    """The figures of a call and of its kernels."""
+    return {**dict(pair for each in found for pair in _of_kernels(each)), **of_call(found)}
+
+
+def _of_kernels(found: Attachment) -> Iterator[tuple[str, float]]:
+    times: dict[str, float] = {}
+    for kernel in found.kernels:
+        times[kernel.name] = times.get(kernel.name, 0.0) + _seconds(kernel)
+    yield from ((f"{found.tool}.kernel.{name}", seconds) for name, seconds in times.items() if seconds)
+    if _are_all(found):
+        names = dict.fromkeys(name for kernel in found.kernels for name, _ in kernel.values)
+        yield from ((f"{found.tool}.kernels.{name}", value) for name in names for value in _merged(found.kernels, name))
+
+
+def _seconds(kernel: KernelProfile) -> float:
+    """Seconds of a call that a kernel takes; 0 if the tool doesn't tell."""
+    return kernel.launches * dict(kernel.values).get(_TIME, 0.0)
+
+
+def _are_all(found: Attachment) -> bool:
+    """Whether every kernel of a call is listed: of a long call some tools list the longest kernels alone."""
+    listed = sum(kernel.launches for kernel in found.kernels)
+    return listed >= dict(found.values).get("kernels", listed)
+
+
+def _merged(kernels: Sequence[KernelProfile], name: str) -> Iterator[float]:
+    """A counter of all kernels of a call; nothing where a kernel lacks it."""
+    known = [(kernel, value) for kernel in kernels if (value := dict(kernel.values).get(name)) is not None]
+    if len(known) < len(kernels):
+        return
+    if not _is_share(name):
+        yield sum(kernel.launches * value for kernel, value in known)
+    elif whole := sum(_seconds(kernel) for kernel in kernels):
+        yield sum(_seconds(kernel) * value for kernel, value in known) / whole
+
+
+def _is_share(name: str) -> bool:
+    return name.startswith((PIPE, STALL)) or (name in COUNTERS and COUNTERS[name].unit == "share")

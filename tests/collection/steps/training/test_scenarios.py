@@ -9,6 +9,7 @@ import pytest
 from harness.collection.models import MODELS
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._rungs import AUTOTUNE, BERT, RESNET, SWIN
+from harness.collection.steps.training._steps import cant_run
 from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Timing
@@ -69,6 +70,16 @@ def test_every_rung_is_measured_as_a_graph_once(op):
     assert not by_choice & as_variants
 
 
+def test_what_clipping_costs_is_measured_in_the_same_cases_with_and_without():
+    found = [job.case for job in jobs("bert_clip", "cuda")]
+    with_, without = ([case for case in found if case.values["clip"] == clip] for clip in (1.0, "none"))
+    assert {(case.variant, case.shape) for case in with_} == {(case.variant, case.shape) for case in without}
+    assert all(cant_run(rung_of("bert_train", case.variant), case) is None for case in found)
+    other = {job.case.values["clip"] for name in ("bert_train", "train_graphs") for job in jobs(name, "cuda")
+             if job.case.op == "bert_train"}  # fmt: skip
+    assert other == {"none"}
+
+
 def test_inference_has_every_variant_but_those_that_try_kernels_for_minutes():
     every = CATALOGUE["swin_infer"].variants.keys()
     slow = {name for name in every if "_autotune" in name}
@@ -88,7 +99,7 @@ def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune", "train_graphs"]
+    "name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune", "train_graphs", "bert_clip"]
 )
 def test_the_scenarios_of_a_gpu_have_whole_models(name):
     found = {job.case.values["model"] for job in jobs(name, "cuda")}

@@ -70,6 +70,15 @@ def test_every_rung_is_measured_as_a_graph_once(op):
     assert not by_choice & as_variants
 
 
+def test_losses_are_of_all_models_of_the_text_and_of_both_ways_of_unscaling():
+    found = {(job.case.op, job.case.values["model"], job.case.variant) for job in jobs("losses", "cuda")}
+    swins = ("swin_tiny", "swin_base", "swin_large")
+    assert {("swin_train", model, name) for model in swins for name in ("float32", "attention")} < found
+    unscaled = {(op, model) for op, model, name in found if name == "unscale"}
+    assert unscaled == {("bert_train", "bert_base"), ("resnet50_train", "resnet50")}
+    assert {(op, model, "unscale_loop") for op, model in unscaled} < found
+
+
 def test_what_clipping_costs_is_measured_in_the_same_cases_with_and_without():
     found = [job.case for job in jobs("bert_clip", "cuda")]
     with_, without = ([case for case in found if case.values["clip"] == clip] for clip in (1.0, "none"))

@@ -88,7 +88,7 @@ class Trainer:
         self.halves = [(one, master) for one, master in pairs if one is not master]
         self.optimizer = _optimizer(rung, setup.config, self.masters, capturable=rung.graph and self.is_capturable)
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
-        _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
+        _seed(rung, setup)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
@@ -194,14 +194,18 @@ def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
     return on_two_streams(model, setup.device)
 
 
-def _seed(rung: Rung, seed: int) -> None:
+def _seed(rung: Rung, setup: Setup) -> None:
     """Begin random numbers anew, our kernels' too."""
     import torch
 
+    seed = setup.seed + 1 + setup.shard
     torch.manual_seed(seed)
     if rung.norm:
         from harness.collection import nn
 
+        if rung.dropout:
+            # Now there is a number of the next call: code that is compiled without one is compiled again with it.
+            nn.dropout(torch.zeros(1, device=setup.device), 0.5)
         nn.manual_seed(seed)
 
 

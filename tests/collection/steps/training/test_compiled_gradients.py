@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._dynamo.backends.common import aot_autograd
 
+from harness.collection import nn
 from harness.collection.models import MODELS
 from harness.collection.nn import _rows
 from harness.collection.steps.training import _first_step, _trainer
@@ -76,6 +77,16 @@ def test_a_rung_and_its_graph_are_checked_by_one_compilation(backward, monkeypat
     found = [_first_step.complaints(rung, SETUP) for rung in (COMPILE, rung_of("bert_train", "compile_graph"))]
     assert found == [("compiled, told",)] * 2
     assert _first_step._of_compiled.cache_info().misses == 1
+
+
+def test_code_is_compiled_once(backward):
+    """Also where no dropout of ours was called before, which counts its calls."""
+    nn.forget()
+    backward()
+    trainer = Trainer(OURS, SETUP)
+    trainer.loss_of_step()
+    with torch.compiler.set_stance("fail_on_recompile"):
+        trainer.loss_of_step()
 
 
 WRONG = {

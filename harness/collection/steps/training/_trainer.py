@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
-from harness.collection.steps.training import _operators
+from harness.collection.steps.training import _operators, _ranges
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import captured
 from harness.ops import compiled
@@ -88,6 +88,7 @@ class Trainer:
         self.halves = [(one, master) for one, master in pairs if one is not master]
         self.optimizer = _optimizer(rung, setup.config, self.masters, capturable=rung.graph and self.is_capturable)
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
+        _ranges.add_where_wanted(self)
         _seed(rung, setup)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
@@ -115,16 +116,25 @@ class Trainer:
 
     def _backward(self) -> torch.Tensor:
         """Forward and backward, which make new gradients. Gives the loss."""
-        import torch
-
         for weight in self.weights:
             weight.grad = None
+        loss = self._forward()
+        self._differentiate(loss)
+        return loss.detach()
+
+    def _forward(self) -> torch.Tensor:
+        """The loss."""
+        import torch
+
         with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
-            loss = self.loss(self.called, self.batch)
+            loss: torch.Tensor = self.loss(self.called, self.batch)
+        return loss
+
+    def _differentiate(self, loss: torch.Tensor) -> None:
+        """Put the gradients of the scaled loss in place."""
         self.scaler.scale(loss).backward()
         if self.second_stream:
             self.second_stream.join()
-        return loss.detach()
 
     def _update(self) -> None:
         """The optimizer's step, and the scale of the next loss."""

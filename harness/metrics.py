@@ -238,7 +238,7 @@ def values(subject: Subject) -> dict[str, float | None]:
 def told(attached: Mapping[str, float], time: float | None) -> dict[str, float]:
     """Figures that tools tell of a case, by the names of their metrics, sorted.
 
-    attached: what tools found of it, as '<tool>.<name>'. time: seconds of a call, without a tool.
+    attached: what tools found of a call, as '<tool>.<name>'. time: seconds of a call, without a tool.
     """
     tell = {name: metric.attached(attached, time) for name, metric in sorted(METRICS.items()) if metric.attached}
     return {name: value for name, value in tell.items() if value is not None}

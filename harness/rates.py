@@ -107,16 +107,16 @@ def kernels_most(what: Callable[[KernelFacts], int]) -> Callable[[Subject], floa
     return lambda s: max(map(what, s.kernels), default=None)
 
 
-# ---- From the figures of Nsight Compute, as `report/tool_figures.py` names them: of all kernels of a call.
+# ---- From counters of all kernels of a call.
 
-_OF_KERNELS = "ncu.kernels."
+_COUNTED = "ncu."
 
 
 def sum_of_counters(*counters: str) -> Callable[[Mapping[str, float], float | None], float | None]:
     """A function for `Metric.attached`: the sum of counters over all kernels of a call; None without all of them."""
 
     def total(attached: Mapping[str, float], _time: float | None) -> float | None:
-        values = [attached.get(f"{_OF_KERNELS}{name}") for name in counters]
+        values = [attached.get(f"{_COUNTED}{name}") for name in counters]
         known = [value for value in values if value is not None]
         return sum(known) if len(known) == len(values) else None
 
@@ -125,6 +125,6 @@ def sum_of_counters(*counters: str) -> Callable[[Mapping[str, float], float | No
 
 def compute_busy(attached: Mapping[str, float], _time: float | None) -> float | None:
     """The largest share that any pipe of a multiprocessor, or its schedulers, have of what they can do."""
-    issued = f"{_OF_KERNELS}issue_active"
-    shares = [value for name, value in attached.items() if name == issued or name.startswith(f"{_OF_KERNELS}{PIPE}")]
+    issued = f"{_COUNTED}issue_active"
+    shares = [value for name, value in attached.items() if name == issued or name.startswith(f"{_COUNTED}{PIPE}")]
     return max(shares) if issued in attached else None

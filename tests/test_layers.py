@@ -148,6 +148,7 @@ def test_the_instrument_imports_nothing_of_the_collection() -> None:
 
 
 PUBLIC = {"cuda", "errors", "expressions", "families", "intervals", "metrics", "model", "ops", "paths", "units"}
+PUBLIC |= {"ranges"}
 """Rooms of the instrument that an op may use, a plug-in's as well as one of the collection."""
 PUBLIC_FOR_PAGES = {"report"}
 """Rooms for what an op says of its reports, which `Op.pages` names."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import timeit
+from pathlib import Path
 
 import pytest
 
@@ -32,14 +35,29 @@ def test_a_range_costs_less_than_a_microsecond_where_no_profiler_listens():
     assert min(timeit.repeat(one, number=500, repeat=200)) / 500 < 1e-6
 
 
-def test_the_package_has_what_a_profiler_that_listens_needs():
-    """Without a profiler it gives domains that do nothing, so the one that registers strings is asked for by name."""
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler is installed")
+@pytest.mark.parametrize("refuses", [0, 1])
+def test_a_profiler_sees_ranges_whether_it_knows_the_payload_extension_or_not(tmp_path, refuses):
+    """The package itself gives a domain that does nothing to a profiler that refuses the extension."""
+    library, source = tmp_path / "listener.so", Path(__file__).with_name("nvtx_listener.c")
+    subprocess.run(["cc", "-shared", "-fPIC", f"-DREFUSES={refuses}", source, "-o", library], check=True)
     code = (
-        "from nvtx._lib import lib\n"
-        "lib.initialize()\n"
-        "domain = lib.Domain('harness')\n"
-        "attributes = domain.get_event_attributes(message='a')\n"
-        "domain.push_range(attributes)\n"
-        "domain.pop_range()\n"
+        "import nvtx\n"
+        "from harness.ranges import NvtxRange\n"
+        "for _ in range(2):\n"
+        "    with NvtxRange('outer'), NvtxRange('inner'):\n"
+        "        pass\n"
+        "print(type(nvtx.get_domain('other')).__name__, flush=True)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    environment = {**os.environ, "NVTX_INJECTION64_PATH": str(library)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    seen = ["push harness outer", "push harness inner", "pop harness", "pop harness"] * 2
+    assert done.stdout.splitlines() == [*seen, "DummyDomain" if refuses else "Domain"]
+
+
+def test_a_package_without_the_names_that_we_know_is_used_as_it_is(monkeypatch):
+    monkeypatch.setenv("NVTX_INJECTION64_PATH", "/no/such/profiler.so")
+    monkeypatch.delattr("nvtx._lib.lib.DomainHandle")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nvtx.get_domain", lambda name: f"the domain {name}")
+        assert ranges._domain.__wrapped__() == "the domain harness"

@@ -161,7 +161,15 @@ STEPS |= {"resnet50_scaling", "bert_scaling", "swin_scaling", "image_pipeline"}
         ("kernels/rows/norm.cuh", {"layer_norm", "rms_norm", "layer_norm_window_partition", *STEPS}),
         (
             "kernels/include/bias.cuh",
-            {"bias_add", "bias_residual", "bias_dropout_residual", "two_biases", "linear_bias", *STEPS},
+            {
+                "bias_add",
+                "bias_residual",
+                "bias_dropout_residual",
+                "two_biases",
+                "linear_bias",
+                "linear_activation",
+                *STEPS,
+            },
         ),
         ("harness/collection/models/swin.py", STEPS),
         ("harness/collection/nn/_scaler.py", STEPS),

@@ -104,6 +104,17 @@ def test_values_without_spread_have_a_mean_that_is_known() -> None:
     assert [mean.p_below(limit) for limit in (-0.26, -0.25, -0.24)] == [1, 1, 0]
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 30])
+def test_the_interval_of_a_mean_is_that_of_the_t_test_of_logarithms_where_there_are_some(count: int) -> None:
+    values = np.random.default_rng(count).lognormal(1.0, 0.3, count)
+    for given, back in ((values, np.exp), (-values, lambda bound: bound)):
+        logs = np.log(given) if given[0] > 0 else given
+        exact = scipy.stats.ttest_1samp(logs, 0).confidence_interval(0.95)
+        low, high = stats.mean_interval(given.tolist())
+        assert (low, high) == pytest.approx((back(exact.low), back(exact.high)), rel=1e-9)
+    assert stats.mean_interval([2.0, 2.0]) == pytest.approx((2.0, 2.0))
+
+
 def closed(ps: list[float], level: float, family: int) -> list[bool]:
     """Holm's method from its definition: rejected is what Bonferroni rejects in every subset of the family."""
     all_ps = [*ps, *([1.0] * (family - len(ps)))]

@@ -29,7 +29,7 @@ EXAMPLES = (
     "  harness profile ncu --run reports/mine --only '*/tuned/*'\n"
     "  harness profile nsys prelu --print           to run it elsewhere\n"
     "  harness profile ncu --run reports/mine --import tuned.ncu-rep\n"
-    "  harness profile nsys --import mine.sqlite    the kernels of any recording\n"
+    "  harness profile nsys --import mine.sqlite    any recording's kernels, ranges\n"
     "  harness profile torch -- python train.py     a program of your own"
 )
 _PROGRAM = "harness.program"
@@ -338,12 +338,12 @@ def _tell(folder: Path, attachments: Sequence[Attachment], plugins: Sequence[Pat
 
 
 def _show(attachments: Sequence[Attachment]) -> None:
-    """Print a table for each case."""
+    """Print the tables of each case."""
     from harness.cli.console import open_console
-    from harness.report import kernels, terminal
+    from harness.report import kernels, range_tables, terminal
     from harness.report.tree import Page
 
-    terminal.show(Page("", tuple(kernels.tables(attachments))), open_console())
+    terminal.show(Page("", (*kernels.tables(attachments), *range_tables.blocks(attachments))), open_console())
 
 
 def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:

@@ -29,6 +29,7 @@ MANY = 24
 """Algorithms that are tried where the fastest is searched for."""
 MISSING = "needs nvmath-python, which gives cuBLASLt to Python: pip install 'gpu-bench-harness[gemm]'"
 
+Activation = Literal["", "relu", "gelu"]
 Alpha = Literal["one", "device", "columns"]
 Order = Literal["", "COL4_4R2_8C", "COL32_2R_4R4"]
 
@@ -45,6 +46,7 @@ _TYPES = {
 class Gemm:
     """A matrix product: y (m, n) = alpha * x (m, k) times the weights, plus a bias for each column; or a batch of them.
 
+    activation: what is applied then; gelu by its formula with a hyperbolic tangent, the only one that cuBLASLt has.
     dtype: of x and the weights. out: of y. as_rows: the weights are (n, k), as nn.Linear has them; otherwise (k, n).
     alpha: 'one'; 'device', a factor in the device's memory; 'columns', a factor for each column of y there. order: one
     of cuBLASLt's own orders of the weights; then x and y are in its order COL32. All matrices are contiguous.
@@ -60,6 +62,7 @@ class Gemm:
     as_rows: bool = True
     batch: int = 1
     bias: bool = False
+    activation: Activation = ""
     alpha: Alpha = "one"
     order: Order = ""
 
@@ -67,6 +70,11 @@ class Gemm:
     def compute(self) -> str:
         """The type that cuBLASLt adds up in."""
         return "COMPUTE_32I" if self.dtype == "int8" else "COMPUTE_32F"
+
+    @property
+    def epilogue(self) -> str:
+        """The name that cuBLASLt has for what it does to the sums before it writes them; '' for nothing."""
+        return "_".join(filter(None, (self.activation.upper(), "BIAS" if self.bias else "")))
 
     @property
     def scale(self) -> str:
@@ -245,8 +253,9 @@ class _Description:
         self._held: dict[str, Any] = {}
         for name, is_transposed in zip(("TRANSA", "TRANSB"), product.transposed, strict=True):
             self._describe(name, int(is_transposed))
+        if product.epilogue:
+            self._describe("EPILOGUE", lt.Epilogue[product.epilogue])
         if product.bias:
-            self._describe("EPILOGUE", lt.Epilogue.BIAS)
             self.set_bias(_ALIGNED)  # any aligned address: algorithms are chosen by it, too
         modes = {"one": "HOST", "device": "DEVICE", "columns": "ALPHA_DEVICE_VECTOR_BETA_ZERO"}
         self._describe("POINTER_MODE", lt.PointerMode[modes[product.alpha]])

@@ -105,7 +105,6 @@ class Measurement:
     call_samples: tuple[float, ...] = ()
     timer: Timer = ""
     work: Work | None = None
-    arithmetic: tuple[tuple[str, int], ...] = ()
     traffic: Traffic | None = None
     facts: tuple[tuple[str, float], ...] = ()
     warnings: tuple[Warning, ...] = ()
@@ -120,6 +119,7 @@ class Measurement:
     kernels: tuple[KernelFacts, ...] = ()
     phases: tuple[tuple[str, float], ...] = ()
     code: Code | None = None
+    arithmetic: tuple[tuple[str, int], ...] = ()
 
     @property
     def work_done(self) -> Work | None:
@@ -215,11 +215,28 @@ class KernelProfile:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeProfile:
+    """What a tool saw of the NVTX ranges of one name that lie in ranges of the same names.
+
+    depth: how many ranges lie around it. The range around it is the last one ahead of it in the list whose depth is
+    smaller by 1. count: ranges in one call of the case. values: figures by name. time: seconds of the host in these
+    ranges, a call. median: seconds of the host in one range. kernels, kernel_time: how many kernels were launched in
+    them, and the seconds that these took, a call.
+    """
+
+    name: str
+    depth: int
+    count: float
+    values: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """What a profiler or an audit found about a case: figures of a call, in SI units, and files of the run's folder.
 
     kernels: what it saw of each kernel, in the order of their first launch. series: lists of figures by name, such as
-    the losses of a training, step by step.
+    the losses of a training, step by step. ranges: what it saw of NVTX ranges, those around others first. notes:
+    sentences about what it couldn't see.
     """
 
     case: str
@@ -228,6 +245,8 @@ class Attachment:
     files: tuple[str, ...] = ()
     kernels: tuple[KernelProfile, ...] = ()
     series: tuple[tuple[str, tuple[float, ...]], ...] = ()
+    ranges: tuple[RangeProfile, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def by_group(results: Iterable[Result]) -> dict[str, list[Result]]:

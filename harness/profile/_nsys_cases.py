@@ -10,14 +10,16 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
 from harness.devices import MARK
 from harness.errors import UsageError
 from harness.intervals import length, merged
 from harness.model import Attachment, KernelProfile
+from harness.profile._nsys_ranges import RangeTree
 from harness.profile._nsys_sqlite import GpuWork, HostCall, NsysTrace, TraceRange
 from harness.ranges import DOMAIN
 
@@ -25,12 +27,22 @@ _CASE = re.compile(r"[\w.=,@+-]+(/[\w.=,@+-]+){3,}")
 """An id of a case: op, variant, dtype and shape, perhaps more. Ranges of other steps, 'check: <id>', aren't ids."""
 _NAMED = 20  # cases that a message names
 _SECONDS = 1e-9  # of a nanosecond
+_NEWER_NVTX = (
+    "this Nsight Systems sees no ranges of the program's package nvtx, which is too new for it: take nvtx 0.2.11, or a "
+    "newer Nsight Systems"
+)
+_NO_KERNELS = "The recording has no kernels, so that only its NVTX ranges are told."
 
 
 @dataclass(slots=True)
 class _Part:
-    """What happened in one range."""
+    """What happened in one range, the whole; or in all of a program, whose whole is None. All in the order of time.
 
+    ranges: those that began in it, also of other threads.
+    """
+
+    whole: TraceRange | None = None
+    ranges: list[TraceRange] = field(default_factory=list)
     calls: list[HostCall] = field(default_factory=list)
     work: list[GpuWork] = field(default_factory=list)
 
@@ -38,15 +50,38 @@ class _Part:
         """The work of a kind, in the order in which it began."""
         return [each for each in self.work if each.kind == kind]
 
+    def lies_in(self, each: TraceRange) -> bool:
+        """Whether the part's own range lies in a range that began with it; or is that range."""
+        whole = self.whole
+        return each is whole or (whole is not None and each.thread == whole.thread and each.end > whole.end)
 
-def attachments(trace: NsysTrace, cases: Sequence[str], calls: int) -> list[Attachment]:
+
+class _Lane:
+    """The outermost of some ranges, which don't overlap, each with its part."""
+
+    def __init__(self, ranges: Iterable[TraceRange], parts: Mapping[TraceRange, _Part]) -> None:
+        kept = _outermost(ranges)
+        self._starts = [each.start for each in kept]
+        self._ends = [each.end for each in kept]
+        self._parts = [parts[each] for each in kept]
+
+    def at(self, time: int) -> _Part | None:
+        """The part whose range was open at a time."""
+        last = bisect_right(self._starts, time) - 1
+        return self._parts[last] if last >= 0 and time < self._ends[last] else None
+
+
+def attachments(trace: NsysTrace, cases: Sequence[str], calls: int, *, ranges_alone: bool = True) -> list[Attachment]:
     """What each case did: one attachment for each of `cases` that the recording has, in their order.
 
-    With no `cases` these are all that it has. A recording without ranges of ours is a program of the user's: its
-    outermost ranges count as cases, by their text. If it has none, the whole is one case, whose id is ''.
-    calls: how often each range made its calls; 0 if that isn't known, which gives sums of a range. Raises UsageError if
-    the recording has none of the cases, or has graphs as a whole where their kernels should be.
+    With no `cases` these are all that it has. A recording without cases of ours is a program of the user's: its
+    outermost ranges count as cases, by their text. If it has no ranges, or has no kernels, the whole is one case, whose
+    id is ''. calls: how often each range made its calls; 0 if that isn't known, which gives sums of a range.
+    ranges_alone: whether a recording without kernels will do. Raises UsageError if the recording has none of the cases,
+    or nothing to tell, or has graphs as a whole where their kernels should be.
     """
+    if not trace.has_kernels and not (trace.ranges and ranges_alone):
+        raise _without_kernels(trace)
     found = _by_case(trace, cases)
     for case, parts in found.items():
         if any(part.of("graph") for part in parts):
@@ -54,25 +89,41 @@ def attachments(trace: NsysTrace, cases: Sequence[str], calls: int) -> list[Atta
                 f"{trace.file}: '{case}' launched CUDA graphs, which were recorded without their kernels",
                 "record it again with --cuda-graph-trace=node",
             )
-    return [_attachment(case, parts, calls) for case, parts in found.items()]
+    return [_attachment(case, parts, calls, trace) for case, parts in found.items()]
+
+
+def _without_kernels(trace: NsysTrace) -> UsageError:
+    about = ("cuda",) if trace.ranges else ("cuda", "nvtx")
+    notes = _notes(trace, *about)
+    said = f"; Nsight Systems noted: {' '.join(notes)}" if notes else ""
+    advice = (
+        "check that the program used the GPU, and that it was recorded with --trace=cuda,nvtx; "
+        "Nsight Systems must be at least as new as the driver"
+    )
+    if not trace.ranges and any("payload extension is incompatible" in note for note in notes):
+        advice = f"{_NEWER_NVTX}; for kernels, {advice}"
+    return UsageError(f"{trace.file}: holds no kernels{'' if trace.ranges else ' and no NVTX ranges'}{said}", advice)
+
+
+def _notes(trace: NsysTrace, *about: str) -> list[str]:
+    """What Nsight Systems noted about these words."""
+    return [note for note in trace.notes if any(word in note.lower() for word in about)]
 
 
 def _by_case(trace: NsysTrace, cases: Sequence[str]) -> dict[str, list[_Part]]:
     ours = [each for each in trace.ranges if each.domain == DOMAIN]
-    if not ours and not cases:
-        ranges = [each for each in trace.ranges if each.text]
-        if not ranges:
-            return {"": [_whole(trace)]}
-        outermost = [each for own in _by_thread(ranges).values() for each in own]
-        return _in_ranges(trace, sorted(outermost, key=lambda each: each.start))
     ranges = [each for each in ours if _CASE.fullmatch(each.text)]
+    if not cases and not (ours if trace.has_kernels else ranges):
+        named = [each for each in trace.ranges if each.text] if trace.has_kernels else []
+        outermost = [each for own in _by(attrgetter("thread"), named).values() for each in _outermost(own)]
+        return _in_ranges(trace, sorted(outermost, key=attrgetter("start"))) if named else {"": [_whole(trace)]}
     held = {each.text: None for each in ranges}
     wanted = [case for case in cases if case in held] if cases else list(held)
     if not wanted:
-        named = ", ".join(islice(held, _NAMED)) + (f" and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
+        listed = ", ".join(islice(held, _NAMED)) + (f" and {len(held) - _NAMED} more" if len(held) > _NAMED else "")
         raise UsageError(
             f"{trace.file}: holds the calls of no case" + (" that was asked for" if cases and held else ""),
-            f"it has {named}" if held else f"each is an NVTX range of the domain '{DOMAIN}' by the case's id",
+            f"it has {listed}" if held else f"each is an NVTX range of the domain '{DOMAIN}' by the case's id",
         )
     parts = _in_ranges(trace, ranges)
     return {case: parts[case] for case in wanted}
@@ -82,7 +133,7 @@ def _whole(trace: NsysTrace) -> _Part:
     """Everything but our mark."""
     marks = _marks(trace)
     calls = [each for each in trace.calls if (each.process, each.correlation) not in marks]
-    return _Part(calls, [each for each in trace.work if each.name != MARK])
+    return _Part(None, [*trace.ranges], calls, [each for each in trace.work if each.name != MARK])
 
 
 def _marks(trace: NsysTrace) -> set[tuple[int, int | None]]:
@@ -92,23 +143,30 @@ def _marks(trace: NsysTrace) -> set[tuple[int, int | None]]:
 
 def _in_ranges(trace: NsysTrace, ranges: Sequence[TraceRange]) -> dict[str, list[_Part]]:
     """What happened in each range, by the text of the range."""
-    if not trace.calls:
+    if trace.has_kernels and not trace.calls:
         raise UsageError(
             f"{trace.file}: holds no calls of the CUDA runtime, which tell what each range launched",
             "record it again with --trace=cuda,nvtx",
         )
-    threads = _by_thread(ranges)
-    processes = _by_process(ranges)
-    parts = {each: _Part() for each in ranges}
+    parts = {each: _Part(each) for each in ranges}
+    threads = {thread: _Lane(own, parts) for thread, own in _by(attrgetter("thread"), ranges).items()}
+    processes = {process: _Lane(own, parts) for process, own in _by(attrgetter("process"), ranges).items()}
+    nothing = _Lane((), parts)
+
+    def part_of(each: HostCall | TraceRange) -> _Part | None:
+        own, others = threads.get(each.thread, nothing), processes.get(each.process, nothing)
+        return own.at(each.start) or others.at(each.start)
+
+    for each in trace.ranges:
+        if (part := part_of(each)) is not None and not part.lies_in(each):
+            part.ranges.append(each)
     owners: dict[tuple[int, int | None], _Part] = {}
     marks = _marks(trace)
     for call in trace.calls:
-        own, others = threads.get(call.thread, ()), processes.get(call.process, ())
-        around = _open_at(own, call.start) or _open_at(others, call.start)
         key = (call.process, call.correlation)
-        if around is not None and key not in marks:
-            parts[around].calls.append(call)
-            owners[key] = parts[around]
+        if key not in marks and (part := part_of(call)) is not None:
+            part.calls.append(call)
+            owners[key] = part
     for work in trace.work:
         if (owner := owners.get((work.process, work.correlation))) is not None:
             owner.work.append(work)
@@ -118,20 +176,12 @@ def _in_ranges(trace: NsysTrace, ranges: Sequence[TraceRange]) -> dict[str, list
     return found
 
 
-def _by_thread(ranges: Iterable[TraceRange]) -> dict[int, list[TraceRange]]:
-    """The outermost ranges of each thread."""
+def _by(key: Callable[[TraceRange], int], ranges: Iterable[TraceRange]) -> dict[int, list[TraceRange]]:
+    """The ranges of each thread, or of each process."""
     found: dict[int, list[TraceRange]] = defaultdict(list)
     for each in ranges:
-        found[each.thread].append(each)
-    return {thread: _outermost(own) for thread, own in found.items()}
-
-
-def _by_process(ranges: Iterable[TraceRange]) -> dict[int, list[TraceRange]]:
-    """The outermost ranges of each process, of whichever thread."""
-    found: dict[int, list[TraceRange]] = defaultdict(list)
-    for each in ranges:
-        found[each.process].append(each)
-    return {process: _outermost(own) for process, own in found.items()}
+        found[key(each)].append(each)
+    return found
 
 
 def _outermost(ranges: Iterable[TraceRange]) -> list[TraceRange]:
@@ -143,15 +193,15 @@ def _outermost(ranges: Iterable[TraceRange]) -> list[TraceRange]:
     return kept
 
 
-def _open_at(ranges: Sequence[TraceRange], time: int) -> TraceRange | None:
-    """The one of some ranges that don't overlap which was open at a time."""
-    last = bisect_right(ranges, time, key=lambda each: each.start) - 1
-    return ranges[last] if last >= 0 and time < ranges[last].end else None
-
-
-def _attachment(case: str, parts: Sequence[_Part], calls: int) -> Attachment:
-    """The sums of a case, over the number of its calls."""
+def _attachment(case: str, parts: Sequence[_Part], calls: int, trace: NsysTrace) -> Attachment:
+    """The sums of a case, over the number of its calls. A recording without kernels tells its ranges alone."""
     count = len(parts) * max(calls, 1)
+    tree = RangeTree(case)
+    for part in parts:
+        tree.add(part.whole, part.ranges, part.calls, part.work)
+    ranges = tree.profiles(count, kernels=trace.has_kernels)
+    if not trace.has_kernels:
+        return Attachment(case, "nsys", ranges=ranges, notes=(_NO_KERNELS, *_notes(trace, "cuda")))
     kernels = [part.of("kernel") for part in parts]
     copies = [copy for part in parts for copy in part.of("copy")]
     spans = [(own[0].start, max(each.end for each in own)) for own in kernels if own]
@@ -166,7 +216,9 @@ def _attachment(case: str, parts: Sequence[_Part], calls: int) -> Attachment:
         sums |= {"copies": len(copies), "copy_bytes": sum(dict(copy.figures)["bytes"] for copy in copies)}
     sums["host"] = sum(_in_calls(part.calls) for part in parts) * _SECONDS
     values = tuple((name, value / count) for name, value in sums.items())
-    return Attachment(case, "nsys", values, kernels=_profiles([each for own in kernels for each in own], count))
+    profiles = _profiles([each for own in kernels for each in own], count)
+    # A range alone is the case, whose figures are known.
+    return Attachment(case, "nsys", values, kernels=profiles, ranges=ranges[1:] and ranges)
 
 
 def _profiles(kernels: Sequence[GpuWork], count: int) -> tuple[KernelProfile, ...]:

@@ -112,32 +112,39 @@ def read(base: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
 
     kernels: launches. time: of the kernels. span: from the first kernel's start to the last one's end. gap: the part of
     the span in which no kernel ran. copies and copy_bytes: of cudaMemcpy and the like, if there are any. host: in calls
-    of the CUDA runtime and driver. A case that the recording lacks has no attachment.
+    of the CUDA runtime and driver. A case that the recording lacks has no attachment. A CPU has no kernels: its cases
+    have NVTX ranges alone.
     """
-    return recorded(base.with_name(f"{base.name}.sqlite"), [case for case in cases if case], calls)
+    file = base.with_name(f"{base.name}.sqlite")
+    request = _request.beside(file)
+    on_cpu = request is not None and request.device == "cpu"
+    return recorded(file, [case for case in cases if case], calls, ranges_alone=on_cpu)
 
 
 def imported(file: Path, cases: Sequence[str]) -> list[Attachment]:
     """The same of a recording that was made elsewhere by our command line.
 
     Without `cases`, the cases of the recording count. In a recording of another program these are its outermost NVTX
-    ranges, or the whole by the id ''; then a figure is of a range.
+    ranges, or the whole by the id ''; then a figure is of a range. A recording without kernels tells its ranges alone.
     """
     request = _request.beside(file)
     return recorded(file, cases, request.calls if request else CALLS if cases else 0)
 
 
-def recorded(file: Path, cases: Sequence[str], calls: int) -> list[Attachment]:
+def recorded(file: Path, cases: Sequence[str], calls: int, *, ranges_alone: bool = True) -> list[Attachment]:
     """What a recording tells, where each range made so many calls; 0 if that isn't known: then figures are of a range.
 
-    Raises UsageError for a file that isn't a recording with kernels.
+    ranges_alone: whether a recording without kernels will do. Raises UsageError for a file that isn't a recording, and
+    for one that has nothing to tell.
     """
     if file.suffix != ".nsys-rep":
-        return _nsys_cases.attachments(_nsys_sqlite.load(file, file), cases, calls)
-    with tempfile.TemporaryDirectory() as folder:
-        export = Path(folder) / f"{file.stem}.sqlite"
-        _export(file, export)
-        return _nsys_cases.attachments(_nsys_sqlite.load(export, file), cases, calls)
+        trace = _nsys_sqlite.load(file, file)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            export = Path(folder) / f"{file.stem}.sqlite"
+            _export(file, export)
+            trace = _nsys_sqlite.load(export, file)
+    return _nsys_cases.attachments(trace, cases, calls, ranges_alone=ranges_alone)
 
 
 def _export(report: Path, export: Path) -> None:

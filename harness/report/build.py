@@ -22,6 +22,7 @@ from harness.report import (
     limit_tables,
     plotting,
     preface,
+    range_tables,
     roofline_plot,
     sections,
     sweeps,
@@ -61,7 +62,8 @@ _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": ""
 def page(run: Run, notes: Sequence[str] = ()) -> Page:
     """The page of a run. notes: sentences that it begins with, such as that results were measured with older code."""
     plots, left_out = plotting.plan(run)
-    shown = [_section(scenario, lines, plots, run) for scenario, lines in by_scenario(run)]
+    told: set[str] = set()
+    shown = [_section(scenario, lines, plots, run, told) for scenario, lines in by_scenario(run)]
     blocks: list[Block] = [*_ahead(run, notes), *shown]
     if left_out:
         blocks.append(
@@ -75,6 +77,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if seen := tuple(kernels.tables(run.attachments)):
         blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
+    if told := tuple(range_tables.blocks(run.attachments)):
+        blocks.append(Section("Ranges", (Note(range_tables.MEANING), Details("Each case", told))))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:
@@ -119,7 +123,10 @@ def _files(attached: Sequence[Attachment]) -> Table:
     )
 
 
-def _section(scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plot], run: Run) -> Section:
+def _section(
+    scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plot], run: Run, told: set[str]
+) -> Section:
+    """The section of a scenario. told: sentences that the page has already, each of which a page needs once."""
     sweep = sweeps.of(scenario.curve, lines, scenario.plot)
     # The reasons are told with the stops.
     every = columns.table(lines, errors=not sweep)
@@ -132,8 +139,9 @@ def _section(scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plo
         blocks.append(Section("Where variants stop", (sweeps.stop_table(sweep.over, sweep.stops),)))
     blocks += sections.sections(lines)
     if found := claims.comparisons(scenario, run):
-        notes = [Note(text) for text in claim_tables.explained(found, run.header.machine.name)]
-        blocks.append(Section("Claims", (*notes, claim_tables.table(found))))
+        sentences = [text for text in claim_tables.explained(found, run.header.machine.name) if text not in told]
+        told.update(sentences)
+        blocks.append(Section("Claims", (*map(Note, sentences), claim_tables.table(found))))
     if sweep:
         blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
     return Section(scenario.title or scenario.name, tuple(blocks))

@@ -15,7 +15,12 @@ def kernel_name(name: str, longest: int) -> str:
     plain = _outside(plain, "(", ")").strip()
     # What is left is a return type, if there is one, and the name.
     plain = plain.rsplit(" ", 1)[-1] if plain else name
-    return plain if len(plain) <= longest else f"{plain[: longest - 1]}…"
+    return cut(plain, longest)
+
+
+def cut(name: str, longest: int) -> str:
+    """The name, without its end if it has more characters than so many."""
+    return name if len(name) <= longest else f"{name[: longest - 1]}…"
 
 
 def _outside(text: str, opening: str, closing: str) -> str:

@@ -1,10 +1,10 @@
-"""Figures of what tools found of a case, by name: those of a call, and those of its kernels.
+"""Figures of what tools found of a case, by name: of a call, and of its kernels.
 
-    <tool>.<name>                  a figure of a call
-    <tool>.kernels.<counter>       a counter of all kernels of a call: a sum, or for a share the mean over their time
-    <tool>.kernel.<kernel>         seconds of a call that a kernel takes
+    <tool>.<name>              a figure of a call; or a counter of all kernels of a call: their sum, and for a share the
+                               mean over their times
+    <tool>.kernel.<kernel>     seconds of a call that a kernel takes
 
-Metrics are computed from them (`Metric.attached`). Tables show the figures of a call alone.
+Metrics are computed from them (`Metric.attached`). Tables show the figures alone that tools give of a call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIME = "time"
 
 
 def of_call(found: Sequence[Attachment]) -> dict[str, float]:
-    """The figures of a call. Of several attachments of a tool the last one counts."""
+    """The figures that tools give of a call. Of several attachments of a tool the last one counts."""
     return {f"{each.tool}.{name}": value for each in found for name, value in each.values}
 
 
@@ -33,7 +33,7 @@ def _of_kernels(found: Attachment) -> Iterator[tuple[str, float]]:
     yield from ((f"{found.tool}.kernel.{name}", seconds) for name, seconds in times.items() if seconds)
     if _are_all(found):
         names = dict.fromkeys(name for kernel in found.kernels for name, _ in kernel.values)
-        yield from ((f"{found.tool}.kernels.{name}", value) for name in names for value in _merged(found.kernels, name))
+        yield from ((f"{found.tool}.{name}", value) for name in names for value in _merged(found.kernels, name))
 
 
 def _seconds(kernel: KernelProfile) -> float:

@@ -80,7 +80,7 @@ def over(name: str, info: ValidationInfo[Names]) -> str:
     if name:
         return variant(name, info)
     compares = METRICS.get(info.data.get("metric", ""))
-    if compares and compares.relative == "variant" and not info.data.get("base"):
+    if compares and compares.relative == "variant" and not info.data.get("base", "which is wrong itself"):
         raise refused("is missing", f"a claim of {compares.name} compares with another variant: name that variant")
     return name
 

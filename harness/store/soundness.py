@@ -15,6 +15,7 @@ from harness.model import Attachment, Case, Header, Limits, Machine, Measurement
 _SHORTEST, _LONGEST = 1e-15, 1e9
 """Seconds that a call may take: a millionth of a nanosecond, and 30 years."""
 _LARGEST = 2.0**100
+_DEEPEST = 100  # ranges around a range; a row of a table has a sign for each
 """The largest number: of bytes, of operations, of hertz."""
 _LARGEST_STREAM = 2**50
 """Bytes that a stream moves. Sizes of larger streams could be one number as floats, and no line leads through them."""
@@ -62,8 +63,13 @@ def of_attachment(found: Attachment) -> str:
     for kernel in found.kernels:
         if not 0 < kernel.launches < _LARGEST:
             return f"a kernel is launched {kernel.launches!r} times a call; allowed is more than 0"
-    named = (*found.values, *(value for kernel in found.kernels for value in kernel.values))
-    return _first_endless(named)
+    for each in found.ranges:
+        if not 0 < each.count < _LARGEST:
+            return f"a call has {each.count!r} ranges of a name; allowed is more than 0"
+        if not 0 <= each.depth <= _DEEPEST:
+            return f"a range has the depth {_short(each.depth)}; allowed is 0 to {_DEEPEST}"
+    kernels = (value for kernel in found.kernels for value in kernel.values)
+    return _first_endless((*found.values, *kernels, *(value for each in found.ranges for value in each.values)))
 
 
 def _of_counts(found: Measurement) -> str:

@@ -16,7 +16,7 @@
 //       4.947 ms    1.5% of ceiling
 //   unfused: layer_norm/tuned, then window_partition/tuned
 //       185.1 us   40.1% of ceiling  moves 623.0 MB  26.72x the speed of eager
-//   fused: one kernel, a warp a row, one element a lane at a time
+//   fused: one kernel: lanes of a warp share a row, which they keep in registers, an element an access
 //       512.9 us   14.5% of ceiling  moves 311.5 MB  0.36x the speed of unfused
 //   tuned: one kernel: rows in registers, or in shared memory if they aren't whole packs of 16 bytes
 //       81.18 us   91.5% of ceiling  moves 311.5 MB  6.32x the speed of fused
@@ -38,27 +38,65 @@
 
 using T = SCALAR;
 
-// 1. One kernel in its plainest form: a warp a row, an element a lane at a time. The row is read for the mean, for the
-//    variance and for y. The second and the third time it is still in the L1, if it isn't very long. Any number of
-//    channels at any address.
-#if !(defined BYTES || defined TILE_WORDS)
+// 1. Lanes of a warp share a row, an element a lane at a time. A lane keeps its elements in registers, so that the row is
+//    read once, and all of its loads are under way before the first one is waited for. Any address will do. It counts
+//    instructions: a row of 96 halves is 192 bytes, in which a multiprocessor may spend some 90 instructions of warps
+//    before memory waits for it. With a whole warp for each row, the sums over lanes and the row's place take about so
+//    many alone; 16 lanes halve them.
+//
+// Macros: LANES (that share a row), EACH (elements that a lane has).
+#ifdef EACH
 extern "C" __global__ void __launch_bounds__(THREADS)
     layer_norm_window_partition_fused(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
-                                      T* __restrict__ y, INDEX pixels, long long channels, WINDOW_PARAMETERS) {
+                                      T* __restrict__ y, INDEX pixels, unsigned channels, WINDOW_PARAMETERS) {
+  const INDEX pixel = static_cast<INDEX>(blockIdx.x) * (THREADS / LANES) + threadIdx.x / LANES;
+  const unsigned lane = threadIdx.x % LANES;
+  // Only the last element may be missing.
+  const auto has = [=](unsigned j) { return j + 1 < EACH || lane + j * LANES < channels; };
+  // The last row stands for rows behind it, since the sums need all lanes.
+  const T* from = x + static_cast<long long>(min(pixel, pixels - 1)) * channels + lane;
+  float values[EACH], sum = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (unsigned j = 0; j < EACH; ++j) values[j] = has(j) ? to_float(from[j * LANES]) : 0.0f;
+#pragma unroll
+  for (unsigned j = 0; j < EACH; ++j) sum += values[j];
+  const float share = __fdividef(1.0f, channels), mean = sum_of_lanes<LANES>(sum) * share;
+#pragma unroll
+  for (unsigned j = 0; j < EACH; ++j) {
+    values[j] = has(j) ? values[j] - mean : 0.0f;
+    squares = fmaf(values[j], values[j], squares);
+  }
+  const float rstd = rsqrtf(fmaf(sum_of_lanes<LANES>(squares), share, EPSILON));
+  if (pixel >= pixels) return;
+  T* to = y + static_cast<long long>(WINDOWS.in_windows(pixel).at) * channels + lane;
+  gamma += lane, beta += lane;
+#pragma unroll
+  for (unsigned j = 0; j < EACH; ++j) {
+    if (has(j)) to[j * LANES] = T(fmaf(values[j] * rstd, to_float(gamma[j * LANES]), to_float(beta[j * LANES])));
+  }
+}
+#endif
+
+// Rows that are too long for any kernel's registers: a warp a row, which reads it for the mean, for the variance and for
+// y. The loops are the compiler's to unroll.
+#if !(defined EACH || defined BYTES || defined TILE_WORDS)
+extern "C" __global__ void __launch_bounds__(THREADS)
+    layer_norm_window_partition_long(const T* __restrict__ x, const T* __restrict__ gamma, const T* __restrict__ beta,
+                                     T* __restrict__ y, INDEX pixels, unsigned channels, WINDOW_PARAMETERS) {
   const INDEX pixel = static_cast<INDEX>(blockIdx.x) * (THREADS / WARP) + threadIdx.x / WARP;
   const unsigned lane = threadIdx.x % WARP;
   if (pixel >= pixels) return;
-  const T* from = x + pixel * channels;
+  const T* from = x + static_cast<long long>(pixel) * channels;
   float sum = 0.0f, squares = 0.0f;
-  for (long long c = lane; c < channels; c += WARP) sum += to_float(from[c]);
+  for (unsigned c = lane; c < channels; c += WARP) sum += to_float(from[c]);
   const float mean = sum_of_lanes<WARP>(sum) / channels;
-  for (long long c = lane; c < channels; c += WARP) {
+  for (unsigned c = lane; c < channels; c += WARP) {
     const float distance = to_float(from[c]) - mean;
     squares = fmaf(distance, distance, squares);
   }
   const float rstd = rsqrtf(sum_of_lanes<WARP>(squares) / channels + EPSILON);
-  T* to = y + WINDOWS.in_windows(pixel).at * channels;
-  for (long long c = lane; c < channels; c += WARP) {
+  T* to = y + static_cast<long long>(WINDOWS.in_windows(pixel).at) * channels;
+  for (unsigned c = lane; c < channels; c += WARP) {
     to[c] = T(fmaf((to_float(from[c]) - mean) * rstd, to_float(gamma[c]), to_float(beta[c])));
   }
 }

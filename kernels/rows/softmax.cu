@@ -18,9 +18,9 @@
 //       312.0 us   80.4% of ceiling  moves 1.611 GB  4.91x the speed of unfused
 //   shared: one block a row, the row in shared memory, CUB's block reductions
 //       585.3 us   42.8% of ceiling  moves 1.074 GB  0.53x the speed of online
-//   registers: one block a row, the row in arrays of a constant size, which registers hold
+//   registers: a warp or a block a row, the row in arrays of a constant size, which registers hold
 //       253.8 us   98.8% of ceiling  moves 1.074 GB  2.31x the speed of shared
-//   cluster: the same over two to eight blocks, which meet in distributed shared memory
+//   cluster: a row in such arrays of two to eight blocks, which meet in distributed shared memory
 //       649.8 us   38.6% of ceiling  moves 1.074 GB  0.39x the speed of registers
 //   tuned: a row in the registers of a warp, a block or a cluster, as its length asks
 //       254.1 us   98.7% of ceiling  moves 1.074 GB  2.56x the speed of cluster
@@ -53,10 +53,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
   return y;
 }
 
+[[maybe_unused]] constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
+
 // Steps 4 to 6 have macros for the size of a row. A compilation with such macros has one step, so steps 1 to 3 are left
 // out of it.
 #if !(defined COUNT || defined ELEMENTS)
-constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 #if !defined SHARED
 constexpr unsigned GROUP = 8;  // loads that a thread has under way
 
@@ -331,9 +332,10 @@ __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk 
 
 // 4. The row is kept in registers, so the later passes need no accesses and no shared memory. An array is in registers
 //    only if all its indices are constants, so the number of elements that a thread has is a macro, and the loops over
-//    them are unrolled. Accesses are single elements, so a row may have any address.
+//    them are unrolled. Accesses are single elements, so a row may have any address. Short rows have a warp each and long
+//    rows a block, as in step 2, so that the two steps differ in where the row waits.
 //
-// Macros: ELEMENTS (of a row that a thread has), THREADS (of a block).
+// Macros: ELEMENTS (of a row that a thread has), THREADS (that share a row; blocks of warps have ANY_BLOCK).
 #ifdef ELEMENTS
 template <typename Team>
 __device__ __forceinline__ void softmax_elements(Team& team, const T* x, T* y, long long rows, unsigned columns) {
@@ -343,9 +345,14 @@ __device__ __forceinline__ void softmax_elements(Team& team, const T* x, T* y, l
   row.load(x, chunks, MINUS_INFINITY);
   softmax_row(row, chunks, y);
 }
-extern "C" __global__ void __launch_bounds__(THREADS)
+template <unsigned Threads>
+struct Sharing : BlockTeam<Threads> {};
+template <>
+struct Sharing<WARP> : WarpTeam<WARP> {};
+
+extern "C" __global__ void __launch_bounds__(THREADS == WARP ? ANY_BLOCK : THREADS)
     softmax_registers(const T* __restrict__ x, T* __restrict__ y, long long rows, unsigned columns) {
-  BlockTeam<THREADS> team;
+  Sharing<THREADS> team;
   softmax_elements(team, x, y, rows, columns);
 }
 

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 
 from harness import store
 from harness.errors import UsageError
-from harness.model import Attachment
+from harness.model import Attachment, KernelProfile, RangeProfile
 from harness.profile import _nsys_sqlite, _request, _trace, ncu, nsys
 from harness.profile import torch as traces
+from harness.store import soundness
 from tests.profile.test_nsys_exports import Export
 from tests.properties import bounded
 
@@ -43,9 +44,11 @@ def usable(found: list[Attachment]) -> None:
     """What was found can be stored, shown and computed with."""
     for each in found:
         assert store.parse(Attachment, store.dump(each)) == each
-        figures = [*each.values, *(figure for kernel in each.kernels for figure in kernel.values)]
+        named: tuple[KernelProfile | RangeProfile, ...] = (*each.kernels, *each.ranges)
+        figures = [*each.values, *(figure for one in named for figure in one.values)]
         assert all(math.isfinite(value) for _, value in figures)
-        assert all(ord(sign) >= 32 for kernel in each.kernels for sign in kernel.name)
+        assert soundness.of_attachment(each) == ""
+        assert all(ord(sign) >= 32 for one in named for sign in one.name)
 
 
 def read_or_refused(imported: Callable[..., list[Attachment]], file: Path) -> None:
@@ -62,6 +65,7 @@ def read_or_refused(imported: Callable[..., list[Attachment]], file: Path) -> No
 def recording(tmp_path: Path) -> Path:
     made = Export(tmp_path / "r.sqlite")
     made.range("step", 0, 100, domain=0)
+    made.range("forward", 2, 40, domain=0)
     made.call(1, 5, 1)
     made.kernel("sum", 6, 50, 1)
     made.work("MEMCPY", 60, 70, 1, bytes=64, copyKind=1)
@@ -107,6 +111,14 @@ def test_a_cell_that_can_not_be_is_told_with_its_row(
 ) -> None:
     changed(recording, *(line.format(table=table) for line in LOOSE), f'UPDATE {table} SET "{column}" = {value}')
     refused(nsys.imported, recording, f"its table {table}, row 1: ", said)
+
+
+def test_a_row_is_counted_from_the_table_s_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_nsys_sqlite, "_ROWS_AT_ONCE", 2)
+    made = Export(tmp_path / "r.sqlite")
+    for place in range(6):
+        made.kernel("sum", place, place + (-1 if place >= 4 else 1), place)
+    refused(nsys.imported, made.done(), "row 5: 'end' is 3, which is before its start, 4")
 
 
 ENDLESS = "AS WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n)"

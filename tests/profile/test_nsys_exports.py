@@ -295,11 +295,17 @@ def test_graphs_without_their_kernels_are_refused_where_a_case_launched_them(exp
 
 def test_an_export_without_kernels_says_what_nsys_noted(export: Export) -> None:
     export.call(10, 20, 1)
-    for severity, text in ((1, "CUDA injection is fine."), (2, "No CUDA events collected."), (2, "No NVTX events.")):
+    noted = (
+        (1, "CUDA injection is fine."),
+        (2, "No CUDA events collected."),
+        (2, "No NVTX events."),
+        (2, "Slow disk."),
+    )
+    for severity, text in noted:
         export.insert("DIAGNOSTIC_EVENT", timestamp=0, timestampType=1, source=1, severity=severity, text=text)
     with pytest.raises(UsageError, match=r"report\.sqlite: holds no kernels") as caught:
         nsys.recorded(export.done(), [], calls=0)
-    assert caught.value.message.endswith("noted: No CUDA events collected.")
+    assert caught.value.message.endswith("noted: No CUDA events collected. No NVTX events.")
 
 
 @pytest.mark.parametrize(

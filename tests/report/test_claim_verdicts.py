@@ -13,9 +13,11 @@ import scipy  # which imports scipy.stats, a second's work, where it is used
 from harness import metrics, units
 from harness.metrics import METRICS, Metric
 from harness.model import Attachment, Claim, KernelProfile, Measurement, Run, Work
+from harness.report import build
 from harness.report.bounded import Bounded
 from harness.report.claim_tables import explained, interval, interval_over, notes, table
 from harness.report.claims import Comparison, comparisons, judged
+from harness.report.formats.markdown import render
 from harness.report.text import cell
 
 SHAPE = (("N", 2**20),)
@@ -260,3 +262,17 @@ def test_intervals_of_several_cases_are_shown_from_the_lowest_to_the_highest(mea
     cases += [measured("b", "float32", shape, share) for shape, share in zip(shapes, (0.6, 0.7), strict=True)]
     found = only(make_run(cases, claims=(Claim("O20", "b", "speedup", None, "V100", "a"),)))
     assert cell(interval(found)) == "1.20x to 1.40x"
+
+
+def test_what_words_mean_stands_on_a_page_once(measured: Build, make_run: Make) -> None:
+    claim = Claim("R1", "tuned", "speedup", 1.5, "V100", "eager")
+    scenarios = [
+        [measured(name, "float32", SHAPE, op=op, **of([time])) for name, time in (("eager", 2e-6), ("tuned", 1e-6))]
+        for op in ("prelu", "copy")
+    ]
+    run = make_run(*scenarios, claims=(claim,))
+    first, second = run.header.scenarios
+    both = replace(run, header=replace(run.header, scenarios=(first, replace(second, claims=(claim,)))))
+    text = render(build.page(both))
+    assert text.count("### Claims") == 2
+    assert text.count("the interval holds the noise within that process alone") == 1

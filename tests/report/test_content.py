@@ -194,7 +194,7 @@ def test_what_tools_found_is_there_for_other_programs(profiled: Run, tmp_path: P
     assert [result["ncu.stalls"] for result in whole["results"]] == [None, 0.25]
     assert whole["attachments"][0] == {
         "case": "prelu/tuned/float32/N64", "tool": "ncu", "values": [["bandwidth", 3.1e12], ["stalls", 0.25]],
-        "files": ["ncu/tuned.ncu-rep"], "kernels": [], "series": [],
+        "files": ["ncu/tuned.ncu-rep"], "kernels": [], "series": [], "ranges": [], "notes": [],
     }  # fmt: skip
     assert len(whole["attachments"]) == 2
 

@@ -69,6 +69,8 @@ claims:
   - {row: R3, variant: fast, metric: time, value: 1.5e-6, hardware: A10}
   - {row: R3, variant: fast, over: slow, metric: speedup, hardware: A10, text: faster}
   - {row: R3, variant: fast, metric: of_peak, says: nothing, hardware: A10}
+  - {row: R3, variant: fast, base: {M: 3}, metric: speedup, value: 0.8, says: worse, within: 0.1, hardware: A10}
+  - {row: R3, variant: fast, over: slow, base: {N: 4}, metric: speedup, says: worse, hardware: A10}
 curve: {over: M * N, label: elements, by: M, littles_law: true}
 plot: snr
 """
@@ -92,6 +94,8 @@ plot: snr
         Claim("R3", "fast", "time", 1.5e-6, "A10"),
         Claim("R3", "fast", "speedup", None, "A10", over="slow", text="faster"),
         Claim("R3", "fast", "of_peak", None, "A10", says="nothing"),
+        Claim("R3", "fast", "speedup", 0.8, "A10", says="worse", within=0.1, base=(("M", 3),)),
+        Claim("R3", "fast", "speedup", None, "A10", over="slow", says="worse", base=(("N", 4),)),
     )
 
 
@@ -239,6 +243,28 @@ def test_a_claim_about_no_case_is_refused(refused: Refused) -> None:
             "'add/*/M4-*' matches no case of this scenario; cases are such as add/bfloat16/M3-N4",
         )
     ]
+
+
+@pytest.mark.parametrize(
+    ("claim", "place", "said"),
+    [
+        ("metric: speedup, base: {M: 4}", "base", "a mapping with the keys M is of no case of this scenario; "),
+        ("metric: speedup, base: {O: 4}", "base", "op 'add' has no symbol and no choice 'O'; "),
+        (
+            "metric: time, value: 1, base: {M: 3}",
+            "base",
+            "stands beside the metric time; it is for metrics that compare",
+        ),
+        ("metric: speedup, base: {M: [3]}", "base.M", "must be a name or a number, found a list"),
+        ("metric: speedup, over: slow, says: equal", "value", "is missing; give the text's speed-up"),
+        ("metric: speedup, over: slow, says: slower", "says", "'slower' isn't known here; "),
+        ("metric: time, value: 1, within: 1", "within", "must be less than 1, found 1"),
+    ],
+)
+def test_a_claim_that_can_not_be_judged_is_refused(refused: Refused, claim: str, place: str, said: str) -> None:
+    [(where, told)] = refused(f"title: t\nop: add\n{ONE}claims: [{{row: R1, variant: fast, hardware: A10, {claim}}}]\n")
+    assert where == f"4: claims[0].{place}"
+    assert told.startswith(said)
 
 
 @pytest.mark.parametrize(

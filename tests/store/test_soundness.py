@@ -26,6 +26,7 @@ from harness.model import (
     Limits,
     LinkPoint,
     Measurement,
+    RangeProfile,
     StreamPoint,
     Traffic,
     Work,
@@ -53,7 +54,11 @@ def folder(tmp_path: Path, header: Header, measurement: Make) -> Path:
     work = Work(64, 64, (("float32", 8),))
     records = [replace(measurement(n), work=work, traffic=Traffic(64, 64), **more) for n in (1, 2)]
     (folder / store.RESULTS).write_text("".join(f"{store.dump(record)}\n" for record in records))
-    found = Attachment(records[0].case.id, "ncu", (("idle", 0.5),), (), (KernelProfile("k", 1.0, (("time", 1e-6),)),))
+    kernels, ranges = (
+        (KernelProfile("k", 1.0, (("time", 1e-6),)),),
+        (RangeProfile("step", 0, 1.0, (("median", 1e-6),)),),
+    )
+    found = Attachment(records[0].case.id, "ncu", (("idle", 0.5),), kernels=kernels, ranges=ranges)
     (folder / store.ATTACHMENTS).write_text(f"{store.dump(found)}\n")
     return folder
 
@@ -137,6 +142,10 @@ def test_a_header_that_cannot_be_true_is_refused(folder: Path, path: str, value:
         ("kernels.0.launches", 0.0, "a kernel is launched 0.0 times a call"),
         ("kernels.0.values.0.1", math.nan, "time is nan"),
         ("values.0.1", math.inf, "idle is inf"),
+        ("ranges.0.count", 0.0, "a call has 0.0 ranges"),
+        ("ranges.0.depth", -1, "a range has the depth -1"),
+        ("ranges.0.depth", 101, "a range has the depth 101"),
+        ("ranges.0.values.0.1", math.nan, "median is nan"),
     ],
 )
 def test_an_attachment_that_cannot_be_true_is_neither_read_nor_written(

@@ -18,5 +18,5 @@ declare("copy", r"^(copy_bytes|(round|widen)_vectors|widen_rows|grid_stride|stri
 declare("elementwise_unrolled", r"^(aliasing|branches|local_array)_\w+$")
 declare("unscale", r"^unscale_\w+$")
 declare("optimiser", r"^adamw_\w+$")
-declare("elementwise_vectorised", r"^(de)?quantize_(?!\w*layer_norm)\w*tuned$|^add_bias_whole$|^dequantise$")
-declare("elementwise_unrolled", r"^((de)?quantize|quantise_step)_(?!\w*layer_norm)\w+$|^add_bias$")
+declare("elementwise_vectorised", r"^(de)?quantize_(?!\w*layer_norm)\w*tuned$|^(add_bias|activate)_whole$|^dequantise$")
+declare("elementwise_unrolled", r"^((de)?quantize|quantise_step)_(?!\w*layer_norm)\w+$|^(add_bias|activate)$")

@@ -90,6 +90,17 @@ def index32(ctx: Context) -> Launch:
     return _one_element_32(ctx, "bias_add_index32", ctx.s.bias, ctx.s.inner)
 
 
+@OP.variant(
+    "index32_early",
+    "as index32, with a branch that keeps the load of x before the divisions, where index64 has it",
+    rows=("O15",),
+    unsupported=needs_32_bits,
+)
+def index32_early(ctx: Context) -> Launch:
+    """What 32 bits gain if the compiler changes nothing else."""
+    return _one_element_32(ctx, "bias_add_early_index32", ctx.s.bias, ctx.s.inner)
+
+
 @OP.variant("fastdiv", "each division as a multiplication", unsupported=needs_32_bits)
 def fastdiv(ctx: Context) -> Launch:
     """The host computes the multipliers; the kernel has 32 bits."""

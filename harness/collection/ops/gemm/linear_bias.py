@@ -6,16 +6,16 @@ default too.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
 from typing import Any
 
-from harness import cuda
-from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.collection.ops.gemm._products import expected, needs, prepared
+from harness.collection.ops.elementwise import ANY
+from harness.collection.ops.gemm import _linear
+from harness.collection.ops.gemm._linear import fused, product, separate_traffic, without_epilogue
+from harness.collection.ops.gemm._products import expected, needs
 from harness.cuda.cublaslt import MANY, Gemm
-from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.model import Case
+from harness.ops import Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
 
 _X, _BIAS = Tensor("x", ("M", "K")), Tensor("bias", ("N",))
 
@@ -53,24 +53,8 @@ def compile_(_: Context, compiled: Compile) -> Launch:
     return lambda t: (function(t.x, t.weight, t.bias),)
 
 
-def _product(case: Case, *, bias: bool = True, as_rows: bool = True) -> Gemm:
-    s = case.symbols
-    return Gemm(s["M"], s["N"], s["K"], case.dtype, case.dtype, as_rows=as_rows, bias=bias)
-
-
-def _without_bias(case: Case) -> Gemm:
-    return _product(case, bias=False)
-
-
 def _laid_out(case: Case) -> Gemm:
-    return _product(case, as_rows=False)
-
-
-def _separate_traffic(s: Symbols, size: int) -> Traffic:
-    """The sum with the bias reads y and the bias, and writes y again."""
-    y = s["M"] * s["N"] * size
-    once = (s["M"] * s["K"] + s["N"] * s["K"] + s["N"]) * size
-    return Traffic(read=once + y, written=2 * y)
+    return product(case, as_rows=False)
 
 
 @OP.variant(
@@ -78,43 +62,12 @@ def _separate_traffic(s: Symbols, size: int) -> Traffic:
     "cuBLASLt's product, then a kernel of ours that adds the bias",
     role="published",
     rows=("S10",),
-    traffic=_separate_traffic,
-    unsupported=needs(_without_bias),
+    traffic=separate_traffic,
+    unsupported=needs(without_epilogue),
 )
 def separate(ctx: Context) -> Launch:
     """The text before. The kernel works in place, on packs of 16 bytes."""
-    product = prepared(ctx, _without_bias(ctx.case))
-    add = _adder(ctx)
-
-    def launch(t: Tensors) -> None:
-        product(t.x, t.weight, t.y)
-        add(t)
-
-    return launch
-
-
-def _adder(ctx: Context) -> Launch:
-    """Add t.bias to each row of t.y."""
-    pack, n = PACK_BYTES // ITEMSIZE[ctx.case.dtype], ctx.s.M * ctx.s.N
-    bits = 32 if n < LIMIT_32 else 64
-    word = ctypes.c_uint32 if bits == 32 else ctypes.c_uint64
-    macros = {"SCALAR": CUDA_TYPE[ctx.case.dtype], "INDEX": INDEX_TYPE[bits]}
-    any_rows = ctx.kernel("linear_bias.cu", "add_bias", macros)
-    whole_rows = ctx.kernel("linear_bias.cu", "add_bias_whole", macros) if ctx.s.N % pack == 0 else None
-    grid, columns = blocks(-(-n // pack)), (word(ctx.s.N), *cuda.fast_divisor(max(1, ctx.s.N), bits))
-
-    def launch(t: Tensors) -> None:
-        if whole_rows and aligned(t.y, t.bias):
-            whole_rows(grid, BLOCK, t.y, t.bias, word(n), *columns)
-        else:
-            any_rows(grid, BLOCK, t.y, t.bias, word(n), ctypes.c_int32(aligned(t.y)), *columns)
-
-    return launch
-
-
-def _fused(ctx: Context, product: Gemm, algorithms: int = 1) -> Launch:
-    matmul = prepared(ctx, product, algorithms)
-    return lambda t: matmul(t.x, t.weight, t.y, bias=t.bias)
+    return _linear.separate(ctx, "add_bias", {})
 
 
 @OP.variant(
@@ -122,37 +75,45 @@ def _fused(ctx: Context, product: Gemm, algorithms: int = 1) -> Launch:
     "cuBLASLt's product, which adds the bias before it writes y",
     role="published",
     rows=("S10",),
-    unsupported=needs(_product),
+    unsupported=needs(product),
 )
 def epilogue(ctx: Context) -> Launch:
     """The text after: the first algorithm that cuBLASLt proposes, as a library takes it."""
-    return _fused(ctx, _product(ctx.case))
+    return fused(ctx, product(ctx.case))
 
 
 def _transpose(_: Context, t: Tensors) -> dict[str, Any]:
     return {"weight": t.weight.t().contiguous()}
 
 
-@OP.variant(
-    "laid_out",
-    "the same with the weight laid out ahead as (K, N)",
-    role="published",
-    rows=("S10",),
-    inputs=(_X, Tensor("weight", ("K", "N")), _BIAS),
-    encode=_transpose,
-    unsupported=needs(_laid_out),
-)
+_LAID_OUT: dict[str, Any] = {
+    "rows": ("S10",),
+    "inputs": (_X, Tensor("weight", ("K", "N")), _BIAS),
+    "encode": _transpose,
+    "unsupported": needs(_laid_out),
+}
+
+
+@OP.variant("laid_out", "the same with the weight laid out ahead as (K, N)", role="published", **_LAID_OUT)
 def laid_out(ctx: Context) -> Launch:
-    """The text's other step. Which layout is faster depends on the sizes and on the GPU."""
-    return _fused(ctx, _laid_out(ctx.case))
+    """The text's other step. cuBLASLt proposes another algorithm for this layout, so not the layout alone differs."""
+    return fused(ctx, _laid_out(ctx.case))
 
 
 @OP.variant(
     "tuned",
     f"as epilogue, by the fastest of the {MANY} algorithms that cuBLASLt proposes",
     rows=("S10",),
-    unsupported=needs(_product),
+    unsupported=needs(product),
 )
 def tuned(ctx: Context) -> Launch:
     """The algorithms are timed at the first call, before the case is timed."""
-    return _fused(ctx, _product(ctx.case), MANY)
+    return fused(ctx, product(ctx.case), MANY)
+
+
+@OP.variant(
+    "laid_out_tuned", f"as laid_out, by the fastest of the {MANY} algorithms that cuBLASLt proposes", **_LAID_OUT
+)
+def laid_out_tuned(ctx: Context) -> Launch:
+    """What the layout changes if the best algorithm is taken for each of the two."""
+    return fused(ctx, _laid_out(ctx.case), MANY)

@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     import torch
 
 _FILE = "layer_norm_window_partition.cu"
+
+# Elements.
+_ELEMENTS = 8  # of a row that a lane has at most, while more lanes of a warp can share the row
+_FEWEST_LANES = 16  # whose halves are a sector
+_MOST_ELEMENTS = 64  # of a row that a lane keeps in registers
+
+# Chunks.
 _CHUNK_BYTES = (16, 8, 4, 2)
 _LANE_BLOCK = 128  # threads, where a row has lanes of a warp
 _FEW, _MOST = 4, 12  # chunks of a row that a lane has at best, and at most
@@ -140,12 +147,37 @@ def unfused(ctx: Context) -> Launch:
     return launch
 
 
-@OP.variant("fused", "one kernel, a warp a row, one element a lane at a time", role="published", rows=("S17",))
+def fused_lanes(channels: int) -> tuple[int, int]:
+    """(lanes that share a row, elements that each has) of the kernel `fused`; 0 elements where they are too many."""
+    lanes = min(WARP, max(_FEWEST_LANES, power_of_2_from(blocks(channels, _ELEMENTS))))
+    each = blocks(channels, lanes)
+    return lanes, each if each <= _MOST_ELEMENTS else 0
+
+
+@OP.variant(
+    "fused",
+    "one kernel: lanes of a warp share a row, which they keep in registers, an element an access",
+    role="published",
+    rows=("S17",),
+)
 def fused(ctx: Context) -> Launch:
-    """The text after, in its plainest form; any number of channels at any address."""
+    """The text after, in a plain form; any number of channels at any address."""
+    lanes, each = fused_lanes(ctx.s.C)
+    if not each:
+        return _long(ctx)
+    return _by_elements(ctx, "fused", lanes, {"LANES": lanes, "EACH": each})
+
+
+def _long(ctx: Context) -> Launch:
+    """The kernel for rows that are too long for registers."""
+    return _by_elements(ctx, "long", WARP, {})
+
+
+def _by_elements(ctx: Context, name: str, lanes: int, macros: dict[str, str | int]) -> Launch:
+    """A launch of the kernel of this name, of which so many lanes share a row."""
     sizes = _pixels(ctx)
-    kernel = ctx.kernel(_FILE, "layer_norm_window_partition_fused", _macros(ctx) | {"THREADS": BLOCK})
-    grid, channels = blocks(sizes.units * WARP), ctypes.c_int64(ctx.s.C)
+    kernel = ctx.kernel(_FILE, f"layer_norm_window_partition_{name}", _macros(ctx) | macros | {"THREADS": BLOCK})
+    grid, channels = blocks(sizes.units * lanes), ctypes.c_uint32(ctx.s.C)
     return lambda t: kernel(grid, BLOCK, *_tensors(t), sizes.index(sizes.units), channels, *sizes.arguments)
 
 
@@ -284,13 +316,13 @@ class WindowTilePlan:
 def tuned(ctx: Context) -> Launch:
     """Rows that aren't whole packs come in tiles where WindowTilePlan has a plan, if packs are aligned.
 
-    Other rows have chunks, which are as wide as rows and addresses allow. `fused` runs where a row is too long for a
-    block.
+    Other rows have chunks, which are as wide as rows and addresses allow. A row that is too long for a block is read
+    again.
     """
     itemsize = ITEMSIZE[ctx.case.dtype]
     row = ctx.s.C * itemsize
     widest = next(width for width in _CHUNK_BYTES if row % width == 0)
-    launches = {width: _planned(ctx, width) or fused(ctx) for width in dict.fromkeys((widest, itemsize))}
+    launches = {width: _planned(ctx, width) or _long(ctx) for width in dict.fromkeys((widest, itemsize))}
     tiled = _tiled(ctx)
 
     def launch(t: Tensors) -> None:

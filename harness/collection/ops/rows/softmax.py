@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 _ANY_BLOCK = 512  # threads of a block in kernels that have no macro for it
 _STATIC_SHARED = 1024  # bytes of shared memory beside the row
 
-_WARP_COLUMNS = 1024  # columns up to which `unfused` and `online` give a row a warp; longer rows get a block
+# Columns up to which `unfused`, `online` and `registers` give a row a warp; longer rows get a block.
+_WARP_COLUMNS = 1024
 _GRID = 2**31 - 1  # blocks
 _FLOAT = 4  # bytes
 
@@ -198,14 +199,18 @@ def _needs_registers(case: Case) -> str | None:
 
 @OP.variant(
     "registers",
-    "one block a row, the row in arrays of a constant size, which registers hold",
+    "a warp or a block a row, the row in arrays of a constant size, which registers hold",
     role="published",
     rows=("S13",),
     unsupported=_needs_registers,
 )
 def registers(ctx: Context) -> Launch:
-    """Each length of rows may need a compilation of its own."""
-    return _in_registers(ctx, "softmax_registers", 1)
+    """Each length of rows may need a compilation of its own. Short rows have a warp each, as in `online`."""
+    if ctx.s.N > _WARP_COLUMNS:
+        return _in_registers(ctx, "softmax_registers", 1)
+    kernel = _kernel(ctx, "softmax_registers", ELEMENTS=blocks(ctx.s.N, WARP), THREADS=WARP)
+    grid, sizes = blocks(ctx.s.M, _ANY_BLOCK // WARP), (ctypes.c_int64(ctx.s.M), ctypes.c_uint32(ctx.s.N))
+    return lambda t: kernel(grid, _ANY_BLOCK, t.x, t.y, *sizes)
 
 
 def _needs_cluster(case: Case) -> str | None:
@@ -224,7 +229,7 @@ def blocks_of_cluster(columns: int) -> int:
 
 @OP.variant(
     "cluster",
-    "the same over two to eight blocks, which meet in distributed shared memory",
+    "a row in such arrays of two to eight blocks, which meet in distributed shared memory",
     role="published",
     rows=("S13",),
     unsupported=_needs_cluster,

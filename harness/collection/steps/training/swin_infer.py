@@ -26,6 +26,7 @@ from harness.collection.steps.training._swin_int8 import (
     no_int8,
     report_parts,
 )
+from harness.collection.steps.training._swin_prepared import bias_apart, prepared
 from harness.collection.steps.training._trainer import built
 from harness.model import Work
 from harness.ops import (
@@ -199,26 +200,6 @@ def with_sdpa(ctx: Context, **changed: Any) -> Any:
     return prepared(model_of(ctx, replace(_operators.torch_attention(config_of(ctx.s.model)), **changed)))
 
 
-def prepared(model: Any) -> Any:
-    """Look the biases of positions up once for all calls, and let channels of the patches' convolution come last.
-
-    Then the convolution's output needs no transpose. The model's operators are replaced, and its tables by biases.
-    """
-    import torch
-
-    for part in model.modules():
-        if hasattr(part, "relative_position_bias_table"):
-            table, index = part.relative_position_bias_table, part.relative_position_index
-            bias = part.operators.position_bias(table, index).detach()
-            part.relative_position_bias_table = torch.nn.Parameter(bias)
-            part.operators = replace(part.operators, position_bias=_given)
-    return model.to(memory_format=torch.channels_last)
-
-
-def _given(bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return bias
-
-
 @OP.variant("float32", "eager in float32, without TF32", arithmetic="float32", devices=BOTH, **_TORCH)
 def float32(ctx: Context) -> Launch:
     """What bytes of weights and activations are compared with. Its weights and images were rounded to halves."""
@@ -320,6 +301,22 @@ def _of_parts(ctx: Context, made: SwinInference) -> None:
     wide = higher(ctx)
     with math_modes(tf32=False):
         report_parts(ctx, made, model_of(ctx, None).to(wide), make(ctx)["images"].to(wide))
+
+
+@OP.variant(
+    "bias_apart", "attention with the bias of q, k and v added by a kernel of its own", role="published", rows=("S10",)
+)
+def with_bias_apart(ctx: Context) -> Launch:
+    """What the text has before its product adds the bias."""
+    return launching(ctx, lambda ctx: bias_apart(with_attention(ctx)))
+
+
+@OP.variant(
+    "attention", "eager with our attention, biases of positions looked up ahead", role="ours", rows=("S9", "S10")
+)
+def attention(ctx: Context) -> Launch:
+    """One kernel in the place of two products, softmax and transposes. torch's product adds the bias of q, k and v."""
+    return launching(ctx, with_attention)
 
 
 @OP.variant("fused", "one kernel at most between two products; GELU's tanh form in its product", **_OURS)

@@ -12,7 +12,7 @@ from harness.model import Case
 SYMBOLS = ("outer", "bias", "inner")
 # Below and from 2^31 elements on.
 COMPILED = [dict(zip(SYMBOLS, shape, strict=True)) for shape in [(2, 64, 3), (2**29, 64, 3)]]
-OURS = ["index64", "index32", "fastdiv", "inner1", "outer1", "tuned"]
+OURS = ["index64", "index32", "index32_early", "fastdiv", "inner1", "outer1", "tuned"]
 SHAPES = [
     (0, 3, 5),  # empty, in each way
     (3, 0, 5),
@@ -137,6 +137,7 @@ def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
     [
         ("index32", (2**21, 1024, 1), "fewer than 2^31"),
         ("index32", (2**21 - 1, 1024, 1), None),
+        ("index32_early", (2**21, 1024, 1), "fewer than 2^31"),
         ("inner1", (2, 3, 4), "inner = 1"),
         ("inner1", (2**21, 1024, 1), "fewer than 2^31"),
         ("inner1", (2, 3, 1), None),
@@ -148,3 +149,14 @@ def test_eager_gives_the_reference_on_the_cpu(trial, dtype):
 def test_what_a_variant_cannot_do(variant, shape, reason):
     found = unsupported(variant, "float16", shape)
     assert found is None if reason is None else reason in found
+
+
+def test_a_branch_keeps_the_load_of_x_before_the_divisions(ptx):
+    """In a block of its own: within a block the compiler puts the load where it likes, whatever the source says."""
+
+    def blocks(entry):
+        text = ptx("bias_add.cu", entry, {"SCALAR": "float"})
+        return [[name for name in ("ld.global", "div.u32", "rem.u32") if name in part] for part in text.split("bra")]
+
+    assert blocks("bias_add_early_index32") == [[], ["ld.global"], ["ld.global", "div.u32", "rem.u32"]]
+    assert blocks("bias_add_index32") == [[], ["ld.global", "div.u32", "rem.u32"]]

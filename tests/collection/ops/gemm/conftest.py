@@ -13,7 +13,7 @@ import pytest
 
 from harness.cuda import cublaslt, workspaces
 
-Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "BIAS": 4})
+Epilogue = IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6, "GELU_BIAS": 36})
 Order = IntEnum("Order", {"COL": 0, "ROW": 1, "COL32": 2, "COL4_4R2_8C": 3, "COL32_2R_4R4": 4})
 PointerMode = IntEnum("PointerMode", {"HOST": 0, "DEVICE": 1, "ALPHA_DEVICE_VECTOR_BETA_ZERO": 3})
 Described = IntEnum("Described", {"POINTER_MODE": 2, "TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8})

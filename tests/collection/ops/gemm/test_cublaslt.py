@@ -34,6 +34,23 @@ def test_a_linear_layer_is_asked_for_as_the_transposed_product(lt, address):
     assert (said["bytes"], said["stream"]) == (cublaslt.WORKSPACE, 77)
 
 
+@pytest.mark.parametrize(
+    ("bias", "activation", "name"),
+    [
+        (False, "", None),
+        (True, "", "BIAS"),
+        (False, "relu", "RELU"),
+        (True, "relu", "RELU_BIAS"),
+        (True, "gelu", "GELU_BIAS"),
+    ],
+)
+def test_an_epilogue_is_asked_for_by_its_name(lt, address, bias, activation, name):
+    product = Gemm(5, 3, 7, "float16", "float16", bias=bias, activation=activation)
+    descriptor, *_ = call(lt, address, product, **({"bias": address(4096)} if bias else {}))
+    assert descriptor.get("EPILOGUE") == (lt.Epilogue[name] if name else None)
+    assert ("BIAS_POINTER" in descriptor) == bias
+
+
 def test_weights_laid_out_ahead_are_not_transposed(lt, address):
     descriptor, a, *_ = call(lt, address, Gemm(5, 3, 7, "bfloat16", "bfloat16", as_rows=False))
     assert (descriptor["TRANSA"], a) == (0, layout("16BF", 3, 7, 3))

@@ -10,7 +10,7 @@ from harness.model import Case
 
 # Rows of whole packs, other rows, and from 2^31 elements on.
 COMPILED = [{"M": 64, "K": 32, "N": 64}, {"M": 64, "K": 32, "N": 65}, {"M": 2**25, "K": 32, "N": 64}]
-OURS = ["separate", "epilogue", "laid_out", "tuned"]
+OURS = ["separate", "epilogue", "laid_out", "tuned", "laid_out_tuned"]
 SHAPES = [
     (1, 1, 1),
     (1, 8, 1),
@@ -38,7 +38,7 @@ def check(launch, placed, trial, variant, dtype, shape, offset=0):
     given = {name: placed(value.shape, dtype, offset) for name, value in vars(t).items()}
     for name, value in vars(t).items():
         given[name].tensor.copy_(value)
-    if variant == "laid_out":
+    if variant.startswith("laid_out"):
         weight = placed(shape[1:], dtype, offset)
         weight.tensor.copy_(t.weight.t())
         given["weight"] = weight
@@ -101,7 +101,7 @@ def test_more_than_2_to_31_elements(launch, trial, variant):
     m, k, n = 2**20 + 65, 16, 2048
     x, weight, bias = (torch.randn(shape, device="cuda", dtype=torch.float16) for shape in ((m, k), (n, k), (n,)))
     y = torch.full((m, n), float("nan"), device="cuda", dtype=torch.float16)
-    given = weight.t().contiguous() if variant == "laid_out" else weight
+    given = weight.t().contiguous() if variant.startswith("laid_out") else weight
     launch("linear_bias", variant, "float16", {"M": m, "K": k, "N": n}, x=x, weight=given, bias=bias, y=y)
     for first in (0, 2**20 - 50, m - 100):
         part = slice(first, first + 100)
@@ -153,7 +153,7 @@ def test_without_nvmath_only_torch_runs(monkeypatch):
     assert all("nvmath-python" in unsupported(name, "float16", (8, 8, 8)) for name in refused)
 
 
-@pytest.mark.parametrize("variant", ["epilogue", "laid_out", "tuned"])
+@pytest.mark.parametrize("variant", ["epilogue", "laid_out", "tuned", "laid_out_tuned"])
 def test_the_bias_is_cublaslts_to_add(lt, launch_on_cpu, variant):
     import torch
 
@@ -162,5 +162,5 @@ def test_the_bias_is_cublaslts_to_add(lt, launch_on_cpu, variant):
     assert descriptor["EPILOGUE"] == lt.Epilogue.BIAS
     assert lt.multiplied[-1]["bias"] == t.bias.data_ptr()
     assert (a["rows"], a["columns"]) == tuple(reversed(t.weight.shape))
-    assert torch.equal(t.weight, t.given.weight.t() if variant == "laid_out" else t.given.weight)
-    assert lt.multiplied[-1]["algorithm"] == (3 if variant == "tuned" else 0)
+    assert torch.equal(t.weight, t.given.weight.t() if variant.startswith("laid_out") else t.given.weight)
+    assert lt.multiplied[-1]["algorithm"] == (3 if variant.endswith("tuned") else 0)

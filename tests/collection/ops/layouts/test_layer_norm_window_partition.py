@@ -10,7 +10,7 @@ import pytest
 
 from harness.collection.ops.elementwise import CUDA_TYPE
 from harness.collection.ops.layouts import _windows as windows
-from harness.collection.ops.layouts.layer_norm_window_partition import OP, WindowRowPlan, WindowTilePlan
+from harness.collection.ops.layouts.layer_norm_window_partition import OP, WindowRowPlan, WindowTilePlan, fused_lanes
 from harness.model import Traffic
 from harness.ops import comparer
 
@@ -93,6 +93,15 @@ def test_the_threads_of_a_team_have_each_chunk_of_a_row_once(width):
         assert plan.whole == (len(had) == row)
         assert plan.threads % 32 == 0
         assert plan.macros["RESIDENT"] >= plan.threads
+
+
+def test_lanes_of_fused_have_each_element_of_a_row_once():
+    """Only the last element of a lane may be missing."""
+    for channels in (*range(1, 600), 768, 1000, 1023, 1024, 1536, 2047, 2048):
+        lanes, each = fused_lanes(channels)
+        assert 32 % lanes == 0
+        assert (each - 1) * lanes < channels <= each * lanes
+    assert [fused_lanes(channels) for channels in (3, 96, 97, 2049)] == [(16, 1), (16, 6), (16, 7), (32, 0)]
 
 
 def test_a_grid_has_a_team_for_each_row():

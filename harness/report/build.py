@@ -77,8 +77,8 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
     if seen := tuple(kernels.tables(run.attachments)):
         blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
-    if told := tuple(range_tables.blocks(run.attachments)):
-        blocks.append(Section("Ranges", (Note(range_tables.MEANING), Details("Each case", told))))
+    if ranges := tuple(range_tables.blocks(run.attachments)):
+        blocks.append(Section("Ranges", (Note(range_tables.MEANING), Details("Each case", ranges))))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
         blocks.append(Section("Files that tools left", (_files(attached),)))
     if run.limits:

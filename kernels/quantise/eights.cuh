@@ -1,4 +1,5 @@
-// Eight neighbours as floats: 16 bytes of halves, or 8 bytes of int8. Addresses are aligned to these.
+// Eight neighbours as floats: 16 bytes of halves, 8 bytes of int8, or twice 16 bytes of int32. Addresses are aligned to
+// these.
 //
 // Macro: SCALAR (__half or __nv_bfloat16).
 #pragma once
@@ -25,6 +26,12 @@ __device__ __forceinline__ void load_eight(const signed char* from, float (&valu
     values[e] = static_cast<signed char>(raw.x >> 8 * e);
     values[4 + e] = static_cast<signed char>(raw.y >> 8 * e);
   }
+}
+__device__ __forceinline__ void load_eight(const int* from, float (&values)[EIGHT]) {
+  const int4* fours = reinterpret_cast<const int4*>(from);
+  const int4 low = __ldg(fours), high = __ldg(fours + 1);
+  values[0] = low.x, values[1] = low.y, values[2] = low.z, values[3] = low.w;
+  values[4] = high.x, values[5] = high.y, values[6] = high.z, values[7] = high.w;
 }
 
 __device__ __forceinline__ uint4 halves_of(const float (&values)[EIGHT]) {

@@ -6,13 +6,14 @@
 // the order of windows, and so may y. So joining windows and cutting images into windows are a matter of addresses, and
 // need no kernels.
 //
-// x may be int8: then x * x_scale + bias is added. y may be int8: then it is y / y_scale, rounded and saturated. h is
-// rounded to SCALAR, and LayerNorm works on what was rounded, as it does where h is written and read again.
+// x may be int8 or int32: then x * x_scale + bias is added. y may be int8: then it is y / y_scale, rounded and saturated.
+// h is rounded to SCALAR, and LayerNorm works on what was rounded, as it does where h is written and read again. Behind a
+// product between two stages there is no residual: then h = x.
 //
 // Macros: SCALAR (__half or __nv_bfloat16). CHANNELS. LANES: of a warp, which share a row, a power of two. THREADS: of
 // a block. SIDE: pixels of an image's side. WINDOW: pixels of a window's side. X, Y: 0 if there is none, 1 for SCALAR,
-// 2 for int8. SHIFT_X, SHIFT_Y: pixels by which the windows were shifted, or -1 for the order of the images. EPS: the
-// norm's epsilon, 1e-5 unless told.
+// 2 for int8, 3 for int32 (X). RESIDUAL: 0 if there is none, 1 unless told. SHIFT_X, SHIFT_Y: pixels by which the
+// windows were shifted, or -1 for the order of the images. EPS: the norm's epsilon, 1e-5 unless told.
 
 // Defaults for compiling this file alone.
 #ifndef SCALAR
@@ -38,6 +39,9 @@
 #endif
 #ifndef Y
 #define Y 1
+#endif
+#ifndef RESIDUAL
+#define RESIDUAL 1
 #endif
 #ifndef SHIFT_X
 #define SHIFT_X 0
@@ -84,9 +88,11 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   // Lanes without a row work on the last row, since all lanes take part in the sums; they write nothing.
   const unsigned pixel = min(own, rows - 1);
   const size_t image_row = static_cast<size_t>(pixel) * CHANNELS;
-  float values[COUNT][EIGHT];
+  float values[COUNT][EIGHT] = {};
+  if constexpr (RESIDUAL) {
 #pragma unroll
-  for (unsigned j = 0; j < COUNT; ++j) load_eight(residual + image_row + (j * LANES + lane) * EIGHT, values[j]);
+    for (unsigned j = 0; j < COUNT; ++j) load_eight(residual + image_row + (j * LANES + lane) * EIGHT, values[j]);
+  }
 
   if constexpr (X > 0) {
     const size_t x_row = static_cast<size_t>(row_of<SHIFT_X>(pixel)) * CHANNELS;
@@ -96,17 +102,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const unsigned column = (j * LANES + lane) * EIGHT;
       if constexpr (X == 1) {
         load_eight(static_cast<const T*>(x) + x_row + column, added[j]);
-      } else {
+      } else if constexpr (X == 2) {
         load_eight(static_cast<const signed char*>(x) + x_row + column, added[j]);
+      } else {
+        load_eight(static_cast<const int*>(x) + x_row + column, added[j]);
       }
     }
-    const float scale = X == 2 ? *x_scale : 1.0f;
+    const float scale = X > 1 ? *x_scale : 1.0f;
 #pragma unroll
     for (unsigned j = 0; j < COUNT; ++j) {
       float shift[EIGHT] = {};
-      if constexpr (X == 2) load_eight(bias + (j * LANES + lane) * EIGHT, shift);
+      if constexpr (X > 1) load_eight(bias + (j * LANES + lane) * EIGHT, shift);
 #pragma unroll
-      for (unsigned e = 0; e < EIGHT; ++e) values[j][e] += X == 2 ? fmaf(added[j][e], scale, shift[e]) : added[j][e];
+      for (unsigned e = 0; e < EIGHT; ++e) values[j][e] += X > 1 ? fmaf(added[j][e], scale, shift[e]) : added[j][e];
       round_eight(values[j]);
       if (own < rows) store_eight(h + image_row + (j * LANES + lane) * EIGHT, values[j]);
     }

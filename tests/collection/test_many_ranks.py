@@ -18,7 +18,7 @@ TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
 SIZES = {"bert_scaling": 4, "resnet50_scaling": 4, "swin_scaling": 2}
 """Images or sequences of a step on each rank: few, but enough that the losses fall."""
-BERT = (("model", "bert_toy"), ("step", "eager"))
+BERT = (("model", "bert_toy"), ("step", "eager"), ("clip", "none"))
 RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
 STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str], ...]]]] = {
     2: [

@@ -19,8 +19,8 @@ Loaded = Callable[..., Definition]
 
 ONE = "shapes: [{M: 3, N: 4}]\n"
 FLOORS = (
-    "bandwidth, bus_bandwidth, decode_rate, efficiency, flops, items, of_ceiling, of_expected, of_peak, snr, speedup, "
-    "tokens"
+    "bandwidth, block_snr, bus_bandwidth, decode_rate, efficiency, flops, items, merging_snr, of_ceiling, of_expected, "
+    "of_peak, snr, speedup, tokens"
 )
 
 

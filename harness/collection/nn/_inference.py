@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from harness.collection.ops.rows._norm import EPS
 from harness.cuda.cublaslt import MANY, Gemm, Matmul
 from harness.paths import data
 
+Integer = Literal["int8", "int32"]
 LARGEST = 127.0
 """What the largest size of a tensor is quantised to."""
 LEAST_SCALE = 1e-12
@@ -31,6 +33,8 @@ LEAST_SCALE = 1e-12
 EIGHT = 8
 """Neighbours that a thread loads at once. Twin of eights.cuh."""
 _HALVES = (torch.float16, torch.bfloat16)
+_KINDS = {torch.int8: 2, torch.int32: 3}
+"""Integers that residual_layer_norm.cu takes as x, with its macro X."""
 _THREADS, _UNIT_THREADS = 128, 256
 _FEW, _MOST = 4, 6  # eights of a row that a lane has at best, and at most
 _MOST_ROWS = 2**31 // WARP  # threads are counted in 32 bits
@@ -56,7 +60,10 @@ IN_IMAGES = RowOrder()
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Numbers in int8, which stand for numbers * scale + bias. scale: (1), float32. bias: (C), or None for zeros."""
+    """Integers, which stand for numbers * scale + bias. scale: (1), float32. bias: (C), or None for zeros.
+
+    numbers: int8, or int32 where they are the sums of a product.
+    """
 
     numbers: Tensor
     scale: Tensor
@@ -86,7 +93,7 @@ def lanes_of(channels: int) -> int | None:
 
 
 def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
-    residual: Tensor,
+    residual: Tensor | None,
     x: Tensor | Quantised | None = None,
     norm: nn.LayerNorm | None = None,
     *,
@@ -97,22 +104,27 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     """(h, y): h = residual + x, and y = norm(h). Without x h is the residual; without a norm y is None.
 
     residual, h: images (B, side, side, C) in halves. x, y: images, or windows (N, window * window, C), as their orders
-    say. y_scale: the scale of y, which is int8 then.
+    say. y_scale: the scale of y, which is int8 then. Without a residual h is x, which must be integers as images with a
+    bias, whose type h has.
     """
-    call = ResidualNormCall(residual.shape[1], residual.shape[-1], x_order, y_order)
+    images, dtype = _of_h(residual, x)
+    call = ResidualNormCall(images.shape[1], images.shape[-1], x_order, y_order)
     vectors = [] if norm is None else [norm.weight, norm.bias]
-    if not on_gpu(residual) or call.obstacle(residual) or not _as_kernels_take(residual.dtype, residual, x, *vectors):
+    if not on_gpu(images) or call.obstacle(images, dtype) or not _as_kernels_take(dtype, residual, x, *vectors):
         return _residual_norm_by_torch(call, residual, x, norm, y_scale)
-    h = residual if x is None else torch.empty_like(residual)
-    y = None if norm is None else call.room(residual, torch.int8 if y_scale is not None else residual.dtype)
-    kind = 0 if x is None else 2 if isinstance(x, Quantised) else 1
-    macros = call.macros(residual.dtype, kind, 0 if norm is None else 1 if y_scale is None else 2)
+    h = residual if x is None else torch.empty(images.shape, dtype=dtype, device=images.device)
+    assert h is not None, "without a residual there is an x"
+    y = None if norm is None else call.room(images, torch.int8 if y_scale is not None else dtype)
+    kind = 0 if x is None else _KINDS[x.numbers.dtype] if isinstance(x, Quantised) else 1
+    macros = call.macros(dtype, kind, 0 if norm is None else 1 if y_scale is None else 2)
+    if residual is None:
+        macros["RESIDUAL"] = 0
     if norm is not None and norm.eps != EPS:
         macros["EPS"] = f"{float(norm.eps)!r}f"
     numbers, scale, bias = (x.numbers, x.scale, x.bias) if isinstance(x, Quantised) else (x, None, None)
     gamma, beta = (None, None) if norm is None else (norm.weight, norm.bias)
-    rows = residual.numel() // call.channels
-    with on(residual.device):
+    rows = images.numel() // call.channels
+    with on(images.device):
         kernel = cuda.load(_file("residual_layer_norm.cu"), "residual_layer_norm", macros)
         grid = blocks(rows * int(macros["LANES"]), _THREADS)
         kernel(
@@ -122,11 +134,23 @@ def residual_norm(  # noqa: PLR0913 - an operator takes what its kernel takes
     return h, y
 
 
+def _of_h(residual: Tensor | None, x: Tensor | Quantised | None) -> tuple[Tensor, torch.dtype]:
+    """A tensor with the shape of h, and the type of h."""
+    if residual is not None:
+        return residual, residual.dtype
+    assert isinstance(x, Quantised), "without a residual, x is integers"
+    assert x.bias is not None, "without a residual, x has a bias"
+    return x.numbers, x.bias.dtype
+
+
 def _as_kernels_take(dtype: torch.dtype, *tensors: Tensor | Quantised | None) -> bool:
-    """Whether tensors are contiguous, begin on whole packs, and have the type: int8 numbers have a bias of the type."""
+    """Whether tensors are contiguous, begin on whole packs, and have the type: integers have a bias of the type."""
     for each in tensors:
         if isinstance(each, Quantised):
-            if not _as_kernels_take(torch.int8, each.numbers) or not _as_kernels_take(dtype, each.bias):
+            numbers = each.numbers
+            if numbers.dtype not in _KINDS or not _as_kernels_take(numbers.dtype, numbers):
+                return False
+            if not _as_kernels_take(dtype, each.bias):
                 return False
         elif each is not None and (each.dtype != dtype or each.data_ptr() % PACK_BYTES or not each.is_contiguous()):
             return False
@@ -142,20 +166,20 @@ class ResidualNormCall:
     x_order: RowOrder = IN_IMAGES
     y_order: RowOrder = IN_IMAGES
 
-    def obstacle(self, residual: Tensor) -> str | None:
-        """Why the kernel can't do it; None if it can."""
-        if residual.dtype not in _HALVES:
-            return f"takes halves, not {residual.dtype}"
+    def obstacle(self, images: Tensor, dtype: torch.dtype | None = None) -> str | None:
+        """Why the kernel can't do it; None if it can. dtype: of h, if it isn't that of the images."""
+        if (dtype or images.dtype) not in _HALVES:
+            return f"takes halves, not {dtype or images.dtype}"
         if lanes_of(self.channels) is None:
             return f"takes no rows of {self.channels} channels"
-        if not 0 < residual.numel() // self.channels < _MOST_ROWS:
+        if not 0 < images.numel() // self.channels < _MOST_ROWS:
             return f"counts in 32 bits: for 1 to {_MOST_ROWS} pixels"
         if self.x_order.window and self.y_order.window not in (0, self.x_order.window):
             return "takes windows of one size"
-        return None if residual.is_contiguous() else "takes contiguous tensors"
+        return None if images.is_contiguous() else "takes contiguous tensors"
 
     def macros(self, dtype: torch.dtype, x: int, y: int) -> dict[str, str | int]:
-        """Macros of the kernel. x, y: 0 if there is none, 1 for halves, 2 for int8."""
+        """Macros of the kernel. x, y: 0 if there is none, 1 for halves, 2 for int8, 3 for int32."""
         lanes = lanes_of(self.channels)
         assert lanes is not None, "the kernel was asked for in spite of an obstacle"
         return {
@@ -171,35 +195,37 @@ class ResidualNormCall:
             "SHIFT_Y": self.y_order.macro,
         }
 
-    def room(self, residual: Tensor, dtype: torch.dtype) -> Tensor:
+    def room(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """An empty y."""
         window = self.y_order.window
-        shape = (-1, window * window, self.channels) if window else residual.shape
-        return torch.empty(residual.shape, dtype=dtype, device=residual.device).view(shape)
+        shape = (-1, window * window, self.channels) if window else images.shape
+        return torch.empty(images.shape, dtype=dtype, device=images.device).view(shape)
 
 
 def _residual_norm_by_torch(
     call: ResidualNormCall,
-    residual: Tensor,
+    residual: Tensor | None,
     x: Tensor | Quantised | None,
     norm: nn.LayerNorm | None,
     y_scale: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    h, side = residual, call.side
+    (_, dtype), side = _of_h(residual, x), call.side
+    h = residual
     if x is not None:
         added = dequantised(x) if isinstance(x, Quantised) else x.float()
         if call.x_order.window:
             added = window_reverse(added, side, side, call.x_order.window, call.x_order.shift)
-        h = (residual.float() + added).to(residual.dtype)
+        h = (added if residual is None else residual.float() + added).to(dtype)
+    assert h is not None, "without a residual there is an x"
     if norm is None:
         return h, None
     y = functional.layer_norm(h.float(), h.shape[-1:], norm.weight.float(), norm.bias.float(), norm.eps)
     if call.y_order.window:
         y = window_partition(y, call.y_order.window, call.y_order.shift)
-    return h, y.to(residual.dtype) if y_scale is None else quantised(y, y_scale)
+    return h, y.to(dtype) if y_scale is None else quantised(y, y_scale)
 
 
-# ---- Products in int8, whose results are int8 too, and what follows them. Twin of dequantize_int8.cu.
+# ---- Products in int8, and what follows those whose results are int8 too. Twin of dequantize_int8.cu.
 
 
 def dequantised(x: Quantised) -> Tensor:
@@ -231,6 +257,7 @@ def gelu_quantise(x: Quantised, y_scale: Tensor, dtype: torch.dtype) -> Tensor:
 def _without_kernel(x: Quantised, dtype: torch.dtype) -> bool:
     units = x.numbers.numel() // _UNIT
     fits = x.numbers.shape[-1] % _UNIT == 0 and dtype in _HALVES and units < _MOST_UNITS
+    fits = fits and x.numbers.dtype == torch.int8
     return not on_gpu(x.numbers) or not fits or not _as_kernels_take(dtype, x)
 
 
@@ -250,34 +277,39 @@ def _by_units(entry: str, dtype: torch.dtype, numbers: Tensor, *others: Tensor) 
 class Int8Product:
     """A linear layer in int8 without its bias: x (..., K) with a scale to y (..., N) with another one, both static.
 
-    The weight has one scale for all of it. cuBLASLt makes the product, by the fastest of the algorithms that it
-    proposes; they are timed at the first call with so many rows, which no graph may capture. A CPU makes the same sums.
+    y_scale: of the results, which are rounded to int8; None for sums as they are, in int32, whose scale follows from
+    the other scales. The weight has one scale for all of it. cuBLASLt makes the product, by the fastest of the
+    algorithms that it proposes; they are timed at the first call with so many rows, which no graph may capture. A CPU
+    makes the same sums.
 
     Raises RuntimeError for such a call in a graph, and for x on another device than the weight.
     """
 
-    def __init__(self, weight: Tensor, x_scale: Tensor, y_scale: Tensor) -> None:
+    def __init__(self, weight: Tensor, x_scale: Tensor, y_scale: Tensor | None) -> None:
         scale = (weight.abs().amax().float() / LARGEST).clamp_min(LEAST_SCALE).view(1)
         self.weight = quantised(weight, scale)
-        self.x_scale, self.y_scale = x_scale, y_scale
-        self._alpha = x_scale * scale / y_scale
+        self.x_scale, self.y_scale = x_scale, x_scale * scale if y_scale is None else y_scale
+        self.out: Integer = "int32" if y_scale is None else "int8"
+        self._alpha = None if y_scale is None else x_scale * scale / y_scale
         self._products: dict[int, Matmul] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The result in int8."""
+        """The result, in int8 or in int32."""
         if x.device != self.weight.device:
             raise RuntimeError(f"x lies on {x.device}, the weight on {self.weight.device}; move x there")
         if not on_gpu(x):
             sums = x.double() @ self.weight.double().t()
+            if self._alpha is None:
+                return sums.to(torch.int32)
             return (sums * self._alpha).round().clamp(-128, 127).to(torch.int8)
         outputs, inputs = self.weight.shape
         rows = x.numel() // inputs
-        y = torch.empty((*x.shape[:-1], outputs), dtype=torch.int8, device=x.device)
+        y = torch.empty((*x.shape[:-1], outputs), dtype=getattr(torch, self.out), device=x.device)
         with on(x.device):
             if rows not in self._products:
                 if capturing():
                     raise RuntimeError(f"a graph is captured; call the product with {rows} rows once before that")
-                self._products[rows] = Matmul(int8_gemm(rows, outputs, inputs), MANY)
+                self._products[rows] = Matmul(int8_gemm(rows, outputs, inputs, self.out), MANY)
             self._products[rows](x, self.weight, y, alpha=self._alpha)
         return y
 
@@ -288,9 +320,9 @@ class Int8Product:
         self._products.clear()
 
 
-def int8_gemm(rows: int, outputs: int, inputs: int) -> Gemm:
-    """The product of rows of int8 with a weight, as cuBLASLt makes it: one factor for all, and int8 out."""
-    return Gemm(rows, outputs, inputs, "int8", "int8", alpha="device")
+def int8_gemm(rows: int, outputs: int, inputs: int, out: Integer = "int8") -> Gemm:
+    """The product of rows of int8 with a weight, as cuBLASLt makes it: int8 with one factor for all, or the sums."""
+    return Gemm(rows, outputs, inputs, "int8", out, alpha="device" if out == "int8" else "one")
 
 
 @cache

@@ -7,7 +7,7 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from harness.collection import nn
-from harness.collection.nn import _adamw, _swin_inference, _unscale
+from harness.collection.nn import _adamw, _swin_scales, _unscale
 
 
 @pytest.mark.usefixtures("kernels")
@@ -109,8 +109,6 @@ def test_numbers_of_steps_are_float32_whatever_torchs_default_is():
             assert optimizer.state[weight]["step"].dtype == torch.float32
             optimizer.load_state_dict(optimizer.state_dict())
             assert optimizer.state[weight]["step"].dtype == torch.float32
-            assert {scale.dtype for scale in _swin_inference._scales(torch.nn.Linear(2, 2), [1.0, 1.0])} == {
-                torch.float32
-            }
+            assert {scale.dtype for scale in _swin_scales._scales(torch.nn.Linear(2, 2), [1.0, 1.0])} == {torch.float32}
     finally:
         torch.set_default_dtype(usual)

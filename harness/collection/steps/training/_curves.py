@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig
-from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._settings import EAGER, captured, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._ladders import rung_of_case
+from harness.collection.steps.training._rungs import clip_of
+from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
 from harness.collection.steps.training._trainer import Setup, Trainer, module_of
 from harness.model import Case
 
@@ -55,12 +56,12 @@ def trained(case: Case, device: torch.device, *, size: int, seed: int, steps: in
     """
     import torch
 
-    rung = rung_of(case.op, case.variant)
+    rung = rung_of_case(case)
     if rung is None:
         raise ValueError(f"{case.id}: isn't a rung of a training")
     values = case.values
     dtype, layout = getattr(torch, case.dtype), str(values.get("layout", "nchw"))
-    setup = Setup(str(values["model"]), size, seed, device, dtype, layout)
+    setup = Setup(str(values["model"]), size, seed, device, dtype, layout, clip=clip_of(case))
     _free(device)  # what a training has left that failed
     with ExitStack() as modes:
         modes.callback(_free, device)
@@ -81,7 +82,7 @@ def _trained(trainer: Trainer, steps: int) -> TrainingCurve:
         for _ in range(first):
             curve.add(trainer.loss_of_step)
     if first < steps:
-        replay = captured(trainer.loss_of_step)
+        replay = trainer.as_graph()
         for _ in range(steps - first):
             curve.add(replay)
     return TrainingCurve(tuple(curve.losses), tuple(curve.skipped), curve.forced)

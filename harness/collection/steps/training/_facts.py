@@ -6,16 +6,18 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from harness import metrics, units
-from harness.collection.steps.training._figures import ENERGY, PEAK_MEMORY
+from harness.collection.steps.training._figures import ACTIVATIONS, ENERGY, PEAK_MEMORY, WEIGHTS
 from harness.ops import Context
 
 OFF = "loss_distance"
 BUSY = "device_busy"
 SKIPPED = "skipped_steps"
 Made = TypeVar("Made")
+_MADE = "allocated_bytes.all.allocated"
+"""The allocator's count of all bytes that tensors were ever given."""
 _SECONDS = 2.0
 """Seconds of steps whose energy is measured: enough that the counter moves many times."""
 _SMALLEST = 2.0**-149
@@ -86,6 +88,21 @@ def with_memory(ctx: Context, steps: Callable[[], Made], before: int = 0) -> Mad
     torch.cuda.synchronize()
     ctx.report(PEAK_MEMORY, torch.cuda.max_memory_allocated() - before)
     return made
+
+
+def report_bytes(ctx: Context, model: Any, call: Callable[[], object]) -> None:
+    """Report the bytes of a model's weights, and on a GPU the bytes of all tensors that a call of it makes.
+
+    model: a module, or what tells its `weight_bytes`.
+    """
+    import torch
+
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    ctx.report(WEIGHTS, getattr(model, "weight_bytes", sum(one.numel() * one.element_size() for one in parameters)))
+    if ctx.device.type == "cuda":
+        before = torch.cuda.memory_stats()[_MADE]
+        call()
+        ctx.report(ACTIVATIONS, torch.cuda.memory_stats()[_MADE] - before)
 
 
 def report_steps(ctx: Context, step: Callable[[], object], items: int) -> None:

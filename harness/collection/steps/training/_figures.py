@@ -6,12 +6,15 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from harness import metrics, units
+from harness.collection.ops.gemm._int8 import SNR
 from harness.collection.steps.training import _traced
 from harness.metrics import Metric, Subject, over_variant
 
 TOKENS = "tokens_a_call"
 """The fact that a variant has whose items are sequences of tokens: how many tokens a call has."""
 PEAK_MEMORY, ENERGY = "peak_memory", "energy"
+WEIGHTS, ACTIVATIONS = "weight_bytes", "activation_bytes"
+BLOCK_SNR, MERGING_SNR = "block_snr", "merging_snr"
 UNSCALE, LOSS = "unscale_share", "training_loss"
 """Told by tools, not by a variant."""
 
@@ -55,6 +58,75 @@ metrics.fact(
     ENERGY, "joules an item", units.PLAIN, "energy of the GPU in steps, over the steps' items", "lower",
     after=PEAK_MEMORY,
 )  # fmt: skip
+metrics.fact(WEIGHTS, "weights", units.BYTES, "bytes of the weights that a call reads", "lower", after=ENERGY)
+metrics.fact(
+    ACTIVATIONS,
+    "activations",
+    units.BYTES,
+    "bytes of all tensors that a call makes, by the allocator's count; memory that a compiler uses twice counts once",
+    "lower",
+    after=WEIGHTS,
+)
+metrics.fact(
+    BLOCK_SNR,
+    "block",
+    units.DECIBELS,
+    "signal to noise of what a block makes of its input, against the same block in higher precision; the mean over all "
+    "blocks",
+    "higher",
+    after=ACTIVATIONS,
+)
+metrics.fact(
+    MERGING_SNR,
+    "merging",
+    units.DECIBELS,
+    "the same of the products between stages",
+    "higher",
+    after=BLOCK_SNR,
+)
+for _name, _fact, _what in (
+    ("weights", WEIGHTS, "weights"),
+    ("activations", ACTIVATIONS, "activations"),
+):
+    metrics.add(
+        Metric(
+            _name,
+            f"bytes of {_what}",
+            units.FINE_RATIO,
+            over_variant(_fact),
+            f"bytes of {_what}, over the same bytes of another variant",
+            "lower",
+            relative="variant",
+            said="less",
+        ),
+        after=MERGING_SNR,
+    )
+
+
+def _error(name: str, s: Subject) -> float | None:
+    """The energy of an error over that of the variant which is compared with, of facts in decibels."""
+    over = s.over.facts.get(name) if s.over else None
+    return 10 ** ((over - s.facts[name]) / 10) if over is not None and name in s.facts else None
+
+
+for _name, _fact, _what in (
+    ("logits_error", SNR, "the logits"),
+    ("block_error", BLOCK_SNR, "a block's result"),
+    ("merging_error", MERGING_SNR, "the result of a product between stages"),
+):
+    metrics.add(
+        Metric(
+            _name,
+            f"energy of the error of {_what}",
+            units.FINE_RATIO,
+            partial(_error, _fact),
+            f"energy of the error of {_what}, over the same of another variant",
+            "lower",
+            relative="variant",
+            said="less",
+        ),
+        after=MERGING_SNR,
+    )
 metrics.found(
     UNSCALE,
     "share of unscaling in busy time",

@@ -4,8 +4,12 @@ Losses of a few steps hardly tell whether all of a model is trained: the losses 
 little. So a twin of the rung, with a small batch, makes one step, and what it left in the optimizer's state is
 compared: the gradient as the optimizer saw it, and the update that follows from it.
 
-In twin and reference nothing is left to chance: dropout and stochastic depth are 0. Batch norm is as in training. The
-twin of a rung with a graph makes its step by a replay.
+In twin and reference nothing is left to chance: dropout and stochastic depth drop nothing. The twin has their kernels
+all the same, forward and backward. Batch norm is as in training. The twin of a rung with a graph makes its step by a
+replay.
+
+A compiled rung has two twins. One isn't compiled, and as small as another rung's. The other one is compiled and has the
+case's batch, so that its code is what is timed, but for the share that is dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +22,23 @@ from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig, ResNetConfig
 from harness.collection.steps.training._rungs import Rung
-from harness.collection.steps.training._settings import EAGER, captured, math_modes, side_stream
-from harness.collection.steps.training._trainer import DECAYS, Setup, Trainer, batch_of, built, module_of, rate
+from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
+from harness.collection.steps.training._trainer import (
+    DECAYS,
+    Setup,
+    Trainer,
+    batch_of,
+    built,
+    keep_little,
+    module_of,
+    rate,
+)
 
 if TYPE_CHECKING:
     import torch
 
+NOTHING = 2.0**-40
+"""The share that a twin drops: above 0, so that kernels of dropout run, and too small for any number to be dropped."""
 SIZE = 8
 """The batch of the twin: little time and memory, and enough elements for batch norm."""
 TIMES = 8.0
@@ -82,20 +97,42 @@ class Trained:
 
 
 def complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
-    """What is wrong with the first step of the rung's twin: gradients that are missing or wrong, and wrong updates.
+    """What is wrong with the first step of the rung's twins: gradients that are missing or wrong, and wrong updates.
 
-    setup: the case's, whose batch is cut to `SIZE`.
+    setup: the case's, whose batch is cut to `SIZE` for the twin that isn't compiled.
     """
-    wanted, setup = reference(setup), replace(setup, size=min(setup.size, SIZE))
+    found = _complaints(replace(rung, compiled=""), _small(setup))
+    if rung.compiled:
+        # A graph replays kernels that its twin without a graph launches too, so one compilation checks both.
+        plain = replace(rung, name="", summary="", base="", rows=(), graph=False)
+        found += tuple(f"compiled, {complaint}" for complaint in _of_compiled(plain, setup))
+    return found
+
+
+@lru_cache(maxsize=8)
+def _of_compiled(rung: Rung, setup: Setup) -> tuple[str, ...]:
+    """What is wrong with the first step of compiled code. It is kept, since to compile takes long."""
+    try:
+        return _complaints(rung, setup)
+    finally:
+        forget_compiled()
+
+
+def _complaints(rung: Rung, setup: Setup) -> tuple[str, ...]:
+    wanted = reference(setup)
     with math_modes(rung.tf32):
         trainer, before = _after_one_step(rung, setup)
         return tuple(_wrong(trainer, before, wanted))
 
 
+def _small(setup: Setup) -> Setup:
+    return replace(setup, size=min(setup.size, SIZE))
+
+
 def untrained(trainer: Trainer, setup: Setup) -> Iterator[str]:
     """A complaint about weights of a trainer that should have a gradient, and had none in the steps that it made."""
     absent = [one for one in _trained(trainer, trainer.masters) if not one.is_trained]
-    yield from _missing(absent, reference(setup))
+    yield from _missing(absent, reference(_small(setup)))
 
 
 def allowed(rung: Rung, setup: Setup) -> float:
@@ -124,20 +161,27 @@ def _sums_in_halves(rung: Rung, setup: Setup) -> bool:
 
 
 def reference(setup: Setup) -> FirstGradients:
-    """The gradients in float32 without TF32, NCHW; in float64 on a CPU. The batch is cut to `SIZE`."""
+    """The gradients in float32 without TF32, NCHW; in float64 on a CPU."""
     import torch
 
     wide = torch.float64 if setup.device.type == "cpu" else torch.float32
-    return _reference(replace(setup, size=min(setup.size, SIZE), dtype=wide, layout="nchw"))
+    return _reference(replace(setup, dtype=wide, layout="nchw"))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _reference(setup: Setup) -> FirstGradients:
-    """The model is torch's own, with no trainer around it. Its gradients are kept for the other rungs of a case."""
+    """The model is torch's own, with no trainer around it. Its gradients are kept for the other rungs of a case.
+
+    Two are kept: the small batch's, and the case's. Blocks keep only what enters them, so that the case's batch fits.
+    """
     with math_modes(tf32=False):
-        model = calmed(built(setup.model, None, setup.seed, setup.device).to(setup.dtype))
+        model = calmed(built(setup.model, None, setup.seed, setup.device).to(setup.dtype), share=0.0)
+        keep_little(model)
         module_of(setup.model).loss(model, batch_of(setup, setup.dtype)).backward()
     found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    if setup.clip is not None:
+        norm = math.sqrt(sum(float(_length(grad)) ** 2 for grad in found.values()))
+        found = {name: grad * min(1.0, setup.clip / norm) for name, grad in found.items()}
     sizes = {name: float(_length(grad)) / math.sqrt(grad.numel()) for name, grad in found.items()}
     squares = sum(size**2 * found[name].numel() for name, size in sizes.items())
     typical = math.sqrt(squares / sum(grad.numel() for grad in found.values()))
@@ -145,8 +189,11 @@ def _reference(setup: Setup) -> FirstGradients:
     return FirstGradients({name: grad.cpu() for name, grad in found.items()}, typical, names)
 
 
-def calmed(model: torch.nn.Module) -> torch.nn.Module:
-    """The model with dropout and stochastic depth of 0, and with blocks that add less to their input in a ResNet."""
+def calmed(model: torch.nn.Module, share: float = NOTHING) -> torch.nn.Module:
+    """The model with blocks that add less to their input in a ResNet.
+
+    share: the most that dropout and stochastic depth drop.
+    """
     from harness.collection.models.resnet import Bottleneck
 
     for module in model.modules():
@@ -154,7 +201,7 @@ def calmed(model: torch.nn.Module) -> torch.nn.Module:
             module.bn3.weight.data.fill_(QUIET)
         for name in ("p", "dropout", "drop_path"):
             if hasattr(module, name):
-                setattr(module, name, 0.0)
+                setattr(module, name, min(getattr(module, name), share))
     return model
 
 
@@ -171,7 +218,7 @@ def _after_one_step(rung: Rung, setup: Setup) -> tuple[Trainer, list[torch.Tenso
     with side_stream():
         for _ in range(EAGER):
             trainer.loss_of_step()
-    replay = captured(trainer.loss_of_step)
+    replay = trainer.as_graph()
     _begin_anew(trainer, before)
     replay()
     if setup.device.type == "cuda":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung
+from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung, as_asked
+from harness.model import Case
 
 LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET}
 _NAMES = frozenset({"name", "summary", "base", "rows", "role"})
@@ -15,6 +16,12 @@ _NAMES = frozenset({"name", "summary", "base", "rows", "role"})
 def rung_of(op: str, variant: str) -> Rung | None:
     """The rung that a variant of an op is; None for an op without rungs, and for a variant that is none of them."""
     return next((rung for rung in LADDERS.get(op, ()) if rung.name == variant), None)
+
+
+def rung_of_case(case: Case) -> Rung | None:
+    """The rung that a case is, as the case asks for it; None where `rung_of` knows none."""
+    rung = rung_of(case.op, case.variant)
+    return rung and as_asked(rung, case)
 
 
 def base(op: str, variant: str, among: Collection[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import BertConfig, ResNetConfig, SwinConfig
@@ -20,7 +22,7 @@ def operators(rung: Rung, config: object) -> Any:
 
 
 def ours(rung: Rung, config: object) -> Any:
-    """Our operators, as far as the rung has them. A BERT has our dropout, which `operators` may replace."""
+    """Our operators, as far as the rung has them. A BERT has all of our dropout, which `operators` may replace."""
     from harness.collection import nn
 
     if isinstance(config, ResNetConfig):
@@ -53,15 +55,27 @@ def _attention(config: object) -> dict[str, Any]:
 
 def _of_torch(rung: Rung, config: object) -> dict[str, Any]:
     """Functions of torch that a rung has in place of a model's own operators, or of ours."""
-    from torch.nn import functional
-
     parts: dict[str, Any] = _attention(config) if rung.sdpa and not rung.attention else {}
     if rung.half_norm:
         parts |= {"layer_norm": layer_norm, "softmax": softmax}
-    # Beside our LayerNorm, and torch's like it, residuals have the type of the product, whoever does the dropout.
-    if isinstance(config, BertConfig) and (rung.half_norm or (rung.norm and not rung.dropout)):
-        parts |= {"dropout": functional.dropout, "dense_dropout_add": dense_dropout_add}
+    if isinstance(config, BertConfig):
+        parts |= _dropout(rung)
     return parts
+
+
+def _dropout(rung: Rung) -> dict[str, Any]:
+    """The dropout of a BERT, where neither all of it is ours nor autocast decides the type of residuals.
+
+    Beside our LayerNorm, and torch's like it, residuals have the type of the product, whoever does the dropout.
+    """
+    if rung.bias_residual or not (rung.norm or rung.half_norm):
+        return {}
+    from torch.nn import functional
+
+    from harness.collection import nn
+
+    dropout = nn.dropout if rung.dropout else functional.dropout
+    return {"dropout": dropout, "dense_dropout_add": partial(dense_dropout_add, dropout)}
 
 
 def layer_norm(norm: torch.nn.LayerNorm, x: torch.Tensor) -> torch.Tensor:
@@ -81,10 +95,14 @@ def softmax(x: torch.Tensor, dim: int) -> torch.Tensor:
         return torch.softmax(x, dim)
 
 
-def dense_dropout_add(dense: torch.nn.Linear, x: torch.Tensor, residual: torch.Tensor, p: float) -> torch.Tensor:
+def dense_dropout_add(
+    dropout: Callable[[torch.Tensor, float], torch.Tensor],
+    dense: torch.nn.Linear,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    p: float,
+) -> torch.Tensor:
     """Dropout of a product with its bias, and a residual, which is rounded to the type of the product."""
-    from torch.nn.functional import dropout
-
     product = dense(x)
     return dropout(product, p) + residual.to(product.dtype)
 

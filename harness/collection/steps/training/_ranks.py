@@ -103,10 +103,10 @@ class RankTrainer(Trainer):
         """
         import torch
 
-        self._backward(synced=False)
+        self._gradients(synced=False)
         host_mean(self.weights)
         want = [weight.grad.clone() for weight in self.weights if weight.grad is not None]
-        self._backward(synced=True)
+        self._gradients(synced=True)
         if self._mean is not None:
             self._mean(self.weights)
         off = torch._foreach_sub([weight.grad for weight in self.weights], want)
@@ -114,7 +114,7 @@ class RankTrainer(Trainer):
         torch.manual_seed(self.setup.seed + 1 + self.setup.shard)
         return float(distance / size)
 
-    def _backward(self, synced: bool) -> None:
+    def _gradients(self, synced: bool) -> None:
         """New gradients of the loss, with the same random numbers each time; not compiled, which would take long."""
         import torch
 

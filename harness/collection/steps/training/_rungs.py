@@ -6,11 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from harness.ops import MODES, Role
+from harness.model import Case
+from harness.ops import MODES, Choice, Role
 
 Half = Literal["none", "mixed", "pure"]
 
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
+STEP, GRAPH = "step", "graph"
+"""The choice of how a rung's step is run, and the value that makes a CUDA graph of it."""
+CLIP, UNCLIPPED = "clip", "none"
+"""The choice of the global norm that gradients are clipped to, and the value that clips none."""
+CLIPS = Choice("global norm that gradients are clipped to before an update", (UNCLIPPED, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,8 @@ class Rung:
     streams: whether gradients of weights are computed on a second stream.
 
     What is ours, from harness.nn: unscale (of gradients), adam, norm (LayerNorm and softmax; batch norm, residual and
-    ReLU in a ResNet), dropout (in BERT; and with bias and residual), windows (their partition and reverse), attention
-    (over windows).
+    ReLU in a ResNet), dropout (in BERT), bias_residual (of BERT, in the kernel of dropout), windows (their partition
+    and reverse), attention (over windows).
     """
 
     name: str
@@ -51,6 +57,7 @@ class Rung:
     adam: bool = False
     norm: bool = False
     dropout: bool = False
+    bias_residual: bool = False
     windows: bool = False
     attention: bool = False
 
@@ -63,6 +70,17 @@ class Rung:
 def on(base: Rung, name: str, summary: str, *rows: str, **changes: Any) -> Rung:
     """A rung that keeps what its base has, but for the changes. rows: techniques of public texts that it shows."""
     return replace(base, name=name, summary=summary, base=base.name, rows=rows, **changes)
+
+
+def as_asked(rung: Rung, case: Case) -> Rung:
+    """The rung as a case asks for it: as a graph, if the case says so."""
+    return replace(rung, graph=rung.graph or case.values.get(STEP) == GRAPH)
+
+
+def clip_of(case: Case) -> float | None:
+    """The global norm that a case clips gradients to; None for a case that clips none."""
+    value = case.values.get(CLIP, UNCLIPPED)
+    return None if value == UNCLIPPED else float(value)
 
 
 # ---- What torch has.
@@ -105,7 +123,19 @@ _COMPILE_HALF_NORM = on(
 _COMPILE_HALF_NORM_GRAPH = on(
     _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
 )
-_TORCH = (HALF_NORM, SDPA, *_SDPA_UP, _COMPILE_HALF_NORM, _COMPILE_HALF_NORM_GRAPH)
+_COMPILE_HALF_NORM_AUTOTUNE = on(
+    _COMPILE_HALF_NORM, "compile_half_norm_autotune", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
+)
+_TORCH = (
+    HALF_NORM,
+    SDPA,
+    *_SDPA_UP,
+    _COMPILE_HALF_NORM,
+    _COMPILE_HALF_NORM_GRAPH,
+    _COMPILE_HALF_NORM_AUTOTUNE,
+)
+_SECOND_STREAM = "with gradients of weights on a second stream"
+_SDPA_STREAMS = on(_SDPA_UP[0], "sdpa_streams", f"sdpa_graph {_SECOND_STREAM}", "S8", streams=True)
 
 # ---- What is ours.
 
@@ -120,6 +150,7 @@ def above_ours(rung: Rung) -> Iterator[Rung]:
     compiled = on(rung, "compile_ours", f"{name} with torch.compile around our operators", compiled=DEFAULT)
     yield compiled
     yield on(compiled, "compile_ours_graph", "compile_ours as a CUDA graph of the step", "S8", graph=True)
+    yield on(compiled, "compile_ours_autotune", f"compile_ours in mode {AUTOTUNE}", compiled=AUTOTUNE)
 
 
 _NORM_ADAM = on(
@@ -145,9 +176,9 @@ _COMPILE_ATTENTION = on(
 _COMPILE_ATTENTION_GRAPH = on(
     _COMPILE_ATTENTION, "compile_attention_graph", "compile_attention as a CUDA graph of the step", "S8", graph=True
 )
-_STREAMS = on(_SWIN_OURS[0], "streams", "graph with gradients of weights on a second stream", "S8", streams=True)
+_STREAMS = on(_SWIN_OURS[0], "streams", f"graph {_SECOND_STREAM}", "S8", streams=True)
 
-# The two that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
+# The three that follow have attention of products, softmax and dropout, as D's text has: torch's own keeps no mask.
 _BYTE_MASKS = on(
     UNSCALE,
     "byte_masks",
@@ -155,13 +186,9 @@ _BYTE_MASKS = on(
     norm=True,
     adam=True,
 )
+_BIT_MASKS_ALONE = on(_BYTE_MASKS, "bit_masks_alone", "and our dropout, which keeps bits", "D3", dropout=True)
 _BIT_MASKS = on(
-    _BYTE_MASKS,
-    "bit_masks",
-    "and our dropout, which keeps bits, also in one kernel with bias and residual",
-    "D3",
-    "D5",
-    dropout=True,
+    _BIT_MASKS_ALONE, "bit_masks", "and bias and residual in the kernel of dropout", "D5", bias_residual=True
 )
 _BERT_OURS = on(_BIT_MASKS, "fused_norm_adam", "and torch's attention by scaled_dot_product_attention", "S4", sdpa=True)
 _FUSED_NORM = on(
@@ -177,6 +204,7 @@ _EVERY = (FLOAT32, TF32, AMP, UNSCALE_LOOP, UNSCALE, FUSED)
 SWIN = (
     *_EVERY,
     *_TORCH,
+    _SDPA_STREAMS,
     _NORM_ADAM,
     _WINDOWS,
     _ATTENTION,
@@ -185,5 +213,5 @@ SWIN = (
     _COMPILE_ATTENTION,
     _COMPILE_ATTENTION_GRAPH,
 )
-BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
+BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS_ALONE, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
 RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))

@@ -24,16 +24,18 @@ from harness.collection.steps.training import _facts
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
-from harness.collection.steps.training._rungs import DEFAULT, FLOAT32, Rung
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT, FLOAT32, Rung, clip_of
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
-from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, keep_little, whole_step_op
-from harness.collection.steps.training._trainer import SCALE, Setup
+from harness.collection.steps.training._steps import ALLOWED, SMALLEST_FALL, STEPS, whole_step_op
+from harness.collection.steps.training._trainer import SCALE, Setup, keep_little
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch
 
+_MODES = {"compile": DEFAULT, "autotune": AUTOTUNE}
+_OF_GPUS = {"graph": "a CPU has no CUDA graphs", "autotune": "a CPU has no kernels to try"}
 GRADIENT = 4
 """Bytes of a gradient: weights, and so their gradients, are in float32 in mixed precision."""
 MEAN_OFF = 0.1
@@ -52,7 +54,7 @@ def scaling_op(
     """
     choices = {
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
-        "step": Choice("how each rank's step is run", ("eager", "compile", "graph")),
+        "step": Choice("how each rank's step is run", ("eager", "compile", "graph", "autotune")),
         **fields.pop("choices", {}),
     }
     pages = "harness.collection.steps.training.report.hidden"
@@ -70,8 +72,9 @@ def scaling_op(
 
 def cant_run(way: Way, case: Case) -> str | None:
     """Why a case can't be measured in this way; None if it can."""
-    if dict(case.choices)["step"] == "graph" and case.device == "cpu":
-        return "a CPU has no CUDA graphs: give step: eager, or compile"
+    step = dict(case.choices)["step"]
+    if case.device == "cpu" and step in _OF_GPUS:
+        return f"{_OF_GPUS[step]}: give step: eager, or compile"
     return unsupported_alone(case) if way.wrapped or way.synced else None
 
 
@@ -151,7 +154,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
 def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> RankTrainer:
     """The trainer of a rank, with its step run as the case asks. off: where the error of the mean is written."""
     graph = ctx.s.step == "graph"
-    rung = replace(rung, graph=graph, compiled=DEFAULT if ctx.s.step == "compile" else rung.compiled)
+    rung = replace(rung, graph=graph, compiled=_MODES.get(ctx.s.step, rung.compiled))
     if rung.compiled:
         ctx.defer(forget_compiled)
     with side_stream() if graph else nullcontext():
@@ -183,7 +186,8 @@ def setup_of(ctx: Context) -> Setup:
     """What the training of a rank begins with: the weights of all ranks, data of its own."""
     layout = str(ctx.case.values.get("layout", "nchw"))
     rank = ctx.group.rank
-    return Setup(ctx.s.model, ctx.s.B, (seed_of(ctx) - rank) % 2**32, ctx.device, ctx.dtype, layout, shard=rank)
+    seed, clip = (seed_of(ctx) - rank) % 2**32, clip_of(ctx.case)
+    return Setup(ctx.s.model, ctx.s.B, seed, ctx.device, ctx.dtype, layout, shard=rank, clip=clip)
 
 
 # ---- The check.

@@ -18,17 +18,21 @@ from harness.collection.models import MODELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _facts, _first_step
 from harness.collection.steps.training._figures import TOKENS
-from harness.collection.steps.training._rungs import AUTOTUNE, FLOAT32, Rung
-from harness.collection.steps.training._settings import (
-    EAGER,
-    captured,
-    forget_compiled,
-    math_modes,
-    seed_of,
-    side_stream,
+from harness.collection.steps.training._rungs import (
+    AUTOTUNE,
+    CLIP,
+    FLOAT32,
+    GRAPH,
+    STEP,
+    UNCLIPPED,
+    UNSCALE,
+    Rung,
+    as_asked,
+    clip_of,
 )
-from harness.collection.steps.training._trainer import SCALE, Setup, Trainer
-from harness.model import Work
+from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._trainer import SCALE, Setup, Trainer, keep_little
+from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
 
 if TYPE_CHECKING:
@@ -55,6 +59,7 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
     choices = {
         "model": Choice("which configuration of harness.collection.models", tuple(models)),
         **fields.pop("choices", {}),
+        STEP: Choice("how a step is run: call by call, or as a CUDA graph", ("eager", GRAPH)),
     }
     pages = "harness.collection.steps.training.report"
     op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, pages=pages, **fields)
@@ -67,9 +72,20 @@ def add(op: Op, rung: Rung) -> None:
     """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
     devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
     options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices, "arithmetic": rung.arithmetic}
-    if rung.loop or rung.name == "unscale":
-        options["unsupported"] = lambda case: None if case.dtype == "float16" else "bfloat16 needs no scaled loss"
+    options["unsupported"] = partial(cant_run, rung)
     op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
+
+
+def cant_run(rung: Rung, case: Case) -> str | None:
+    """Why a case of a rung can't be measured; None if it can."""
+    if case.values.get(STEP) == GRAPH and (rung.graph or case.device == "cpu"):
+        why = "its step is a graph without that" if rung.graph else "a CPU has no CUDA graphs"
+        return f"{why}: leave {STEP}: {GRAPH} out"
+    if clip_of(case) is not None and rung.adam and rung.half == "pure" and case.dtype == "float16":
+        return f"a scaler doesn't unscale gradients in float16, which clipping needs: give {CLIP}: {UNCLIPPED}"
+    if case.dtype != "float16" and (rung.loop or rung.name == UNSCALE.name):
+        return "bfloat16 needs no scaled loss"
+    return None
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
@@ -121,11 +137,10 @@ class TimedSteps:
 def prepare(ctx: Context, rung: Rung) -> Launch:
     """Make the trainer, and make the first steps, except the steps that are left to the harness."""
     gc.collect()  # a model of an earlier case may be in a cycle, and would take the memory of this one
+    rung = as_asked(rung, ctx.case)
     # What the rung is held to comes first, so that its memory is free again when the rung's is taken.
     reference_losses(ctx)
-    # Its twin isn't compiled: another compilation would take longer than all else of a case. It has the same
-    # operators, settings and optimizer, and what the compiler makes of the model shows in the losses.
-    complaints = _first_step.complaints(replace(rung, compiled=""), setup_of(ctx))
+    complaints = _first_step.complaints(rung, setup_of(ctx))
     before = _facts.allocated(ctx)
     modes = ExitStack()
     ctx.defer(modes.close)
@@ -142,7 +157,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
     def first_steps() -> None:
         """All that are left; replays, if the rung has a graph."""
         if rung.graph:
-            steps.step = captured(trainer.loss_of_step)
+            steps.step = trainer.as_graph()
         while steps.made < STEPS - 2:
             steps(losses)
 
@@ -159,7 +174,7 @@ def prepare(ctx: Context, rung: Rung) -> Launch:
 def setup_of(ctx: Context) -> Setup:
     """What the trainings of a case begin with."""
     layout = str(ctx.case.values.get("layout", "nchw"))
-    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout)
+    return Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, layout, clip=clip_of(ctx.case))
 
 
 # ---- The check.
@@ -216,16 +231,3 @@ def _reference_losses(setup: Setup) -> tuple[float, ...]:
         trainer = Trainer(FLOAT32, setup)
         keep_little(trainer.model)
         return tuple(torch.stack([trainer.loss_of_step() for _ in range(STEPS)]).tolist())
-
-
-def keep_little(model: torch.nn.Module) -> None:
-    """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
-    from torch.utils.checkpoint import checkpoint
-
-    from harness.collection.models.bert import BertLayer
-    from harness.collection.models.resnet import Bottleneck
-    from harness.collection.models.swin import SwinBlock
-
-    for module in model.modules():
-        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
-from harness.collection.steps.training import _operators
+from harness.collection.steps.training import _operators, _ranges
 from harness.collection.steps.training._rungs import Rung
+from harness.collection.steps.training._settings import captured
 from harness.ops import compiled
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Setup:
 
     size: of the batch. dtype: of halves; a rung without halves trains in it too, where it is float64. layout: of
     images, 'nchw' or 'nhwc'. shard: which part of the data it is given: ranks have the same weights and other data.
+    clip: the global norm that gradients are clipped to before each update; None for no clipping.
     """
 
     model: str
@@ -47,6 +50,7 @@ class Setup:
     dtype: torch.dtype
     layout: str = "nchw"
     shard: int = 0
+    clip: float | None = None
 
     @property
     def config(self) -> ResNetConfig | BertConfig | SwinConfig:
@@ -62,6 +66,9 @@ class Trainer:
         import torch
 
         self.rung, self.setup = rung, setup
+        is_scaled = rung.half != "none" and setup.dtype == torch.float16
+        # Torch's fused optimizers and ours skip a step with an overflow on the device; for others the host must ask.
+        self.is_capturable = not is_scaled or rung.fused or rung.adam
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
@@ -79,41 +86,79 @@ class Trainer:
         # The weights in halves, each with its master.
         pairs = zip(self.weights, self.masters, strict=True)
         self.halves = [(one, master) for one, master in pairs if one is not master]
-        self.optimizer = _optimizer(rung, setup.config, self.masters)
-        scaled = rung.half != "none" and setup.dtype == torch.float16
-        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=scaled)
-        _seed(rung, setup.seed + 1 + setup.shard)  # for dropout, whatever numbers were drawn for the weights
+        self.optimizer = _optimizer(rung, setup.config, self.masters, capturable=rung.graph and self.is_capturable)
+        self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
+        _ranges.add_where_wanted(self)
+        _seed(rung, setup)  # for dropout, whatever numbers were drawn for the weights
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""
-        import torch
+        loss = self._backward()
+        self._update()
+        return loss
 
+    def as_graph(self) -> Callable[[], torch.Tensor]:
+        """The step with all that can be in a CUDA graph; all kernels must have been chosen by steps before.
+
+        Where the host must know whether gradients overflowed, the graph ends before the optimizer, as torch's notes on
+        CUDA graphs advise for mixed precision. The device has the graph's work to do while the host issues the rest.
+        """
+        if self.is_capturable:
+            return captured(self.loss_of_step)
+        backward = captured(self._backward)
+
+        def step() -> torch.Tensor:
+            loss = backward()
+            self._update()
+            return loss
+
+        return step
+
+    def _backward(self) -> torch.Tensor:
+        """Forward and backward, which make new gradients. Gives the loss."""
         for weight in self.weights:
             weight.grad = None
+        loss = self._forward()
+        self._differentiate(loss)
+        return loss.detach()
+
+    def _forward(self) -> torch.Tensor:
+        """The loss."""
+        import torch
+
         with torch.autocast(self.setup.device.type, self.setup.dtype, enabled=self.rung.half == "mixed"):
-            loss = self.loss(self.called, self.batch)
+            loss: torch.Tensor = self.loss(self.called, self.batch)
+        return loss
+
+    def _differentiate(self, loss: torch.Tensor) -> None:
+        """Put the gradients of the scaled loss in place."""
         self.scaler.scale(loss).backward()
         if self.second_stream:
             self.second_stream.join()
+
+    def _update(self) -> None:
+        """The optimizer's step, and the scale of the next loss."""
         self._step()
         self.scaler.update()
-        return loss.detach()
 
     def _step(self) -> None:
         """The optimizer's step. Masters are given the gradients of halves before it, and halves are copied after it."""
         import torch
 
-        halves = self.halves
-        if not halves:
-            self.scaler.step(self.optimizer)
-            return
-        for _, master in halves:
+        for _, master in self.halves:
             if master.grad is None:
                 master.grad = torch.empty_like(master)
-        torch._foreach_copy_([master.grad for _, master in halves], [one.grad for one, _ in halves])
+        if self.halves:
+            torch._foreach_copy_([master.grad for _, master in self.halves], [one.grad for one, _ in self.halves])
+        if self.setup.clip is not None:
+            # The norm is of gradients without the scale of the loss. If one overflowed, all become NaN, and the scaler,
+            # which has seen it before, skips the step.
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(self.masters, self.setup.clip, foreach=True)
         self.scaler.step(self.optimizer)
-        with torch.no_grad():
-            torch._foreach_copy_([one for one, _ in halves], [master for _, master in halves])
+        if self.halves:
+            with torch.no_grad():
+                torch._foreach_copy_([one for one, _ in self.halves], [master for _, master in self.halves])
 
 
 def module_of(model: str) -> ModuleType:
@@ -136,6 +181,19 @@ def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.
     return made
 
 
+def keep_little(model: torch.nn.Module) -> None:
+    """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
+    from torch.utils.checkpoint import checkpoint
+
+    from harness.collection.models.bert import BertLayer
+    from harness.collection.models.resnet import Bottleneck
+    from harness.collection.models.swin import SwinBlock
+
+    for module in model.modules():
+        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
     return built(setup.model, _operators.operators(rung, setup.config), setup.seed, setup.device)
 
@@ -146,14 +204,18 @@ def _second_stream(model: torch.nn.Module, setup: Setup) -> SecondStream:
     return on_two_streams(model, setup.device)
 
 
-def _seed(rung: Rung, seed: int) -> None:
+def _seed(rung: Rung, setup: Setup) -> None:
     """Begin random numbers anew, our kernels' too."""
     import torch
 
+    seed = setup.seed + 1 + setup.shard
     torch.manual_seed(seed)
     if rung.norm:
         from harness.collection import nn
 
+        if rung.dropout:
+            # Now there is a number of the next call: code that is compiled without one is compiled again with it.
+            nn.dropout(torch.zeros(1, device=setup.device), 0.5)
         nn.manual_seed(seed)
 
 
@@ -188,8 +250,11 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     return batch
 
 
-def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours."""
+def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:
+    """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours.
+
+    capturable: whether its step will be in a graph.
+    """
     import torch
 
     options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
@@ -200,7 +265,7 @@ def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor]) -> torch
     options |= {"fused": True} if rung.fused else {"foreach": True}
     if isinstance(config, ResNetConfig):
         return torch.optim.SGD(weights, momentum=0.9, **options)
-    return torch.optim.AdamW(weights, capturable=rung.graph, **options)
+    return torch.optim.AdamW(weights, capturable=capturable, **options)
 
 
 def _scaler(rung: Rung) -> Callable[..., Any]:

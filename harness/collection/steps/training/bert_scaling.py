@@ -5,7 +5,7 @@ Source: OneFlow's DLPerf, which trains BERT-base on one device to four nodes of 
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import SDPA
+from harness.collection.steps.training._rungs import CLIP, CLIPS, SDPA
 from harness.collection.steps.training._scaling import scaling_op
 
 OP = scaling_op(
@@ -15,4 +15,5 @@ OP = scaling_op(
     SDPA,
     size="sequences of a step on each device",
     item="sequences",
+    choices={CLIP: CLIPS},
 )

@@ -5,7 +5,7 @@ Source: OneFlow's DLPerf, which trains BERT-base in mixed precision with the lar
 
 from __future__ import annotations
 
-from harness.collection.steps.training._rungs import BERT
+from harness.collection.steps.training._rungs import BERT, CLIP, CLIPS
 from harness.collection.steps.training._steps import training_op
 
 OP = training_op(
@@ -15,4 +15,5 @@ OP = training_op(
     BERT,
     size="sequences of a step",
     item="sequences",
+    choices={CLIP: CLIPS},
 )

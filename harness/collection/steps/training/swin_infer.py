@@ -11,18 +11,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.collection.models import MODELS, SwinConfig
 from harness.collection.models.sizes import CHANNELS
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.steps.training import _facts, _operators
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
 from harness.collection.steps.training._swin_check import enliven, judge
+from harness.collection.steps.training._swin_int8 import (
+    PLANS,
+    SUMMARIES,
+    Integers,
+    arithmetic,
+    config_of,
+    no_int8,
+    report_parts,
+)
+from harness.collection.steps.training._swin_prepared import bias_apart, prepared
 from harness.collection.steps.training._trainer import built
-from harness.cuda import cublaslt
-from harness.cuda.cublaslt import Gemm
-from harness.model import Case, Work
+from harness.model import Work
 from harness.ops import (
-    MODES,
     Choice,
     Compile,
     Context,
@@ -38,18 +45,13 @@ from harness.ops import (
 if TYPE_CHECKING:
     import torch
 
+    from harness.collection.nn._swin_inference import SwinInference
+
 SWINS = ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy")
 WARM = 3
 """Calls before a graph is captured or memory is counted, in which libraries choose their kernels."""
 CALIBRATED = 4, 16
 """Batches and their images, at most, that the scales of int8 are measured on; the case's images aren't among them."""
-
-
-def config_of(model: str) -> SwinConfig:
-    """The configuration of a Swin Transformer."""
-    config = MODELS[model]
-    assert isinstance(config, SwinConfig), f"{model} is no Swin Transformer"
-    return config
 
 
 def work(symbols: Symbols, itemsize: int) -> Work:
@@ -86,10 +88,17 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     if not hasattr(t, "logits"):
         yield "logits: the call made none"
         return
-    wide = torch.float64 if ctx.device.type == "cpu" else torch.float32
+    wide = higher(ctx)
     with math_modes(tf32=False), torch.inference_mode():
         want = model_of(ctx, None).to(wide)(t.before.images.to(wide))
     yield from judge(ctx, t.logits, want, int8=ctx.case.variant in OF_INT8)
+
+
+def higher(ctx: Context) -> torch.dtype:
+    """The type of what results are compared with: float32, or float64 on a CPU."""
+    import torch
+
+    return torch.float64 if ctx.device.type == "cpu" else torch.float32
 
 
 def model_of(ctx: Context, operators: Any) -> Any:
@@ -112,6 +121,7 @@ OP = Op(
 )
 
 Model = Callable[[Any], Any]
+_TANH = "GELU in its tanh form"
 _TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",)}
 _OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
 
@@ -131,6 +141,7 @@ def launching(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
     own = Tensors(**make(ctx))
     for _ in range(WARM):
         launch(own)
+    _facts.report_bytes(ctx, model, partial(launch, own))
     _facts.with_memory(ctx, partial(launch, own), before)
     ctx.afterwards(lambda: _facts.report_steps(ctx, partial(launch, own), ctx.s.B))
     return launch
@@ -147,6 +158,7 @@ def replaying(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
         with side_stream():
             for _ in range(WARM):
                 model(images)
+            _facts.report_bytes(ctx, model, lambda: model(images))
         replay = _facts.with_memory(ctx, lambda: captured(lambda: model(images)), before)
 
     def launch(t: Tensors) -> None:
@@ -169,40 +181,47 @@ def choosing(ctx: Context) -> None:
 # ---- What torch has.
 
 
-def as_written(ctx: Context) -> Any:
-    """The model with its own operators."""
-    return model_of(ctx, None)
+def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
+    """GELU in its tanh form, which our product has in its end."""
+    from torch.nn.functional import gelu
+
+    return gelu(x, approximate="tanh")
 
 
-def with_sdpa(ctx: Context) -> Any:
-    """The model with torch's attention, as a user of torch prepares it for inference."""
-    return prepared(model_of(ctx, _operators.torch_attention(config_of(ctx.s.model))))
+def as_written(ctx: Context, **changed: Any) -> Any:
+    """The model with its own operators. changed: operators that take the place of some."""
+    from harness.collection.models.swin import SwinOperators
+
+    return model_of(ctx, SwinOperators(**changed))
 
 
-def prepared(model: Any) -> Any:
-    """Look the biases of positions up once for all calls, and let channels of the patches' convolution come last.
-
-    Then the convolution's output needs no transpose. The model's operators are replaced, and its tables by biases.
-    """
-    import torch
-
-    for part in model.modules():
-        if hasattr(part, "relative_position_bias_table"):
-            table, index = part.relative_position_bias_table, part.relative_position_index
-            bias = part.operators.position_bias(table, index).detach()
-            part.relative_position_bias_table = torch.nn.Parameter(bias)
-            part.operators = replace(part.operators, position_bias=_given)
-    return model.to(memory_format=torch.channels_last)
+def with_sdpa(ctx: Context, **changed: Any) -> Any:
+    """The model with torch's attention, as a user of torch prepares it for inference. changed: as in `as_written`."""
+    return prepared(model_of(ctx, replace(_operators.torch_attention(config_of(ctx.s.model)), **changed)))
 
 
-def _given(bias: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-    return bias
+@OP.variant("float32", "eager in float32, without TF32", arithmetic="float32", devices=BOTH, **_TORCH)
+def float32(ctx: Context) -> Launch:
+    """What bytes of weights and activations are compared with. Its weights and images were rounded to halves."""
+
+    def wide(ctx: Context) -> Any:
+        model = as_written(ctx).float()
+        model.register_forward_pre_hook(lambda _, given: (given[0].float(),))
+        return model
+
+    return launching(ctx, wide)
 
 
 @OP.variant("eager", "products, softmax and additions each by a kernel", devices=BOTH, **_TORCH)
 def eager(ctx: Context) -> Launch:
     """The model as it is written."""
     return launching(ctx, as_written)
+
+
+@OP.variant("eager_tanh", f"eager with {_TANH}", devices=BOTH, **_TORCH)
+def eager_tanh(ctx: Context) -> Launch:
+    """The framework with the formula that `fused` has."""
+    return launching(ctx, partial(as_written, gelu=tanh_gelu))
 
 
 @OP.variant("sdpa", "scaled_dot_product_attention, biases looked up ahead, channels last", devices=BOTH, **_TORCH)
@@ -224,11 +243,19 @@ def compile_(ctx: Context, compile_model: Compile) -> Launch:
     return launching(ctx, lambda ctx: compile_model(with_sdpa(ctx)))
 
 
-@OP.variant("compile_graph", "compile as a CUDA graph, into which images are copied", **_TORCH)
-def compile_graph(ctx: Context) -> Launch:
-    """What torch has where the host binds."""
-    ctx.defer(forget_compiled)
-    return replaying(ctx, lambda ctx: compiled(with_sdpa(ctx)))
+def _add_compiled_graph(name: str, summary: str, mode: str, **changed: Any) -> None:
+    """Add a graph of a compiled model. changed: as in `as_written`."""
+
+    @OP.variant(name, f"{summary} as a CUDA graph, into which images are copied", **_TORCH)
+    def launch(ctx: Context) -> Launch:
+        ctx.defer(forget_compiled)
+        return replaying(ctx, lambda ctx: compiled(with_sdpa(ctx, **changed), mode))
+
+
+_add_compiled_graph("compile_graph", "compile", DEFAULT)
+_add_compiled_graph("compile_tanh_graph", f"compile with {_TANH}", DEFAULT, gelu=tanh_gelu)
+_add_compiled_graph("compile_autotune_graph", "compile_autotune", AUTOTUNE)
+_add_compiled_graph("compile_tanh_autotune_graph", f"compile_autotune with {_TANH}", AUTOTUNE, gelu=tanh_gelu)
 
 
 # ---- What is ours.
@@ -241,23 +268,6 @@ def with_attention(ctx: Context) -> Any:
     return prepared(model_of(ctx, nn.swin_operators(norm=False, windows=False)))
 
 
-def bias_apart(model: Any) -> Any:
-    """The model with the bias of queries, keys and values added by a kernel of its own, in place."""
-    import torch
-
-    for part in model.modules():
-        if hasattr(part, "qkv"):
-            product = torch.nn.utils.skip_init(torch.nn.Linear, *part.qkv.weight.shape[::-1], bias=False, device="meta")
-            product.weight, bias = part.qkv.weight, part.qkv.bias
-            product.register_forward_hook(partial(_add, bias))
-            part.qkv = product
-    return model
-
-
-def _add(bias: torch.Tensor, _module: Any, _inputs: Any, made: torch.Tensor) -> torch.Tensor:
-    return made.add_(bias)
-
-
 def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:
     """The model in as few kernels as we have."""
     import torch
@@ -268,20 +278,29 @@ def with_ours(ctx: Context, gelu: Literal["tanh", "exact"] = "tanh") -> Model:
         return SwinInference(model_of(ctx, None), gelu)
 
 
-def with_int8(ctx: Context) -> Model:
-    """The same, with the products of blocks in int8. Its scales are measured on other images."""
+def with_int8(ctx: Context, plan: Integers) -> Model:
+    """The same, with products in int8. Their scales are measured on other images."""
     import torch
 
-    from harness.collection.nn._swin_inference import SwinInference, calibrated
+    from harness.collection.nn._swin_inference import SwinInference
+    from harness.collection.nn._swin_scales import calibrated
 
     generator = torch.Generator(ctx.device).manual_seed(seed_of(ctx) + 1)
     batches, most = CALIBRATED
     with torch.no_grad():
         model = model_of(ctx, None)
         scales = calibrated(model, [images_of(ctx, min(most, ctx.s.B), generator) for _ in range(batches)])
-        made = SwinInference(model, scales=scales)
+        made = SwinInference(model, scales=scales, second=plan.second, merging=plan.merging)
     ctx.defer(made.close)
+    ctx.afterwards(lambda: _of_parts(ctx, made))
     return made
+
+
+def _of_parts(ctx: Context, made: SwinInference) -> None:
+    """Report how exact the parts of a model in int8 are."""
+    wide = higher(ctx)
+    with math_modes(tf32=False):
+        report_parts(ctx, made, model_of(ctx, None).to(wide), make(ctx)["images"].to(wide))
 
 
 @OP.variant(
@@ -325,11 +344,11 @@ def compile_ours(ctx: Context) -> Launch:
     return launching(ctx, lambda ctx: compiled(with_attention(ctx)))
 
 
-@OP.variant("compile_ours_autotune", f"the same; mode {MODES['compile_autotune']}", **_OURS)
+@OP.variant("compile_ours_autotune", f"the same; mode {AUTOTUNE}", **_OURS)
 def compile_ours_autotune(ctx: Context) -> Launch:
     """Products that Inductor writes may have GELU in their end."""
     ctx.defer(forget_compiled)
-    return launching(ctx, lambda ctx: compiled(with_attention(ctx), MODES["compile_autotune"]))
+    return launching(ctx, lambda ctx: compiled(with_attention(ctx), AUTOTUNE))
 
 
 @OP.variant("compile_ours_graph", "compile_ours as a CUDA graph, into which images are copied", **_OURS)
@@ -339,50 +358,18 @@ def compile_ours_graph(ctx: Context) -> Launch:
     return replaying(ctx, lambda ctx: compiled(with_attention(ctx)))
 
 
-def no_int8(case: Case) -> str | None:
-    """Why cuBLASLt can't make the products of a case in int8; None if it can."""
-    if reason := cublaslt.missing():
-        return reason
-    config = config_of(str(case.values["model"]))
-    for rows, outputs, inputs in sorted(set(products_of(config, case.symbols["B"]))):
-        if reason := cublaslt.obstacle(Gemm(rows, outputs, inputs, "int8", "int8", alpha="device")):
-            return f"a product of {rows} x {inputs} with {inputs} x {outputs}: {reason}"
-    return None
+# ---- Ours in int8. Residuals and attention stay in halves.
 
 
-def products_of(config: SwinConfig, images: int) -> Iterator[tuple[int, int, int]]:
-    """Rows, outputs and inputs of the products of blocks, by stage."""
-    for stage in range(len(config.depths)):
-        rows, size = images * config.side(stage) ** 2, config.channels(stage)
-        yield from ((rows, 3 * size, size), (rows, size, size), (rows, 4 * size, size), (rows, size, 4 * size))
+def _add_int8(name: str, summary: str, plan: Integers, launch: Callable[[Context, Any], Launch], *rows: str) -> None:
+    options: dict[str, Any] = {"role": "ours", "rows": ("S14", *rows)}
+    options |= {"unsupported": partial(no_int8, plan), "arithmetic": partial(arithmetic, plan)}
+    OP.variant(name, summary, **options)(lambda ctx: launch(ctx, partial(with_int8, plan=plan)))
 
 
-def arithmetic_of_int8(symbols: Symbols, _itemsize: int) -> tuple[tuple[str, int], ...]:
-    """The products of blocks in int8; attention, the products between stages and both ends of the model in halves."""
-    config, images = config_of(symbols["model"]), symbols["B"]
-    of_blocks = [2 * rows * outputs * inputs for rows, outputs, inputs in products_of(config, images)]
-    int8 = sum(depth * sum(of_blocks[4 * stage : 4 * stage + 4]) for stage, depth in enumerate(config.depths))
-    return (("int8", int8), ("case", config.flops() * images - int8))
-
-
-_INT8: dict[str, Any] = {
-    "role": "ours",
-    "rows": ("S14", "S16"),
-    "unsupported": no_int8,
-    "arithmetic": arithmetic_of_int8,
-}
-
-
-@OP.variant("int8", "fused with the products of blocks in int8: static scales, one a tensor", **_INT8)
-def int8(ctx: Context) -> Launch:
-    """Residuals and attention stay in halves. What a product makes is int8, too, so that it moves few bytes."""
-    return launching(ctx, with_int8)
-
-
-@OP.variant("int8_graph", "int8 as a CUDA graph, into which images are copied", **_INT8)
-def int8_graph(ctx: Context) -> Launch:
-    """No kernel waits for the host."""
-    return replaying(ctx, with_int8)
-
-
-OF_INT8 = ("int8", "int8_graph")
+_add_int8("int8", SUMMARIES["int8"], PLANS["int8"], launching, "S16")
+for _name, _plan in PLANS.items():
+    _summary = "int8" if _name == "int8" else SUMMARIES[_name]
+    _row = "S16" if _name == "int8" else "S15"
+    _add_int8(f"{_name}_graph", f"{_summary}; as a CUDA graph, into which images are copied", _plan, replaying, _row)
+OF_INT8 = frozenset(name for name in OP.variants if name.startswith("int8"))

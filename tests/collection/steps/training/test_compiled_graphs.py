@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -11,6 +15,16 @@ from harness.collection.steps.training._settings import captured, forget_compile
 from harness.collection.steps.training._trainer import Setup, Trainer
 
 pytestmark = pytest.mark.gpu
+COMPILES = """
+import sys, torch
+from torch._dynamo.utils import counters
+from harness.collection.steps.training._ladders import rung_of
+from harness.collection.steps.training._trainer import Setup, Trainer
+op, variant, model = sys.argv[1:]
+trainer = Trainer(rung_of(op, variant), Setup(model, 8, 1, torch.device("cuda", 0), torch.float16))
+trainer.loss_of_step()
+print(counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"])
+"""
 RUNGS = [
     pytest.param(model, rung, id=f"{model}-{rung.name}")
     for model, rungs in {"bert_toy": BERT, "swin_toy": SWIN, "resnet_toy": RESNET}.items()
@@ -33,6 +47,27 @@ def test_replays_of_a_compiled_step_train_with_random_numbers_of_their_own(model
     forget_compiled()
     assert len(set(losses)) == len(losses)
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "model"),
+    [
+        ("bert_train", "compile_ours", "bert_toy"),
+        ("swin_train", "compile_attention", "swin_toy"),
+        ("resnet50_train", "compile", "resnet_toy"),
+    ],
+)
+def test_a_second_process_compiles_nothing_anew(op, variant, model, tmp_path):
+    """A run with --repeat compiles in its first process alone."""
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, "-c", COMPILES, op, variant, model]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        found.append(tuple(map(int, ended.stdout.split()[-2:])))
+    (missed, _), (again, hit) = found
+    assert missed == hit > 0
+    assert again == 0
 
 
 @pytest.mark.parametrize("model", ["bert_toy", "swin_toy"])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from harness.collection.models import MODELS
-from harness.collection.steps.training import _first_step
+from harness.collection.nn import _dropout
+from harness.collection.steps.training import _first_step, _trainer
 from harness.collection.steps.training._rungs import AMP, BERT, FLOAT32, FUSED, RESNET, SWIN, TF32, Rung
 from harness.collection.steps.training._trainer import Setup, Trainer
 
@@ -150,16 +151,23 @@ def test_weights_that_are_not_their_masters_are_found(monkeypatch):
     assert "features.0.0.bias differ" in found("swin_toy", HALVES["swin_toy"])
 
 
+def test_a_wrong_gradient_of_dropout_is_found_though_nothing_is_dropped(monkeypatch):
+    rung = next(rung for rung in BERT if rung.name == "bit_masks")
+    real = _dropout._dropout_grad_by_torch
+    monkeypatch.setattr(_dropout, "_dropout_grad_by_torch", lambda dy, bits, p: 1.5 * real(dy, bits, p))
+    assert "the gradient in the first step is off" in found("bert_toy", rung)
+
+
 # ---- The replay of a graph, which a CPU has none of.
 
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """graphs(replay): `captured` makes this of a step."""
+    """graphs(replay): a graph is what this makes of a step."""
 
     def put(replay):
         monkeypatch.setattr(_first_step, "side_stream", nullcontext)
-        monkeypatch.setattr(_first_step, "captured", replay)
+        monkeypatch.setattr(_trainer, "captured", replay)
 
     return put
 

@@ -74,10 +74,10 @@ def test_a_rung_keeps_what_its_base_has_and_comes_after_it(rungs):
 @pytest.mark.parametrize(
     ("rungs", "path"),
     [
-        (SWIN, "graph attention windows fused_norm_adam unscale amp tf32 float32"),
-        (SWIN, "compile_half_norm_graph compile_half_norm compile sdpa fused_optimizer amp tf32 float32"),
-        (BERT, "compile_ours_graph compile_ours fused_norm_adam bit_masks byte_masks unscale amp tf32 float32"),
-        (RESNET, "compile_ours_graph compile_ours fused_norm unscale amp tf32 float32"),
+        (SWIN, "graph attention windows fused_norm_adam unscale amp tf32"),
+        (SWIN, "compile_half_norm_graph compile_half_norm compile sdpa fused_optimizer amp tf32"),
+        (BERT, "compile_ours_graph compile_ours fused_norm_adam bit_masks bit_masks_alone byte_masks unscale amp tf32"),
+        (RESNET, "compile_ours_graph compile_ours fused_norm unscale amp tf32"),
     ],
 )
 def test_the_ladder_stands_on_float32(rungs, path):
@@ -85,16 +85,43 @@ def test_the_ladder_stands_on_float32(rungs, path):
     found = [expected[0]]
     while base := named(rungs, found[-1]).base:
         found.append(base)
-    assert found == expected
+    assert found == [*expected, "float32"]
 
 
 def test_masks_of_bits_and_of_bytes_are_compared_by_rungs_that_differ_in_the_dropout_alone():
-    in_bytes, in_bits = named(BERT, "byte_masks"), named(BERT, "bit_masks")
+    in_bytes, in_bits, joined = (named(BERT, name) for name in ("byte_masks", "bit_masks_alone", "bit_masks"))
     same = {"name": "", "summary": "", "base": "", "rows": ()}
     assert replace(in_bits, dropout=False, **same) == replace(in_bytes, **same)
-    one, other = (_operators.operators(rung, MODELS["bert_toy"]) for rung in (in_bytes, in_bits))
+    assert replace(joined, bias_residual=False, **same) == replace(in_bits, **same)
+    one, other, last = (_operators.operators(rung, MODELS["bert_toy"]) for rung in (in_bytes, in_bits, joined))
     assert one.dropout is torch.nn.functional.dropout
-    assert replace(one, dropout=other.dropout, dense_dropout_add=other.dense_dropout_add) == other
+    assert other.dropout is last.dropout is nn.dropout
+    assert one.dense_dropout_add.func is other.dense_dropout_add.func is _operators.dense_dropout_add
+    assert one.dense_dropout_add.args == (one.dropout,)
+    assert other.dense_dropout_add.args == (nn.dropout,)
+    assert replace(other, dense_dropout_add=last.dense_dropout_add) == last
+
+
+def test_bits_alone_are_kept_of_each_dropout_and_nothing_else_changes():
+    """What a forward keeps, in bytes, with masks of bytes and of bits."""
+    kept = {}
+    for name in ("byte_masks", "bit_masks_alone"):
+        trainer = Trainer(named(BERT, name), Setup("bert_toy", 8, 1, torch.device("cpu"), torch.bfloat16))
+        sizes = []
+
+        def keep(tensor, sizes=sizes):
+            sizes.append((tensor.dtype, tensor.numel()))
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            trainer.loss_of_step()
+        kept[name] = sizes
+    config = MODELS["bert_toy"]
+    hidden, scores = 8 * config.tokens * config.hidden, 8 * config.heads * config.tokens**2
+    masks = [hidden] * (1 + 2 * config.layers) + [scores] * config.layers
+    assert sorted(size for kind, size in kept["bit_masks_alone"] if kind == torch.int32) == sorted(
+        n // 32 for n in masks
+    )
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

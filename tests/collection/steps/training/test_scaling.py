@@ -44,12 +44,15 @@ def test_alone_only_replicas_are_a_case(catalogue: Catalogue) -> None:
     assert able == {"replicas"}
 
 
-def test_a_cpu_has_no_graph_of_a_step(catalogue: Catalogue) -> None:
-    asked = case("bert_scaling", "replicas", choices=(("model", "bert_toy"), ("step", "graph")))
+@pytest.mark.parametrize(
+    ("step", "reason"), [("graph", "a CPU has no CUDA graphs"), ("autotune", "a CPU has no kernels to try")]
+)
+def test_a_cpu_has_no_such_step(catalogue: Catalogue, step: str, reason: str) -> None:
+    asked = case("bert_scaling", "replicas", choices=(("model", "bert_toy"), ("step", step)))
     for name in ("replicas", "no_sync", "after", "ddp"):
         refused = catalogue["bert_scaling"].variants[name].unsupported
         assert refused
-        assert str(refused(asked)).startswith("a CPU has no CUDA graphs: give step: eager")
+        assert str(refused(asked)).startswith(f"{reason}: give step: eager")
         assert refused(replace(asked, device="cuda")) is None
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from harness.collection.models import MODELS
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN
+from harness.collection.steps.training._rungs import AUTOTUNE, BERT, RESNET, SWIN
+from harness.collection.steps.training._steps import cant_run
 from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Timing
@@ -53,13 +54,44 @@ def test_a_scenario_has_every_rung_in_the_order_of_the_ladder(name, rungs):
     for index, rung in enumerate(listed):
         base = next(one.base for one in rungs if one.name == rung)
         assert base in listed[:index] or (rung, base) == ("float32", "")
-    assert {*listed} == {rung.name for rung in rungs} - {"compile_autotune"}
-    assert "compile_autotune" in {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
+    slow = {rung.name for rung in rungs if rung.compiled == AUTOTUNE}
+    assert {*listed} == {rung.name for rung in rungs} - slow
+    assert slow < {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == name}
+
+
+@pytest.mark.parametrize("op", ["swin_train", "bert_train", "resnet50_train"])
+def test_every_rung_is_measured_as_a_graph_once(op):
+    """As a variant of its own, or by the choice of how a step is run."""
+    by_choice = {job.case.variant for job in jobs("train_graphs", "cuda") if job.case.op == op}
+    assert all(job.case.values["step"] == "graph" for job in jobs("train_graphs", "cuda"))
+    rungs = {job.case.variant: rung_of(op, job.case.variant) for job in jobs(op, "cuda")}
+    as_variants = {rung.base for rung in rungs.values() if rung.graph and rungs[rung.base].compiled}
+    assert by_choice | as_variants == {name for name, rung in rungs.items() if not rung.graph}
+    assert not by_choice & as_variants
+
+
+def test_losses_are_of_all_models_of_the_text_and_of_both_ways_of_unscaling():
+    found = {(job.case.op, job.case.values["model"], job.case.variant) for job in jobs("losses", "cuda")}
+    swins = ("swin_tiny", "swin_base", "swin_large")
+    assert {("swin_train", model, name) for model in swins for name in ("float32", "attention")} < found
+    unscaled = {(op, model) for op, model, name in found if name == "unscale"}
+    assert unscaled == {("bert_train", "bert_base"), ("resnet50_train", "resnet50")}
+    assert {(op, model, "unscale_loop") for op, model in unscaled} < found
+
+
+def test_what_clipping_costs_is_measured_in_the_same_cases_with_and_without():
+    found = [job.case for job in jobs("bert_clip", "cuda")]
+    with_, without = ([case for case in found if case.values["clip"] == clip] for clip in (1.0, "none"))
+    assert {(case.variant, case.shape) for case in with_} == {(case.variant, case.shape) for case in without}
+    assert all(cant_run(rung_of("bert_train", case.variant), case) is None for case in found)
+    other = {job.case.values["clip"] for name in ("bert_train", "train_graphs") for job in jobs(name, "cuda")
+             if job.case.op == "bert_train"}  # fmt: skip
+    assert other == {"none"}
 
 
 def test_inference_has_every_variant_but_those_that_try_kernels_for_minutes():
     every = CATALOGUE["swin_infer"].variants.keys()
-    slow = {name for name in every if name.endswith("_autotune")}
+    slow = {name for name in every if "_autotune" in name}
     assert slow
     assert {job.case.variant for job in jobs("swin_infer", "cuda")} == every - slow
     assert slow < {job.case.variant for job in jobs("train_autotune", "cuda") if job.case.op == "swin_infer"}
@@ -75,7 +107,9 @@ def test_rungs_that_a_claim_calls_alike_in_their_types_are(name):
         assert (one.norm or one.half_norm, one.half) == (other.norm or other.half_norm, other.half), claim.text
 
 
-@pytest.mark.parametrize("name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune"])
+@pytest.mark.parametrize(
+    "name", ["swin_train", "bert_train", "resnet50_train", "swin_infer", "train_autotune", "train_graphs", "bert_clip"]
+)
 def test_the_scenarios_of_a_gpu_have_whole_models(name):
     found = {job.case.values["model"] for job in jobs(name, "cuda")}
     assert found

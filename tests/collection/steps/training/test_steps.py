@@ -19,6 +19,7 @@ from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.metrics import Subject
 from harness.model import Case, ComputePoint, Job, Limits, Measurement, Timing
+from harness.ops import known_cases
 
 
 def forward_only(trainer: Trainer) -> torch.Tensor:
@@ -135,6 +136,7 @@ def reported(short_timing: None, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def measured(catalogue):
     case = Case("bert_train", "amp", "float16", (("B", 8),), (("model", "bert_toy"),), device="cpu")
+    case = known_cases.recognised(case, catalogue)
     return measure(Job(case, Timing(precision=0.5, max_time=0.02)), catalogue["bert_train"], Cpu()).status
 
 

@@ -14,8 +14,7 @@ from harness.collection.steps.training._settings import captured, math_modes, si
 from harness.collection.steps.training._streams import on_two_streams
 from harness.collection.steps.training._trainer import Setup, Trainer
 
-(STREAMS,) = (rung for rung in SWIN if rung.streams)
-EAGER = replace(STREAMS, graph=False)
+STREAMS = [pytest.param(rung, id=rung.name) for rung in SWIN if rung.streams]
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -59,22 +58,29 @@ def test_gradients_are_those_of_autograd(device, half):
     torch.testing.assert_close(found[0], found[1], rtol=1e-2 if half else 1e-5, atol=1e-3 if half else 1e-5)
 
 
-def test_a_step_has_all_gradients_and_the_same_losses():
-    setup = Setup("swin_toy", 8, 1, torch.device("cpu"), torch.bfloat16)
-    one, other = Trainer(EAGER, setup), Trainer(replace(EAGER, streams=False), setup)
+@pytest.mark.parametrize("rung", STREAMS)
+def test_a_step_has_all_gradients_and_the_same_losses(rung):
+    setup, rung = Setup("swin_toy", 8, 1, torch.device("cpu"), torch.bfloat16), replace(rung, graph=False)
+    one, other = Trainer(rung, setup), Trainer(replace(rung, streams=False), setup)
     losses = [[trainer.loss_of_step().item() for _ in range(3)] for trainer in (one, other)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     assert all(weight.grad is not None for weight in one.weights)
     assert [name for name, _ in one.model.named_parameters()] == [name for name, _ in other.model.named_parameters()]
 
 
+def test_torch_s_kernels_have_a_second_stream_as_ours_do():
+    names = {"sdpa_streams": "sdpa_graph", "streams": "graph"}
+    assert {one.values[0].name: one.values[0].base for one in STREAMS} == names
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
-def test_losses_are_those_of_one_stream(graph):
+@pytest.mark.parametrize("streams", STREAMS)
+def test_losses_are_those_of_one_stream(graph, streams):
     """Products are large enough here that a stream which doesn't wait would read what isn't there yet."""
     setup = Setup("swin_tiny", 16, 1, torch.device("cuda", 0), torch.float16)
     found = []
-    for rung in (STREAMS, replace(STREAMS, streams=False)):
+    for rung in (streams, replace(streams, streams=False)):
         with math_modes(tf32=True):
             trainer = Trainer(rung, setup)
             with side_stream():

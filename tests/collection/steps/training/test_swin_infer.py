@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from torch.nn import functional
 from harness.collection.models import MODELS, swin
 from harness.collection.models.swin import SwinBlock
 from harness.collection.ops.gemm import _int8
-from harness.collection.steps.training import _facts, swin_infer
+from harness.collection.steps.training import _facts, _swin_prepared, swin_infer
 from harness.collection.steps.training._operators import of_windows
-from harness.model import Case
+from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def one_warm_call(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("variant", ["eager", "sdpa"])
+@pytest.mark.parametrize("variant", ["float32", "eager", "eager_tanh", "sdpa"])
 def test_logits_in_halves_are_right(variant, dtype, ready):
     with ready("swin_infer", variant, dtype) as session:
         assert session.check() is None
@@ -54,8 +54,8 @@ def test_memory_and_energy_of_calls_are_asked_for(ready, monkeypatch):
 
 def test_a_bias_that_is_added_apart_gives_the_same_logits(ready, monkeypatch):
     added = []
-    adding = swin_infer._add
-    monkeypatch.setattr(swin_infer, "_add", lambda *given: added.append(given) or adding(*given))
+    adding = _swin_prepared._add
+    monkeypatch.setattr(_swin_prepared, "_add", lambda *given: added.append(given) or adding(*given))
     instead(monkeypatch, swin_infer.bias_apart)
     with ready("swin_infer", "eager") as session:
         assert session.check() is None
@@ -64,7 +64,7 @@ def test_a_bias_that_is_added_apart_gives_the_same_logits(ready, monkeypatch):
 
 
 def test_a_bias_that_is_not_added_is_noticed(ready, monkeypatch):
-    monkeypatch.setattr(swin_infer, "_add", lambda bias, module, inputs, made: made)
+    monkeypatch.setattr(_swin_prepared, "_add", lambda bias, module, inputs, made: made)
     instead(monkeypatch, swin_infer.bias_apart)
     with ready("swin_infer", "eager") as session:
         assert found(session)
@@ -92,6 +92,32 @@ def test_a_difference_of_one_image_is_wrong(ready, monkeypatch):
     instead(monkeypatch, lambda model: lambda images: model(images)[[1, 0, *range(2, 8)]])
     with ready("swin_infer", "eager") as session:
         assert session.check().startswith("logits: ")
+
+
+@pytest.mark.parametrize(
+    ("variant", "form", "mode"),
+    [
+        ("compile_graph", "none", DEFAULT),
+        ("compile_tanh_graph", "tanh", DEFAULT),
+        ("compile_autotune_graph", "none", AUTOTUNE),
+        ("compile_tanh_autotune_graph", "tanh", AUTOTUNE),
+        ("eager_tanh", "tanh", ""),
+    ],
+)
+def test_variants_have_the_gelu_and_the_mode_that_their_names_say(variant, form, mode, ready, monkeypatch):
+    """A graph is launched without one here, and what would be compiled is taken as it is."""
+    modes, forms, real = [], set(), functional.gelu
+    monkeypatch.setattr(swin_infer, "compiled", lambda model, mode: modes.append(mode) or model)
+    monkeypatch.setattr(swin_infer, "replaying", swin_infer.launching)
+
+    def gelu(x, approximate="none"):
+        forms.add(approximate)
+        return real(x, approximate=approximate)
+
+    monkeypatch.setattr(functional, "gelu", gelu)
+    monkeypatch.setattr(swin, "SwinOperators", partial(swin.SwinOperators, gelu=gelu))
+    with ready("swin_infer", variant, "bfloat16"):
+        assert (forms, modes) == ({form}, [mode] if mode else [])
 
 
 # ---- Mistakes that a model may have.
@@ -192,7 +218,7 @@ def test_a_mistake_is_found(mistake, ready, monkeypatch):
 def played(monkeypatch, variant, make):
     """Let `sdpa` launch what a variant of ours makes; the check takes it for that variant."""
     monkeypatch.setattr(swin_infer, "with_sdpa", make)
-    monkeypatch.setattr(swin_infer, "OF_INT8", ("sdpa",) if variant == "int8" else ())
+    monkeypatch.setattr(swin_infer, "OF_INT8", ("sdpa",) if variant.startswith("int8") else ())
 
 
 OURS = {
@@ -218,82 +244,6 @@ def test_a_compiler_takes_the_whole_model(make, ready):
         found = torch.compile(model, backend="eager", fullgraph=True, dynamic=False)(images)
         assert (found - model(images)).abs().max() < 0.02
     torch.compiler.reset()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_int8_is_right_and_loses_what_int8_loses(dtype, ready, monkeypatch):
-    played(monkeypatch, "int8", swin_infer.with_int8)
-    with ready("swin_infer", "sdpa", dtype) as session:
-        assert session.check() is None
-        assert 25 < dict(session.facts)[_int8.SNR] < 45
-
-
-def test_int8_agrees_with_weights_and_inputs_quantised_and_restored(ready, monkeypatch):
-    """The oracle is the model itself, with fake quantisation around its linear layers."""
-    made = {}
-
-    def both(ctx):
-        made["fake"] = faked(swin_infer.model_of(ctx, None).double(), swin_infer.with_int8(ctx))
-        return swin_infer.with_int8(ctx)
-
-    played(monkeypatch, "int8", both)
-    with ready("swin_infer", "sdpa") as session, torch.inference_mode():
-        images = swin_infer.make(session._ctx)["images"]
-        ours, wanted = swin_infer.with_int8(session._ctx)(images), made["fake"](images.double())
-    noise = (ours.double() - wanted).square().mean() / wanted.square().mean()
-    # A number at a border is rounded to another integer where halves differ from float64, as numbers after it are.
-    assert -10 * math.log10(noise) > 35
-
-
-def faked(model, ours):
-    """Round what each linear layer of a block is given and makes, but for its bias, to the steps of its scales."""
-
-    def rounded(x, scale):
-        return (x / scale).round().clamp(-128, 127) * scale
-
-    blocks = [block for _, stage in ours._stages for block in stage]
-    for block, quantised in zip((part for part in model.modules() if isinstance(part, SwinBlock)), blocks, strict=True):
-        linears = block.attn.qkv, block.attn.proj, block.mlp["0"], block.mlp["3"]
-        for linear, product in zip(linears, quantised._products, strict=True):
-            weight = rounded(linear.weight, linear.weight.abs().max() / 127)
-
-            def forward(x, weight=weight, bias=linear.bias, product=product):
-                return rounded(rounded(x, product.x_scale.double()) @ weight.t(), product.y_scale.double()) + bias
-
-            linear.forward = forward
-    return model
-
-
-@pytest.mark.parametrize("lost", ["qkv", "proj", "first", "second"])
-def test_a_bias_that_int8_loses_is_found(lost, ready, monkeypatch):
-    def without(ctx):
-        model = swin_infer.with_int8(ctx)
-        for _, blocks in model._stages:
-            for block in blocks:
-                linear = getattr(block, lost)
-                linear.bias = torch.nn.Parameter(torch.zeros_like(linear.bias))
-        return model
-
-    played(monkeypatch, "int8", without)
-    with ready("swin_infer", "sdpa", "bfloat16") as session:
-        assert "dB" in session.check()
-
-
-def test_without_nvmath_int8_says_what_it_needs(catalogue, monkeypatch):
-    monkeypatch.setattr(swin_infer.cublaslt, "missing", lambda: "needs nvmath-python")
-    op = catalogue["swin_infer"]
-    for name in ("int8", "int8_graph"):
-        assert op.variants[name].unsupported(None) == "needs nvmath-python"
-
-
-def test_a_product_that_cublaslt_refuses_is_named(monkeypatch):
-    def case(model):
-        return Case("swin_infer", "int8", "float16", (("B", 2),), (("model", model),))
-
-    monkeypatch.setattr(swin_infer.cublaslt, "missing", lambda: None)
-    monkeypatch.setattr(swin_infer.cublaslt, "obstacle", lambda gemm: "no" if gemm.n == 4 * gemm.k == 384 else None)
-    assert swin_infer.no_int8(case("swin_tiny")) == "a product of 6272 x 96 with 96 x 384: no"
-    assert swin_infer.no_int8(case("swin_base")) is None
 
 
 def test_the_work_reads_each_weight_once():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from harness.collection.nn import _inference as inference
 from harness.collection.nn import _kernels
 from harness.collection.ops.gemm import _int8
 from harness.collection.steps.training import _facts, _figures, swin_infer
+from harness.collection.steps.training._swin_int8 import PLANS
 from harness.cuda import cublaslt
 from harness.measure import measure
 from harness.model import Case, Job, Timing
@@ -23,14 +26,7 @@ pytestmark = pytest.mark.gpu
 HALVES = [torch.float16, torch.bfloat16]
 SIDES = {16: 14, 96: 56, 128: 28, 384: 14, 768: 7, 1024: 7, 1536: 7}
 """Pixels of an image's side by channels."""
-COMPILED = (
-    "compile",
-    "compile_autotune",
-    "compile_graph",
-    "compile_ours",
-    "compile_ours_autotune",
-    "compile_ours_graph",
-)
+COMPILED = [name for name in swin_infer.OP.variants if name.startswith("compile")]
 EAGER = [name for name in swin_infer.OP.variants if not name.startswith("compile")]
 
 
@@ -72,7 +68,7 @@ def assert_near(got, want, dtype, units=4):
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("channels", SIDES)
-@pytest.mark.parametrize("x", ["none", "halves", "int8"])
+@pytest.mark.parametrize("x", ["none", "halves", "int8", "int32"])
 @pytest.mark.parametrize("y", ["none", "halves", "int8"])
 def test_residual_norm(dtype, channels, x, y, monkeypatch):
     side, images = SIDES[channels], 3
@@ -89,6 +85,7 @@ def test_residual_norm(dtype, channels, x, y, monkeypatch):
             "none": None,
             "halves": normal(*residual.shape, dtype=dtype).view(shape),
             "int8": inference.Quantised(numbers, scale, normal(channels, dtype=dtype)),
+            "int32": inference.Quantised(97 * numbers.int(), scale / 97, normal(channels, dtype=dtype)),
         }[x]
         options = {"x_order": x_order, "y_order": y_order, "y_scale": y_scale if y == "int8" else None}
         call = residual, given, None if y == "none" else norm
@@ -101,6 +98,21 @@ def test_residual_norm(dtype, channels, x, y, monkeypatch):
         assert (got[1] is None) == (want[1] is None) == (y == "none")
         if y != "none":
             assert_near(got[1], want[1], dtype, units=32)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("channels", SIDES)
+@pytest.mark.parametrize("kind", [torch.int8, torch.int32])
+def test_integers_without_a_residual(dtype, channels, kind, monkeypatch):
+    side, norm = SIDES[channels], nn.LayerNorm(channels, device="cuda", dtype=dtype)
+    scale, y_scale = torch.full((1,), 0.05, device="cuda"), torch.full((1,), 0.03, device="cuda")
+    given = inference.Quantised(integers(3, side, side, channels).to(kind), scale, normal(channels, dtype=dtype))
+    for options in ({}, {"y_scale": y_scale, "y_order": inference.RowOrder(7, 0)}):
+        with torch.no_grad():
+            got = inference.residual_norm(None, given, norm, **options)
+            want = by_torch(monkeypatch, inference.residual_norm, None, given, norm, **options)
+        assert_near(got[0], want[0], dtype)
+        assert_near(got[1], want[1], dtype, units=32)
 
 
 def test_windows_of_a_residual_are_those_of_the_model():
@@ -121,20 +133,24 @@ def test_what_follows_a_product_of_int8(dtype, shape, monkeypatch):
         assert_near(function(*given), by_torch(monkeypatch, function, *given), dtype)
 
 
+@pytest.mark.parametrize("out", ["int8", "int32"])
 @pytest.mark.parametrize("sizes", [(49, 288, 96), (392, 96, 384), (6272, 768, 3072), (1568, 48, 16)])
-def test_a_product_of_int8(sizes, monkeypatch):
-    if reason := cublaslt.obstacle(inference.int8_gemm(*sizes)):
+def test_a_product_of_int8(sizes, out, monkeypatch):
+    if reason := cublaslt.obstacle(inference.int8_gemm(*sizes, out)):
         pytest.skip(reason)
     rows, outputs, inputs = sizes
     x, weight = integers(rows, inputs), normal(outputs, inputs, dtype=torch.float16)
     scales = torch.full((1,), 0.02, device="cuda"), torch.full((1,), 0.5, device="cuda")
-    product = inference.Int8Product(weight, *scales)
+    product = inference.Int8Product(weight, scales[0], scales[1] if out == "int8" else None)
     try:
         got, want = product(x), by_torch(monkeypatch, product, x)
     finally:
         product.close()
     assert want.unique().numel() > 50
-    assert_near(got, want, torch.float16)
+    if out == "int32":
+        assert got.equal(want), "sums of integers are exact"
+    else:
+        assert_near(got, want, torch.float16)
 
 
 def case_of(variant, model, images=4, dtype="float16"):
@@ -154,17 +170,22 @@ def test_logits_are_right(variant, model, dtype, catalogue):
         assert _int8.SNR in dict(session.facts)
 
 
-@pytest.mark.parametrize("variant", ["eager", "sdpa_graph", "compile", "fused", "graph", "int8_graph"])
+@pytest.mark.parametrize(
+    "variant", ["eager", "sdpa_graph", "compile", "fused", "graph", "int8_graph", "int8_wide_graph"]
+)
 def test_a_measurement_has_memory_energy_and_a_busy_share(variant, catalogue):
     """A graph's calls take what its capture took: more than the model's weights and their images."""
     case = case_of(variant, "swin_toy")
-    if variant.startswith("int8") and (reason := swin_infer.no_int8(case)):
+    if variant.startswith("int8") and (reason := catalogue["swin_infer"].variants[variant].unsupported(case)):
         pytest.skip(reason)
     found = measure(Job(case, Timing(precision=0.5, max_time=0.1)), catalogue["swin_infer"], devices.kinds()["cuda"])
     assert found.status == "ok", found.error
     facts, config = dict(found.facts), MODELS["swin_toy"]
-    least = 2 * (config.parameters() + 4 * 3 * config.image**2) if variant != "int8_graph" else 0
+    least = facts[_figures.WEIGHTS] + 2 * 4 * 3 * config.image**2
     assert least < facts[_figures.PEAK_MEMORY] < 2**30
+    assert (facts[_figures.WEIGHTS] < 2 * config.parameters()) == ("int8" in variant)
+    assert facts[_figures.ACTIVATIONS] > 2 * 4 * config.channels(0) * config.side(0) ** 2
+    assert (_figures.BLOCK_SNR in facts) == ("int8" in variant)
     assert facts[_figures.ENERGY] > 0
     assert 0 < facts[_facts.BUSY] <= 1
 
@@ -186,9 +207,12 @@ def test_a_replay_takes_the_images_of_its_call(variant, catalogue):
         assert not found[0].equal(found[1])
 
 
-@pytest.mark.parametrize("variant", ["fused", "int8"])
-def test_all_of_a_model_runs_in_our_kernels_and_never_waits(variant, catalogue, monkeypatch):
+@pytest.mark.parametrize(("variant", "plan"), [("fused", ""), ("int8", ""), ("fused", "int8_wide")])
+def test_all_of_a_model_runs_in_our_kernels_and_never_waits(variant, plan, catalogue, monkeypatch):
     """No function falls back to torch, and the host runs ahead of the device."""
+    if plan:
+        monkeypatch.setattr(swin_infer, "with_ours", partial(swin_infer.with_int8, plan=PLANS[plan]))
+        monkeypatch.setattr(swin_infer, "OF_INT8", {variant})
     with Session(case_of(variant, "swin_tiny"), catalogue["swin_infer"], devices.kinds()["cuda"]) as session:
         if obstacle := session.obstacle():
             pytest.skip(str(obstacle))

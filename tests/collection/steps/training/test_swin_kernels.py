@@ -17,8 +17,8 @@ import torch
 
 from harness.collection.models import MODELS
 from harness.collection.models.swin import Swin, SwinBlock, window_partition
-from harness.collection.nn import _attention, _inference, _kernels, _rows, _swin_inference
-from harness.collection.steps.training.swin_infer import products_of
+from harness.collection.nn import _attention, _inference, _kernels, _rows, _swin_inference, _swin_scales
+from harness.collection.steps.training._swin_int8 import PLANS, mergings_of, products_of
 from harness.model import Case
 from harness.ops import Context
 
@@ -47,7 +47,7 @@ def walked(tools, monkeypatch):
     class Multiplied(tools.FakeMatmul):
         def __init__(self, product, *_):
             super().__init__()
-            found.multiplied.add((product.m, product.n, product.k))
+            found.multiplied.add(((product.m, product.n, product.k), product.out))
 
     def run(launch, *_tensors):
         call = launch.wanted
@@ -75,13 +75,14 @@ def walked(tools, monkeypatch):
     monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda *_, **__: None)
     monkeypatch.setattr(torch, "_addmm_activation", lambda bias, x, weight, use_gelu: torch.addmm(bias, x, weight))
 
-    def walk(config, images, int8):
+    def walk(config, images, plan=None):
         with torch.device("meta"), torch.no_grad():
             model = Swin(config).to(HALF).eval()
             blocks = [part for part in model.modules() if isinstance(part, SwinBlock)]
-            pairs = ((torch.ones(1), torch.ones(1)),) * 4
-            scales = [_swin_inference.BlockScales(pairs)] * len(blocks) if int8 else ()
-            made = _swin_inference.SwinInference(model, scales=scales)
+            pair, stages = (torch.ones(1), torch.ones(1)), len(config.depths)
+            scales = _swin_scales.Scales([_swin_scales.BlockScales((pair,) * 4)] * len(blocks), [pair] * (stages - 1))
+            options = {"scales": scales, "second": plan.second, "merging": plan.merging} if plan else {}
+            made = _swin_inference.SwinInference(model, **options)
             assert made(torch.empty(images, 3, 224, 224, dtype=HALF)).shape == (images, config.classes)
         return found
 
@@ -100,25 +101,47 @@ def quantiser(_dtype, _device, rows, columns):
 CONFIGS = {name: replace(MODELS[name], depths=(2, 2, 2, 2)) for name in ("swin_tiny", "swin_base", "swin_large")}
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["halves", "int8"])
-@pytest.mark.parametrize("images", [1, 32, 128])
+@pytest.mark.parametrize("plan", [None, *PLANS.values()], ids=["halves", *PLANS])
+@pytest.mark.parametrize("images", [1, 128])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_kernel_has_a_plan(name, images, int8, walked):
+def test_each_kernel_has_a_plan(name, images, plan, walked):
     config = CONFIGS[name]
-    found = walked(config, images, int8)
+    found = walked(config, images, plan)
     names = [call.op for call in found.called]
     assert names.count("window_attention_packed") == 8
-    assert names.count("layer_norm") == 1 + 3  # of patches, and where stages meet
-    rows = [request for request in found.compiled if request.file.stem == "residual_layer_norm"]
-    assert {dict(request.macros)["CHANNELS"] for request in rows} == {config.channels(stage) for stage in range(4)}
-    assert {dict(request.macros)["SHIFT_X"] for request in rows} == {-1, 0, 3}
-    assert found.multiplied == (set(products_of(config, images)) if int8 else set())
+    rows = [dict(request.macros) for request in found.compiled if request.file.stem == "residual_layer_norm"]
+    channels = {config.channels(stage) for stage in range(4)}
+    if plan and plan.merging:
+        wide = {4 * config.channels(stage) for stage in range(3)}
+        too_long = {size for size in wide if _inference.lanes_of(size) is None}
+        channels |= wide - too_long
+        assert names.count("layer_norm") == 1 + len(too_long)  # of patches, and of rows that are too long
+    else:
+        assert names.count("layer_norm") == 1 + 3  # of patches, and where stages meet
+    assert {macros["CHANNELS"] for macros in rows} == channels
+    assert {macros["SHIFT_X"] for macros in rows} == {-1, 0, 3}
+    assert any("RESIDUAL" in macros for macros in rows) == bool(plan and plan.merging)
+    outs = {"int8", plan.second, plan.merging} if plan else {"halves"}
+    assert {macros["X"] for macros in rows} == {0, *(X[out] for out in outs if out)}
+    assert found.multiplied == (set(_products(plan, config, images)) if plan else set())
+
+
+X = {"halves": 1, "int8": 2, "int32": 3}
+
+
+def _products(plan, config, images):
+    """What a model multiplies in int8, and what each product gives."""
+    for place, product in enumerate(products_of(config, images)):
+        yield product, plan.second if place % 4 == 3 else "int8"
+    if plan.merging:
+        yield from ((product, plan.merging) for product in mergings_of(config, images))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_kernels_compile_without_a_spill(name, tools, walked, kernels_kept):
-    walked(CONFIGS[name], 1, int8=False)
-    found = walked(CONFIGS[name], 1, int8=True).compiled
+    walked(CONFIGS[name], 1)
+    for plan in ("int8", "int8_merged", "int8_wide"):
+        found = walked(CONFIGS[name], 1, PLANS[plan]).compiled
     ours = [request for request in found if request.file.stem in ("residual_layer_norm", "dequantize_int8")]
     for request in tools.representatives(sorted(ours, key=lambda one: one.name), numbers=False):
         for kernel in request.compiled(tools.MEASURED).result(kernels_kept).values():
@@ -225,11 +248,37 @@ def test_what_does_not_lie_as_kernels_take_it_is_left_to_torch(monkeypatch):
 
 def test_a_product_of_zeros_in_int8_gives_zeros():
     linear = torch.nn.Linear(4, 4)
-    scales = _swin_inference._scales(linear, [0.0, 0.0])
+    scales = _swin_scales._scales(linear, [0.0, 0.0])
     for weight in (torch.zeros(4, 4), torch.ones(4, 4)):
         product = _inference.Int8Product(weight, *scales)
         assert not product(_inference.quantised(torch.zeros(3, 4), scales[0])).any()
         assert torch.isfinite(product._alpha).all()
+
+
+def test_sums_in_int32_are_exact_and_their_scale_follows():
+    generator = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(size, generator=generator) for size in ((24, 16), (5, 16)))
+    x_scale = torch.full((1,), 0.03)
+    product = _inference.Int8Product(weight, x_scale, None)
+    numbers = _inference.quantised(x, x_scale)
+    made = product(numbers)
+    assert (made.dtype, product.out) == (torch.int32, "int32")
+    assert made.long().equal(numbers.long() @ product.weight.long().t())
+    want = (numbers.double() * 0.03) @ (product.weight.double() * (weight.abs().max() / 127).double()).t()
+    torch.testing.assert_close(_inference.dequantised(_inference.Quantised(made, product.y_scale)).double(), want)
+
+
+@pytest.mark.parametrize("numbers", [torch.int8, torch.int32])
+def test_integers_without_a_residual_are_what_they_stand_for(numbers):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randint(-100, 100, (2, 4, 4, 8), generator=generator).to(numbers)
+    bias, norm = torch.randn(8, generator=generator).to(HALF), torch.nn.LayerNorm(8)
+    given = _inference.Quantised(x, torch.full((1,), 0.25), bias)
+    h, y = _inference.residual_norm(None, given, norm)
+    assert h.equal((x.float() / 4 + bias.float()).to(HALF))
+    torch.testing.assert_close(y, norm(h.float()).to(HALF))
+    both, _ = _inference.residual_norm(h, given)
+    assert both.equal((h.float() + x.float() / 4 + bias.float()).to(HALF))
 
 
 def test_products_in_int8_refuse_what_they_cannot_do(monkeypatch):
@@ -244,4 +293,4 @@ def test_products_in_int8_refuse_what_they_cannot_do(monkeypatch):
 
 
 def test_no_images_have_no_logits(walked):
-    assert not walked(CONFIGS["swin_tiny"], 0, int8=True).compiled
+    assert not walked(CONFIGS["swin_tiny"], 0, PLANS["int8_wide"]).compiled

@@ -39,6 +39,8 @@ class Recheck:
 
     def results(self, seconds: float) -> str | None:
         """What is wrong with results of the batch, on new inputs. At least two sets are compared, if there are two."""
+        if not (self._op.inputs or self._op.outputs):
+            return self._in_its_own_way()
         deadline = time.monotonic() + seconds
         places = self._rotation.chosen(self._most(seconds))
         self._rotation.renew(places)
@@ -97,6 +99,18 @@ class Recheck:
             f"calls take {first / second:.3g} times as long on inputs that they have not seen as on inputs that they "
             f"have ({first * 1e6:.4g} us beside {second * 1e6:.4g} us): an earlier call's work is used again"
         )
+
+    def _in_its_own_way(self) -> str | None:
+        """What the op finds wrong with a timed call, where it declares no tensors."""
+        if self._op.recheck is None:
+            return None
+        call = self._rotation.calls[0]
+        return self._ctx.group.verdict(comparer.complaint(self._op.recheck(self._ctx, call.tensors, self._again_once)))
+
+    def _again_once(self) -> None:
+        """A timed call, until its end."""
+        (self._batch.replay or self._rotation.calls[0])()
+        self._device.synchronize()
 
     def _watch(self, call: Call) -> Watch:
         """What the form of a call's outputs is judged by."""

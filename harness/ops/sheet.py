@@ -135,6 +135,8 @@ class Op:
     reference(ctx, t): all declared outputs, and the inputs that are updated in place, by name, in higher precision.
     make(ctx): inputs by name, where random numbers won't do. check(ctx, t): what each output must be and how far off it
     may be, or a complaint, where the comparison with the reference won't do; `t.before` has the inputs as they were.
+    recheck(ctx, t, call): the same for the calls that were timed, where the op declares no inputs that could be drawn
+    anew: it puts new data in place, makes a timed call by `call`, and says what must have come of it.
     tolerance: relative and absolute, by dtype.
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
@@ -162,6 +164,7 @@ class Op:
     reference: Callable[[Context, Tensors], dict[str, Any]] | None = None
     make: Callable[[Context], dict[str, Any]] | None = None
     check: Callable[[Context, Tensors], Iterable[Expected | str]] | None = None
+    recheck: Callable[[Context, Tensors, Callable[[], object]], Iterable[Expected | str]] | None = None
     tolerance: dict[str, tuple[float, float]] = field(default_factory=dict)
     work: Callable[[Symbols, int], Work] | None = None
     flops: dict[str, str] = field(default_factory=dict)
@@ -216,6 +219,7 @@ class Op:
         check_one_of(whose, self.timer, "timer", get_args(Timer))
         check_callable(whose, 2, reference=self.reference, check=self.check, work=self.work)
         check_callable(whose, 1, make=self.make)
+        check_callable(whose, 3, recheck=self.recheck)
         if not isinstance(self.pages, str):
             check_callable(whose, 0, pages=self.pages)
 

@@ -31,6 +31,7 @@ from harness.collection.steps.training._rungs import (
     clip_of,
 )
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._timed_step import recheck
 from harness.collection.steps.training._trainer import SCALE, Setup, Trainer, keep_little
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols, Tensors
@@ -61,8 +62,8 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
         **fields.pop("choices", {}),
         STEP: Choice("how a step is run: call by call, or as a CUDA graph", ("eager", GRAPH)),
     }
-    pages = "harness.collection.steps.training.report"
-    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, pages=pages, **fields)
+    fields |= {"recheck": recheck, "pages": "harness.collection.steps.training.report"}
+    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, **fields)
     for rung in rungs:
         add(op, rung)
     return op
@@ -111,7 +112,7 @@ def make(ctx: Context) -> dict[str, Any]:
 class TimedSteps:
     """A rung's steps as the harness calls them. Each of the first steps writes the losses until then, for the check.
 
-    complaints: about the first step of the rung's twin. made: how many steps ended.
+    complaints: about the first step of the rung's twin. made: how many steps ended. last: the last step's loss.
     """
 
     trainer: Trainer
@@ -119,10 +120,11 @@ class TimedSteps:
     complaints: tuple[str, ...]
     step: Callable[[], torch.Tensor]
     made: int = 0
+    last: torch.Tensor | None = None
 
     def __call__(self, written: torch.Tensor) -> None:
         """Make a step. written: (STEPS,), the losses of the first steps; 0 for steps that are still to come."""
-        loss = self.step()
+        self.last = loss = self.step()
         if self.made < STEPS:
             self.losses[self.made].copy_(loss)
             written.copy_(self.losses)

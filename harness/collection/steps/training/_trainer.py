@@ -73,6 +73,7 @@ class Trainer:
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
         self.second_stream = _second_stream(self.model, setup) if rung.streams else None
+        self.kind = kind
         self.batch = batch_of(setup, kind)
         self.loss = module_of(setup.model).loss
         self.called = compiled(self.model, rung.compiled) if rung.compiled else self.model

@@ -5,6 +5,7 @@ Source: NVIDIA's talk on Swin Transformer, which compares with the framework in 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -94,6 +95,16 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected | str]:
     yield from judge(ctx, t.logits, want, int8=ctx.case.variant in OF_INT8)
 
 
+def recheck(ctx: Context, t: Tensors, call: Callable[[], object]) -> Iterator[Expected | str]:
+    """Logits of a timed call, for other images in the place of the ones that it had until then."""
+    import torch
+
+    images = images_of(ctx, ctx.s.B, torch.Generator(ctx.device).manual_seed(secrets.randbelow(2**48)))
+    t.images.copy_(images)
+    call()
+    yield from check(ctx, Tensors(logits=t.logits, before=Tensors(images=images)))
+
+
 def higher(ctx: Context) -> torch.dtype:
     """The type of what results are compared with: float32, or float64 on a CPU."""
     import torch
@@ -116,6 +127,7 @@ OP = Op(
     dtypes=("float16", "bfloat16"),
     make=make,
     check=check,
+    recheck=recheck,
     work=work,
     timer="steady",
 )

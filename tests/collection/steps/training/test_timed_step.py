@@ -1,0 +1,61 @@
+"""What the check of timed steps finds: steps that compute for another batch, or that train nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.collection.steps.training._timed_step import recheck
+
+STEPS = 60  # after which the loss of the batch that was trained on is far below the loss of another one
+
+
+def as_it_is(steps):
+    """The step itself."""
+
+
+def for_an_old_batch(steps):
+    """A step that was captured with the numbers of its first batch."""
+    real, trainer = steps.step, steps.trainer
+    kept = type(trainer.batch)(*(one.clone() for one in trainer.batch))
+
+    def step():
+        fresh, trainer.batch = trainer.batch, kept
+        try:
+            return real()
+        finally:
+            trainer.batch = fresh
+
+    steps.step = step
+
+
+def forward_only(steps):
+    trainer = steps.trainer
+    steps.step = lambda: trainer.loss(trainer.called, trainer.batch).detach()
+
+
+def constant(steps):
+    loss = torch.tensor(1.0)
+    steps.step = lambda: loss
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (as_it_is, []),
+        (for_an_old_batch, ["losses: a timed step on a new batch has a loss of"]),
+        (forward_only, ["weights: a timed step changed none of them"]),
+        (constant, ["losses: a timed step", "weights: a timed step changed none"]),
+    ],
+)
+def test_what_is_found_of_a_timed_step(ready, change, said):
+    with ready("bert_train", "float32") as session:
+        (call,) = session.rotation().calls
+        for _ in range(STEPS):
+            call()
+        change(call.tensors.steps)
+        found = list(recheck(SimpleNamespace(), call.tensors, call))
+    assert len(found) == len(said), found
+    assert all(complaint.startswith(beginning) for complaint, beginning in zip(found, said, strict=True))

@@ -124,7 +124,7 @@ _COMPILE_HALF_NORM_GRAPH = on(
     _COMPILE_HALF_NORM, "compile_half_norm_graph", "compile_half_norm as a CUDA graph of the step", "S8", graph=True
 )
 _COMPILE_HALF_NORM_AUTOTUNE = on(
-    _COMPILE_HALF_NORM, "compile_half_norm_autotune", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
+    _COMPILE_HALF_NORM, "autotune_half_norm", f"compile_half_norm in mode {AUTOTUNE}", compiled=AUTOTUNE
 )
 _TORCH = (
     HALF_NORM,

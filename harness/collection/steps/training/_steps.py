@@ -73,20 +73,37 @@ def add(op: Op, rung: Rung) -> None:
     """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
     devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
     options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices, "arithmetic": rung.arithmetic}
-    options["unsupported"] = partial(cant_run, rung)
+    options["unsupported"] = refusal(rung)
     op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
 
 
-def cant_run(rung: Rung, case: Case) -> str | None:
-    """Why a case of a rung can't be measured; None if it can."""
-    if case.values.get(STEP) == GRAPH and (rung.graph or case.device == "cpu"):
-        why = "its step is a graph without that" if rung.graph else "a CPU has no CUDA graphs"
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What decides which cases of a rung can't run: it is a graph, is about unscaling, or has gradients in halves."""
+
+    graph: bool
+    unscales: bool
+    in_halves: bool
+
+
+def refusal(rung: Rung) -> Callable[[Case], str | None]:
+    """The function that says why a case of the rung can't be measured; None if it can."""
+    return _refusal(_Kind(rung.graph, rung.loop or rung.name == UNSCALE.name, rung.adam and rung.half == "pure"))
+
+
+@cache
+def _refusal(kind: _Kind) -> Callable[[Case], str | None]:
+    """The function that all rungs of a kind share."""
+    return partial(_reason, kind)
+
+
+def _reason(kind: _Kind, case: Case) -> str | None:
+    if case.values.get(STEP) == GRAPH and (kind.graph or case.device == "cpu"):
+        why = "its step is a graph without that" if kind.graph else "a CPU has no CUDA graphs"
         return f"{why}: leave {STEP}: {GRAPH} out"
-    if clip_of(case) is not None and rung.adam and rung.half == "pure" and case.dtype == "float16":
+    if clip_of(case) is not None and kind.in_halves and case.dtype == "float16":
         return f"a scaler doesn't unscale gradients in float16, which clipping needs: give {CLIP}: {UNCLIPPED}"
-    if case.dtype != "float16" and (rung.loop or rung.name == UNSCALE.name):
-        return "bfloat16 needs no scaled loss"
-    return None
+    return "bfloat16 needs no scaled loss" if kind.unscales and case.dtype != "float16" else None
 
 
 def work(symbols: Symbols, _itemsize: int, item: str) -> Work:

@@ -267,7 +267,7 @@ def _add_compiled_graph(name: str, summary: str, mode: str, **changed: Any) -> N
 _add_compiled_graph("compile_graph", "compile", DEFAULT)
 _add_compiled_graph("compile_tanh_graph", f"compile with {_TANH}", DEFAULT, gelu=tanh_gelu)
 _add_compiled_graph("compile_autotune_graph", "compile_autotune", AUTOTUNE)
-_add_compiled_graph("compile_tanh_autotune_graph", f"compile_autotune with {_TANH}", AUTOTUNE, gelu=tanh_gelu)
+_add_compiled_graph("autotune_tanh_graph", f"compile_autotune with {_TANH}", AUTOTUNE, gelu=tanh_gelu)
 
 
 # ---- What is ours.

@@ -62,11 +62,11 @@ def test_the_choice_makes_a_graph_of_any_rung_that_is_none(op):
         asked, plain = case(op, rung.name, step="graph"), case(op, rung.name)
         assert rung_of_case(plain) == rung
         assert rung_of_case(asked) == replace(rung, graph=True)
-        reason = _steps.cant_run(rung, asked)
+        reason = _steps.refusal(rung)(asked)
         assert (reason is not None) == rung.graph
-        assert _steps.cant_run(rung, plain) is None
-    assert _steps.cant_run(FLOAT32, replace(asked, device="cpu")).startswith("a CPU has no CUDA graphs")
-    assert _steps.cant_run(UNSCALE_LOOP, case(op, "unscale_loop", "bfloat16")) == "bfloat16 needs no scaled loss"
+        assert _steps.refusal(rung)(plain) is None
+    assert _steps.refusal(FLOAT32)(replace(asked, device="cpu")).startswith("a CPU has no CUDA graphs")
+    assert _steps.refusal(UNSCALE_LOOP)(case(op, "unscale_loop", "bfloat16")) == "bfloat16 needs no scaled loss"
 
 
 @pytest.mark.parametrize("op", LADDERS)

@@ -100,7 +100,7 @@ def test_a_difference_of_one_image_is_wrong(ready, monkeypatch):
         ("compile_graph", "none", DEFAULT),
         ("compile_tanh_graph", "tanh", DEFAULT),
         ("compile_autotune_graph", "none", AUTOTUNE),
-        ("compile_tanh_autotune_graph", "tanh", AUTOTUNE),
+        ("autotune_tanh_graph", "tanh", AUTOTUNE),
         ("eager_tanh", "tanh", ""),
     ],
 )

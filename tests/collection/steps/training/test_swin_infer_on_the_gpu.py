@@ -26,8 +26,8 @@ pytestmark = pytest.mark.gpu
 HALVES = [torch.float16, torch.bfloat16]
 SIDES = {16: 14, 96: 56, 128: 28, 384: 14, 768: 7, 1024: 7, 1536: 7}
 """Pixels of an image's side by channels."""
-COMPILED = [name for name in swin_infer.OP.variants if name.startswith("compile")]
-EAGER = [name for name in swin_infer.OP.variants if not name.startswith("compile")]
+COMPILED = [name for name in swin_infer.OP.variants if name.startswith(("compile", "autotune"))]
+EAGER = [name for name in swin_infer.OP.variants if name not in COMPILED]
 
 
 @pytest.fixture(autouse=True)

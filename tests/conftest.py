@@ -188,6 +188,12 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests replace functions of the harness, which a worker in this process would take for a variant's doing."""
+    monkeypatch.setattr("harness.intact._remembered", {})
+
+
 @pytest.fixture(scope="module", autouse=True)
 def keep_what_is_there() -> None:
     """What earlier files have imported stays too: many cases of training begin with a search for garbage."""

@@ -282,7 +282,7 @@ def test_the_rank_with_the_least_memory_decides_how_many_sets_there_are():
     def step(group: Group, free: int) -> int:
         with Session(CASE, op(lambda _: twice), Small(free), group) as session:
             session.prepare()
-            return len(session.rotation().calls)
+            return len(session.calls())
 
     assert together(lambda g: step(g, 2**30), lambda g: step(g, 32_768 * 10)) == [9, 9]
 

@@ -63,7 +63,7 @@ def test_the_steps_one_by_one():
         assert session.obstacle() is None
         session.prepare()
         assert session.check() is None
-        calls = session.rotation().calls
+        calls = session.calls()
         assert len(calls) == 4
         for call in calls:
             call()
@@ -87,7 +87,7 @@ def test_each_call_has_buffers_of_its_own_that_outgrow_the_cache():
     device.cache_bytes = 2**15
     with Session(CASE, op(prepare), device) as session:
         session.prepare()
-        calls = session.rotation().calls
+        calls = session.calls()
         del seen[:]
         for call in calls:
             call()
@@ -121,7 +121,7 @@ def test_a_wrong_result_is_told_and_the_session_goes_on():
     with Session(CASE, sheet, FakeDevice()) as session:
         session.prepare()
         assert "1024 of 1024 elements are wrong" in session.check()
-        assert session.rotation().calls
+        assert session.calls()
 
 
 def test_steps_out_of_order_are_refused():

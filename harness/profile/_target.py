@@ -69,7 +69,7 @@ def _run(request: ProfileRequest, job: Job, number: int, op: Op, device: Device)
         session.prepare()
         if not request.checked and (wrong := session.check()):
             raise EndedError("wrong", wrong)
-        calls = session.rotation().calls
+        calls = session.calls()
         with session.phase("warm"):
             for call in calls * _WARM_ROTATIONS:
                 call()

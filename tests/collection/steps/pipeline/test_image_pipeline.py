@@ -80,7 +80,7 @@ def test_a_timed_case_reports_its_stages_and_leaves_no_thread_or_process(variant
     with Session(case(variant), OP, Cpu()) as session:
         session.prepare()
         assert session.check() is None
-        [call] = session.rotation().calls
+        [call] = session.calls()
         for _ in range(3):
             call()
         session.report()
@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_ends_the_case_and_leaves_no_other(monkeypatch)
     with Session(case("two_buffers"), OP, Cpu()) as session:
         session.prepare()
         assert session.check() is None
-        [call] = session.rotation().calls
+        [call] = session.calls()
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
         with pytest.raises(StageError, match=r"stage 'prepare' failed: RuntimeError: .* was killed by SIGKILL, most"):
             all(call() is None for _ in range(1000))
@@ -307,7 +307,7 @@ def test_the_rates_alone_are_the_mean_of_before_and_after_the_timed_steps(monkey
     monkeypatch.setattr(_fed.FedStep, "_seconds", lambda *_: 1.0)
     with Session(case("cached"), OP, Cpu()) as session:
         session.prepare()
-        [call] = session.rotation().calls
+        [call] = session.calls()
         steps.extend(call() for _ in range(3))
         session.report()
     assert now == [0, 3]

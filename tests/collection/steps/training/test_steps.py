@@ -114,7 +114,7 @@ def test_calls_rotate_over_nothing(ready):
     """A block of calls has whole rotations, which would be a thousand steps."""
     with ready("bert_train", "amp") as session:
         assert session.check() is None
-        assert len(session.rotation().calls) == 1
+        assert len(session.calls()) == 1
 
 
 def test_facts_on_a_cpu_are_the_distance_of_losses_and_tokens(ready):
@@ -148,7 +148,7 @@ def test_energy_is_measured_after_the_timing(catalogue, reported):
 def test_energy_is_not_measured_of_steps_that_are_wrong_or_not_timed(catalogue, ready, reported, monkeypatch):
     with ready("bert_train", "amp") as session:
         assert session.check() is None
-        session.rotation().calls[0]()
+        session.calls()[0]()
     monkeypatch.setattr(_first_step, "complaints", lambda *_: ("all is wrong",))
     assert measured(catalogue) == "wrong"
     assert not reported

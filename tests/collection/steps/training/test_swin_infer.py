@@ -29,7 +29,7 @@ def test_logits_in_halves_are_right(variant, dtype, ready):
     with ready("swin_infer", variant, dtype) as session:
         assert session.check() is None
         assert session.warnings == []
-        assert len(session.rotation().calls) == 1
+        assert len(session.calls()) == 1
         assert dict(session.facts)[_int8.SNR] > 40
 
 

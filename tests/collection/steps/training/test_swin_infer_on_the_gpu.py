@@ -217,7 +217,7 @@ def test_all_of_a_model_runs_in_our_kernels_and_never_waits(variant, plan, catal
         if obstacle := session.obstacle():
             pytest.skip(str(obstacle))
         session.prepare()
-        (call,) = session.rotation().calls
+        (call,) = session.calls()
         for name in ("_residual_norm_by_torch", "dequantised", "quantised"):
             monkeypatch.setattr(inference, name, None)
         before = _kernels.LAUNCHED["window_attention_packed"]

@@ -52,7 +52,7 @@ def constant(steps):
 )
 def test_what_is_found_of_a_timed_step(ready, change, said):
     with ready("bert_train", "float32") as session:
-        (call,) = session.rotation().calls
+        (call,) = session.calls()
         for _ in range(STEPS):
             call()
         change(call.tensors.steps)

@@ -55,13 +55,13 @@ class Clocks:
 
     def complaint(self) -> str | None:
         """What the rounds took that isn't in the device's time; None if that is all."""
-        left = min(self._rounds, key=lambda one: one.left)
-        if left.left > max(_NOTICED, _LEFT_SHARE * left.device):
+        left, few = min(self._rounds, key=lambda one: one.left), len(self._rounds) < _FEW
+        if left.left > max(_HELD_UP if few else _NOTICED, _LEFT_SHARE * left.device):
             return (
                 f"the device works for {units.seconds(left.left)} after the calls have ended: they leave work on other "
                 "streams or in threads, which isn't in the time; let the current stream wait for it"
             )
-        times = _LONGER if len(self._rounds) >= _FEW else _LONGER_ONCE
+        times = _LONGER_ONCE if few else _LONGER
         best = min(self._rounds, key=lambda one: one.host - one.device)
         if best.host - best.device > _HELD_UP and best.host > times * best.device:
             return (

@@ -40,13 +40,13 @@ class Watch:
         if variant.encode is not None:
             for name, before in list(self._before.items()):
                 given = self._inputs[name]
-                if before is None or not _same(before, given):
+                if before is None or not same(before, given):
                     self._before[name] = copied(given) if encoded else None
 
     def changed(self) -> str | None:
         """A complaint about the first input that was changed without being declared `inplace`; None if none was."""
         for name, before in self._before.items():
-            if before is not None and not _same(before, self._inputs[name]):
+            if before is not None and not same(before, self._inputs[name]):
                 return f"the input {name} was changed: declare it with inplace=True, or work on a copy of it"
         return None
 
@@ -186,10 +186,10 @@ def _short(name: object) -> str:
     return str(name).removeprefix("torch.")
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Whether two tensors, or lists of them, have the same form and the same bits: NaN too, and the sign of zeros."""
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
     one, other = _bits(one), _bits(other)

@@ -11,14 +11,17 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import check
-from harness.contract import Watch
+from harness.contract import Watch, same
 from harness.devices import Batch, Device
 from harness.ops import Context, comparer
 from harness.ops.comparer import Expected
 from harness.rotation import Call, Rotation
+
+if TYPE_CHECKING:
+    import torch
 
 _MOST = 8  # sets whose results are compared, if there is time
 _FEWEST = 2
@@ -34,6 +37,7 @@ class Recheck:
     def __init__(self, ctx: Context, rotation: Rotation, batch: Batch, device: Device) -> None:
         self._ctx, self._rotation = ctx, rotation
         self._batch, self._device = batch, device
+        self._at_once: tuple[int, list[torch.Tensor]] = (0, [])
         self._op, self._variant = ctx.op, ctx.op.variants[ctx.case.variant]
         self._is_updating = any(tensor.inplace for tensor in (*self._op.inputs, *(self._variant.inputs or ())))
 
@@ -46,6 +50,8 @@ class Recheck:
         self._rotation.renew(places)
         before = {place: self._watch(self._rotation.calls[place]) for place in places}
         passes = self._again(places)
+        if wrong := self._ctx.group.verdict(self._late()):
+            return wrong
         for number, place in enumerate(places):
             if number >= _FEWEST and not self._ctx.group.agree(time.monotonic() < deadline):
                 break
@@ -123,12 +129,23 @@ class Recheck:
         return int(self._ctx.group.agree(max(1, min(_MOST, seconds * self._batch.calls / self._batch.seconds))))
 
     def _again(self, places: Sequence[int]) -> int:
-        """Make the timed calls once more: the whole graph, or the calls of some sets. Gives how often each was made."""
+        """Make the timed calls once more: the whole graph, or the calls of some sets. Gives how often each was made.
+
+        The outputs of the last of these sets are copied at once, behind the calls on the stream.
+        """
         replay, calls = self._batch.replay, self._rotation.calls
         for call in (replay,) if replay else [calls[place] for place in places]:
             call()
+        self._at_once = places[-1], self._rotation.copies(places[-1])
         self._device.synchronize()
         return self._batch.calls // len(calls) if replay else 1
+
+    def _late(self) -> str | None:
+        """A complaint if the outputs that were copied at once aren't what the calls left in the end."""
+        place, copies = self._at_once
+        if all(map(same, copies, self._rotation.copies(place))):
+            return None
+        return "outputs change after the call has returned: its work isn't in the order of the stream, nor in the time"
 
     def _result(self, place: int, form: Watch | None, passes: int) -> str | None:
         """What is wrong with what a set's call left. passes: how often it was made with this set since `renew`."""

@@ -70,6 +70,15 @@ class Rotation:
                 del values[part]
         self.is_renewable = bool(self._inputs) and all(map(_is_plain, _parts(vars(first))))
 
+    def results(self) -> list[Any]:
+        """What each call returned last. After a capture, these are the graph's own outputs."""
+        return [call.returned for call in self.calls]
+
+    def restore(self, results: Sequence[Any]) -> None:
+        """Take these as what the calls returned last."""
+        for call, returned in zip(self.calls, results, strict=True):
+            call.returned = returned
+
     def drawn(self, seed: int) -> SimpleNamespace:
         """The op's inputs that a seed gives, each rank its own."""
         self._ctx.generator.manual_seed(seed + self._ctx.group.rank)
@@ -105,6 +114,10 @@ class Rotation:
     def poison(self, places: Sequence[int]) -> None:
         """Fill the outputs of sets with wrong values, also outputs that the variant made itself in its last calls."""
         check.poison(self._outputs_of(places))
+
+    def copies(self, place: int) -> list[torch.Tensor]:
+        """Copies of a set's outputs."""
+        return [output.clone() for output in self._outputs(self.calls[place])]
 
     def is_poisoned(self, place: int) -> bool:
         """Whether a set's outputs are as `poison` left them."""

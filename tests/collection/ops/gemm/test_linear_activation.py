@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from harness import check as checks
 from harness.collection.ops.gemm.linear_activation import OP
 from harness.cuda import cublaslt
 from harness.model import Case
@@ -59,7 +61,9 @@ def check(launch, placed, trial, variant, dtype, shape, activation, offset=0):
         given[name].tensor.copy_(value)
     y = placed((shape[0], shape[2]), dtype, offset)
     after = launch("linear_activation", variant, dtype, sizes, y=y, **given)
-    assert this.complaint(y=after.y) is None, shape
+    # Where torch has no epilogue for a shape, it rounds the product before the activation, as a library may.
+    made = checks.merged(this.inputs, SimpleNamespace(y=after.y))
+    assert checks.verdict(this.ctx, OP.variants[variant], this.inputs, made).wrong is None, shape
 
 
 @pytest.fixture

@@ -167,7 +167,8 @@ def test_logits_are_right(variant, model, dtype, catalogue):
         session.prepare()
         assert session.check() is None
         assert session.warnings == []
-        assert _int8.SNR in dict(session.facts)
+        # What the reference computes, too, is off by nothing, which has no figure in decibels.
+        assert (_int8.SNR in dict(session.facts)) == (variant != "float32")
 
 
 @pytest.mark.parametrize(

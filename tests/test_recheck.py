@@ -1,0 +1,111 @@
+"""The check of the timed calls, on a device whose graphs keep the memory of their outputs, as a GPU's do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from harness.devices import Batch
+from harness.devices.cpu import Cpu
+from harness.measure import measure
+from harness.model import Case, Job, Measurement, Timer, Timing
+from harness.ops import Context, Launch, Op, Tensor, Tensors
+from harness.rotation import Call
+
+PASSES = 3
+CASE = Case("twice", "candidate", "float32", (("N", 4096),), device="cpu")
+
+
+class Graphs(Cpu):
+    """A processor with graphs: a replay makes each call again, into the memory that its outputs had at the capture."""
+
+    cache_bytes = 2**15
+
+    def batch(self, calls: Sequence[Any], *, timer: Timer, **_: Any) -> Batch:
+        assert timer == "graph"
+        nodes = [(call, call()) for _ in range(PASSES) for call in calls]
+
+        def replay() -> None:
+            for call, output in nodes:
+                made = call.launch(call.tensors)
+                if isinstance(output, torch.Tensor) and output is not made:
+                    output.copy_(made)
+
+        def run(count: int) -> list[float]:
+            samples = []
+            for _ in range(count):
+                begin = time.perf_counter()
+                replay()
+                samples.append((time.perf_counter() - begin) / len(nodes))
+            return samples
+
+        return Batch(run, len(nodes), "graph", run(1)[0] * len(nodes), replay=replay)
+
+
+def measured(launch: Callable[[Tensors], Any], *, inplace: bool = False, returns: bool = False) -> Measurement:
+    sheet = Op(
+        "twice",
+        "y = 2 x, or x = 2 x",
+        {"N": "elements"},
+        inputs=(Tensor("x", ("N",), inplace=inplace),),
+        outputs=() if inplace else (Tensor("y", ("N",)),),
+        dtypes=("float32",),
+        reference=lambda _, t: {"x" if inplace else "y": t.x.double() * 2},
+    )
+
+    @sheet.variant("candidate", "doubles", devices=("cpu",), returns=returns)
+    def candidate(_: Context) -> Launch:
+        return launch
+
+    return measure(Job(CASE, Timing(max_time=0.05)), sheet, Graphs())
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_outputs_of_a_graph_are_looked_at_where_the_graph_left_them():
+    """Calls that are made after the capture return tensors of their own."""
+    found = measured(lambda t: t.x * 2, returns=True)
+    assert (found.status, found.error, found.timer) == ("ok", None, "graph")
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_results_that_a_graph_keeps_are_found():
+    kept: list[torch.Tensor] = []
+
+    def launch(t: Tensors) -> torch.Tensor:
+        if not kept:
+            kept.append(t.x * 2)
+        return kept[0].clone()
+
+    assert measured(launch, returns=True).status == "wrong"
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_calls_that_go_on_from_the_last_one_are_followed():
+    found = measured(lambda t: t.x.mul_(2), inplace=True)
+    assert (found.status, found.error) == ("ok", None)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("skipped", [0, 1, PASSES - 1])
+def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
+    """Each replay has as many calls on a set; one of them is left out, from the second replay on."""
+    made: dict[int, int] = {}
+
+    def launch(t: Tensors) -> None:
+        number = made[id(t)] = made.get(id(t), 0) + 1
+        if number <= 2 * PASSES or number % PASSES != skipped:
+            t.x.mul_(2)
+
+    found = measured(launch, inplace=True)
+    assert found.status == "wrong"
+    assert "(found in the timed calls" in found.error
+
+
+def test_a_call_knows_what_it_returned_last():
+    call = Call(lambda t: t.x + 1, Tensors(x=1))
+    assert call.returned is None
+    assert (call(), call.returned) == (2, 2)

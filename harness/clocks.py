@@ -55,6 +55,8 @@ class Clocks:
 
     def complaint(self) -> str | None:
         """What the rounds took that isn't in the device's time; None if that is all."""
+        if not self._device.is_asynchronous:
+            return None
         left, few = min(self._rounds, key=lambda one: one.left), len(self._rounds) < _FEW
         if left.left > max(_HELD_UP if few else _NOTICED, _LEFT_SHARE * left.device):
             return (

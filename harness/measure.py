@@ -90,7 +90,7 @@ def _timed(session: Session, timing: Timing) -> dict[str, Any]:
         # Calls on little data have many sets of buffers. Where the calls are slow, a pass over all would take minutes.
         most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
         call_samples, left = _call_samples(session, calls[: max(1, int(most))], timing.max_time)
-    late = _left_behind(session.group, left, samples)
+    late = _left_behind(session, left, samples)
     if wrong := session.group.verdict(intact.replaced() or clocks.complaint() or late):
         raise EndedError("wrong", wrong)
     if batch.replay:
@@ -181,9 +181,9 @@ def _call_samples(
     return samples, left
 
 
-def _left_behind(group: Group, left: list[tuple[float, int]], samples: _Samples) -> str | None:
+def _left_behind(session: Session, left: list[tuple[float, int]], samples: _Samples) -> str | None:
     """What calls leave; nothing is told of several ranks, which wait for each other."""
-    return left_behind(left, samples) if group.size == 1 else None
+    return left_behind(left, samples) if session.device.is_asynchronous and session.group.size == 1 else None
 
 
 def _judge_samples(session: Session, samples: _Samples, timing: Timing) -> None:

@@ -32,7 +32,7 @@ from harness.ops import Context, Launch, Op, Variant
 from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
 from harness.recheck import Recheck
-from harness.rotation import Call, Rotation
+from harness.rotation import Rotation
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
@@ -178,9 +178,9 @@ class Session:
         with self.phase("setup"):
             return Rotation(ctx, ready.launch, ready.first, self.seed - self.group.rank, self._set_count())
 
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[Callable[[], object]]:
         """The calls of a rotation alone, as tools that time nothing need them."""
-        return self.rotation().calls
+        return [*self.rotation().calls]
 
     def recheck(self, rotation: Rotation, batch: Batch, seconds: float) -> str | None:
         """What is wrong with the calls that were timed; None if nothing is. seconds: what that may take, about."""

@@ -140,6 +140,8 @@ class Device(Protocol):
     """Median relative change of a probe's streams up to which the machine counts as unchanged."""
     on_host: bool
     """Whether the device is the host's processor: other work of the host, such as starting a process, disturbs it."""
+    is_asynchronous: bool
+    """Whether calls may return before their work is done, in a time that the host's clock measures, too."""
     launch_seconds: float
     """What one kernel more in a graph takes where nothing shorter was measured; 0 where calls launch no kernels."""
     counters: str

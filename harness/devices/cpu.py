@@ -37,6 +37,7 @@ class Cpu:
     probe_rounds = 3
     probe_tolerance = 0.1
     on_host = True
+    is_asynchronous = False
     launch_seconds = 0.0
     counters = ""
     count: int | None = None

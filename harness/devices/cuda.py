@@ -73,6 +73,7 @@ class Cuda:
     probe_rounds = 1
     probe_tolerance = 0.01
     on_host = False
+    is_asynchronous = True
     launch_seconds = 2e-6  # from one kernel's end to the end of an empty one after it, in a graph
     counters = "ncu"
     clock: Clock = Events()

@@ -49,6 +49,7 @@ class Simulated:
     probe_rounds = 1
     probe_tolerance = 0.01
     on_host = False
+    is_asynchronous = False
     launch_seconds = 3e-6
     counters = "stopwatch"
     count: int | None = 1

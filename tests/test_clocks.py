@@ -1,0 +1,98 @@
+"""The device's time beside the host's: what is found, and what isn't taken for a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from harness import clocks
+from harness.clocks import Clocks, left_behind
+from harness.devices import Batch
+from harness.devices.cpu import Cpu
+
+
+class FakeGpu(Cpu):
+    """A device that works for some time, of which its clock tells a share. left: seconds that it works on after that."""
+
+    is_asynchronous = True
+
+    def __init__(self, host: Sequence[float], share: float = 1.0, left: Sequence[float] = (0.0,)) -> None:
+        self.now = self.told = 0.0
+        self.host, self.share, self.left = list(host), share, list(left)
+        self.rounds = 0
+        self.pending = 0.0
+        self.clock = self
+
+    def mark(self) -> float:
+        return self.told
+
+    def between(self, marks: Sequence[float]) -> list[float]:
+        return [marks[1] - marks[0]]
+
+    def synchronize(self) -> None:
+        self.now += self.pending
+        self.pending = 0.0
+
+    def run(self, count: int) -> list[float]:
+        took = self.host[self.rounds % len(self.host)]
+        self.now += took
+        self.told += self.share * min(self.host)
+        self.pending = self.left[self.rounds % len(self.left)]
+        self.rounds += 1
+        return [took / count] * count
+
+
+def complaint(monkeypatch: pytest.MonkeyPatch, device: FakeGpu, rounds: int) -> str | None:
+    monkeypatch.setattr(clocks, "perf_counter", lambda: device.now)
+    watched = Clocks(device)
+    for _ in range(rounds):
+        watched.run(Batch(device.run, 1, "graph", 1e-3), 10)
+    return watched.complaint()
+
+
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_clocks_that_agree(monkeypatch, rounds):
+    assert complaint(monkeypatch, FakeGpu([0.05]), rounds) is None
+
+
+@pytest.mark.parametrize(
+    ("share", "rounds", "found"),
+    [(0.2, 1, True), (0.2, 4, True), (0.75, 4, True), (0.75, 1, False), (0.9, 4, False)],
+)
+def test_a_clock_that_tells_a_share(monkeypatch, share, rounds, found):
+    said = complaint(monkeypatch, FakeGpu([0.05], share), rounds)
+    assert (said is not None) == found
+    if said:
+        assert f"took 50.00 ms by the host's clock took {50 * share:.2f} ms by the device's" in said
+
+
+def test_a_host_that_is_held_up_in_some_rounds(monkeypatch):
+    assert complaint(monkeypatch, FakeGpu([0.05, 0.09, 0.2, 0.05]), 4) is None
+
+
+@pytest.mark.parametrize(
+    ("left", "rounds", "found"),
+    [([0.004], 4, True), ([0.004], 1, False), ([0.05], 1, True), ([0.004, 0.0], 4, False), ([2e-4], 4, False)],
+)
+def test_work_that_goes_on_after_the_calls(monkeypatch, left, rounds, found):
+    said = complaint(monkeypatch, FakeGpu([0.05], left=left), rounds)
+    assert (said is not None) == found
+    assert said is None or "after the calls have ended" in said
+
+
+def test_a_device_that_calls_wait_for_is_not_looked_at(monkeypatch):
+    device = FakeGpu([0.05], 0.1)
+    device.is_asynchronous = False
+    assert complaint(monkeypatch, device, 4) is None
+
+
+@pytest.mark.parametrize(
+    ("loops", "found"),
+    [([(0.1, 100)], False), ([(0.149, 100)], False), ([(0.2, 100)], True), ([(0.2, 100), (0.1, 100)], False)],
+)
+def test_calls_in_a_loop_leave_no_more_than_they_take(loops, found):
+    """A call takes a millisecond by its samples."""
+    said = left_behind(loops, [0.9e-3, 1e-3, 1.1e-3])
+    assert (said is not None) == found
+    assert said is None or "after 100 calls were issued, which by their times take 100.0 ms" in said

@@ -12,8 +12,21 @@ from harness.devices import Batch
 from harness.devices.cpu import Cpu
 
 
+class FakeClock:
+    """What a device tells of its own time."""
+
+    def __init__(self, device: FakeGpu) -> None:
+        self._device = device
+
+    def mark(self) -> float:
+        return self._device.told
+
+    def between(self, marks: Sequence[float]) -> list[float]:
+        return [marks[1] - marks[0]]
+
+
 class FakeGpu(Cpu):
-    """A device that works for some time, of which its clock tells a share. left: seconds that it works on after that."""
+    """A device whose clock tells a share of what it does. host: seconds of rounds. left: seconds that it works on."""
 
     is_asynchronous = True
 
@@ -22,13 +35,7 @@ class FakeGpu(Cpu):
         self.host, self.share, self.left = list(host), share, list(left)
         self.rounds = 0
         self.pending = 0.0
-        self.clock = self
-
-    def mark(self) -> float:
-        return self.told
-
-    def between(self, marks: Sequence[float]) -> list[float]:
-        return [marks[1] - marks[0]]
+        self.clock = FakeClock(self)
 
     def synchronize(self) -> None:
         self.now += self.pending

@@ -83,6 +83,8 @@ def test_baselines_keep_the_contract(op: Op) -> None:
 
 def timed_calls(session: Session) -> str | None:
     """What is wrong with calls as they are timed, on a few sets of buffers."""
+    if not session.op.inputs and session.op.recheck is None:
+        return None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.session._MOST_SETS", 4)
         rotation = session.rotation()

@@ -63,7 +63,8 @@ class Recheck:
     def alone(self) -> str | None:
         """What is wrong with the first call where it is made alone: it must do its own work, and no other call's."""
         rotation = self._rotation
-        if len(rotation.calls) == 1 or self._batch.seconds / self._batch.calls >= _QUICK or self._is_updating:
+        slow = self._batch.seconds / self._batch.calls >= _QUICK
+        if len(rotation.calls) == 1 or slow or self._is_updating or self._ctx.group.size > 1:
             return None
         others = [place for place in rotation.chosen(_MOST) if place]
         rotation.renew([0])

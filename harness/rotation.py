@@ -29,7 +29,10 @@ _RENEWAL_SHARE = 0.05  # of the time of sampling, which new inputs between round
 
 
 class Call:
-    """The variant's launch bound to a set of buffers. returned: what the last call gave."""
+    """The variant's launch bound to a set of buffers.
+
+    returned: what the last call gave. A graph's calls are made once, at its capture, so these are its own outputs.
+    """
 
     __slots__ = ("launch", "returned", "tensors")
 
@@ -69,15 +72,6 @@ class Rotation:
             if place + MOST_DRAWN >= count:
                 del values[part]
         self.is_renewable = bool(self._inputs) and all(map(_is_plain, _parts(vars(first))))
-
-    def results(self) -> list[Any]:
-        """What each call returned last. After a capture, these are the graph's own outputs."""
-        return [call.returned for call in self.calls]
-
-    def restore(self, results: Sequence[Any]) -> None:
-        """Take these as what the calls returned last."""
-        for call, returned in zip(self.calls, results, strict=True):
-            call.returned = returned
 
     def drawn(self, seed: int) -> SimpleNamespace:
         """The op's inputs that a seed gives, each rank its own."""
@@ -135,15 +129,14 @@ class Rotation:
             own = vars(self.calls[place].tensors)
             alike += [(values[name], own[name]) for name in self._inputs if _is_alike(values[name], own[name])]
         _copy(alike)
-        for place in places if self._variant.encode else ():
-            if not self._encode(self.calls[place].tensors, values):
-                self.is_renewable = False
-                before = vars(self.values(place))
-                own = vars(self.calls[place].tensors)
-                _copy([(before[name], own[name]) for name in self._inputs if _is_alike(before[name], own[name])])
-                return
-            self._seeds[place] = seed
         for place in places:
+            if self._variant.encode and not self._encode(self.calls[place].tensors, values):
+                # From here on the sets keep the inputs that they have been encoded from.
+                self.is_renewable = False
+                for left in places[places.index(place) :]:
+                    before, own = vars(self.values(left)), vars(self.calls[left].tensors)
+                    _copy([(before[name], own[name]) for name in self._inputs if _is_alike(before[name], own[name])])
+                return
             self._seeds[place] = seed
 
     def _encode(self, tensors: SimpleNamespace, values: dict[str, Any]) -> bool:

@@ -80,14 +80,20 @@ class Recheck:
         return self._result(0, None, 1)
 
     def novelty(self, seconds: float) -> str | None:
-        """A complaint if calls take longer on inputs that are new to them than on inputs that they have seen."""
+        """A complaint if calls take longer on inputs that are new to them than on inputs that they have seen.
+
+        None where there is no time to tell: few samples of slow calls share their inputs.
+        """
         rotation, group = self._rotation, self._ctx.group
         if self._is_updating or not rotation.is_renewable:
             return None
-        each = self._batch.seconds / self._batch.calls
-        if group.agree(2 * (_FEWEST_ROUNDS + 1) * each > seconds):
-            return None  # so few calls are in a round of samples that each has new inputs
-        calls = rotation.calls[: max(1, int(group.agree(seconds / (2 * _ROUNDS * each))))]
+        begin = time.monotonic()
+        rotation.renew([0])
+        self._device.synchronize()
+        each = group.agree(time.monotonic() - begin + self._batch.seconds / self._batch.calls)
+        if 2 * (_FEWEST_ROUNDS + 1) * each > seconds:
+            return None
+        calls = rotation.calls[: max(1, int(seconds / (2 * _ROUNDS * each)))]
         single = self._device.batch(calls, timer=self._batch.timer, keep=len(calls), seconds=0.0, group=group)
         deadline = time.monotonic() + seconds
         new: list[float] = []

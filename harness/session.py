@@ -186,6 +186,7 @@ class Session:
         """What is wrong with the calls that were timed; None if nothing is. seconds: what that may take, about."""
         ctx, _ = self._ready()
         with self.phase("recheck"):
+            seconds = self.group.agree(seconds)
             timed = Recheck(ctx, rotation, batch, self.device)
             wrong = timed.results(seconds / 2) or timed.alone() or timed.novelty(seconds / 2)
             # What is found out after this may draw random numbers, which are to be the same in every run.

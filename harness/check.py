@@ -52,16 +52,17 @@ def new_set(ctx: Context, variant: Variant, inputs: SimpleNamespace) -> SimpleNa
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:
-    """Fill tensors with values that no kernel should leave in its outputs."""
+    """Fill tensors with values that no kernel should leave in its outputs, whatever mode of torch they are of."""
     import torch
 
-    if floats := [tensor for tensor in tensors if _takes_nan(tensor)]:
-        torch._foreach_mul_(floats, float("nan"))
-    for tensor in tensors:
-        if not _takes_nan(tensor):
-            of_bytes = tensor.contiguous()  # the tensor itself, mostly
-            _bytes(of_bytes).fill_(_POISON_BYTE)
-            tensor.copy_(of_bytes)
+    with torch.inference_mode():
+        if floats := [tensor for tensor in tensors if _takes_nan(tensor)]:
+            torch._foreach_mul_(floats, float("nan"))
+        for tensor in tensors:
+            if not _takes_nan(tensor):
+                of_bytes = tensor.contiguous()  # the tensor itself, mostly
+                _bytes(of_bytes).fill_(_POISON_BYTE)
+                tensor.copy_(of_bytes)
 
 
 def is_poison(tensor: torch.Tensor) -> bool:

@@ -190,7 +190,7 @@ def _copy(pairs: Sequence[tuple[Any, Any]]) -> None:
         if source.untyped_storage().data_ptr() == target.untyped_storage().data_ptr():
             sources[at] = source.clone()
     if targets:
-        with torch.no_grad():
+        with torch.inference_mode():  # which may write into tensors of any mode
             torch._foreach_copy_(targets, sources)
 
 

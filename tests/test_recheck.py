@@ -33,7 +33,8 @@ class Graphs(Cpu):
             for call, output in nodes:
                 made = call.launch(call.tensors)
                 if isinstance(output, torch.Tensor) and output is not made:
-                    output.copy_(made)
+                    with torch.inference_mode():  # a graph asks for no mode
+                        output.copy_(made)
 
         def run(count: int) -> list[float]:
             samples = []
@@ -69,6 +70,19 @@ def test_outputs_of_a_graph_are_looked_at_where_the_graph_left_them():
     """Calls that are made after the capture return tensors of their own."""
     found = measured(lambda t: t.x * 2, returns=True)
     assert (found.status, found.error, found.timer) == ("ok", None, "graph")
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_a_variant_may_be_in_any_mode_of_torch(mode):
+    weight = torch.full((), 2.0, requires_grad=True)
+
+    def launch(t: Tensors) -> torch.Tensor:
+        with mode():
+            return t.x * weight
+
+    found = measured(launch, returns=True)
+    assert (found.status, found.error) == ("ok", None)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -47,7 +47,9 @@ class Graphs(Cpu):
         return Batch(run, len(nodes), "graph", run(1)[0] * len(nodes), replay=replay)
 
 
-def measured(launch: Callable[[Tensors], Any], *, inplace: bool = False, returns: bool = False) -> Measurement:
+def measured(
+    launch: Callable[[Tensors], Any], *, inplace: bool = False, returns: bool = False, device: Cpu | None = None
+) -> Measurement:
     sheet = Op(
         "twice",
         "y = 2 x, or x = 2 x",
@@ -62,7 +64,7 @@ def measured(launch: Callable[[Tensors], Any], *, inplace: bool = False, returns
     def candidate(_: Context) -> Launch:
         return launch
 
-    return measure(Job(CASE, Timing(max_time=0.05)), sheet, Graphs())
+    return measure(Job(CASE, Timing(max_time=0.05)), sheet, device or Graphs())
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -117,6 +119,27 @@ def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
     found = measured(launch, inplace=True)
     assert found.status == "wrong"
     assert "(found in the timed calls" in found.error
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_work_that_is_done_after_the_call_is_found():
+    """The first call is right, since its outputs are looked at when the device has done all that there is."""
+    late: list[Callable[[], Any]] = []
+
+    class Later(Graphs):
+        def batch(self, calls: Sequence[Any], *, timer: Timer, **_: Any) -> Batch:
+            return Batch(lambda n: [1e-6] * n, len(calls), "launch", 1e-6 * len(calls))
+
+        def synchronize(self) -> None:
+            while late:
+                late.pop(0)()
+
+    def launch(t: Tensors) -> None:
+        late.append(lambda: t.y.copy_(t.x * 2))
+
+    found = measured(launch, device=Later())
+    assert found.status == "wrong"
+    assert "outputs change after the call has returned" in found.error
 
 
 def test_a_call_knows_what_it_returned_last():

@@ -87,7 +87,7 @@ def test_the_loop_reads_words_and_adds_them_and_does_little_else(ptx, layout):
     longest = max(re.split(r"\n\$L\w+:", text), key=lambda block: block.count("ld.volatile.shared"))
     instructions = [line for line in longest.splitlines() if line.strip().endswith(";")]
     assert longest.count("ld.volatile.shared.f32") == longest.count("add.f32") == 32
-    # Of the XORs some stand in the loop; ptxas takes them out.
+    # Some XORs stand in the loop; ptxas takes them out.
     assert len(instructions) <= 64 + 8 or layout == SWIZZLED
 
 

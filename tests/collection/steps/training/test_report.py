@@ -105,7 +105,7 @@ def test_parts_of_a_step_add_up_to_the_time_without_the_profiler(ladder: Make) -
 
 
 def test_kernels_that_took_longer_in_the_trace_than_the_step_are_scaled_down_to_it(ladder: Make) -> None:
-    """Of a window of 160 ms kernels take 84.4%, 135 ms, and the step without the profiler took 120 ms."""
+    """Kernels take 84.4% of a window of 160 ms, 135 ms, and the step without the profiler took 120 ms."""
     run = ladder(trace("tf32", 0.170), trace("amp", 0.160))
     (group,) = rungs.groups(lines_of(run))
     seconds = group.seconds("amp")

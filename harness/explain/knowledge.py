@@ -80,7 +80,7 @@ def known(run: Run, case_id: str) -> Known:
         tool=tool,
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
-        siblings=_siblings(result, by_group(results)[result.case.group]),
+        siblings=_siblings(result, by_group(results)[result.case.group], run.attachments),
         kind=devices.kinds().get(result.case.device),
     )
 
@@ -114,9 +114,14 @@ def _kernels(attachments: Iterable[Attachment], case_id: str, time: float) -> tu
     return tool, tuple(seen)
 
 
-def _siblings(result: Result, group: Iterable[Result]) -> tuple[Sibling, ...]:
+def _siblings(result: Result, group: Iterable[Result], attachments: Iterable[Attachment]) -> tuple[Sibling, ...]:
+    launches = {a.case: sum(kernel.launches for kernel in a.kernels) for a in attachments if a.kernels}
     others = [other for other in group if other.case.id != result.case.id]
-    timed = [Sibling(other.case.variant, other.time) for other in others if other.time is not None]
+    timed = [
+        Sibling(other.case.variant, other.time, launches.get(other.case.id))
+        for other in others
+        if other.time is not None
+    ]
     return tuple(sorted(timed, key=lambda sibling: sibling.time))
 
 

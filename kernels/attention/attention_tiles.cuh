@@ -331,21 +331,24 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
     unsigned weights[TILES][2] = {};
     begin_scores(scores, t, item, tile, band, kv.lane);
     multiply_keys(scores, q, tile, band, kv);
-    float from[2] = {};
 #pragma unroll
     for (unsigned half = 0; half < HALVES; ++half) {
       const float factor = row[half].meet(scores, half);
-      from[half] = row[half].base();
 #pragma unroll
       for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
     }
-    if (fmaxf(fabsf(from[0]), fabsf(from[1])) > FAR / scale_of_power()) {
+    const bool far = fmaxf(fabsf(row[0].base()), fabsf(row[HALVES - 1].base())) > FAR / scale_of_power();
+    if (far) {
 #pragma unroll
-      for (unsigned i = 0; i < 4 * TILES; ++i) scores[i / 4][i % 4] -= from[i % 4 / 2];
-      from[0] = from[1] = 0.0f;
+      for (unsigned i = 0; i < 2 * HALVES * TILES; ++i) {
+        const unsigned half = i % HALVES, e = 2 * half + i / HALVES % 2;
+        scores[i / (2 * HALVES)][e] -= row[half].base();
+      }
     }
 #pragma unroll
-    for (unsigned half = 0; half < HALVES; ++half) row[half].weigh(weights, scores, half, from[half]);
+    for (unsigned half = 0; half < HALVES; ++half) {
+      row[half].weigh(weights, scores, half, far ? 0.0f : row[half].base());
+    }
     multiply_values(out, weights, band, kv);
   }
   const float inverse[2] = {row[0].inverse(), row[1].inverse()};

@@ -70,7 +70,7 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
 def _check(session: Session) -> None:
     """Prepare the case and check it. Raises EndedError for a case that is wrong."""
     session.prepare()
-    if wrong := session.check():
+    if wrong := session.check() or session.extremes():
         raise EndedError("wrong", wrong)
 
 

@@ -92,7 +92,8 @@ def rounds(ctx: Context, inputs: SimpleNamespace) -> Iterator[Round]:
     places = list(_places(ctx, inputs))
     kinds = tuple(kind for kind in KINDS if any(kind in place.kinds for place in places))
     count = 2 * len(kinds)
-    many, few = [], []
+    many: list[_Place] = []
+    few: list[_Place] = []
     for place in places:
         (many if len(place.rows(inputs, count)) >= count else few).append(place)
     if many:

@@ -71,8 +71,11 @@ class Extremes:
         """Raise UsageError for a name that is neither a kind nor an input of the op, and for other dtypes."""
         names = [tensor.name for tensor in inputs]
         allowed = {"exempt": (ALL, *KINDS, *names), "largest": (*ITEMSIZE, *names), "apart": tuple(names)}
-        used = {"exempt": (name.partition(".")[0] if "." in name else name for name in self.exempt)}
-        used |= {"largest": iter(self.largest), "apart": iter(self.apart)}
+        used = {
+            "exempt": [name.partition(".")[0] for name in self.exempt],
+            "largest": list(self.largest),
+            "apart": list(self.apart),
+        }
         for what, given in used.items():
             for name in given:
                 if name not in allowed[what]:

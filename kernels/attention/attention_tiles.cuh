@@ -323,6 +323,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
 template <unsigned HALVES>
 __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                             unsigned tile, const KeysAndValues& kv) {
+  constexpr unsigned TOGETHER = BANDS == 1 ? HALVES : 1;  // with several bands, both halves would take too many registers
   float out[2 * STEPS][4] = {};
   Row row[2];
 #pragma unroll 1
@@ -332,22 +333,26 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
     begin_scores(scores, t, item, tile, band, kv.lane);
     multiply_keys(scores, q, tile, band, kv);
 #pragma unroll
-    for (unsigned half = 0; half < HALVES; ++half) {
-      const float factor = row[half].meet(scores, half);
+    for (unsigned first = 0; first < HALVES; first += TOGETHER) {
+      bool far = false;
 #pragma unroll
-      for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
-    }
-    const bool far = fmaxf(fabsf(row[0].base()), fabsf(row[HALVES - 1].base())) > FAR / scale_of_power();
-    if (far) {
+      for (unsigned half = first; half < first + TOGETHER; ++half) {
+        const float factor = row[half].meet(scores, half);
 #pragma unroll
-      for (unsigned i = 0; i < 2 * HALVES * TILES; ++i) {
-        const unsigned half = i % HALVES, e = 2 * half + i / HALVES % 2;
-        scores[i / (2 * HALVES)][e] -= row[half].base();
+        for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
+        far |= fabsf(row[half].base()) > FAR / scale_of_power();
       }
-    }
+      if (far) {
 #pragma unroll
-    for (unsigned half = 0; half < HALVES; ++half) {
-      row[half].weigh(weights, scores, half, far ? 0.0f : row[half].base());
+        for (unsigned i = 0; i < 2 * TOGETHER * TILES; ++i) {
+          const unsigned half = first + i % TOGETHER;
+          scores[i / (2 * TOGETHER)][2 * half + i / TOGETHER % 2] -= row[half].base();
+        }
+      }
+#pragma unroll
+      for (unsigned half = first; half < first + TOGETHER; ++half) {
+        row[half].weigh(weights, scores, half, far ? 0.0f : row[half].base());
+      }
     }
     multiply_values(out, weights, band, kv);
   }

@@ -69,17 +69,14 @@ struct Settings {
   const float* scale;
 };
 
-// The step, with the corrections of the moments' bias, 1 - beta^t. 1 - beta is exact for a beta from 1/2 on. Products
-// with it keep infinities, of which grad - beta * grad would make NaN.
+// The step, with the corrections of the moments' bias, 1 - beta^t.
 struct Step {
-  float kept, beta1, beta2, rest1, rest2, eps, size, inverse_root, unscaling;
+  float decay, beta1, beta2, eps, size, inverse_root, unscaling;
 
   __device__ __forceinline__ explicit Step(const Settings& s)
-      : kept(1.0f - s.decay),
+      : decay(s.decay),
         beta1(s.beta1),
         beta2(s.beta2),
-        rest1(1.0f - s.beta1),
-        rest2(1.0f - s.beta2),
         eps(s.eps),
         size(s.rate / -expm1f(*s.t * s.log_beta1)),
         inverse_root(1.0f / sqrtf(-expm1f(*s.t * s.log_beta2))),
@@ -88,9 +85,10 @@ struct Step {
   __device__ __forceinline__ void update(float& weight, float grad, float& mean, float& square) const {
     if constexpr (SCALED) grad *= unscaling;
     const float squared = grad * grad;
-    mean = fmaf(beta1, mean, rest1 * grad);
-    square = fmaf(beta2, square, rest2 * squared);
-    weight = kept * weight - size * mean / fmaf(sqrtf(square), inverse_root, eps);
+    mean = fmaf(beta1, mean, fmaf(-beta1, grad, grad));
+    square = fmaf(beta2, square, fmaf(-beta2, squared, squared));
+    const float decayed = fmaf(-decay, weight, weight);
+    weight = decayed - size * mean / fmaf(sqrtf(square), inverse_root, eps);
   }
 };
 

@@ -133,8 +133,9 @@ OP = Op(
     make=make,
     extremes=Extremes(
         exempt={
-            **dict.fromkeys(("infinity", "minus_infinity", "masked"), "x - beta * x, as kernels have it, is NaN for them"),
-            **{"exp_avg_sq": "a mean of squares is above 0", "step": "it counts the steps"},
+            **dict.fromkeys(("infinity", "minus_infinity", "masked"), "x - beta * x, which kernels have, is NaN there"),
+            "exp_avg_sq": "a mean of squares is above 0",
+            "step": "it counts the steps",
         },
         largest=dict.fromkeys(("float32", "bfloat16"), 2.0**50),
         why="squares of gradients are in float32",

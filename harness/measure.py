@@ -70,8 +70,11 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
 def _check(session: Session) -> None:
     """Prepare the case and check it. Raises EndedError for a case that is wrong."""
     session.prepare()
-    if wrong := session.check() or session.extremes():
+    if wrong := session.check():
         raise EndedError("wrong", wrong)
+    if wrong := session.extremes():
+        # A comparison that was replaced may be why.
+        raise EndedError("wrong", session.group.verdict(intact.replaced()) or wrong)
 
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def double(t) -> None:
     torch.mul(t.x, 2, out=t.y)
 
 
-def wrong_where(has) -> Callable:
+def wrong_where(has: Callable[..., torch.Tensor]) -> Callable[..., None]:
     """A variant that gives 1 for an element of each row of a kind, and doubles all else."""
 
     def launch(t) -> None:

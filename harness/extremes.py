@@ -30,12 +30,14 @@ _APART = 7
 extreme rows meet the other one's normal ones."""
 
 
-def complaint(ctx: Context, inputs: SimpleNamespace, judged: Callable[[SimpleNamespace], str | None]) -> str | None:
+def complaint(
+    ctx: Context, inputs: SimpleNamespace, judged: Callable[[SimpleNamespace], str | None], *, thorough: bool
+) -> str | None:
     """What is wrong with calls whose inputs have extreme values; None if nothing is.
 
     judged: makes a call with inputs, and says what is wrong with it. If that is a call with several kinds, each kind is
-    tried alone, and the first one that is wrong is told. inputs: of the case. Other ones take their place, since two of
-    them may need too much memory.
+    tried alone, and the first one that is wrong is told: of small inputs, and of large ones if `thorough`. inputs: of
+    the case. Other ones take their place, since two of them may need too much memory.
     """
 
     def tried(each: Round) -> str | None:
@@ -49,8 +51,8 @@ def complaint(ctx: Context, inputs: SimpleNamespace, judged: Callable[[SimpleNam
     try:
         for each in list(rounds(ctx, inputs)):
             if wrong := tried(each):
-                alone = single(ctx, inputs, each) if len(each.kinds) > 1 else iter(())
-                return next(filter(None, map(tried, alone)), wrong)
+                several = len(each.kinds) > 1 and (thorough or _are_small(inputs))
+                return next(filter(None, map(tried, single(ctx, inputs, each) if several else ())), wrong)
         return None
     finally:
         # What draws random numbers later draws the same as without this.
@@ -98,7 +100,7 @@ def rounds(ctx: Context, inputs: SimpleNamespace) -> Iterator[Round]:
         (many if len(place.rows(inputs, count)) >= count else few).append(place)
     if many:
         yield Round(kinds, lambda tensors: _mix(many, kinds, tensors))
-    if few and sum(_elements(value) for value in vars(inputs).values()) <= _SMALL:
+    if few and _are_small(inputs):
         # Single rows of two inputs aren't extreme in the same call.
         turns = (0, 1) if any(len(place.rows(inputs, count)) == 1 for place in few) else (0,)
         yield from (_alone(few, kind, count, turn) for kind in kinds for turn in turns)
@@ -124,6 +126,10 @@ def _places(ctx: Context, inputs: SimpleNamespace) -> Iterator[_Place]:
         for part, each in parts:
             if options[0] and each.dtype.is_floating_point and each.numel():
                 yield _Place(tensor, number + (part or 0), part, *options)
+
+
+def _are_small(inputs: SimpleNamespace) -> bool:
+    return sum(_elements(value) for value in vars(inputs).values()) <= _SMALL
 
 
 def _elements(value: Any) -> int:

@@ -180,7 +180,7 @@ class Session:
             return self.group.verdict(check.verdict(ctx, self.variant, inputs, after).wrong)
 
         with self.phase("extremes"):
-            wrong = extremes.complaint(ctx, ready.canonical, judged)
+            wrong = extremes.complaint(ctx, ready.canonical, judged, thorough=not self.variant.is_library)
         if wrong and self.variant.is_library:
             self.warn("extremes", wrong, "compare times with this in mind: our own variants must be right here")
             return None

@@ -57,12 +57,12 @@ def double(t) -> None:
     torch.mul(t.x, 2, out=t.y)
 
 
-def wrong_where(has: Callable[..., torch.Tensor]) -> Callable[..., None]:
-    """A variant that gives 1 for an element of each row of a kind, and doubles all else."""
+def wrong_where(has: Callable[..., torch.Tensor], value: float = 1.0) -> Callable[..., None]:
+    """A variant that gives a value for an element of each row of a kind, and doubles all else."""
 
     def launch(t) -> None:
         double(t)
-        t.y[has(t.x), 3] = 1.0
+        t.y[has(t.x), 3] = value
 
     return launch
 
@@ -264,3 +264,17 @@ def test_a_number_is_right_where_the_reference_is_beyond_the_type_only_within_th
 def test_every_kind_has_a_test():
     assert list(HAS) == list(KINDS)
     assert extremes.KINDS is KINDS
+
+
+def test_large_inputs_of_a_library_have_one_call_even_if_it_is_wrong():
+    calls = []
+    doubled = wrong_where(HAS["lowest"], math.nan)
+
+    def launch(t) -> None:
+        calls.append(t.x.shape)
+        doubled(t)
+
+    wrong, [(_, message)] = judged(op(launch, role="peer"), case(2**13))
+    assert wrong is None
+    assert f"where inputs have rows of {len(KINDS)} kinds: y: " in message
+    assert len(calls) == 3  # of prepare, of the check, and this one

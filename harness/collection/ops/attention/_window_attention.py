@@ -177,7 +177,8 @@ def expected(
         weights = torch.softmax(scores, dim=-1)
         want = weights @ v
         # A score that is off by e changes a weight by its share e, and the sum of all weights, too.
-        shares = weights * sizes
+        # A weight of 0 has no error, however large its score is below the others.
+        shares = torch.where(weights > 0, weights * sizes, 0.0)
         off = shares @ v.abs() + shares.sum(-1, keepdim=True) * want.abs() + weights @ v.abs() + want.abs()
         allowed = 1.1 * rounding * off + torch.finfo(got.dtype).smallest_normal
         yield Expected("out", got[here], want, allowed, start=first * heads * tokens * size)

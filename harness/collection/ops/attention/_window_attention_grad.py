@@ -144,6 +144,8 @@ class ExactAttentionGrad:
         if rounded:
             of_score += unit * (3 * self.scores.abs() + 2 * added + 4 * scale * (q**2 @ k.mT**2).sqrt())
             of_dp += unit * self.dp.abs()
+        # A probability is exactly 0, or NaN, where its score isn't finite.
+        of_score = of_score.where(self.scores.isfinite(), 0.0)
         # exp(x + e) is about exp(x) * (1 + e), and so is the sum that it is divided by.
         of_p = self.p * (of_score + _norm(self.p * of_score) + 2.0**-20 + unit) + least
         total = (self.p * self.dp).abs().sum(-1, keepdim=True)

@@ -116,10 +116,11 @@ def single(ctx: Context, inputs: SimpleNamespace, of: Round) -> Iterator[Round]:
 
 def _places(ctx: Context, inputs: SimpleNamespace) -> Iterator[_Place]:
     """Inputs of floats that may have extreme values. What an op makes itself has a meaning, which the op must tell."""
-    extremes = ctx.op.extremes or (Extremes() if ctx.op.make is None else None)
-    if extremes is None:
+    op = ctx.op
+    extremes = op.extremes or (Extremes() if op.make is None else None)
+    if extremes is None or (op.reference is None and op.check is None):
         return
-    for number, tensor in enumerate(ctx.op.inputs):
+    for number, tensor in enumerate(op.inputs):
         value, dtype = getattr(inputs, tensor.name), tensor.dtype_of(ctx.case.dtype)
         options = extremes.kinds_of(tensor), extremes.largest_of(tensor, dtype), extremes.apart.get(tensor.name)
         parts = enumerate(value) if isinstance(value, (list, tuple)) else [(None, value)]

@@ -11,14 +11,14 @@ from harness.ops.declarations import check_mapping, check_numbers, check_text, r
 from harness.ops.tensors import ITEMSIZE, Tensor
 
 KINDS = {
-    "largest": "the largest number of the type, with either sign",
-    "large": "normal numbers times the root of the largest number",
+    "largest": "the largest number allowed, with either sign",
+    "large": "normal numbers times the root of the largest number allowed",
     "smallest": "the smallest normal number, with either sign",
     "denormal": "a denormal number, with either sign",
     "zeros": "zeros, with either sign",
     "equal": "one number in the whole row",
-    "outlier": "normal numbers, and the largest number once",
-    "lowest": "the lowest number in the whole row, as a mask may have it",
+    "outlier": "normal numbers, and the largest number allowed once",
+    "lowest": "the lowest number allowed in the whole row, as a mask may have it",
     "masked": "normal numbers, and minus infinity in place of the negative ones",
     "minus_infinity": "minus infinity in the whole row",
     "infinity": "normal numbers, and infinity once",

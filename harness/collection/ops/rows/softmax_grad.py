@@ -34,8 +34,8 @@ _KEPT = 2  # matrices of which `tuned` keeps rows
 
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
-_LEAST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0}
-"""The most that a rounding changes one of the smallest numbers. Only in float16 is y of a long row so small."""
+_LEAST = {"float32": 2.0**-126, "float16": 2.0**-25, "bfloat16": 2.0**-126}
+"""The most that a rounding changes one of the smallest numbers. Of a float below 2^-126 all places may be lost."""
 
 
 def make(ctx: Context) -> dict[str, Any]:

@@ -72,6 +72,9 @@ def _check(session: Session) -> None:
     session.prepare()
     if wrong := session.check():
         raise EndedError("wrong", wrong)
+    if wrong := session.extremes():
+        # A comparison that was replaced may be why.
+        raise EndedError("wrong", session.group.verdict(intact.replaced()) or wrong)
 
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:

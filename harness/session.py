@@ -2,7 +2,7 @@
 
     with Session(case, op, device) as session:
         session.prepare()
-        if wrong := session.check():
+        if wrong := session.check() or session.extremes():
             ...
         for call in session.rotation().calls:
             call()
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast
 
-from harness import check, units
+from harness import check, extremes, units
 from harness.contract import Watch
 from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
@@ -66,7 +66,7 @@ class _Prepared:
 class Session:
     """A context manager that makes one case ready in steps.
 
-    They are `obstacle`, `prepare`, `check`, `rotation` and `recheck`, in this order.
+    They are `obstacle`, `prepare`, `check`, `extremes`, `rotation` and `recheck`, in this order.
 
     When it ends, also by an error, what the variant deferred is closed, and the memory is given back. Keep no call of a
     session after its end: calls hold buffers.
@@ -154,7 +154,7 @@ class Session:
         if self.op.unchecked:
             self.warn("unchecked", f"no result of this op is checked: {self.op.unchecked}", "check results elsewhere")
         with self.phase("check"):
-            fault, after = self._watched_call(ctx, ready)
+            fault, after = self._watched_call(ctx, ready.launch, ready.canonical)
             # All ranks agree before the reference runs, since it may wait for the other ranks.
             if wrong := self.group.verdict(fault):
                 return wrong
@@ -165,6 +165,26 @@ class Session:
                 advice = "compare times with this in mind: our own variants are held to the tolerance"
                 self.warn("inexact", inexact, advice)
             return None
+
+    def extremes(self) -> str | None:
+        """What is wrong with calls whose inputs have extreme values, as far as the op says that they may have them.
+
+        A library's result that is wrong gives a warning. `check` can't be called any more, since the inputs are gone.
+        """
+        ctx, ready = self._ready()
+
+        def judged(inputs: SimpleNamespace) -> str | None:
+            fault, after = self._watched_call(ctx, ready.launch, inputs)
+            if wrong := self.group.verdict(fault):
+                return wrong
+            return self.group.verdict(check.verdict(ctx, self.variant, inputs, after).wrong)
+
+        with self.phase("extremes"):
+            wrong = extremes.complaint(ctx, ready.canonical, judged, thorough=not self.variant.is_library)
+        if wrong and self.variant.is_library:
+            self.warn("extremes", wrong, "compare times with this in mind: our own variants must be right here")
+            return None
+        return wrong
 
     def rotation(self) -> Rotation:
         """Sets of buffers, with the variant's launch bound to each.
@@ -268,12 +288,14 @@ class Session:
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
-    def _watched_call(self, ctx: Context, ready: _Prepared) -> tuple[str | None, SimpleNamespace]:
+    def _watched_call(
+        self, ctx: Context, launch: Launch, inputs: SimpleNamespace
+    ) -> tuple[str | None, SimpleNamespace]:
         """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
-        tensors = check.new_set(ctx, self.variant, ready.canonical)
-        watch = Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
+        tensors = check.new_set(ctx, self.variant, inputs)
+        watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
-        returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
+        returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))
         if wrong := watch.changed() or watch.malformed(tensors, returned):
             return wrong, tensors
         return None, check.collect(self.op, self.variant, tensors, returned)

@@ -31,7 +31,7 @@ ROWS = [
     {"scenario"},
     {"devices"},
     {"check", "clocks", "limits"},
-    {"contract", "rotation"},
+    {"contract", "extremes", "rotation"},
     {"recheck"},
     {"session"},
     {"measure"},
@@ -51,7 +51,7 @@ COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"collection/nn"}, {
 ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumerate(rows) for room in rooms}
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions. Classes of `models` and `nn` need it earlier.
-WORKER = {"ops", "devices", "limits", "check", "contract", "rotation", "recheck", "session", "measure"}
+WORKER = {"ops", "devices", "limits", "check", "contract", "extremes", "rotation", "recheck", "session", "measure"}
 WORKER |= {"processes", "ranks", "cuda", "profile", *IN_COLLECTION}
 
 

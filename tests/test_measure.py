@@ -125,6 +125,7 @@ def test_a_steady_device_stops_by_the_interval():
         "setup",
         "compile",
         "check",
+        "extremes",
         "setup",
         "warm",
         "sample",
@@ -197,10 +198,11 @@ def test_profilers_see_each_part_of_a_case_and_the_timed_one_under_its_id(record
     assert recorded[0] == ("push", f"case: {case}")
     assert recorded[-1] == ("pop", "")
     pushed = [name for kind, name in recorded if kind == "push"]
-    assert pushed[1:] == [f"setup: {case}", f"compile: {case}", f"check: {case}", f"setup: {case}", f"warm: {case}",
+    assert pushed[1:] == [f"setup: {case}", f"compile: {case}", f"check: {case}", f"extremes: {case}",
+                          f"setup: {case}", f"warm: {case}",
                           case, f"calls: {case}", f"recheck: {case}"]  # fmt: skip
     # One range after the other, inside of the case's range.
-    assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 8
+    assert [kind for kind, _ in recorded[1:-1]] == ["push", "pop"] * 9
 
 
 def test_a_case_that_fails_leaves_no_range_open(recorded):

@@ -31,6 +31,9 @@ list where the declaration gives several shapes). A variant writes into the decl
 - `reference` gives what is right, in higher precision; `tolerance` says how far an output may be from `reference`, per
   dtype. An op whose outputs have no one right value has a `check`, which compares as it likes, with `complaint` and
   `Expected`. An op with neither has to say why: `unchecked="..."`.
+- Inputs are also given extreme values, such as rows of NaN, of the lowest number and of zeros, whose results must be
+  the reference's. `extremes=Extremes(exempt={"nan": "why"})` says which values an input can't have. An op that makes
+  its inputs itself has no extreme values, unless it gives `extremes`.
 - A declaration that can't be meant is a UsageError with its file, its line, and what is allowed.
 
 Listing ops stays instant: the file of an op doesn't import torch at its top; its functions do, when they run.
@@ -46,6 +49,7 @@ from harness.ops.baselines import MODES, Compile, compiled, compiled_variants
 from harness.ops.catalogue import Catalogue, find
 from harness.ops.comparer import Expected, complaint
 from harness.ops.declarations import ANY_DEVICE
+from harness.ops.extremes import Extremes
 from harness.ops.sheet import Context, Op
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Shape, Symbols, Tensor
 from harness.ops.variant import Launch, Role, Tensors, Variant
@@ -61,6 +65,7 @@ __all__ = [
     "Compile",
     "Context",
     "Expected",
+    "Extremes",
     "Launch",
     "Op",
     "Role",

@@ -27,6 +27,7 @@ from harness.ops.declarations import (
     check_tuple,
     refusal,
 )
+from harness.ops.extremes import Extremes
 from harness.ops.tensors import FLOATS, ITEMSIZE, Choice, Symbols, Tensor, moved_by
 from harness.ops.variant import Launch, Tensors, Variant
 from harness.ranks import Group
@@ -137,7 +138,8 @@ class Op:
     may be, or a complaint, where the comparison with the reference won't do; `t.before` has the inputs as they were.
     recheck(ctx, t, call): the same for the calls that were timed, where the op declares no inputs that could be drawn
     anew: it puts new data in place, makes a timed call by `call`, and says what must have come of it.
-    tolerance: relative and absolute, by dtype.
+    tolerance: relative and absolute, by dtype. extremes: which extreme values the inputs may have, such as NaN; each
+    kind in each input of floats unless told, and none where `make` gives the inputs.
     work(symbols, itemsize): what one call has to do, where the declared tensors (each input read once, each output
     written once) don't tell. It names the leanest form that is known, since no variant changes it. flops: expressions,
     by the type that the operations are done in, 'case' for the case's. items: an expression, what a user counts of a
@@ -166,6 +168,7 @@ class Op:
     check: Callable[[Context, Tensors], Iterable[Expected | str]] | None = None
     recheck: Callable[[Context, Tensors, Callable[[], object]], Iterable[Expected | str]] | None = None
     tolerance: dict[str, tuple[float, float]] = field(default_factory=dict)
+    extremes: Extremes | None = None
     work: Callable[[Symbols, int], Work] | None = None
     flops: dict[str, str] = field(default_factory=dict)
     items: str = "0"
@@ -193,6 +196,8 @@ class Op:
             check_one_of(f"flops of op '{self.name}'", kind, "type", ("case", *COMPUTE_KINDS))
         self._check_names([*self.defaults.values(), *self.flops.values(), self.items])
         self._check_shapes(*self.inputs, *self.outputs)
+        if self.extremes is not None:
+            self.extremes.refuse_unknown(self.name, self.inputs)
 
     def _check_types(self, whose: str) -> None:
         check_text(whose, summary=self.summary, items=self.items, item=self.item, unchecked=self.unchecked)
@@ -222,6 +227,10 @@ class Op:
         check_callable(whose, 3, recheck=self.recheck)
         if not isinstance(self.pages, str):
             check_callable(whose, 0, pages=self.pages)
+        if not isinstance(self.extremes, Extremes | None):
+            raise refusal(
+                f"extremes of {whose} is {shown(self.extremes)}", "for example Extremes(exempt={'nan': 'why'})"
+            )
 
     def variant(self, name: str, summary: str, **options: Any) -> Callable[[Callable[[Context], Launch]], Any]:
         """Decorator that adds a variant; `options` are Variant's fields.

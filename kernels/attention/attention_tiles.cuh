@@ -73,15 +73,13 @@ __device__ __forceinline__ void meet(unsigned team) {
 
 // What the score of a query and a key begins with. Scores are scaled after the product, so it is divided by the scale.
 // Keys that don't exist have no weight. Masks may have the lowest finite number in place of -infinity: a query with no
-// other key then gives all keys the same weight. So numbers beyond FAR become a power of 2 that absorbs any product, and
-// whose product with the scale is exact: `weigh` subtracts a rounded product from an exact one.
-constexpr float FAR = 16777216.0f, ABSORBING = 1152921504606846976.0f;  // 2^24, 2^60
+// other key then gives all keys the same weight. So a finite number stays finite.
 __device__ __forceinline__ float begin_with(const Operands& t, unsigned head, unsigned mask, unsigned query,
                                            unsigned key) {
   if (!FULL && key >= TOKENS) return -infinity();
   if (!(BIAS || MASK) || query >= TOKENS) return 0.0f;
   const float sum = added(t, head, mask, query, key), scaled = sum * sqrtf(HEAD);
-  return fabsf(scaled) > FAR && fabsf(sum) <= LARGEST ? copysignf(ABSORBING, sum) : scaled;
+  return fabsf(sum) <= LARGEST ? fminf(fmaxf(scaled, -LARGEST), LARGEST) : scaled;
 }
 
 // The part of a lane in tile (tile, column) of the scores: as mma.cuh draws D.
@@ -204,15 +202,20 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[TILES][4], unsigne
 // knows the answer if there is a single band.
 __device__ constexpr bool exists(unsigned i) { return FULL || BANDS > 1 || i / 2 * 8 + i % 2 < TOKENS; }
 
+// e^(score - largest) is 2^(score * SCALE - largest * SCALE), one multiply-add and one instruction. The second product
+// is rounded, which does no harm while it is small: the rounding is a factor of all weights and of their sum. Beyond FAR
+// it may move the power by more than 2^x takes, so there the difference of the scores comes first, which is exact.
+constexpr float FAR = 4096.0f;
+__device__ __forceinline__ float scale_of_power() { return LOG2_E / sqrtf(HEAD); }
+
 // A row of a tile as four lanes have it. largest: of the scores so far. sum: of the lane's own weights.
 struct Row {
   float largest = -infinity(), sum = 0.0f;
 
-  // The weights of a band in the upper (half = 0) or lower half of a tile: powers of 2 of the distance of a score to
-  // the largest one, rounded to halves, two in a register. Gives what former weights have to be multiplied with.
-  __device__ __forceinline__ float weigh(unsigned (&weights)[TILES][2], const float (&scores)[TILES][4],
-                                         unsigned half) {
-    const float scale = LOG2_E / sqrtf(HEAD);
+  // Takes in the scores of a band in the upper (half = 0) or lower half of a tile. Gives what former weights have to be
+  // multiplied with. Where all scores so far are -infinity, their weights are zero: if no other band comes, the row's
+  // result is 0 / 0.
+  __device__ __forceinline__ float meet(const float (&scores)[TILES][4], unsigned half) {
     [[maybe_unused]] const float before = largest;
 #pragma unroll
     for (unsigned i = 0; i < TILES; ++i) {
@@ -221,11 +224,18 @@ struct Row {
     }
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 1));
     largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, 2));
-    // Where all scores of a band are -infinity, the band's weights are zero. If the row has no other band, its result
-    // is 0 / 0.
-    const float zero = largest == -infinity() ? 0.0f : largest * scale;
-    const float factor = BANDS == 1 ? 1.0f : power_of_2(fmaf(before, scale, -zero));
+    const float factor = BANDS == 1 ? 1.0f : power_of_2((before - base()) * scale_of_power());
     sum *= factor;
+    return factor;
+  }
+
+  // The score whose weight is 1.
+  __device__ __forceinline__ float base() const { return largest == -infinity() ? 0.0f : largest; }
+
+  // The weights of a band: powers of 2 of the distance of a score to `from`, rounded to halves, two in a register.
+  __device__ __forceinline__ void weigh(unsigned (&weights)[TILES][2], const float (&scores)[TILES][4], unsigned half,
+                                        float from) {
+    const float scale = scale_of_power(), zero = from * scale;
 #pragma unroll
     for (unsigned i = 0; i < TILES; ++i) {
       const float left = power_of_2(fmaf(scores[i][2 * half], scale, -zero));
@@ -233,7 +243,6 @@ struct Row {
       sum += left + right;
       weights[i][half] = rounded_pair<Element>(left, right);
     }
-    return factor;
   }
 
   // One over the sum of all weights.
@@ -314,6 +323,7 @@ __device__ __forceinline__ void begin_scores(float (&scores)[TILES][4], const Op
 template <unsigned HALVES>
 __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item, unsigned heads, unsigned q,
                                             unsigned tile, const KeysAndValues& kv) {
+  constexpr unsigned TOGETHER = BANDS == 1 ? HALVES : 1;  // with several bands, both halves would take too many registers
   float out[2 * STEPS][4] = {};
   Row row[2];
 #pragma unroll 1
@@ -323,10 +333,26 @@ __device__ __forceinline__ void attend_tile(const Operands& t, const Item& item,
     begin_scores(scores, t, item, tile, band, kv.lane);
     multiply_keys(scores, q, tile, band, kv);
 #pragma unroll
-    for (unsigned half = 0; half < HALVES; ++half) {
-      const float factor = row[half].weigh(weights, scores, half);
+    for (unsigned first = 0; first < HALVES; first += TOGETHER) {
+      bool far = false;
 #pragma unroll
-      for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
+      for (unsigned half = first; half < first + TOGETHER; ++half) {
+        const float factor = row[half].meet(scores, half);
+#pragma unroll
+        for (unsigned i = 0; BANDS > 1 && i < 4 * STEPS; ++i) out[i / 2][2 * half + i % 2] *= factor;
+        far |= fabsf(row[half].base()) > FAR / scale_of_power();
+      }
+      if (far) {
+#pragma unroll
+        for (unsigned i = 0; i < 2 * TOGETHER * TILES; ++i) {
+          const unsigned half = first + i % TOGETHER;
+          scores[i / (2 * TOGETHER)][2 * half + i / TOGETHER % 2] -= row[half].base();
+        }
+      }
+#pragma unroll
+      for (unsigned half = first; half < first + TOGETHER; ++half) {
+        row[half].weigh(weights, scores, half, far ? 0.0f : row[half].base());
+      }
     }
     multiply_values(out, weights, band, kv);
   }

@@ -58,7 +58,7 @@ constexpr float UNIT = SHORT ? LOG2_E : 1.0f;
 // x * UNIT for what is added. A finite x stays finite: some masks have the lowest float in place of -inf, and log2(e)
 // times the lowest float would be -inf, so a row with nothing else would become NaN.
 __device__ __forceinline__ float in_units(float x) {
-  return SHORT && x >= -LARGEST ? fmaxf(x * UNIT, -LARGEST) : x;
+  return SHORT && fabsf(x) <= LARGEST ? fminf(fmaxf(x * UNIT, -LARGEST), LARGEST) : x;
 }
 
 // What is added to the scores of the query `row` with the keys `column` and `column + 1`, in units: bias + mask, and

@@ -39,11 +39,6 @@
 
 using T = SCALAR;
 
-// Whether every finite element times log2(e) is a finite float. Numbers of bfloat16 may be as large as floats.
-template <typename Element>
-constexpr bool CANNOT_OVERFLOW = false;
-template <>
-constexpr bool CANNOT_OVERFLOW<__half> = true;
 [[maybe_unused]] constexpr float LOG2_E = 1.44269504088896340736f;
 
 // 2^x in one instruction; results below the smallest normal number are zero.
@@ -52,6 +47,11 @@ __device__ __forceinline__ float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+
+// e^(x - most). The difference comes first: it is exact where x is near `most`, however large both are. x * log2(e) -
+// most * log2(e) would cost one instruction less, but both products may be rounded by more than the numbers that 2^x
+// takes: rows of numbers from 1e10 on would be NaN.
+__device__ __forceinline__ float exp_below(float x, float most) { return exp2_fast((x - most) * LOG2_E); }
 
 [[maybe_unused]] constexpr unsigned ANY_BLOCK = 512;  // threads; as in harness/collection/ops/rows/softmax.py
 
@@ -156,14 +156,14 @@ __device__ __forceinline__ void online_row(Team& team, const T* __restrict__ x, 
     float higher = most[0];
 #pragma unroll
     for (unsigned e = 0; e < GROUP; ++e) higher = fmaxf(higher, values[e]);
-    sum[0] *= exp2_fast((most[0] - higher) * LOG2_E);
+    sum[0] *= exp_below(most[0], higher);
 #pragma unroll
-    for (unsigned e = 0; e < GROUP; ++e) sum[0] += exp2_fast((values[e] - higher) * LOG2_E);
+    for (unsigned e = 0; e < GROUP; ++e) sum[0] += exp_below(values[e], higher);
     most[0] = higher;
   }
   const float own = most[0];
   team.template all<Max>(most);
-  sum[0] *= exp2_fast((own - most[0]) * LOG2_E);
+  sum[0] *= exp_below(own, most[0]);
   team.template all<Sum>(sum);
   const float scale = 1.0f / sum[0];
   // Backwards: the end of the row was read last, and may still be in a cache.
@@ -172,7 +172,7 @@ __device__ __forceinline__ void online_row(Team& team, const T* __restrict__ x, 
     load_group(x + first, stride, left, MINUS_INFINITY, values);
 #pragma unroll
     for (unsigned e = 0; e < GROUP; ++e) {
-      if (e * stride < left) y[first + e * stride] = T(exp2_fast((values[e] - most[0]) * LOG2_E) * scale);
+      if (e * stride < left) y[first + e * stride] = T(exp_below(values[e], most[0]) * scale);
     }
   }
 }
@@ -235,14 +235,14 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
   const float most = results[0];
   own = 0.0f;
 #pragma unroll 4
-  for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) own += exp2_fast((to_float(row[i]) - most) * LOG2_E);
+  for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) own += exp_below(to_float(row[i]), most);
   own = Reduce(storage[1]).Sum(own);
   if (threadIdx.x == 0) results[1] = own;
   __syncthreads();
   const float scale = 1.0f / results[1];
 #pragma unroll 4
   for (unsigned i = threadIdx.x; i < columns; i += ANY_BLOCK) {
-    row[i] = T(exp2_fast((to_float(row[i]) - most) * LOG2_E) * scale);
+    row[i] = T(exp_below(to_float(row[i]), most) * scale);
   }
   __syncthreads();
   put_tile(y + begin, row, columns, y_packs);
@@ -252,13 +252,14 @@ extern "C" __global__ void __launch_bounds__(ANY_BLOCK)
 
 // Steps 4 to 6 share the code from here to softmax_row().
 //
-// Merges pairs of (most, sum): the largest of some values, times log2(e), and the sum of 2^(value * log2(e) - most).
-// Where all values are -inf the sum is zero: other threads may have larger ones.
+// Merges pairs of (most, sum): the largest of some values, and the sum of e^(value - most). Where all values are -inf the
+// sum is zero: other threads may have larger ones.
+__device__ __forceinline__ float base_of(float most) { return most == MINUS_INFINITY ? 0.0f : most; }
 struct Exponentials {
   static __device__ __forceinline__ float identity(unsigned i) { return i == 0 ? MINUS_INFINITY : 0.0f; }
   static __device__ __forceinline__ void merge(float (&a)[2], const float (&b)[2]) {
-    const float most = fmaxf(a[0], b[0]), base = most == MINUS_INFINITY ? 0.0f : most;
-    a[1] = a[1] * exp2_fast(a[0] - base) + b[1] * exp2_fast(b[0] - base);
+    const float most = fmaxf(a[0], b[0]), base = base_of(most);
+    a[1] = a[1] * exp_below(a[0], base) + b[1] * exp_below(b[0], base);
     a[0] = most;
   }
 };
@@ -285,42 +286,26 @@ __device__ __forceinline__ float largest(const Single& chunk) {
 
 // The softmax of one row of any kind, held in registers. An element that a thread lacks is -inf, which adds nothing. A
 // warp uses the maximum of its own elements, so that the warps of a team have to exchange values only once.
-//
-// exp(x - most) is 2^(x * log2(e) - scaled), a multiply-add and one instruction. `scaled` is most * log2(e), rounded.
-// This rounding does no harm: it is a factor of every exponential, and of the sum. For the same reason warps compare
-// the scaled maxima, not the maxima.
 template <typename Row>
 __device__ __forceinline__ void softmax_row(const Row& row, typename Row::Chunk (&chunks)[Row::CHUNKS], T* y) {
   float values[Row::CHUNKS][Row::CHUNK], most[1] = {MINUS_INFINITY}, sum[1] = {0.0f};
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) most[0] = fmaxf(most[0], largest(chunks[j]));
   row.team.template in_warp<Max>(most);
-  float scaled = most[0] * LOG2_E, base = most[0] == MINUS_INFINITY ? 0.0f : scaled;
-  if constexpr (!CANNOT_OVERFLOW<T>) {
-    if (fabsf(most[0]) > 1e38f && fabsf(most[0]) < -MINUS_INFINITY) {
-      // most * log2(e) would overflow. Neighbouring numbers of this size are so far apart that x - most may be rounded.
-#pragma unroll
-      for (unsigned j = 0; j < Row::CHUNKS; ++j) {
-#pragma unroll
-        for (unsigned e = 0; e < Row::elements(j); ++e) chunks[j].at[e] = to_float(chunks[j].at[e]) - most[0];
-      }
-      base = 0.0f;
-      scaled = copysignf(1.5e38f, most[0]) + 0.5f * most[0];  // larger than every product, and in the order of `most`
-    }
-  }
+  const float base = base_of(most[0]);
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
     widen(chunks[j], values[j]);
 #pragma unroll
     for (unsigned e = 0; e < Row::elements(j); ++e) {
-      values[j][e] = exp2_fast(fmaf(values[j][e], LOG2_E, -base));
+      values[j][e] = exp_below(values[j][e], base);
       sum[0] += values[j][e];
     }
   }
   row.team.template in_warp<Sum>(sum);
-  float both[2] = {scaled, sum[0]};
+  float both[2] = {most[0], sum[0]};
   row.team.template across_warps<Exponentials>(both);
-  const float scale = __fdividef(exp2_fast(scaled - (both[0] == MINUS_INFINITY ? 0.0f : both[0])), both[1]);
+  const float scale = __fdividef(exp_below(most[0], base_of(both[0])), both[1]);
 #pragma unroll
   for (unsigned j = 0; j < Row::CHUNKS; ++j) {
 #pragma unroll

@@ -62,7 +62,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_variant.py"
 
 @pytest.mark.parametrize("what", [["ops"], ["op", "softmax"]], ids=" ".join)
 def test_ops_of_a_plug_in_are_listed_with_it_alone(what: list[str]) -> None:
-    line = "exp and sum, without the row's maximum"
+    line = "maximum, exp and sum in float32"
     assert line in listed(*what, "--ops", str(EXAMPLE))
     assert line not in listed(*what)
 

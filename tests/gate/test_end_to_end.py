@@ -61,7 +61,7 @@ def other(ctx):
 """
 LEANER = """
 
-HALF = (Tensor("y", ("N",), "float16"),)
+HALF = (Tensor("y", ("N",), "bfloat16"),)
 
 
 @OP.variant("leaner", "half as many bytes", devices=("cpu",), outputs=HALF, decode=lambda _, t: {"y": t.y.float()})

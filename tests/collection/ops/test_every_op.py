@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,59 @@ def test_baselines_keep_the_contract(op: Op) -> None:
                 assert session.check() is None
                 assert timed_calls(session) is None
         assert session.warnings == []
+
+
+TORCH_DIFFERS = {
+    "bias_dropout_residual": "it multiplies dropped elements by 0, which makes NaN of infinities",
+    "bn_add_relu": "the same statistics that aren't finite make NaN of what should be 0",
+    "dequantize_bias_gelu_quantize": "its GELU of infinity is NaN on a CPU",
+    "dropout": "it multiplies dropped elements by 0, which makes NaN of infinities",
+    "dropout_add": "it multiplies dropped elements by 0, which makes NaN of infinities",
+    "dropout_grad": "it multiplies dropped elements by 0, which makes NaN of infinities",
+    "layer_norm": "its mean of the largest numbers is infinite",
+    "linear_activation": "its GELU of a large negative number is NaN in halves on a CPU",
+    "relu_training": "its gradient of NaN is dy, ours 0",
+    "rms_norm": "its sum of squares overflows before it is divided",
+    "window_attention": "its scores, and their sum with bias and mask, are halves",
+    "window_attention_packed": "its scores, and their sum with bias and mask, are halves",
+}
+"""Ops with extreme values for which torch isn't right on a CPU, each with the reason."""
+
+
+@pytest.mark.usefixtures("optimizers_loaded", "one_thread")
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_baselines_are_right_for_extreme_values_unless_torch_differs(op: Op) -> None:
+    chosen = tuple((name, usual(name, choice)) for name, choice in op.choices.items())
+    told = set()
+    for case in cases(op, "cpu") if op.inputs else ():
+        if case.choices == chosen:
+            with Session(case, op, SmallCpu()) as session:
+                if session.obstacle() is None:
+                    session.prepare()
+                    assert session.extremes() is None
+                told |= {warning.code for warning in session.warnings}
+    assert told <= ({"extremes"} if op.name in TORCH_DIFFERS else set())
+
+
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_an_op_that_makes_its_inputs_says_which_extreme_values_they_may_have(op: Op) -> None:
+    floats = any("float" in tensor.dtype_of("float32") for tensor in op.inputs)
+    assert op.extremes is not None or op.make is None or not floats
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [8, 40])
+@pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+def test_variants_are_right_for_extreme_values_on_a_gpu(op: Op, size: int) -> None:
+    """A library's results may differ there. At 40 most inputs have rows enough for all kinds in one call."""
+    found = {}
+    for case in cases(op, "cuda") if op.inputs else ():
+        sizes = tuple((name, size if extent == 8 else extent) for name, extent in case.symbols.items())
+        with Session(replace(case, shape=sizes), op, devices.kinds()["cuda"]) as session:
+            if session.obstacle() is None:
+                session.prepare()
+                found[session.case.id] = session.extremes()
+    assert {case: wrong for case, wrong in found.items() if wrong} == {}
 
 
 def timed_calls(session: Session) -> str | None:

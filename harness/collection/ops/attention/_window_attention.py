@@ -17,7 +17,7 @@ from harness.collection.ops.chip import WARP, Chip
 from harness.collection.ops.elementwise import BLOCK, CUDA_TYPE, LIMIT_32, aligned, blocks
 from harness.expressions import ExpressionError
 from harness.model import Case, Work
-from harness.ops import Choice, Context, Expected, Symbols, Tensors
+from harness.ops import Choice, Context, Expected, Extremes, Symbols, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +26,20 @@ DTYPES = ("float16", "bfloat16")
 MASK = Choice("what is added to all scores of a window beside the bias: nothing, or Swin's mask", ("none", "shift"))
 APART = -100.0
 """What Swin's mask adds to a query and a key that were no neighbours before the shift."""
+
+
+def extremes(scores: float, apart: dict[str, int], *values: str) -> Extremes:
+    """The extreme values of an op. scores: the largest number of float16. values: inputs that weights multiply."""
+    infinities = [f"{name}.{kind}" for name in values for kind in ("infinity", "minus_infinity", "masked")]
+    return Extremes(
+        exempt=dict.fromkeys(
+            infinities, "a weight that rounds to 0 in halves makes NaN of it, and infinity in float64"
+        ),
+        largest={"float16": scores, "bfloat16": 2.0**46, "mask": math.inf},
+        why="scores are halves in torch's ways and in `unfused`, and floats beside the lowest number of a mask",
+        apart=apart,
+    )
+
 
 _ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The largest relative error of one rounding."""
@@ -140,7 +154,8 @@ def expected(
     """What the output must be, some windows at a time, and how far off each element may be.
 
     got: (W, H, T, D), as are q, k and v of `inputs`. Allowed is one rounding of each score before bias and mask, of
-    each weight and of the result, and a tenth more for all that is done in float32.
+    each weight and of the result, and a tenth more for all that is done in float32, where a sum of a score and what is
+    added loses up to 2^-22 of the latter. (A mask beyond 2^53 leaves nothing of a score in float64 either.)
     """
     import torch
 
@@ -152,15 +167,18 @@ def expected(
         here = slice(first, first + step)
         q, k, v = (part[here].double() for part in (inputs.q, inputs.k, inputs.v))
         scores = q @ k.transpose(-2, -1) * size**-0.5
-        sizes = scores.abs()
+        sizes, plain = scores.abs(), scores.clone()
         if bias is not None:
             scores += bias.double()
         if mask is not None:
             scores.view(-1, images, heads, tokens, tokens).add_(mask.double().unsqueeze(1))
+        added = (scores - plain).abs()
+        sizes += torch.where(added < 2.0**53, added * (2.0**-22 / rounding), 0.0)
         weights = torch.softmax(scores, dim=-1)
         want = weights @ v
         # A score that is off by e changes a weight by its share e, and the sum of all weights, too.
-        shares = weights * sizes
+        # A weight of 0 has no error, however large its score is below the others.
+        shares = torch.where(weights > 0, weights * sizes, 0.0)
         off = shares @ v.abs() + shares.sum(-1, keepdim=True) * want.abs() + weights @ v.abs() + want.abs()
         allowed = 1.1 * rounding * off + torch.finfo(got.dtype).smallest_normal
         yield Expected("out", got[here], want, allowed, start=first * heads * tokens * size)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from harness.expressions import ExpressionError
 from harness.model import Traffic
-from harness.ops import ITEMSIZE, Choice, Context, Expected, Symbols, Tensor, Tensors
+from harness.ops import ITEMSIZE, Choice, Context, Expected, Extremes, Symbols, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -26,6 +27,14 @@ CHOICES = {
     "bias": Choice("whether each head adds a bias (T, T), whose gradient is wanted", ("yes", "no")),
     "mask": Choice("whether windows add one of G masks (T, T), as Swin's shifted windows do", ("none", "shift")),
 }
+
+_INFINITIES = [f"{name}.{kind}" for name in ("v", "dout") for kind in ("infinity", "minus_infinity", "masked")]
+EXTREMES = Extremes(
+    exempt=dict.fromkeys(_INFINITIES, "a probability that rounds to 0 makes NaN of it, and infinity in float64"),
+    largest=dict.fromkeys(HALVES, 2.0**4) | {"mask": math.inf},
+    why="scores are halves in torch's ways and in `unfused`, and the errors allowed are of the first order in theirs",
+    apart=dict.fromkeys(("dout", "q", "k", "v"), 0),
+)
 
 _UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
@@ -135,6 +144,8 @@ class ExactAttentionGrad:
         if rounded:
             of_score += unit * (3 * self.scores.abs() + 2 * added + 4 * scale * (q**2 @ k.mT**2).sqrt())
             of_dp += unit * self.dp.abs()
+        # A probability is exactly 0, or NaN, where its score isn't finite.
+        of_score = of_score.where(self.scores.isfinite(), 0.0)
         # exp(x + e) is about exp(x) * (1 + e), and so is the sum that it is divided by.
         of_p = self.p * (of_score + _norm(self.p * of_score) + 2.0**-20 + unit) + least
         total = (self.p * self.dp).abs().sum(-1, keepdim=True)

@@ -81,6 +81,7 @@ OP = Op(
     dtypes=shared.DTYPES,
     make=make,
     check=check,
+    extremes=shared.extremes(2.0**10, {"q": 0, "k": 0, "v": 0}, "v"),
     work=work,
     items="W",
     item="windows",

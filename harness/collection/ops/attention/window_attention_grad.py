@@ -55,6 +55,7 @@ OP = Op(
     make=grad.make,
     reference=grad.reference,
     check=grad.check,
+    extremes=grad.EXTREMES,
     flops={"case": "10 * W * H * T * T * D"},
     items="W",
     item="windows",

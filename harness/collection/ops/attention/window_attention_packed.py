@@ -104,6 +104,7 @@ OP = Op(
     dtypes=shared.DTYPES,
     make=make,
     check=check,
+    extremes=shared.extremes(2.0**4, {"qkv": 0, "table": 1}, "qkv"),
     work=work,
     items="W",
     item="windows",

@@ -20,6 +20,8 @@ is about as large as the root, and a part left out would be missed by the root o
 """
 _TERM_ERROR = 2.0**-18
 """Error allowed of dx, as a share of the terms that it is the sum of: some roundings of each in float32."""
+_LEAST = 2.0**-126
+"""Error allowed of a float: below this number it has fewer places."""
 _TORCH = ("eager", *MODES)
 
 
@@ -65,7 +67,8 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     """What each output must be: dz exactly, since it is a selection; sums and dx as near as their terms allow.
 
     dx is the sum of three terms that may be larger than itself. It may be off by a unit in its last place, by what
-    float32 makes of the terms, and by the errors of the two sums in them.
+    float32 makes of the terms, and by the errors of the two sums in them. An infinity in dy makes infinities or NaN of
+    them, which depends on the order of the operations.
     """
     import torch
 
@@ -83,9 +86,9 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     terms = dz.abs() + (_spread(wanted["dbeta"]).abs() + of_x * _spread(wanted["dgamma"]).abs()) / samples
     of_sums = (_spread(errors["dbeta"]) + normalized.abs() * _spread(errors["dgamma"])) / samples
     of_terms = _spread(before.gamma * before.invstd).abs() * ((_TERM_ERROR + rounding) * terms + of_sums)
-    of_dx = of_terms + kind.eps * wanted["dx"].abs() + kind.smallest_normal * kind.eps
-    yield Expected("dx", t.dx, wanted["dx"], of_dx)
+    of_dx = of_terms + kind.eps * wanted["dx"].abs() + kind.smallest_normal * kind.eps + _LEAST
+    yield Expected("dx", t.dx, wanted["dx"], of_dx, loose=True)
     yield Expected("dz", t.dz, wanted["dz"])
     for name in ("dgamma", "dbeta"):
         allowed = errors[name] + (2.0**-23 + rounding) * wanted[name].abs()
-        yield Expected(name, getattr(t, name), wanted[name], allowed)
+        yield Expected(name, getattr(t, name), wanted[name], allowed, loose=True)

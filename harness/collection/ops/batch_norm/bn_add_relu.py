@@ -35,7 +35,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_cut import LONG_ROW, RowPiec
 from harness.collection.ops.chip import WARP
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Case, Traffic, Work
-from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Extremes, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +79,7 @@ def _unfused_traffic(symbols: Symbols, size: int) -> Traffic:
 
 
 _Y = images("y")
+_INFINITE_GAMMA = ("gamma.infinity", "gamma.minus_infinity", "gamma.masked")
 OP = Op(
     "bn_add_relu",
     "y = relu(batch_norm(x) * gamma + beta + z) in training, and mask = y > 0",
@@ -92,6 +93,15 @@ OP = Op(
     reference=reference,
     make=make,
     check=check,
+    extremes=Extremes(
+        exempt={
+            **dict.fromkeys(("running_mean", "running_var"), "each channel has a single one of its own"),
+            **dict.fromkeys(_INFINITE_GAMMA, "mean * gamma, which kernels add to x * gamma, is infinite, too"),
+        },
+        largest=dict.fromkeys(("float32", "bfloat16"), 2.0**40),
+        why="variances are sums of squares in float32",
+        apart={"x": 1, "z": 1},
+    ),
     work=_work,
 )
 

@@ -34,7 +34,7 @@ from harness.collection.ops.batch_norm._bn_add_relu_grad_cut import GradCut
 from harness.collection.ops.bits import pack
 from harness.collection.ops.elementwise import ANY, BLOCK, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensors, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Extremes, Launch, Op, Symbols, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +82,16 @@ OP = Op(
     make=make,
     reference=reference,
     check=check,
+    extremes=Extremes(
+        exempt={
+            **dict.fromkeys(("equal", "lowest"), "the error allowed of a sum takes its terms to have random signs"),
+            **dict.fromkeys(("x", "mean", "invstd"), "they are statistics, and what they are of"),
+            "y": "it is what a ReLU leaves",
+        },
+        largest=dict.fromkeys(("float32", "bfloat16"), 2.0**40),
+        why="sums of products are in float32",
+        apart={"dy": 1},
+    ),
     work=_work,
 )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harness import cuda, metrics, units
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Case, Traffic
-from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Extremes, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,10 @@ OP = Op(
     inputs=(Tensor("x", ("R", "C")), Tensor("bias", ("C",)), Tensor("residual", ("R", "C"))),
     outputs=(Tensor("y", ("R", "C")),),
     reference=reference,
+    extremes=Extremes(
+        largest={"float32": 2.0**120, "bfloat16": 2.0**120, "float16": 2.0**14},
+        why="a sum of two of the three terms may be rounded to the dtype",
+    ),
     # Relative as everywhere. Absolute: x + bias may be far larger than the sum, and rounding it alone is off by half a
     # unit in its last place, and normal random numbers are below 16.
     tolerance={"float32": (1e-6, 2**-21), "float16": (1e-3, 2**-8), "bfloat16": (8e-3, 2**-5)},

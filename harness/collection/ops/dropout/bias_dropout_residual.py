@@ -26,7 +26,19 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, INDEX_TYPE, PACK_BYTES, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import (
+    ITEMSIZE,
+    Compile,
+    Context,
+    Expected,
+    Extremes,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -65,6 +77,10 @@ OP = Op(
     inputs=(Tensor("x", ("R", "C")), Tensor("bias", ("C",)), Tensor("residual", ("R", "C")), CALL),
     outputs=_BYTES,
     check=check,
+    extremes=Extremes(
+        largest={"float32": 2.0**120, "bfloat16": 2.0**120, "float16": 2.0**14},
+        why="x + bias may be rounded to the dtype before the scale, as torch does it",
+    ),
     work=work,
 )
 

@@ -25,7 +25,7 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks
 from harness.model import Work
-from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 _A_CALL = 4  # elements of a thread of `naive`, which are the words of a Philox call
 
@@ -66,6 +66,10 @@ OP = Op(
     inputs=(Tensor("x", ("N",)), CALL),
     outputs=_BYTES,
     check=check,
+    extremes=Extremes(
+        largest=dict.fromkeys(("float32", "bfloat16"), 2.0**120),
+        why="the kept numbers grow by 1 / (1 - p), in float32",
+    ),
     work=work,
 )
 

@@ -23,7 +23,7 @@ from harness.collection.ops.dropout._dropout import (
 )
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, aligned, blocks
 from harness.model import Traffic, Work
-from harness.ops import Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import Compile, Context, Expected, Extremes, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -58,6 +58,10 @@ OP = Op(
     inputs=(Tensor("x", ("N",)), Tensor("addend", ("N",)), CALL),
     outputs=_BYTES,
     check=check,
+    extremes=Extremes(
+        largest=dict.fromkeys(("float32", "bfloat16"), 2.0**120),
+        why="the kept numbers grow by 1 / (1 - p), and two of them are added, in float32",
+    ),
     work=work,
 )
 

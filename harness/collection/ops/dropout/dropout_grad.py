@@ -15,7 +15,7 @@ from harness.collection.ops.dropout._dropout import CALL, DROPPED, NARROW, Keep,
 from harness.collection.ops.dropout._philox import GROUP, draws
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, PACK_BYTES, aligned, blocks, widened
 from harness.model import Work
-from harness.ops import ITEMSIZE, Compile, Context, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Extremes, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,7 @@ OP = Op(
     outputs=(_DX,),
     reference=reference,
     make=make,
+    extremes=Extremes(),
     work=work,
 )
 

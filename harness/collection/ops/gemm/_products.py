@@ -10,13 +10,20 @@ from harness.collection.ops.elementwise import widened
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import Gemm, Matmul
 from harness.model import Case
-from harness.ops import Context, Expected
+from harness.ops import Context, Expected, Extremes
 
 if TYPE_CHECKING:
     import torch
 
 _CHUNK = 2**26
 """Elements of a result that are computed at a time, so that a check needs little memory."""
+
+EXTREMES = Extremes(
+    exempt=dict.fromkeys(("smallest", "denormal"), "a library may take such a number for zero"),
+    largest={"float32": 2.0**50, "bfloat16": 2.0**50, "float16": 2.0**8},
+    why="sums of products are in float32, and a product without bias is rounded to the dtype",
+)
+"""The extreme values that the factors of a product may have."""
 
 
 def expected(

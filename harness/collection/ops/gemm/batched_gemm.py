@@ -11,11 +11,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness import cuda
 from harness.collection.ops.elementwise import ANY, BLOCK, CUDA_TYPE, LIMIT_32, PACK_BYTES, aligned, blocks
-from harness.collection.ops.gemm._products import expected, needs, prepared
+from harness.collection.ops.gemm._products import EXTREMES, expected, needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case, Traffic
@@ -89,6 +90,7 @@ OP = Op(
     inputs=(Tensor("left", _left), Tensor("right", _right)),
     outputs=(Tensor("y", _result),),
     check=check,
+    extremes=replace(EXTREMES, apart={"left": 0, "right": 0}),
     flops={"case": "2 * B * n * n * D"},
 )
 

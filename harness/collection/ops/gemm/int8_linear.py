@@ -21,7 +21,19 @@ from harness.collection.ops.gemm._products import needs, prepared
 from harness.cuda import cublaslt
 from harness.cuda.cublaslt import MANY, Gemm, Order
 from harness.model import Case, Traffic, Work
-from harness.ops import Choice, Compile, Context, Expected, Launch, Op, Symbols, Tensor, Tensors, compiled_variants
+from harness.ops import (
+    Choice,
+    Compile,
+    Context,
+    Expected,
+    Extremes,
+    Launch,
+    Op,
+    Symbols,
+    Tensor,
+    Tensors,
+    compiled_variants,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -98,6 +110,7 @@ OP = Op(
     outputs=(Tensor("y", ("M", "N")),),
     make=make,
     check=check,
+    extremes=Extremes(exempt={"all": "its numbers are integers, and scales that were computed from them"}),
     work=work,
     flops={"int8": "2 * M * N * K"},
 )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.gemm import _linear
 from harness.collection.ops.gemm._linear import fused, separate_traffic, without_epilogue
-from harness.collection.ops.gemm._products import expected, needs
+from harness.collection.ops.gemm._products import EXTREMES, expected, needs
 from harness.cuda.cublaslt import MANY, Activation, Gemm
 from harness.model import Case
 from harness.ops import Choice, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
@@ -63,6 +63,7 @@ OP = Op(
     inputs=(Tensor("x", ("M", "K")), Tensor("weight", ("N", "K")), Tensor("bias", ("N",))),
     outputs=(Tensor("y", ("M", "N")),),
     check=check,
+    extremes=EXTREMES,
     flops={"case": "2 * M * N * K"},
 )
 

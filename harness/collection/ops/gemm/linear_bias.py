@@ -12,7 +12,7 @@ from typing import Any
 from harness.collection.ops.elementwise import ANY
 from harness.collection.ops.gemm import _linear
 from harness.collection.ops.gemm._linear import fused, product, separate_traffic, without_epilogue
-from harness.collection.ops.gemm._products import expected, needs
+from harness.collection.ops.gemm._products import EXTREMES, expected, needs
 from harness.cuda.cublaslt import MANY, Gemm
 from harness.model import Case
 from harness.ops import Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
@@ -32,6 +32,7 @@ OP = Op(
     inputs=(_X, Tensor("weight", ("N", "K")), _BIAS),
     outputs=(Tensor("y", ("M", "N")),),
     check=check,
+    extremes=EXTREMES,
     flops={"case": "2 * M * N * K"},
 )
 

@@ -63,6 +63,7 @@ def check(ctx: Context, t: Tensors) -> Iterator[Expected]:
     return norm.forward_expected(ctx, rows, norm.layer_normalised)
 
 
+_IN_FLOAT32 = "variances are sums of squares in float32"
 OP = Op(
     "layer_norm_window_partition",
     "LayerNorm over the channels of images (B, H, W, C), rolled and cut into windows",
@@ -71,6 +72,7 @@ OP = Op(
     inputs=(Tensor("x", windows.image_shape), Tensor("gamma", ("C",)), Tensor("beta", ("C",))),
     outputs=(Tensor("y", windows.windows_shape),),
     check=check,
+    extremes=replace(norm.EXTREMES, largest=dict.fromkeys(("float32", "bfloat16"), 2.0**50), why=_IN_FLOAT32),
 )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.ops.quantise._integers import SCALES, Approximate, scale_shape
-from harness.ops import Context, Expected, Tensor, Tensors
+from harness.ops import Context, Expected, Extremes, Tensor, Tensors
 
 if TYPE_CHECKING:
     import torch
@@ -33,6 +33,15 @@ _STEPS = 2**-21
 """What the sums and products in float32 may lose: as a share of the sum of their terms' sizes."""
 _CHECKED = 2**24
 """Elements checked at a time."""
+
+
+def extremes(*scales: str) -> Extremes:
+    """The extreme values that bias, residual and beta may have. scales: inputs that results are proportional to."""
+    return Extremes(
+        exempt=dict.fromkeys(scales, "only 0 and normal numbers are scales, and errors grow with them"),
+        largest={"float32": 2.0**50, "bfloat16": 2.0**50, "float16": 2.0**14},
+        why="sums are in float32, and `separate` rounds each of them to the dtype",
+    )
 
 
 def make(ctx: Context) -> dict[str, Any]:

@@ -49,6 +49,7 @@ OP = Op(
     outputs=(Tensor("y", ("M", "C"), "int8"),),
     make=dequantise.make,
     check=check,
+    extremes=dequantise.extremes("sx", "sw", "sy"),
 )
 
 

@@ -25,6 +25,7 @@ OP = Op(
     outputs=(Tensor("y", ("M", "C")),),
     make=dequantise.make,
     check=dequantise.check,
+    extremes=dequantise.extremes("sx", "sw"),
 )
 
 

@@ -73,6 +73,7 @@ OP = Op(
     outputs=(Tensor("h", ("M", "C")), Tensor("y", ("M", "C"), "int8")),
     make=dequantise.make,
     check=check,
+    extremes=dequantise.extremes("sx", "sw", "sy", "gamma"),
 )
 
 

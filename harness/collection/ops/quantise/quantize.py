@@ -13,7 +13,7 @@ from harness.collection.ops.quantise import _integers as integers
 from harness.collection.ops.quantise import _tiles
 from harness.collection.ops.quantise._dequantise import half_unit, parts
 from harness.collection.ops.quantise._steps import traffic
-from harness.ops import ITEMSIZE, Compile, Context, Expected, Launch, Op, Tensor, Tensors, compiled_variants
+from harness.ops import ITEMSIZE, Compile, Context, Expected, Extremes, Launch, Op, Tensor, Tensors, compiled_variants
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,7 @@ OP = Op(
     outputs=(Tensor("y", ("M", "C"), "int8"),),
     make=make,
     check=check,
+    extremes=Extremes(exempt={"scale": "only 0 and normal numbers are scales"}),
 )
 
 

@@ -34,6 +34,7 @@ OP = Op(
     inputs=(norm.X, norm.GAMMA, norm.BETA),
     outputs=(norm.Y, norm.MEAN, norm.RSTD),
     check=check,
+    extremes=norm.EXTREMES,
     items="M",
     item="rows",
 )

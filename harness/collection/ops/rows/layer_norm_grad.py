@@ -28,6 +28,7 @@ OP = Op(
     reference=exact.reference,
     make=make,
     check=exact.check,
+    extremes=exact.extremes("mean", "rstd"),
     items="M",
     item="rows",
 )

@@ -31,6 +31,7 @@ OP = Op(
     inputs=(norm.X, norm.GAMMA),
     outputs=(norm.Y, norm.RSTD),
     check=check,
+    extremes=norm.EXTREMES,
     items="M",
     item="rows",
 )

@@ -6,6 +6,7 @@ import itertools
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from harness.collection.ops.attention import _window_attention as shared
@@ -49,6 +50,51 @@ SHAPES = [
 
 def values_of(shape, **choices):
     return dict(zip(OP.symbols, shape, strict=True)) | {"bias": "yes", "mask": "shift"} | choices
+
+
+# ---- The formula of the kernels of tiles.
+
+
+def weights_of(scores, head, bands, far):
+    """The weights of rows of scores (float32), band by band as attention_tiles.cuh takes them, before they are halves.
+
+    far: the scaled score from which on the difference to the largest score comes first.
+    """
+    scale = np.float32(1.442695041 / math.sqrt(head))
+    parts, largest, weights = np.split(scores, bands, 1), np.full((len(scores), 1), -np.inf, np.float32), []
+    for part in parts:
+        before, largest = largest, np.maximum(largest, np.fmax.reduce(part, 1, keepdims=True))
+        base = np.where(largest == -np.inf, np.float32(0), largest)
+        weights = [old * np.exp2((before - base) * scale) for old in weights]
+        first = np.abs(base) > far / scale
+        moved, zero = np.where(first, part - base, part), np.where(first, np.float32(0), base * scale)
+        exact = moved.astype(np.float64) * np.float64(scale) - zero.astype(np.float64)  # a multiply-add
+        weights.append(np.exp2(exact.astype(np.float32)))
+    every = np.concatenate(weights, 1)
+    return every / every.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6, 1e12, 1e20, 3e38])
+def test_weights_are_right_for_scores_of_any_size(size, bands):
+    rng = np.random.default_rng(2)
+    scores = (rng.uniform(-1, 1, (64, 48)) * size).astype(np.float32)
+    scores[0], scores[1], scores[2, ::2], scores[3, :40] = size, -size, -np.inf, -np.inf
+    scaled = scores.astype(np.float64) / math.sqrt(32)
+    wide = np.exp(scaled - scaled.max(1, keepdims=True))
+    wanted = wide / wide.sum(1, keepdims=True)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(weights_of(scores, 32, bands, 4096.0), wanted, rtol=1e-3, atol=1e-12)
+        without = np.isclose(weights_of(scores, 32, bands, np.inf), wanted, rtol=1e-3, atol=1e-12).all()
+    assert bool(without) == (size < 1e12)
+
+
+@pytest.mark.parametrize("bands", [1, 3])
+def test_weights_of_rows_without_an_answer_are_nan(bands):
+    scores = np.zeros((3, 48), np.float32)
+    scores[0], scores[1, 7], scores[2, 7] = -np.inf, np.inf, np.nan
+    with np.errstate(all="ignore"):
+        assert np.isnan(weights_of(scores, 32, bands, 4096.0)).all()
 
 
 # ---- Torch's code and the check.
@@ -201,10 +247,11 @@ def test_rows_and_columns_that_are_masked(launch, placed, variant, dtype, tokens
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("size", [30.0, 2.0**20, 2.0**40])
 @pytest.mark.parametrize("variant", OURS)
-def test_large_scores(launch, placed, variant):
+def test_large_scores(launch, placed, variant, size):
     def change(given):
-        given["q"].mul_(30)
+        given["q"].mul_(size)
 
     for tokens in (49, 64, 144):
         run_and_check(launch, placed, variant, "bfloat16", (16, 2, tokens, 32, 4), change=change)

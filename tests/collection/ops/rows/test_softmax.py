@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 
+import numpy as np
 import pytest
 
 from harness import cuda
@@ -58,6 +60,68 @@ def assert_rounded(y, x, relative=RELATIVE):
         row, column = (~right).nonzero()[0].tolist()
         count = int((~right).sum())
         raise AssertionError(f"{count} wrong; ({row}, {column}): {y[row, column]}, not {wanted[row, column]}")
+
+
+def fma(a, b, c):
+    """A multiply-add of float32 in float64, whose own rounding is far below the one of float32."""
+    return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float32)
+
+
+def by_formula(x, powers):
+    """The softmax of rows of float32, with the kernels' powers of 2. powers(x, most): the exponents."""
+    with np.errstate(all="ignore"):
+        most = x.max(1, keepdims=True)
+        exponentials = np.exp2(powers(x, np.where(np.isinf(most) & (most < 0), np.float32(0), most)))
+        return exponentials / exponentials.sum(1, keepdims=True)
+
+
+LOG2_E = np.float32(1.4426950408889634)
+
+
+def difference_first(x, most):
+    return (x - most) * LOG2_E
+
+
+def product_first(x, most):
+    return fma(x, np.broadcast_to(LOG2_E, x.shape), -(most * LOG2_E))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e4, 3e9, 1e15, 1e30, 3.3e38])
+def test_a_difference_that_is_scaled_is_right_for_numbers_of_any_size(size):
+    """Products that are subtracted aren't, which is why no kernel has them: their rounding is a number of its own."""
+    rng = np.random.default_rng(1)
+    x = (rng.uniform(-1, 1, (64, 50)) * size).astype(np.float32)
+    x[0], x[1, ::2], x[2, 0] = size, -size, -math.inf
+    wide = np.exp(x.astype(np.float64) - x.max(1, keepdims=True).astype(np.float64))
+    wanted = wide / wide.sum(1, keepdims=True)
+    np.testing.assert_allclose(by_formula(x, difference_first), wanted, rtol=1e-5, atol=1e-30)
+    right = np.isclose(by_formula(x, product_first), wanted, rtol=1e-2, atol=1e-30).all()
+    assert bool(right) == (size < 1e9)
+
+
+def test_rows_without_an_answer_are_nan_in_the_formula():
+    x = np.zeros((3, 8), np.float32)
+    x[0], x[1, 3], x[2, 3] = -math.inf, math.inf, math.nan
+    assert np.isnan(by_formula(x, difference_first)).all()
+
+
+@pytest.mark.parametrize(
+    ("entry", "macros"),
+    [
+        ("softmax_online", {}),
+        ("softmax_registers", {"ELEMENTS": 8, "THREADS": 64}),
+        ("softmax_cluster", {"ELEMENTS": 8, "THREADS": 64}),
+    ],
+)
+def test_kernels_scale_the_difference_to_the_largest_number(ptx, entry, macros):
+    text = ptx("softmax.cu", entry, {"SCALAR": "__nv_bfloat16", **macros})
+    found = re.findall(r"\b(mul|sub|fma)(?:\.rn)?\.f32\s+(%[fr]\d+), (%[fr]\d+)", text)
+    made = {result: (what, first) for what, result, first in found}
+    exponents = re.findall(r"ex2\.approx\.ftz\.f32 %[fr]\d+, (%[fr]\d+);", text)
+    assert exponents
+    for exponent in exponents:
+        what, difference = made[exponent]
+        assert (what, made[difference][0]) == ("mul", "sub")
 
 
 @pytest.fixture
@@ -126,7 +190,7 @@ def special_rows(columns, dtype):
     kind = getattr(torch, dtype)
     info = torch.finfo(kind)
     generator = torch.Generator("cuda").manual_seed(columns)
-    x = torch.randn((21, columns), generator=generator, device="cuda", dtype=kind)
+    x = torch.randn((24, columns), generator=generator, device="cuda", dtype=kind)
     middle, last = columns // 2, columns - 1
     equal = [0.0, 1.0, -3.0, info.max, info.min, info.tiny, -math.inf, math.inf, math.nan]
     for row, value in enumerate(equal):
@@ -141,6 +205,8 @@ def special_rows(columns, dtype):
     x[18] *= 20  # most of what is far below the maximum is nothing
     x[19, ::2], x[19, 1::2] = info.min, info.max
     x[20] = info.max * torch.linspace(0.9, 1, columns, device="cuda", dtype=torch.float64).to(kind)
+    for row, size in enumerate((3e9, 1e15, 1e30), 21):  # numbers whose product with log2(e) is rounded by more than 1
+        x[row] = (x[row].double() * min(size, info.max / 8)).to(kind)
     return x
 
 

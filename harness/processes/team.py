@@ -17,6 +17,8 @@ from harness.errors import CompileError, HarnessError, MachineError, UsageError,
 from harness.processes import messages, python
 from harness.processes.messages import (
     ANOTHER_CODE,
+    Confirm,
+    Confirmed,
     Failed,
     LimitsMeasured,
     Measure,
@@ -38,7 +40,7 @@ _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Confirmed)
 
 
 EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"
@@ -126,6 +128,15 @@ class Team:
             self.kill()
             raise
 
+    def confirm(self, limit: float) -> None:
+        """See that all ranks still answer, and have given no more than one answer to the last question.
+
+        A variant may write an answer of its own, and end its process or go on. Raises LostError for that. Another
+        revision isn't asked, which may not know the question.
+        """
+        if not self._is_another:
+            self.ask(Confirm(), Confirmed, limit)
+
     def close(self) -> None:
         """End the processes by closing their inputs: a process ends when it can get no more questions."""
         for rank in self._ranks:
@@ -158,6 +169,8 @@ class Team:
                 may_say_more = rank.receive()
                 for line in rank.lines():
                     if answer := self._answer(rank, line, kind, report):
+                        if rank.number in answers:
+                            raise LostError("crashed", f"rank {rank.number} answered question {self._asked} twice")
                         answers[rank.number] = answer
                 if not may_say_more and rank.number not in answers:
                     raise LostError("crashed", self._fates())

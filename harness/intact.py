@@ -46,14 +46,13 @@ def replaced() -> str | None:
 
 def _mode() -> str | None:
     """A complaint about a mode of torch that changes what torch's functions do, also when results are compared."""
-    if "torch" not in sys.modules:
+    torch = sys.modules.get("torch")
+    if torch is None:
         return None
-    from torch.overrides import _get_current_function_mode_stack
-    from torch.utils._device import DeviceContext
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    modes = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
-    names = [type(mode).__name__ for mode in modes if not isinstance(mode, DeviceContext)]
+    modes = [torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack())]
+    modes += [torch._C._get_dispatch_stack_at(place) for place in range(torch._C._len_torch_dispatch_stack())]
+    # torch.set_default_device() is such a mode.
+    names = [type(mode).__name__ for mode in modes if type(mode).__module__ != "torch.utils._device"]
     return f"torch's functions are in the mode {names[0]}: end a mode in the call that begins it" if names else None
 
 
@@ -90,7 +89,9 @@ def _is_instrument(name: str, module: ModuleType) -> bool:
 
 def _called(owner: Any) -> dict[str, tuple[Any, Any]]:
     called = {name: value for name, value in list(vars(owner).items()) if isinstance(value, _CALLED)}
-    return {name: (value, getattr(getattr(value, "__func__", value), "__code__", None)) for name, value in called.items()}
+    return {
+        name: (value, getattr(getattr(value, "__func__", value), "__code__", None)) for name, value in called.items()
+    }
 
 
 def _constants(module: ModuleType) -> dict[str, tuple[Any, Any]]:

@@ -167,11 +167,9 @@ class Team:
             select.select(waiting, [], [], min(left, _LOOK_EVERY))
             for rank in waiting:
                 may_say_more = rank.receive()
-                for line in rank.lines():
-                    if answer := self._answer(rank, line, kind, report):
-                        if rank.number in answers:
-                            raise LostError("crashed", f"rank {rank.number} answered question {self._asked} twice")
-                        answers[rank.number] = answer
+                found = [self._answer(rank, line, kind, report) for line in rank.lines()]
+                if said := [answer for answer in found if answer]:
+                    answers[rank.number] = self._only(rank, said)
                 if not may_say_more and rank.number not in answers:
                     raise LostError("crashed", self._fates())
             if not hurried and any(map(_is_bad, answers.values())):
@@ -182,6 +180,12 @@ class Team:
         if waiting:
             self.kill()
         return answers
+
+    def _only(self, rank: RankHandle, answers: Sequence[Answer]) -> Answer:
+        """The answer of a rank. Raises LostError if there are two."""
+        if len(answers) > 1:
+            raise LostError("crashed", f"rank {rank.number} answered question {self._asked} twice")
+        return answers[0]
 
     def _answer(self, rank: RankHandle, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
         """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it.

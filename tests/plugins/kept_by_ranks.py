@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.ops import Context, Launch, Tensors, find
 
 RIGHT = 4
 """Calls that are right: one prepares, one is checked, and two begin to measure."""
 
-GATHER = find("all_gather")
-REDUCE = find("all_reduce")
 
-
-@GATHER.variant("keeps", "rank 1 gives the result that it had first", devices=("cpu",))
+@find("all_gather").variant("keeps", "rank 1 gives the result that it had first", devices=("cpu",))
 def keeps(ctx: Context) -> Launch:
     together = ctx.op.variants["gloo"].prepare(ctx)
-    calls, kept = iter(range(10**9)), []
+    calls = iter(range(10**9))
+    kept: list[Any] = []
 
     def launch(t: Tensors) -> None:
         together(t)
@@ -27,7 +27,7 @@ def keeps(ctx: Context) -> Launch:
     return launch
 
 
-@REDUCE.variant("idles", "no rank communicates any more", devices=("cpu",))
+@find("all_reduce").variant("idles", "no rank communicates any more", devices=("cpu",))
 def idles(ctx: Context) -> Launch:
     together = ctx.op.variants["gloo"].prepare(ctx)
     calls = iter(range(10**9))

@@ -62,7 +62,7 @@ def test_what_a_process_says_beside_its_answer(monkeypatch: pytest.MonkeyPatch, 
     pieces, wrong = SAID[name]
 
     class Answering(Scripted):
-        status = None if pieces[-1] else 0
+        status = None if pieces[-1] else 0  # type: ignore[assignment]
         fate = ""
 
         def send(self, _: bytes) -> None:

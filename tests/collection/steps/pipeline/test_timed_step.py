@@ -1,4 +1,4 @@
-"""What the check of timed steps finds of a pipeline: batches that aren't the next ones, and steps that don't use them."""
+"""What the check of timed steps finds of a pipeline: batches that aren't the next ones, steps that use others."""
 
 from __future__ import annotations
 

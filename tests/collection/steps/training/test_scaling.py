@@ -163,7 +163,7 @@ def test_a_timed_step_is_held_to_a_batch_that_it_has_not_seen(catalogue: Catalog
     with Session(alone, catalogue["resnet50_scaling"], Cpu()) as session:
         session.prepare()
         assert session.check() is None
-        [call] = session.calls()
+        [call] = session.rotation().calls
         call()
         trainer = call.tensors.steps.trainer
         if not is_right:

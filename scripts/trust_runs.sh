@@ -28,10 +28,12 @@ patched() {
   for patch in "${@:2}"; do git -C "$code" apply "$PWD/$patch"; done
 }
 
-# Measure with the harness that lies in a folder. The rest of the line goes to 'harness run'.
+# Measure with the harness that lies in a folder. The rest of the line goes to 'harness run'. Cases that end without a
+# time stand on the page, so the other runs are made all the same.
 measure() {
   rm -rf "reports/h200/$2"
-  PYTHONPATH=$1 "$python" -P -m harness run scenarios --output "reports/h200/$2" "${@:3}"
+  PYTHONPATH=$1 "$python" -P -m harness run scenarios --output "reports/h200/$2" "${@:3}" ||
+    echo "$2: some cases have no time" >&2
 }
 
 only=()
@@ -48,8 +50,7 @@ for patch in scripts/trust/*.patch; do
   only+=(--only "$(sed -n 's/^Case: //p' "$patch")")
 done
 patched faults "${faults[@]}"
-# It fails, since the cases are wrong.
-measure "$code" trust_faults "${only[@]}" || true
+measure "$code" trust_faults "${only[@]}"
 
 "$python" scripts/make_trust.py
 "$python" scripts/make_reports.py reports/h200/trust_before reports/h200/trust_after reports/h200/trust_faults

@@ -167,6 +167,8 @@ def _faults(ctx: Context, declared: Tensor, name: str, shape: tuple[int, ...], v
         yield f"{name} is a {type(value).__name__}, not a tensor"
     if type(value) not in (torch.Tensor, torch.nn.Parameter):
         yield f"{name} is a {type(value).__name__}: a subclass of Tensor may compute later; return a plain tensor"
+    if own := next((own for own, thing in vars(value).items() if callable(thing) and hasattr(torch.Tensor, own)), ""):
+        yield f"{name} has a '{own}' of its own, which may compute later: leave the functions of a tensor as they are"
     if value.dtype != dtype:
         yield f"{name} has the dtype {_short(value.dtype)}, declared is {_short(dtype)}"
     if tuple(value.shape) != shape:

@@ -32,6 +32,11 @@ _SLOWER, _LEAST, _LEAST_ON_HOST = {3: 1.5, 4: 1.3, 5: 1.2}, 1.1, 1.5
 caches do. A host's caches do more: what was written last lies in the nearest one."""
 
 
+_SAVED, _BEGINNING = 1.5, 50e-6
+"""How many times as long a call must take where it is made once, to be told from noise, and by how many seconds at
+least all calls together: the beginning of a graph, which a longer one has once too, takes a few microseconds."""
+
+
 class Recheck:
     """The timed calls of a case, and what they are checked with."""
 
@@ -109,11 +114,26 @@ class Recheck:
                 rotation.renew(range(len(calls)), anew=anew)
                 (new if anew else seen).extend(group.slowest([self._timed(single, calls)]))
         if not self._are_slower(new[1:], seen[1:]):
-            return None
+            return self._saved(min(*new[1:], *seen[1:]) / len(calls), len(calls))
         first, second = (statistics.median(times[1:]) / len(calls) for times in (new, seen))
         return (
             f"calls take {first / second:.3g} times as long on inputs that they have not seen as on inputs that they "
             f"have ({first * 1e6:.4g} us beside {second * 1e6:.4g} us): an earlier call's work is used again"
+        )
+
+    def _saved(self, once: float, calls: int) -> str | None:
+        """A complaint if calls that are made once take longer than calls of a graph that makes each several times.
+
+        once: seconds of a call, in its best round. calls: how many were made in a round. The later passes of a graph
+        find the inputs of its first pass, whose work a variant may use again while it is captured.
+        """
+        several = self._batch.seconds / self._batch.calls
+        is_repeated = self._batch.replay is not None and self._batch.calls > len(self._rotation.calls)
+        if not is_repeated or once < _SAVED * several or calls * (once - several) < _BEGINNING:
+            return None
+        return (
+            f"calls take {once / several:.3g} times as long where each is made once as in the graph that was timed "
+            f"({once * 1e6:.4g} us beside {several * 1e6:.4g} us): its calls share their work"
         )
 
     def _are_slower(self, new: Sequence[float], seen: Sequence[float]) -> bool:

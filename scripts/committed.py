@@ -20,8 +20,8 @@ from harness.units import gigabytes, significant
 
 ROOT = Path(__file__).parent.parent
 RUNS = ROOT / "reports" / "h200"
-SKIPPED = ("ci", "trust", "rows_in_halves")
-"""Runs of other runs' cases: with few samples, or with some of a case's variants only."""
+SKIPPED = ("ci", "trust", "trust_before", "trust_after", "trust_faults", "rows_in_halves")
+"""Runs of other runs' cases: with few samples, with some of a case's variants only, or with other code."""
 COUNTED = ("counters", "counters_rows", "counters_more", "counters_integers")
 """Runs for hardware counters. A case is taken from them only if no other run has it."""
 OURS = "tuned"

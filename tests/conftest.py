@@ -194,6 +194,14 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.intact._remembered", {})
 
 
+@pytest.fixture
+def guarded(nothing_remembered: None) -> None:
+    """What a measuring process remembers before it loads plug-ins."""
+    from harness import intact
+
+    intact.remember()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def keep_what_is_there() -> None:
     """What earlier files have imported stays too: many cases of training begin with a search for garbage."""

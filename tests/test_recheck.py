@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,6 +149,51 @@ def test_work_that_is_done_after_the_call_is_found(every):
     found = measured(launch, device=Later())
     assert found.status == "wrong"
     assert "outputs change after the call has returned" in found.error
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("shares", [False, True])
+def test_calls_of_a_graph_that_share_their_work_are_found(monkeypatch: pytest.MonkeyPatch, shares: bool) -> None:
+    """Each set is called several times while the graph is made. Work is told by a clock of its own, 100 us a call."""
+    monkeypatch.setattr("harness.measure._RECHECK_SHARE", 100.0)
+    now = [0.0]
+    kept: dict[int, torch.Tensor] = {}
+
+    class Working(Graphs):
+        clock = SimpleNamespace(mark=lambda: now[0], between=lambda marks: [marks[1] - marks[0]])
+
+        def batch(self, calls: Sequence[Any], *, timer: Timer, **asked: Any) -> Batch:
+            kept.clear()
+            passes = PASSES if asked["seconds"] else 1
+            nodes = [(call, launch(call.tensors)) for _ in range(passes) for call in calls]
+
+            def replay() -> None:
+                for _, node in nodes:
+                    node()
+
+            def run(count: int) -> list[float]:
+                begin = now[0]
+                for _ in range(count):
+                    replay()
+                return [(now[0] - begin) / count / len(nodes)] * count
+
+            return Batch(run, len(nodes), "graph", run(1)[0] * len(nodes), replay=replay)
+
+    def launch(t: Tensors) -> Callable[[], None]:
+        """The node that a graph gets of a call."""
+        is_done = shares and id(t) in kept
+        kept[id(t)] = t.x
+
+        def node() -> None:
+            now[0] += 1e-6 if is_done else 1e-4
+            if not is_done:
+                t.y.copy_(t.x * 2)
+
+        return node
+
+    found = measured(lambda t: launch(t)(), device=Working())
+    assert found.status == ("wrong" if shares else "ok"), found.error
+    assert ("its calls share their work" in str(found.error)) is shares
 
 
 def test_a_call_knows_what_it_returned_last():

@@ -27,6 +27,8 @@ from harness.ops.known_cases import recognised
 from harness.processes import descendants, python
 from harness.processes.messages import (
     VERSION,
+    Confirm,
+    Confirmed,
     Failed,
     LimitsMeasured,
     Measure,
@@ -67,6 +69,7 @@ class Worker:
         gc.enable()
         # Before any code of a plug-in runs.
         intact.remember()
+        self._replaced = intact.replaced
         self._ops = Catalogue(plugins)
         self._group = ranks.from_environment()
 
@@ -80,7 +83,7 @@ class Worker:
                     measurement = measure.measure(job, op, self._device, self._group, process, timed=timed)
                 except HarnessError as error:
                     measurement = _crashed(job.case, process, described(error))
-                if changed := intact.replaced():
+                if changed := self._replaced():
                     # What comes next would be measured by the same functions.
                     return Measured(Measurement(job.case, "wrong", error=changed, process=process), leaving=True)
                 return Measured(measurement)
@@ -88,6 +91,8 @@ class Worker:
                 return LimitsMeasured(limits.ready(self._device, needs, fresh, self._progress))
             case MeasureLimitsAgain(start):
                 return LimitsMeasured(limits.again(self._device, start))
+            case Confirm():
+                return Confirmed()
             case SurveyCode(files, jobs, top):
                 known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]
@@ -166,16 +171,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     _tie_to_parent()
     pipe = _Pipe(options.replies)
+    send = pipe.send  # bound before any code of a plug-in runs
     try:
         digest = source.digest(options.ops)  # before the rest is imported, so that it isn't of later code
-        worker = Worker(options.device, options.ops, pipe.send)
-        pipe.send(Ready(VERSION, str(python.own_root()), digest))
+        worker = Worker(options.device, options.ops, send)
+        send(Ready(VERSION, str(python.own_root()), digest))
         for line in sys.stdin:
             question = decode_question(line)
             pipe.number = question.number
-            _serve(worker, question, pipe.send)
+            _serve(worker, question, send)
     except HarnessError as error:
-        pipe.send(Failed(error.message, error.advice, error.exit_code))
+        send(Failed(error.message, error.advice, error.exit_code))
         return error.exit_code
     # Python would search all objects of torch for garbage when it ends, which takes most of a second.
     gc.freeze()

@@ -75,6 +75,13 @@ class SurveyCode(_Numbered):
 
 
 @dataclass(frozen=True, slots=True)
+class Confirm(_Numbered):
+    """Asks for `Confirmed`: the process that gave the answer before still answers, and has said no more."""
+
+    kind: Literal["confirm"] = "confirm"
+
+
+@dataclass(frozen=True, slots=True)
 class Ready(_Numbered):
     """Sent once, unasked: torch is imported, no device is in use yet, and the ranks have found each other.
 
@@ -133,6 +140,13 @@ class Surveyed(_Numbered):
 
 
 @dataclass(frozen=True, slots=True)
+class Confirmed(_Numbered):
+    """Answers `Confirm`."""
+
+    kind: Literal["confirmed"] = "confirmed"
+
+
+@dataclass(frozen=True, slots=True)
 class Failed(_Numbered):
     """Comes in place of any answer: a HarnessError to raise in the parent."""
 
@@ -142,8 +156,8 @@ class Failed(_Numbered):
     kind: Literal["failed"] = "failed"
 
 
-Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode
-Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Failed
+Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode | Confirm
+Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Confirmed | Failed
 
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

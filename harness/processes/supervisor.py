@@ -27,6 +27,7 @@ from harness.processes.messages import (
 from harness.processes.team import EDITED, LostError, Report, Team
 from harness.processes.torchrun import leader
 
+_NOT_BELIEVED = "the answer isn't believed, since the case may have written it itself"
 _NAMES_A_RANK = re.compile(r"rank \d+: ")
 _LIMITS_LIMIT = 900.0
 _SURVEY_LIMIT = 60.0
@@ -71,12 +72,19 @@ class Workers:
         """The answers of a team. One that answers an earlier question has forked: a new one is asked once more."""
         team = self._ready(job.case.world)
         try:
-            return team, team.ask(Measure(job, process, timed), Measured, job.timing.timeout)
+            answers = team.ask(Measure(job, process, timed), Measured, job.timing.timeout)
         except LostError as lost:
             self._team = None
             if lost.stale and again:
                 return self._ask(job, process, timed, again=False)
             raise
+        if all(answer.measurement.status == "ok" for answer in answers.values()):
+            try:
+                team.confirm(job.timing.timeout)
+            except LostError as lost:
+                self._team = None
+                raise LostError("crashed", f"{_NOT_BELIEVED}: {lost.text}") from lost
+        return team, answers
 
     def limits(self, needs: Needs, report: Report, fresh: bool = False) -> Limits:
         """What the machine can do, as far as the needs ask for it. fresh: measure anew, whatever was measured earlier.

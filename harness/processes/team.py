@@ -17,6 +17,8 @@ from harness.errors import CompileError, HarnessError, MachineError, UsageError,
 from harness.processes import messages, python
 from harness.processes.messages import (
     ANOTHER_CODE,
+    Confirm,
+    Confirmed,
     Failed,
     LimitsMeasured,
     Measure,
@@ -38,7 +40,7 @@ _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Confirmed)
 
 
 EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"
@@ -126,6 +128,15 @@ class Team:
             self.kill()
             raise
 
+    def confirm(self, limit: float) -> None:
+        """See that all ranks still answer, and have given no more than one answer to the last question.
+
+        A variant may write an answer of its own, and end its process or go on. Raises LostError for that. Another
+        revision isn't asked, which may not know the question.
+        """
+        if not self._is_another:
+            self.ask(Confirm(), Confirmed, limit)
+
     def close(self) -> None:
         """End the processes by closing their inputs: a process ends when it can get no more questions."""
         for rank in self._ranks:
@@ -156,9 +167,9 @@ class Team:
             select.select(waiting, [], [], min(left, _LOOK_EVERY))
             for rank in waiting:
                 may_say_more = rank.receive()
-                for line in rank.lines():
-                    if answer := self._answer(rank, line, kind, report):
-                        answers[rank.number] = answer
+                found = [self._answer(rank, line, kind, report) for line in rank.lines()]
+                if said := [answer for answer in found if answer]:
+                    answers[rank.number] = self._only(rank, said)
                 if not may_say_more and rank.number not in answers:
                     raise LostError("crashed", self._fates())
             if not hurried and any(map(_is_bad, answers.values())):
@@ -169,6 +180,12 @@ class Team:
         if waiting:
             self.kill()
         return answers
+
+    def _only(self, rank: RankHandle, answers: Sequence[Answer]) -> Answer:
+        """The answer of a rank. Raises LostError if there are two."""
+        if len(answers) > 1:
+            raise LostError("crashed", f"rank {rank.number} answered question {self._asked} twice")
+        return answers[0]
 
     def _answer(self, rank: RankHandle, line: bytes, kind: type[Answer], report: Report | None) -> Answer | None:
         """The answer in a line, None if it is progress. Raises what the line reports, or what is wrong with it.

@@ -19,6 +19,8 @@ from harness.processes.child import Worker
 from harness.processes.messages import Measure, Question, decode_question, encode
 from harness.ranks import FOLDER
 
+PLUGIN = Path(__file__).parents[1] / "plugins" / "kept_by_ranks.py"
+
 
 def main(folder: Path, questions: Sequence[Question]) -> int:
     """Fork the ranks of one world after the other, and wait for them. Returns 0 if all of them ended well."""
@@ -63,7 +65,7 @@ def fork(rank: int, file: Path, questions: Sequence[Question], ended: int, held:
     status = 1
     try:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-        worker = Worker("cpu", [], lambda _: None)
+        worker = Worker("cpu", [PLUGIN], lambda _: None)
         file.write_bytes(b"".join(encode(worker.answer(question)) for question in questions))
         status = 0
         os.close(held)

@@ -61,11 +61,24 @@ TIMED = (
 """Cases that are timed. Other cases are only checked, since all cases of a kind are timed alike."""
 
 
+WRONG = {
+    Case("all_gather", "keeps", "float32", (("N", 4096),), world=2, device="cpu"): "rank 1: y: ",
+    Case("all_reduce", "idles", "float32", (("N", 4096),), world=2, device="cpu"): "rank 0: x: ",
+    Case(
+        "bert_scaling", "drifts", "float16", (("B", 4),), BERT, 2, "cpu"
+    ): "rank 0: weights: they differ between ranks",
+}
+"""Cases of two ranks that are wrong in the timed calls alone, with what is found."""
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> By:
     """The measurements of all ranks by their case."""
     folder = tmp_path_factory.mktemp("ranks")
-    questions = [Measure(Job(case, TIMING), 0, case in TIMED) for world in STEPS for case in cases(world)]
+    asked = [(case, case in TIMED) for world in STEPS for case in cases(world)]
+    # Behind the other cases of two ranks, so that one world follows the other.
+    asked[len(cases(2)) : len(cases(2))] = [(case, True) for case in WRONG]
+    questions = [Measure(Job(case, TIMING), 0, timed) for case, timed in asked]
     command = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(
         command, input=b"".join(map(encode, questions)), capture_output=True, timeout=100, check=False
@@ -87,6 +100,15 @@ def test_every_rank_gets_what_it_should(found: By, world: int) -> None:
     for case in cases(world):
         want = refused if case.values.get("N") == odd(world) else ("ok", None)
         assert [(m.status, m.error) for m in found[case]] == [want] * world, case.id
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case.id)
+def test_what_is_wrong_in_timed_calls_alone_is_wrong_on_every_rank(found: By, case: Case) -> None:
+    assert [m.status for m in found[case]] == ["wrong"] * 2
+    [error] = {m.error for m in found[case]}
+    assert error
+    assert error.startswith(WRONG[case])
+    assert error.endswith("(found in the timed calls; the first call was right)")
 
 
 @pytest.mark.parametrize("case", TIMED, ids=lambda case: case.id)

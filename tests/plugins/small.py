@@ -5,7 +5,7 @@ Load it in a measuring process only: it changes modules of the process that load
 
 from __future__ import annotations
 
-from harness import limits, measure, ranks
+from harness import intact, limits, measure, ranks
 from harness.devices.cpu import Cpu
 from harness.ops import Op
 
@@ -14,4 +14,7 @@ measure._WARM_SECONDS, measure._BATCH_SECONDS = 0.0, 1e-3
 ranks._PATIENCE = 0.5  # a rank that fails while other ranks wait in a collective waits no longer for them
 Cpu.stream_sizes = (2**18, 2**20)
 Cpu.cache_bytes = 2**16  # type: ignore[assignment,method-assign]
+# A measuring process holds constants to what they were before plug-ins were loaded.
+intact._remembered.clear()
+intact.remember()
 OP = Op("nothing", "a plug-in must define an op", symbols={})

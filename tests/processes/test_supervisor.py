@@ -42,6 +42,9 @@ class FakeTeam:
             self.ready = found
         return self.ready
 
+    def confirm(self, limit: float) -> None:
+        """It stands by all that it says."""
+
     def ask(self, question: Any, kind: Any, limit: float) -> dict[int, Measured]:
         return {0: Measured(Measurement(question.job.case, "ok"))}
 

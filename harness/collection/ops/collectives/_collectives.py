@@ -112,10 +112,12 @@ def collective(  # noqa: PLR0913 - what tells one collective from another
     written: Tensor | None = None,
     split: bool = False,
     rows: tuple[str, ...] = (),
+    again: Callable[[Context, torch.Tensor], torch.Tensor] | None = None,
 ) -> Op:
     """An op whose variants are the libraries. read: the input, which is updated in place where nothing is `written`.
 
-    want(ctx): the output, or the updated input, as it must be on this rank. split: the size is cut into a part a rank.
+    want(ctx): the output, or the updated input, as it must be on this rank. again(ctx, x): what a further call makes of
+    an input x that is updated, which all ranks have alike then. split: the size is cut into a part a rank.
     """
     op = Op(
         name,
@@ -125,7 +127,7 @@ def collective(  # noqa: PLR0913 - what tells one collective from another
         outputs=(written,) if written else (),
         dtypes=FLOATS,
         make=lambda ctx: {read.name: data(ctx, ctx.group.rank)},
-        check=lambda ctx, t: check(ctx, t, (written or read).name, want),
+        check=lambda ctx, t: check(ctx, t, (written or read).name, want, again),
         extremes=Extremes(exempt={"all": "each rank makes the data of all ranks again to check its own"}),
         work=partial(work, read=read, written=written or read, sent=sent),
     )
@@ -191,6 +193,19 @@ def part(ctx: Context, whole: torch.Tensor, rank: int) -> torch.Tensor:
     return whole.chunk(ctx.group.size)[rank]
 
 
-def check(ctx: Context, t: Tensors, name: str, want: Callable[[Context], torch.Tensor]) -> Iterator[Expected]:
-    """Every number must be exactly what it is wanted to be."""
-    yield Expected(name, getattr(t, name), want(ctx))
+def check(
+    ctx: Context,
+    t: Tensors,
+    name: str,
+    want: Callable[[Context], torch.Tensor],
+    again: Callable[[Context, torch.Tensor], torch.Tensor] | None,
+) -> Iterator[Expected]:
+    """Every number must be exactly what it is wanted to be: of the inputs of all ranks, or of what calls left before.
+
+    Timed calls go on from what the last one left where the input is updated. Then the ranks have the same numbers.
+    """
+    import torch
+
+    before = getattr(t.before, name, None)
+    goes_on = again is not None and not torch.equal(before, data(ctx, ctx.group.rank))
+    yield Expected(name, getattr(t, name), again(ctx, before) if again and goes_on else want(ctx))

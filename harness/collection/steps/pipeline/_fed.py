@@ -19,6 +19,7 @@ from harness.collection.steps.pipeline._parts import Parts, Rates, Way, files_of
 from harness.collection.steps.pipeline._stages import Pipeline, Stage, halved
 from harness.collection.steps.pipeline._step import LOGS, statistics_of
 from harness.collection.steps.training._settings import seed_of
+from harness.collection.steps.training._timed_step import State
 from harness.ops import Context, Launch, Tensors
 
 if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class FedStep:
         """Start the pipeline's threads."""
         self._parts, self._overlapping, self._log = parts, overlapping, log
         self._weights = parts.step.weights
-        self._calls, self._last = 0, Tensors()
+        self._calls = 0
         self.pipeline = self._started(parts.stages)
 
     def __call__(self, t: Tensors) -> None:
-        """A step. t is given the batch's number, its images as they came, and its loss."""
-        self._calls, self._last = self._calls + 1, t
+        """A step. t is given the batch's number, its images as they came, its loss, and what trains."""
+        self._calls += 1
         if self._calls == CHECKED + 1:
             # What lay ready when timing begins would make the first steps faster than the pipeline is.
             for _ in range(self.pipeline.ready):
@@ -81,12 +82,8 @@ class FedStep:
 
         before: the rates before the timed steps. What is reported is the mean of these rates and of the rates measured
         now, since processors that other programs use too may become faster or slower meanwhile.
-
-        Raises RuntimeError if the last batch has wrong images: under load a stage may overwrite what another one reads.
         """
         self.pipeline.close()
-        for wrong in _wrong_images(self._parts.ctx, self._last):
-            raise RuntimeError(f"after the timed steps, {wrong}")
         report, stages = self._parts.ctx.report, self._parts.stages
         for stage, following in itertools.pairwise([*(stage.name for stage in stages), "train"]):
             for state, share in zip(("empty", "full"), self.pipeline.queues[stage].shares, strict=True):
@@ -105,7 +102,7 @@ class FedStep:
 
     def _one(self, t: Tensors) -> None:
         t.number, t.images = item = self.pipeline.take()
-        t.loss = self._parts.step(item)
+        t.loss, t.step = self._parts.step(item), self._parts.step
         if self._log is not None:
             self._log(statistics_of(t.loss, self._weights))
         if not self._overlapping:
@@ -151,6 +148,26 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
     if not math.isfinite(loss := t.loss.item()):
         yield f"loss: it is {loss}"
     yield from _wrong_images(ctx, t)
+
+
+def recheck(ctx: Context, t: Tensors, call: Callable[[], object]) -> Iterator[str]:
+    """Complaints about timed steps: each must have the next batch, with its own images, and train with these.
+
+    Under load a stage may overwrite what another one reads, so the last step's images are looked at, too.
+    """
+    import torch
+
+    yield from _wrong_images(ctx, t)
+    number, state = t.number, State(t.step.trainer)
+    call()
+    t.step.finish()
+    if t.number != number + 1:
+        yield f"batches: a timed step had batch {t.number} after batch {number}; each must have the next one"
+    yield from check(ctx, t)
+    trainer = t.step.trainer
+    if not torch.equal(t.step.scaled(t.images), trainer.batch.images):
+        yield "images: a timed step trained with others than came"
+    yield from state.complaints(trainer.batch, float(t.loss))
 
 
 def _wrong_images(ctx: Context, t: Tensors) -> Iterator[str]:

@@ -39,16 +39,16 @@ class TrainingStep:
         import torch
 
         setup = Setup(ctx.s.model, ctx.s.B, seed_of(ctx), ctx.device, ctx.dtype, "nhwc")
-        self._trainer = Trainer(FUSED, setup)
+        self.trainer = Trainer(FUSED, setup)
         self._mean, self._deviation = (torch.tensor(one, device=ctx.device)[:, None, None] for one in (MEAN, DEVIATION))
         self._on_gpu = ctx.device.type == "cuda"
-        self._step = _graph_of(self._trainer) if self._on_gpu and graph else self._trainer.loss_of_step
+        self._step = _graph_of(self.trainer) if self._on_gpu and graph else self.trainer.loss_of_step
         self._ended: deque[Any] = deque()
 
     @property
     def weights(self) -> list[torch.Tensor]:
         """The weights of the model."""
-        return list(self._trainer.model.parameters())
+        return list(self.trainer.model.parameters())
 
     def __call__(self, item: Item) -> torch.Tensor:
         """Scale the images, and train with them. Gives the loss, a scalar on the device, which isn't waited for.
@@ -75,7 +75,19 @@ class TrainingStep:
         if self._on_gpu:
             # The memory came from the stream of another stage, which may give it away only after this use.
             images.record_stream(torch.cuda.current_stream())
-        scaled = self._trainer.batch.images
+        self._scale_into(self.trainer.batch.images, images)
+
+    def scaled(self, images: torch.Tensor) -> torch.Tensor:
+        """What a step makes of images before it trains with them."""
+        import torch
+
+        made = torch.empty_like(self.trainer.batch.images)
+        self._scale_into(made, images)
+        return made
+
+    def _scale_into(self, scaled: torch.Tensor, images: torch.Tensor) -> None:
+        import torch
+
         scaled.copy_(images.permute(0, 3, 1, 2) if images.dtype == torch.uint8 else images)
         scaled.sub_(self._mean).div_(self._deviation)
 

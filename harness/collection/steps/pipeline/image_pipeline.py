@@ -22,7 +22,7 @@ import os
 
 from harness.collection.models import MODELS
 from harness.collection.ops.elementwise import BOTH
-from harness.collection.steps.pipeline._fed import check, prepare
+from harness.collection.steps.pipeline._fed import check, prepare, recheck
 from harness.collection.steps.pipeline._images import torchvision_missing
 from harness.model import Case, Work
 from harness.ops import Choice, Context, Launch, Op, Symbols
@@ -68,6 +68,7 @@ OP = Op(
     },
     dtypes=("float16", "bfloat16"),
     check=check,
+    recheck=recheck,
     work=work,
     timer="steady",
     pages="harness.collection.steps.pipeline._report",

@@ -70,6 +70,10 @@ class RankTrainer(Trainer):
                 # one whole graph then.
                 self.called = torch.compile(self._wrapped, dynamic=False, mode=rung.compiled)
 
+    def new_batch(self, seed: int) -> Any:
+        """Data that no step has seen, with labels of few classes."""
+        return with_few_labels(super().new_batch(seed), self.setup.config)
+
     def never_sync(self) -> None:
         """Leave out the communication of DistributedDataParallel from now on."""
         self._may_sync = False

@@ -12,7 +12,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from harness.collection.models import MODELS
 from harness.collection.ops.collectives._collectives import twice_the_rest
 from harness.collection.ops.elementwise import BOTH
 from harness.collection.ops.process_groups import unsupported_alone
-from harness.collection.steps.training import _facts
+from harness.collection.steps.training import _facts, _timed_step
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._hidden import report_trace
 from harness.collection.steps.training._ranks import OF_RUNGS, WAYS, RankTrainer, Way, host_mean, trainer_of
@@ -58,7 +58,9 @@ def scaling_op(
         **fields.pop("choices", {}),
     }
     pages = "harness.collection.steps.training.report.hidden"
-    op = whole_step_op(name, summary, choices=choices, make=make, check=check, work=work, pages=pages, **fields)
+    op = whole_step_op(
+        name, summary, choices=choices, make=make, check=check, work=work, recheck=recheck, pages=pages, **fields
+    )
     for way in WAYS:
         options: dict[str, Any] = {"role": "baseline", "rows": way.rows, "devices": BOTH}
         options["unsupported"] = partial(cant_run, way)
@@ -130,7 +132,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
         ctx.report(TOKENS, tokens * ctx.s.B * ctx.group.size)
     numbers = iter(range(STEPS))
 
-    def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> None:
+    def once(losses: torch.Tensor, weights: torch.Tensor, off: torch.Tensor) -> torch.Tensor:
         """A step, and in the first steps the losses until then, the sum of weights and the mean's error."""
         loss = step()
         if (number := next(numbers, None)) is not None:
@@ -138,6 +140,7 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
             losses.copy_(made["losses"])
             weights.copy_(sum_of(trainer.weights))
             off.copy_(made["off"])
+        return loss
 
     def first_steps() -> None:
         nonlocal step
@@ -148,7 +151,19 @@ def prepare(ctx: Context, way: Way, rung: Rung) -> Launch:
 
     _facts.with_memory(ctx, first_steps, before)
     report_later(ctx, way, trainer, step)
-    return lambda t: once(t.losses, t.weights, t.off)
+
+    def launch(t: Tensors) -> None:
+        t.steps = RankSteps(trainer, once(t.losses, t.weights, t.off))
+
+    return launch
+
+
+@dataclass(slots=True)
+class RankSteps:
+    """What the check of a timed step needs. last: the last step's loss, on this rank's data."""
+
+    trainer: RankTrainer
+    last: torch.Tensor
 
 
 def trainer_as_asked(ctx: Context, way: Way, rung: Rung, off: torch.Tensor) -> RankTrainer:
@@ -196,9 +211,8 @@ def setup_of(ctx: Context) -> Setup:
 def check(ctx: Context, t: Tensors) -> Iterator[str]:
     """A complaint about losses that fall otherwise than the reference's, or weights that aren't the same everywhere."""
     way = way_of(ctx.case.variant)
-    sums = ctx.group.exchange(float(t.weights))  # before any complaint, since all ranks wait for each other here
-    if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
-        yield f"weights: they differ between ranks after {STEPS} steps; their sums are {sums}"
+    # Before any complaint, since all ranks wait for each other here.
+    yield from _apart(way, ctx.group.exchange(float(t.weights)), f"{STEPS} steps")
     if not float(t.off) <= MEAN_OFF:
         yield f"gradients: their mean over ranks is off by {float(t.off):.1%} of its norm, allowed are {MEAN_OFF:.0%}"
     wanted = reference_losses(ctx, way)
@@ -211,6 +225,20 @@ def check(ctx: Context, t: Tensors) -> Iterator[str]:
                 f"losses: the loss of step {number} is off by {abs(got - want):.3g}, allowed are {ALLOWED * fall:.3g}; "
                 f"they are {_written(t.losses.tolist())}, the reference's {_written(wanted)}"
             )
+
+
+def recheck(ctx: Context, t: Tensors, call: Callable[[], object]) -> Iterator[str]:
+    """Complaints about a timed step on new batches, one for each rank, and about weights that differ afterwards."""
+    found = [*_timed_step.recheck(ctx, t, call)]
+    sums = ctx.group.exchange(float(sum_of(t.steps.trainer.weights)))
+    yield from _apart(way_of(ctx.case.variant), sums, "the timed steps")
+    yield from found
+
+
+def _apart(way: Way, sums: Sequence[float], after: str) -> Iterator[str]:
+    """A complaint about weights that should be the same everywhere. sums: the sum of all weights of each rank."""
+    if way.synced and not all(math.isclose(one, sums[0], rel_tol=APART) for one in sums):
+        yield f"weights: they differ between ranks after {after}; their sums are {list(sums)}"
 
 
 def _written(losses: Sequence[float]) -> str:

@@ -7,13 +7,12 @@ earlier batch, or that does nothing, has the loss of another batch or another ti
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import ResNetConfig
 from harness.collection.steps.training._settings import math_modes
-from harness.collection.steps.training._trainer import Trainer, batch_of, built, module_of
+from harness.collection.steps.training._trainer import Trainer, built, module_of
 from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:
@@ -29,32 +28,44 @@ DRAWS = 4
 
 def recheck(_: Context, t: Tensors, call: Callable[[], object]) -> Iterator[str]:
     """Complaints about a timed step on a new batch. t.steps: the TimedSteps."""
-    import torch
-
     trainer: Trainer = t.steps.trainer
-    fresh = batch_of(replace(trainer.setup, seed=secrets.randbelow(2**31)), trainer.kind)
+    fresh = trainer.new_batch(secrets.randbelow(2**31))
     for own, new in zip(trainer.batch, fresh, strict=True):
         own.copy_(new)
-    before = [weight.detach().clone() for weight in trainer.masters]
-    scale = trainer.scaler.get_scale()
-    wanted = reference_losses(trainer, fresh)
+    state = State(trainer)
     call()
-    want, spread = float(wanted.mean()), float(wanted.std())
-    share = OFF_WITH_BATCH_NORM if isinstance(trainer.setup.config, ResNetConfig) else OFF
-    got, allowed = float(t.steps.last), share * abs(want) + SPREADS * spread
-    if not abs(got - want) <= allowed:
-        yield (
-            f"losses: a timed step on a new batch has a loss of {got:.3f}; for this batch, and the weights that there "
-            f"were, the loss is {want:.3f}, give or take {allowed:.3f}"
-        )
-    # A step whose gradients overflow is skipped, and lowers the scale.
-    skipped = trainer.scaler.get_scale() < scale
-    if not skipped and all(map(torch.equal, before, trainer.masters)):
-        yield "weights: a timed step changed none of them"
+    yield from state.complaints(fresh, float(t.steps.last))
 
 
-def reference_losses(trainer: Trainer, batch: Any) -> torch.Tensor:
-    """The loss of a trainer's weights for a batch, by torch's own model in higher precision, several times."""
+class State:
+    """The weights of a trainer, as they were before a step."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._scale = trainer, trainer.scaler.get_scale()
+        self._weights = [weight.detach().clone() for weight in trainer.masters]
+
+    def complaints(self, batch: Any, got: float) -> Iterator[str]:
+        """What is wrong with a step on a batch, whose loss was `got`."""
+        import torch
+
+        trainer = self._trainer
+        wanted = reference_losses(trainer, batch, self._weights)
+        want, spread = float(wanted.mean()), float(wanted.std())
+        share = OFF_WITH_BATCH_NORM if isinstance(trainer.setup.config, ResNetConfig) else OFF
+        allowed = share * abs(want) + SPREADS * spread
+        if not abs(got - want) <= allowed:
+            yield (
+                f"losses: a timed step on a new batch has a loss of {got:.3f}; for this batch, and the weights that "
+                f"there were, the loss is {want:.3f}, give or take {allowed:.3f}"
+            )
+        # A step whose gradients overflow is skipped, and lowers the scale.
+        skipped = trainer.scaler.get_scale() < self._scale
+        if not skipped and all(map(torch.equal, self._weights, trainer.masters)):
+            yield "weights: a timed step changed none of them"
+
+
+def reference_losses(trainer: Trainer, batch: Any, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The loss of weights of a trainer for a batch, by torch's own model in higher precision, several times."""
     import torch
 
     setup = trainer.setup
@@ -62,7 +73,7 @@ def reference_losses(trainer: Trainer, batch: Any) -> torch.Tensor:
     model = built(setup.model, None, setup.seed, setup.device).to(wide)
     numbers = type(batch)(*(one.to(wide) if one.is_floating_point() else one for one in batch))
     with torch.no_grad(), math_modes(tf32=False):
-        for weight, master in zip(model.parameters(), trainer.masters, strict=True):
-            weight.copy_(master)
+        for own, given in zip(model.parameters(), weights, strict=True):
+            own.copy_(given)
         loss = module_of(setup.model).loss
         return torch.stack([loss(model, numbers).double() for _ in range(DRAWS)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,10 @@ class Trainer:
         self.scaler = _scaler(rung)(setup.device.type, init_scale=SCALE, growth_interval=NEVER, enabled=is_scaled)
         _ranges.add_where_wanted(self)
         _seed(rung, setup)  # for dropout, whatever numbers were drawn for the weights
+
+    def new_batch(self, seed: int) -> Any:
+        """Data that no step has seen, of the form of all steps' data."""
+        return batch_of(replace(self.setup, seed=seed), self.kind)
 
     def loss_of_step(self) -> torch.Tensor:
         """Forward, backward and the optimizer's step. Nothing waits for the device but what torch itself waits for."""

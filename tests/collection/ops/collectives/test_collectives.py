@@ -75,10 +75,18 @@ def test_every_rank_wants_what_the_inputs_of_all_ranks_give(catalogue: Catalogue
         "send_recv": inputs[rank - 1],
     }[op]
     name = "x" if op in ("all_reduce", "broadcast") else "y"
-    (expected,) = check(context(rank), SimpleNamespace(**{name: torch.zeros(len(wanted))}))
+    ctx = context(rank)
+    before = SimpleNamespace(x=torch.tensor(inputs[rank]))
+    (expected,) = check(ctx, SimpleNamespace(**{name: torch.zeros(len(wanted))}, before=before))
     assert not isinstance(expected, str)
     assert expected.want.tolist() == wanted
     assert expected.allowed is None
+    if name == "x":
+        # A further call goes on from what the first one left, on all ranks alike.
+        left = SimpleNamespace(x=expected.want)
+        (after,) = check(ctx, SimpleNamespace(x=torch.zeros(len(wanted)), before=left))
+        times = world if op == "all_reduce" else 1
+        assert after.want.tolist() == [times * number for number in wanted]
 
 
 @pytest.mark.gpu

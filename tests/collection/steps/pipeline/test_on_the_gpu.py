@@ -107,7 +107,7 @@ def _step_of(session: Session) -> TrainingStep:
 def test_the_graph_trains_with_the_images_that_came():
     with Session(case("cached"), OP, devices.kinds()["cuda"]) as session:
         step = _step_of(session)
-        trainer = step._trainer
+        trainer = step.trainer
         images = torch.randint(256, (8, 32, 32, 3), dtype=torch.uint8, device="cuda")
         losses = []
         for given in (torch.zeros_like(images), images):
@@ -126,7 +126,7 @@ def test_only_beside_a_decoder_on_the_gpu_the_step_is_no_graph(variant):
         pytest.skip(reason)
     with Session(case(variant), OP, devices.kinds()["cuda"]) as session:
         step = _step_of(session)
-        assert (step._step == step._trainer.loss_of_step) is (variant == "gpu_decode")
+        assert (step._step == step.trainer.loss_of_step) is (variant == "gpu_decode")
 
 
 def test_neither_step_nor_statistics_wait_for_the_device():

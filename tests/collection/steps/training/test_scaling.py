@@ -12,14 +12,16 @@ import torch
 
 from harness.collection.steps.training import _scaling
 from harness.collection.steps.training._ladders import rung_of
-from harness.collection.steps.training._ranks import WAYS, FlatMean, RankTrainer, Way
+from harness.collection.steps.training._ranks import LABELS, WAYS, FlatMean, RankTrainer, Way
 from harness.collection.steps.training._rungs import FLOAT32, Rung
 from harness.collection.steps.training._trainer import SCALE, Setup
+from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Case, Job, Timing
 from harness.ops import Catalogue
 from harness.processes.supervisor import Workers
 from harness.ranks import Group
+from harness.session import Session
 
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=100.0)
 MODELS = {"resnet50_scaling": "resnet_toy", "bert_scaling": "bert_toy", "swin_scaling": "swin_toy"}
@@ -137,6 +139,39 @@ def test_ranks_that_drift_apart_or_lose_their_way_are_wrong(
     told = {"losses": losses, "weights": 7.0, "off": off}
     found = [*_scaling.check(ctx, SimpleNamespace(**{name: torch.tensor(value) for name, value in told.items()}))]
     assert [text[: len(wrong)] for text in found] == ([wrong] if wrong else [])
+
+
+@pytest.mark.parametrize(("variant", "other", "wrong"), [("ddp", 7.0, 0), ("ddp", 7.5, 1), ("replicas", 7.5, 0)])
+def test_ranks_that_drift_apart_in_timed_steps_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, variant: str, other: float, wrong: int
+) -> None:
+    """What is wrong with the rank's own step is told after all ranks have met."""
+    monkeypatch.setattr("harness.collection.steps.training._timed_step.recheck", lambda *_: iter(["losses: no"]))
+    ctx: Any = SimpleNamespace(group=Pair(other), case=case("bert_scaling", variant))
+    t = SimpleNamespace(steps=SimpleNamespace(trainer=SimpleNamespace(weights=[torch.tensor(7.0)])))
+    *apart, own = _scaling.recheck(ctx, t, lambda: None)
+    assert own == "losses: no"
+    expected = ["weights: they differ between ranks after the timed steps; their sums are [7.0, 7.5]"]
+    assert apart == expected * wrong
+
+
+@pytest.mark.usefixtures("optimizers_loaded")
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_timed_step_is_held_to_a_batch_that_it_has_not_seen(catalogue: Catalogue, is_right: bool) -> None:
+    """Labels are of few classes there, too."""
+    alone = case("resnet50_scaling", "replicas", world=1)
+    with Session(alone, catalogue["resnet50_scaling"], Cpu()) as session:
+        session.prepare()
+        assert session.check() is None
+        [call] = session.rotation().calls
+        call()
+        trainer = call.tensors.steps.trainer
+        if not is_right:
+            trainer._backward = lambda: torch.tensor(9.0)
+            trainer._update = lambda: None
+        found = [*_scaling.recheck(session._ctx, call.tensors, call)]
+    assert int(trainer.batch.labels.max()) < min(LABELS, trainer.setup.config.classes // 2)
+    assert [text.partition(":")[0] for text in found] == ([] if is_right else ["losses", "weights"])
 
 
 def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

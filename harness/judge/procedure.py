@@ -59,7 +59,7 @@ def judge(asked: Asked, command: Sequence[str], observer: Observer) -> Judgement
         checked = _check(prepared, asked.device, observer)
         if found := writer.of_checks(checked):
             return found
-        calls = None if asked.isolated else _calls(prepared, observer)
+        calls = None if asked.isolated else _calls(prepared, checked, observer)
         run = _run(prepared, asked.device, home / "run", command, observer)
         if verdict.ceiling_is_wrong(run):
             sheet = replace(prepared.sheet, is_counted=False, notes=(*prepared.sheet.notes, verdict.UNCOUNTED))
@@ -223,11 +223,12 @@ def _check(prepared: _Prepared, device: str, observer: Observer) -> list[tuple[s
     return found
 
 
-def _calls(prepared: _Prepared, observer: Observer) -> Calls | None:
-    """What torch's dispatcher sees of the smallest case; None if that isn't known."""
+def _calls(prepared: _Prepared, checked: Sequence[tuple[str, Measurement]], observer: Observer) -> Calls | None:
+    """What torch's dispatcher sees of the smallest case that was right; None if that isn't known."""
     observer.note("which calls of torch it makes")
-    jobs = [job for _, job in prepared.checked] + list(prepared.timed)
-    job = min(jobs, key=lambda one: prepared.op.work_of(one.case.values, one.case.dtype).moved)
+    right = [one.case for _, one in checked if one.status == "ok"]
+    case = min(right, key=lambda one: prepared.op.work_of(one.values, one.dtype).moved, default=prepared.timed[0].case)
+    job = replace(prepared.timed[0], case=case)
     request = {"plugins": [str(file.resolve()) for file in prepared.plugins], "job": store.dump(job)}
     try:
         return store.parse(Calls, json.dumps(asking.ask("calls", request, job.timing.timeout)))

@@ -54,6 +54,15 @@ def torch_device(sheet: Sheet) -> torch.device:
     return devices.kinds()[sheet.device].torch_device
 
 
+def seed_all(place: torch.device, seed: int) -> None:
+    """Seed torch's generators of the host and of the device. torch.manual_seed takes milliseconds where no GPU is."""
+    import torch
+
+    torch.default_generator.manual_seed(seed)
+    if place.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+
+
 @contextmanager
 def exactly() -> Iterator[None]:
     """Without TF32, and without gradients."""

@@ -157,6 +157,7 @@ class _Reference:
 
     def __init__(self, sheet: Sheet) -> None:
         self._seeded = sheet.options["seeded"]
+        self._place = _reference.torch_device(sheet)
         module = loading.load(sheet.reference, loading.REFERENCE, sheet.folders)
         self._generate: Callable[..., Any] = module.generate_input
         self.call: Callable[[Any], Any] = module.ref_kernel
@@ -168,9 +169,7 @@ class _Reference:
 
     def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
         """What generate_input gives for a seed."""
-        import torch
-
-        torch.manual_seed(seed)
+        _reference.seed_all(self._place, seed)
         return self._generate(**arguments, **({"seed": seed} if self._seeded else {}))
 
     def precisely(self, values: Any) -> Any:

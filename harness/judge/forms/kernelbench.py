@@ -188,7 +188,5 @@ class _Reference:
         return tensor[:size].clone() if tensor.dim() and tensor.shape[0] == self.batch else tensor
 
     def _seeded(self, make: Callable[[], Any], seed: int | None = None) -> Any:
-        import torch
-
-        torch.manual_seed(self._sheet.seed if seed is None else seed)
+        _reference.seed_all(self._place, self._sheet.seed if seed is None else seed)
         return make()

@@ -1,7 +1,7 @@
 """A candidate in KernelBench's form, with a kernel in Triton: `harness judge examples/judged_model.py`.
 
-KernelBench has the reference in a file of its own, which --reference names. Here both stand in one file. On a CPU, where
-Triton has no kernel to run, the candidate calls torch, and the page says so.
+KernelBench has the reference in a file of its own, which --reference names. Here both stand in one file. On a CPU,
+where Triton has no kernel to run, the candidate calls torch, and the page says so.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@
 
 constexpr int WARP = 32;
 
+__device__ float least() { return -__int_as_float(0x7f800000); }  // minus infinity
 __device__ float largest_of(float one, float other) { return fmaxf(one, other); }
 __device__ float sum_of(float one, float other) { return one + other; }
 
@@ -20,14 +21,14 @@ __device__ float together(float value, float neutral, float *parts, Combine comb
     return value;
 }
 
-extern "C" __global__ void rows(const T *x, T *y, long long columns) {
+extern "C" __global__ void rows(const ELEMENT *x, ELEMENT *y, long long columns) {
     __shared__ float parts[WARP];
-    const T *row = x + blockIdx.x * columns;
-    float largest = -INFINITY, sum = 0;
+    const ELEMENT *row = x + blockIdx.x * columns;
+    float largest = least(), sum = 0;
     for (long long i = threadIdx.x; i < columns; i += blockDim.x) largest = fmaxf(largest, float(row[i]));
-    largest = together(largest, -INFINITY, parts, largest_of);
+    largest = together(largest, least(), parts, largest_of);
     for (long long i = threadIdx.x; i < columns; i += blockDim.x) sum += expf(float(row[i]) - largest);
     sum = together(sum, 0, parts, sum_of);
     for (long long i = threadIdx.x; i < columns; i += blockDim.x)
-        y[blockIdx.x * columns + i] = T(expf(float(row[i]) - largest) / sum);
+        y[blockIdx.x * columns + i] = ELEMENT(expf(float(row[i]) - largest) / sum);
 }

@@ -13,7 +13,9 @@ from harness.judge import data
 from harness.judge.records import Calls
 
 _ALLOCATE = ("empty", "new_empty", "resize")
-_MOVE = ("clone", "copy", "_to_copy", "zero", "fill", "full", "ones", "new_zeros", "new_full", "new_ones", "lift")
+_MOVE = (
+    "clone", "copy", "_to_copy", "zero", "zeros", "fill", "full", "ones", "new_zeros", "new_full", "new_ones", "lift",
+)  # fmt: skip
 _MOST = 12
 """Names of calls that are told."""
 
@@ -50,7 +52,7 @@ def seen(call: Callable[[], object], outputs: Callable[[object], Iterable[Any]])
             read = before if not func._schema.is_mutable else before - {*written}
             if state != "nothing":
                 foreign.extend(name for one in read if memory.get(one) == "nothing")
-            if state == "computed":
+            if state == "computed" and stem not in _MOVE:
                 torchs[f"{space}.{short}"] = None
             memory.update(dict.fromkeys(written, state))
             return made

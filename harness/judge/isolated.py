@@ -2,7 +2,7 @@
 
     {
       "source": "twice.cu",
-      "macros": {"T": {"float32": "float", "float16": "__half"}},
+      "macros": {"ELEMENT": {"float32": "float", "float16": "__half"}},
       "scratch": {"sums": {"shape": ["cdiv(N, 256)"], "dtype": "float32"}},
       "kernels": [
         {"entry": "twice", "grid": ["cdiv(N, 256)"], "block": 256, "shared": 0, "arguments": ["x", "y", {"int64": "N"}]}

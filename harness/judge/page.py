@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from html import escape
 
 from harness import units
 from harness.foreign import printable
@@ -38,9 +39,9 @@ def as_json(judgement: Judgement) -> str:
 
 def _escaped(line: str) -> str:
     """A line without what Markdown or HTML would obey."""
-    for mark in "\\`*_[]<>#|&":
-        line = line.replace(mark, f"\\{mark}" if mark not in "<>&" else {"<": "&lt;", ">": "&gt;", "&": "&amp;"}[mark])
-    return " ".join(line.split())
+    for mark in "\\`*_[]#|":
+        line = line.replace(mark, f"\\{mark}")
+    return " ".join(escape(line, quote=False).split())
 
 
 def _sections(judgement: Judgement) -> Iterator[_Section]:

@@ -137,5 +137,3 @@ def judged(
 def doubling(judged: Judged) -> Judged:
     """Judges candidates for the op of the tests."""
     return lambda text, **asked: judged(text, **{"op": "doubling", "sizes": ({"M": 8, "N": 24},)} | asked)
-
-

@@ -60,7 +60,7 @@ def test_reference_and_sizes_beside_the_candidate(judged, text):
 
 def test_memory_for_outputs_isn_t_counted_as_read(judged):
     """The candidate's buffers are outputs, which a set of buffers has of its own, with wrong values in it."""
-    found = judged(INTO_THE_BUFFER.replace("torch.mul(a, settings[\"scale\"], out=out)", "pass"), FILES)
+    found = judged(INTO_THE_BUFFER.replace('torch.mul(a, settings["scale"], out=out)', "pass"), FILES)
     assert found.verdict == "wrong"
     assert "nan" in found.line
 
@@ -83,7 +83,9 @@ def test_the_check_of_the_form_counts_too(judged):
     assert found.line.startswith("wrong: check_implementation fails: KeyError: 'size'")
 
 
-@pytest.mark.parametrize(("says", "verdict"), [("''", "right"), ("True", "right"), ("False", "wrong"), ("'no'", "wrong")])
+@pytest.mark.parametrize(
+    ("says", "verdict"), [("''", "right"), ("True", "right"), ("False", "wrong"), ("'no'", "wrong")]
+)
 def test_what_checks_give(judged, says, verdict):
     check = f"def check_implementation(data, output):\n    return {says}\n"
     assert judged(OF_ITS_OWN, {**FILES, "reference.py": REFERENCE + check}).verdict == verdict
@@ -112,7 +114,14 @@ def custom_kernel(data):
         ({"task.yml": "tests: 3\n"}, "must be lists of mappings"),
         ({"task.yml": "tests: [\n"}, "can't be read"),
         ({"task.yml": 'tests:\n  - {"size": 7}\nbenchmarks:\n  - {"scale": 2.0}\n'}, "cases with other arguments"),
-        ({"reference.py": REFERENCE.replace("empty(size, size)", "empty(size, size), torch.ones(1 + seed % 2)").replace("a, out, s", "a, out, _, s")}, "sizes depend on the seed"),
+        (
+            {
+                "reference.py": REFERENCE.replace(
+                    "empty(size, size)", "empty(size, size), torch.ones(1 + seed % 2)"
+                ).replace("a, out, s", "a, out, _, s")
+            },
+            "sizes depend on the seed",
+        ),
     ],
 )
 def test_what_can_t_be_judged(judged, files, said):

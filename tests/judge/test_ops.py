@@ -99,10 +99,11 @@ def test_a_gate_for_speed_is_sure_before_it_fails(doubling):
 
 def test_a_bundled_op_has_sizes_of_its_own(judged):
     """A few of the sizes that its scenario has."""
+    from pathlib import Path
+
     from harness.judge import Asked
     from harness.judge.procedure import _settings
     from harness.ops import find
-    from pathlib import Path
 
     asked = Asked(Path("mine.py"), "cpu", 3, op="softmax")
     found = _settings(asked, find("softmax"))

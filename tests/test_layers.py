@@ -230,6 +230,7 @@ def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:
     ("arguments", "refused"),
     [
         (["--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
+        (["judge", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["gate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["gate", "calibrate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["list"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2"}),

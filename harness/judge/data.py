@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.judge.records import Described
+from harness.judge.records import TensorForm
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,9 @@ def mapped(data: Any, change: Callable[[Any], Any]) -> Any:
     return data
 
 
-def described(tensor: torch.Tensor, place: int = 0) -> Described:
+def described(tensor: torch.Tensor, place: int = 0) -> TensorForm:
     """The form of a tensor."""
-    return Described(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
+    return TensorForm(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), place)
 
 
 def _parts(data: Any) -> Iterator[Any]:

@@ -49,24 +49,24 @@ def judge(asked: Asked, command: Sequence[str], observer: Observer) -> Judgement
     with tempfile.TemporaryDirectory(prefix="judge-") as folder:
         observer.note("what the candidate is, and its reference")
         home = Path(folder)
-        writer = verdict.Writer(asked, _sha256(asked.candidate), tuple(command))
+        ruling = verdict.Ruling(asked, _sha256(asked.candidate), tuple(command))
         try:
             sheet = _settled(asked, home)
         except asking.AnswerError as lost:
-            return writer.ended("crashed", f"loading it failed: {lost}")
+            return ruling.ended("crashed", f"loading it failed: {lost}")
         prepared = _prepared(asked, sheet, home, observer)
-        writer = replace(writer, sheet=prepared.sheet, machine=devices.kinds()[asked.device].machine().name)
+        ruling = replace(ruling, sheet=prepared.sheet, machine=devices.kinds()[asked.device].machine().name)
         checked = _check(prepared, asked.device, observer)
-        if found := writer.of_checks(checked):
+        if found := ruling.of_checks(checked):
             return found
         calls = None if asked.isolated else _calls(prepared, checked, observer)
         run = _run(prepared, asked.device, home / "run", command, observer)
-        if verdict.ceiling_is_wrong(run):
+        if sheet.form != "ops" and verdict.ceiling_is_wrong(run):
             sheet = replace(prepared.sheet, is_counted=False, notes=(*prepared.sheet.notes, verdict.UNCOUNTED))
             prepared = _prepared(asked, sheet, home, observer)
-            writer = replace(writer, sheet=sheet)
+            ruling = replace(ruling, sheet=sheet)
             run = _run(prepared, asked.device, home / "again", command, observer)
-        return writer.of_run(run, checked, calls)
+        return ruling.of_run(run, checked, calls)
 
 
 def _sha256(file: Path) -> str:

@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class TensorForm:
     """The form of a tensor: sizes, and the name of its dtype. place: its number among all tensors of the data."""
 
     shape: tuple[int, ...]
@@ -57,9 +57,9 @@ class Sized:
 
     sizes: dict[str, int | str]
     arguments: dict[str, Any]
-    inputs: tuple[Described, ...] = ()
-    outputs: tuple[Described, ...] = ()
-    buffers: tuple[Described, ...] = ()
+    inputs: tuple[TensorForm, ...] = ()
+    outputs: tuple[TensorForm, ...] = ()
+    buffers: tuple[TensorForm, ...] = ()
     weights: int = 0
 
 

@@ -35,8 +35,8 @@ _DRAWN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
-    """Writes the judgement of a request, with what is known by then."""
+class Ruling:
+    """Makes the judgement of a request of what is known by then."""
 
     asked: Asked
     sha256: str

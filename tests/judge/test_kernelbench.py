@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import UsageError
@@ -145,3 +147,9 @@ def test_a_file_that_can_t_be_loaded(judged):
     assert "no compiler" in found.line
     with pytest.raises(UsageError, match="the reference can't be run: OSError: no compiler"):
         judged(NEW, {"ref.py": f"{REFERENCE}\nraise OSError('no compiler')\n"}, reference="ref.py")
+
+
+def test_the_example(judged):
+    text = (Path(__file__).parents[2] / "examples" / "judged_model.py").read_text()
+    found = judged(text.replace("4096, 1024", "12, 40"))
+    assert (found.verdict, found.calls.only_torch) == ("right", True)

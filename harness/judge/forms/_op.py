@@ -10,7 +10,7 @@ from typing import Any
 from harness import check, intact
 from harness.judge import data, isolated
 from harness.judge.forms._reference import NAME, Function, Loads, Makes, Reference, compared, copied, exactly
-from harness.judge.records import CANDIDATE, Described, Sheet, Sized
+from harness.judge.records import CANDIDATE, Sheet, Sized, TensorForm
 from harness.model import Work
 from harness.ops import ANY_DEVICE, ITEMSIZE, MODES, Choice, Context, Expected, Launch, Op, Symbols, Tensor
 
@@ -110,7 +110,7 @@ def _work(sheet: Sheet, loaded: _Loaded, symbols: Symbols, _itemsize: int) -> Wo
     return Work(sum(map(_bytes, case.inputs)) + case.weights, sum(map(_bytes, case.outputs)))
 
 
-def _bytes(one: Described) -> int:
+def _bytes(one: TensorForm) -> int:
     return ITEMSIZE[one.dtype] * math.prod(one.shape)
 
 

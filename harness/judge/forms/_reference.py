@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,14 +69,16 @@ def exactly() -> Iterator[None]:
     """Without TF32, and without gradients."""
     import torch
 
-    matmul = torch.backends.cuda.matmul
-    before = matmul.allow_tf32
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-        matmul.allow_tf32 = False
-        try:
+    parts = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [part.allow_tf32 for part in parts]
+    try:
+        for part in parts:
+            part.allow_tf32 = False
+        with torch.no_grad():
             yield
-        finally:
-            matmul.allow_tf32 = before
+    finally:
+        for part, allowed in zip(parts, before, strict=True):
+            part.allow_tf32 = allowed
 
 
 def copied(values: Any) -> Any:
@@ -90,10 +93,19 @@ def compared(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Ite
         if one.shape != want.shape or not want.dtype.is_floating_point or not want.numel():
             yield Expected(f"y{number}", one, want)
             continue
-        finite = want.double().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-        absolute = relative * min(1.0, float(finite.square().mean().sqrt()))
+        absolute = relative * min(1.0, _typical(want))
         flat, wide = one.reshape(-1), want.reshape(-1)
         for start in range(0, wide.numel(), comparer.CHUNK):
             here = slice(start, start + comparer.CHUNK)
             allowed = absolute + relative * wide[here].abs()
             yield Expected(f"y{number}", flat[here], wide[here], allowed, start)
+
+
+def _typical(values: torch.Tensor) -> float:
+    """The root of the mean square of the values that are finite."""
+    import torch
+
+    norm = torch.linalg.vector_norm(values, dtype=torch.float64)
+    if not norm.isfinite():
+        norm = torch.linalg.vector_norm(values[values.isfinite()], dtype=torch.float64)
+    return float(norm) / math.sqrt(values.numel())

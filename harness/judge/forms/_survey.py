@@ -34,8 +34,6 @@ def surveyed(sheet: Sheet, reference: Reference) -> Sheet:
     unseen = tuple(_unseen(reference, place, timed, sheet.seed))
     if not unseen:
         notes.append("The reference takes no other sizes, so only values are new to the candidate.")
-    if not sheet.is_counted:
-        notes.append("The bytes that a call must move aren't known: there is no ceiling.")
     return replace(
         sheet,
         timed=timed,

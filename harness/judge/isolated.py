@@ -145,6 +145,7 @@ def _is_tensor(found: Any) -> bool:
     return (
         isinstance(found, dict)
         and found.keys() == {"shape", "dtype"}
+        and isinstance(found["dtype"], str)
         and found["dtype"] in ITEMSIZE
         and isinstance(found["shape"], list)
         and all(map(_is_expression, found["shape"]))

@@ -13,8 +13,10 @@ import torch
 
 from harness.cuda.compile import compile_verbose
 from harness.errors import InputError, MachineError, UsageError
-from harness.judge import isolated
+from harness.judge import Asked, isolated
+from harness.judge.forms import form_of
 from harness.judge.records import Sheet
+from harness.judge.sources import Source
 from harness.model import Case
 from harness.ops import Context, Op, Tensor, find
 
@@ -146,6 +148,24 @@ def test_without_a_gpu_it_says_so(judged) -> None:
         judged("", files, **asked)
     with pytest.raises(InputError, match="uses 'Q'"):
         judged("", files | {"k.json": manifest.replace('"M"', '"Q"')}, **asked)
+
+
+def test_tensors_of_another_form_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "reference.py").write_text(
+        "import torch\n"
+        "def generate_input(size, seed):\n    return torch.ones(size), torch.empty(size)\n"
+        "def ref_kernel(data):\n    return data[1].copy_(data[0])\n"
+    )
+    kernel = KERNEL | {"grid": ["cdiv(size, 256)"], "arguments": ["x0", "y0", {"int64": "size"}]}
+    asked = Asked(
+        tmp_path / "k.json", "cpu", 1, reference=tmp_path / "reference.py", sizes=({"size": 5},), isolated=True,
+        manifest=MANIFEST | {"kernels": [kernel]},
+    )  # fmt: skip
+    form = form_of(asked, Source(asked.candidate))
+    made = form.op(form.surveyed(form.sheet(asked, Source(asked.candidate))))
+    assert [tensor.name for tensor in (*made.inputs, *made.outputs)] == ["x0", "y0"]
+    assert {*made.variants} == {"eager", "compile", "compile_autotune", "candidate"}
+    assert not made.variants["candidate"].returns
 
 
 def test_a_file_of_python_exports_a_manifest(judged) -> None:

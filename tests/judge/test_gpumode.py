@@ -58,6 +58,27 @@ def test_reference_and_sizes_beside_the_candidate(judged, text):
     assert found.line.startswith("right, 1.00x [1.00, 1.00] torch over 2 cases (geometric mean), ")
 
 
+STALE = """
+kept = []
+
+def custom_kernel(data):
+    a, out, settings = data
+    if not kept:
+        kept.append(a * settings["scale"])
+    return kept[0].clone()
+"""
+
+
+def test_weights_among_the_data_may_be_parameters(judged):
+    files = {
+        **FILES,
+        "reference.py": REFERENCE.replace("    return a, torch", "    return torch.nn.Parameter(a), torch"),
+    }
+    assert judged(OF_ITS_OWN, files).verdict == "right"
+    found = judged(STALE, files)
+    assert found.line.startswith("wrong: y0")
+
+
 def test_memory_for_outputs_isn_t_counted_as_read(judged):
     """The candidate's buffers are outputs, which a set of buffers has of its own, with wrong values in it."""
     found = judged(INTO_THE_BUFFER.replace('torch.mul(a, settings["scale"], out=out)', "pass"), FILES)

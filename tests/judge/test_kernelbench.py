@@ -118,6 +118,25 @@ def test_a_reference_that_rounds_isn_t_run_in_float64(judged):
     assert any(note.startswith("The reference runs in float32 with TF32 off: float64 isn't") for note in found.notes)
 
 
+def test_of_square_matrices_the_first_is_cut(judged):
+    square = pair("a @ b", "(b.t() @ a.t()).t().contiguous()").replace("self, x", "self, a, b")
+    found = judged(square.replace("torch.rand(6, 64)", "*torch.rand(2, 6, 6)"))
+    assert found.verdict == "right"
+    assert {one.sizes for one in found.checked} == {"given", "unseen"}
+
+
+def test_a_single_number_is_an_output(judged):
+    assert judged(pair("x.square().mean()", "(x * x).mean()")).verdict == "right"
+    assert judged(pair("x.square().mean()", "x.mean()")).verdict == "wrong"
+
+
+def test_a_reference_with_integers_runs_as_it_is(judged):
+    found = judged(pair("x.argmax(1)", "x.max(1).indices"))
+    assert found.verdict == "right"
+    assert any(note.startswith("The reference runs as it is, with TF32 off") for note in found.notes)
+    assert judged(pair("x.argmax(1)", "x.argmin(1)")).verdict == "wrong"
+
+
 def test_positional_and_named_arguments_apart(judged):
     apart = REFERENCE.replace("return [8]", "return [[], {'features': 8}]")
     assert judged(NEW, {"ref.py": apart}, reference="ref.py").verdict == "right"

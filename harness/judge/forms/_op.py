@@ -120,7 +120,8 @@ def _make(loaded: _Loaded, ctx: Context) -> dict[str, Any]:
     case = loaded.case(ctx.case.values)
     seed = torch.randint(_SEEDS, (1,), generator=ctx.generator, device=ctx.device)
     found = data.tensors(loaded.reference.inputs(case.arguments, int(seed)))
-    return {f"x{number}": found[one.place] for number, one in enumerate(case.inputs)}
+    # Weights that a form passes as data may be parameters, which no set of buffers could be filled with anew.
+    return {f"x{number}": found[one.place].detach() for number, one in enumerate(case.inputs)}
 
 
 def _buffers(loaded: _Loaded) -> Callable[[Context, Any], dict[str, Any]]:
@@ -138,7 +139,11 @@ def _buffers(loaded: _Loaded) -> Callable[[Context, Any], dict[str, Any]]:
 
 
 def _launch(function: Function, fill: Callable[[Any], Any]) -> Launch:
-    return lambda t: tuple(data.tensors(function(fill(t))))
+    """Calls a function with a form's data, without gradients, and gives the tensors of what it returns."""
+    import torch
+
+    call = torch.no_grad()(function)
+    return lambda t: tuple(data.tensors(call(fill(t))))
 
 
 def _baseline(loaded: _Loaded, mode: str, ctx: Context) -> Launch:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SUMMARY = "KernelBench's: a class ModelNew; Model, get_inputs and get_init_inputs there or in --reference FILE"
 _NEEDED = ("Model", "get_inputs", "get_init_inputs")
 _BATCH = "B"
+_CUTS = ("all", "first")
+"""Which inputs of a smaller batch are cut: all that have the batch, or the first alone, as a square matrix needs it."""
 
 
 def recognises(asked: Asked, source: Source) -> bool:
@@ -76,6 +78,8 @@ def sheet(asked: Asked, source: Source) -> Sheet:
 def surveyed(sheet: Sheet) -> Sheet:
     """The sheet with the tensors of the model."""
     found = _Reference(sheet)
+    found.cut = next(filter(found.takes, _CUTS), _CUTS[0])
+    sheet = replace(sheet, options={**sheet.options, "cut": found.cut})
     sizes = {_BATCH: found.batch} if found.batch else {}
     return _survey.surveyed(replace(sheet, timed=(Sized({**sizes}, {**sizes}),)), found)
 
@@ -104,7 +108,10 @@ def _called(model: Any, values: Any) -> Any:
 
 
 class _Reference:
-    """The model of a reference, with its inputs. batch: the first size of the first input; 0 if it has none."""
+    """The model of a reference, with its inputs.
+
+    batch: the first size of the first input that has one; 0 if none has. cut: which inputs a smaller batch cuts.
+    """
 
     decides = False
 
@@ -122,17 +129,31 @@ class _Reference:
         self._arguments, self._named = arguments if apart else (arguments, {})
         self._model = self._new(module.Model)
         self._precise: Any = None
+        self.cut: str = sheet.options.get("cut", _CUTS[0])
         self.weights = sum(parameter.nbytes for parameter in self._model.parameters())
         sizes = [tensor.shape[0] for tensor in data.tensors(self._drawn(sheet.seed)) if tensor.dim()]
         self.batch = sizes[0] if sizes else 0
 
     def inputs(self, arguments: dict[str, Any], seed: int) -> Any:
-        """What get_inputs gives for a seed; of a smaller batch the first elements of each input that has the batch."""
+        """What get_inputs gives for a seed; of a smaller batch the first elements of inputs that have the batch."""
         values = self._drawn(seed)
         size = arguments.get(_BATCH, self.batch)
         if size == self.batch:
             return values
-        return data.mapped(values, lambda tensor: self._cut(tensor, size))
+        there = data.tensors(values)
+        has_batch = [at for at, tensor in enumerate(there) if tensor.dim() and tensor.shape[0] == self.batch]
+        for at in has_batch if self.cut == _CUTS[0] else has_batch[:1]:
+            there[at] = there[at][:size].clone()
+        return data.replaced(values, there)
+
+    def takes(self, cut: str) -> bool:
+        """Whether the model takes a smaller batch that is cut in this way."""
+        self.cut = cut
+        try:
+            with _reference.exactly():
+                return self.batch > 1 and bool(data.tensors(self.call(self.inputs({_BATCH: self.batch - 1}, 0))))
+        except Exception:
+            return False
 
     def call(self, values: Any) -> Any:
         """The model's outputs."""
@@ -183,9 +204,6 @@ class _Reference:
     def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
         return tensor.to(self._place, dtype)
-
-    def _cut(self, tensor: torch.Tensor, size: int) -> torch.Tensor:
-        return tensor[:size].clone() if tensor.dim() and tensor.shape[0] == self.batch else tensor
 
     def _seeded(self, make: Callable[[], Any], seed: int | None = None) -> Any:
         _reference.seed_all(self._place, self._sheet.seed if seed is None else seed)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness import devices, runner, scenario, store
+from harness import devices, paths, runner, scenario, store
 from harness.errors import HarnessError, MachineError, UsageError, nearest
 from harness.judge import asking, declared, isolated, sources, verdict
 from harness.judge.forms import form_of
@@ -158,12 +159,12 @@ def _settings(asked: Asked, op: Op) -> list[tuple[str, Setting]]:
 
 
 def _definitions(op: Op, asked: Asked) -> tuple[Definition, ...]:
-    """The bundled scenario that has the op's name."""
-    try:
-        files = scenario.find([op.name])
-    except UsageError:
-        return ()
-    return tuple(one for one in scenario.load(files, Catalogue(asked.plugins)) if one.op == op.name)
+    """The bundled scenario that has the op's name; else all bundled ones of the op."""
+    files = sorted(paths.data("scenarios").glob("*.yaml"))
+    line = re.compile(rf"^op: {re.escape(op.name)}$", re.MULTILINE)
+    named = [file for file in files if file.stem == op.name]
+    found = named or [file for file in files if line.search(file.read_text(encoding="utf-8"))]
+    return tuple(one for one in scenario.load(found, Catalogue(asked.plugins)) if one.op == op.name)
 
 
 def _setting(op: Op, sizes: Mapping[str, int]) -> Setting:

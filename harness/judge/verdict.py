@@ -59,10 +59,8 @@ class Ruling:
         checked = checks(found)
         timed = tuple(_timed(run, group) for group in by_group(run.results).values())
         made = self._judgement("right", "", checked, timed, calls)
-        bad = next((one for one in timed if one.status in FAILED), None) or next(
-            (one for one in timed if one.time is None), None
-        )
-        if bad:
+        without = [one for one in timed if one.time is None]
+        if bad := next((one for one in without if one.status in FAILED), next(iter(without), None)):
             verdict = _verdict(bad.status)
             line = f"{verdict.replace('_', ' ')}: {bad.why or 'it has no time'} ({bad.case})"
             return replace(made, verdict=verdict, line=line, code=Exit.CASES_FAILED)
@@ -73,7 +71,7 @@ class Ruling:
         line, code = _line(timed, speedup, low, high), Exit.OK
         if calls and calls.only_torch:
             line += "; it only calls torch"
-        if checked and all(one.status not in ("ok", *FAILED) for one in checked if one.sizes == "unseen"):
+        if {one.status for one in checked if one.sizes == "unseen"} == {"declined"}:
             line += "; it declines all sizes but the given ones"
         if limit is not None and (high is None or high < limit):
             line, code = f"{line}; slower than --at-least {limit:g}x", Exit.GATE_FAILED

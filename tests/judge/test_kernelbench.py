@@ -110,6 +110,7 @@ def test_a_reference_that_takes_one_batch_only(judged):
     assert found.verdict == "right"
     assert "The reference takes no other sizes, so only values are new to the candidate." in found.notes
     assert [one.sizes for one in found.checked] == ["given"]
+    assert "declines" not in found.line
 
 
 def test_a_reference_that_rounds_isn_t_run_in_float64(judged):

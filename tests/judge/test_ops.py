@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from harness.errors import UsageError
+from harness.judge import Asked
+from harness.judge.procedure import _settings
+from harness.ops import find
 
 RETURNS = "def double(x):\n    return x + x\n"
 WRITES = "def double(x, y):\n    y.copy_(x + x)\n"
@@ -97,19 +102,15 @@ def test_a_gate_for_speed_is_sure_before_it_fails(doubling):
     assert found.line.endswith("slower than --at-least 1.5x")
 
 
-def test_a_bundled_op_has_sizes_of_its_own(judged):
+def test_a_bundled_op_has_sizes_of_its_own():
     """A few of the sizes that its scenario has."""
-    from pathlib import Path
-
-    from harness.judge import Asked
-    from harness.judge.procedure import _settings
-    from harness.ops import find
-
     asked = Asked(Path("mine.py"), "cpu", 3, op="softmax")
     found = _settings(asked, find("softmax"))
     assert len(found) == 3 * 3
     assert {dtype for dtype, _ in found} == {"float32", "float16", "bfloat16"}
     assert found == _settings(asked, find("softmax"))
+    # Scenarios of this op have other names.
+    assert _settings(asked, find("strided_copy"))
 
 
 @pytest.mark.parametrize(

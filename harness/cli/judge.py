@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness judge mine.py --op softmax                   a function, or a variant, for an op\n"
-    "  harness judge new.py --reference ref.py              KernelBench's: ModelNew beside Model\n"
-    "  harness judge submission.py                          GPU MODE's: reference.py and task.yml lie beside it\n"
-    "  harness judge kernels.json --op softmax --isolated   kernels alone, without Python\n"
+    "  harness judge mine.py --op softmax           a function or variant for an op\n"
+    "  harness judge new.py --reference ref.py      KernelBench's form\n"
+    "  harness judge submission.py                  GPU MODE's: task.yml beside it\n"
+    "  harness judge k.json --op softmax --isolated kernels without Python\n"
     "\n\b\nExit codes:\n"
     "  0 right and believable, however fast it is\n"
     "  1 right, but slower than --at-least\n"

@@ -42,6 +42,7 @@ ROWS = [
     {"gate"},
     {"report"},
     {"explain"},
+    {"judge"},
     {"environment"},
     {"cli"},
     {"__main__"},
@@ -52,7 +53,7 @@ ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumer
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions. Classes of `models` and `nn` need it earlier.
 WORKER = {"ops", "devices", "limits", "check", "contract", "extremes", "rotation", "recheck", "session", "measure"}
-WORKER |= {"processes", "ranks", "cuda", "profile", *IN_COLLECTION}
+WORKER |= {"processes", "ranks", "cuda", "profile", "judge", *IN_COLLECTION}
 
 
 def room(file: Path) -> str:
@@ -229,6 +230,7 @@ def test_only_the_cuda_room_and_its_device_use_cuda_core() -> None:
     ("arguments", "refused"),
     [
         (["--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
+        (["judge", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["gate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["gate", "calibrate", "--help"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2", "yaml"}),
         (["list"], {"torch", "pandas", "matplotlib", "numpy", "pydantic", "jinja2"}),

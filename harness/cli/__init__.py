@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 from harness import __version__, paths, trial
-from harness.cli import check, compare, env, explain, gate, launch, listing, peak, profile, report, run, streams
+from harness.cli import (
+    check,
+    compare,
+    env,
+    explain,
+    gate,
+    judge,
+    launch,
+    listing,
+    peak,
+    profile,
+    report,
+    run,
+    streams,
+)
 from harness.cli.group import Commands
 from harness.errors import Exit
 from harness.processes.ending import Ending
@@ -31,6 +45,7 @@ app = typer.Typer(
 )
 app.command("run", cls=run.RunCommand, epilog=run.EXAMPLES)(run.command)
 app.command("check", epilog=check.EXAMPLES)(check.command)
+app.command("judge", epilog=judge.EXAMPLES)(judge.command)
 app.add_typer(listing.app, name="list")
 app.command("env", epilog=env.EXAMPLES)(env.command)
 app.command("peak", epilog=peak.EXAMPLES)(peak.command)

@@ -1,0 +1,162 @@
+"""Looks at a reference of another project by running it: which tensors there are, and which sizes it takes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from harness import check
+from harness.errors import UsageError, brief, described
+from harness.judge import data
+from harness.judge.forms._reference import TOLERANCE, Reference, compared, copied, exactly, torch_device
+from harness.judge.records import Sheet, Sized
+from harness.ops import ITEMSIZE, comparer
+
+if TYPE_CHECKING:
+    import torch
+
+_UNSEEN = 4  # sizes that nobody knew
+_TRIES = 32
+
+
+def surveyed(sheet: Sheet, reference: Reference) -> Sheet:
+    """The sheet with the tensors of each case, and with cases of other sizes that the reference takes."""
+    place = torch_device(sheet)
+    known = [_looked_at(reference, place, case, sheet.seed) for case in (*sheet.timed, *sheet.tested)]
+    timed, tested = tuple(known[: len(sheet.timed)]), tuple(known[len(sheet.timed) :])
+    smallest = min(known, key=_elements)
+    precise, note = _precision(reference, smallest, sheet.seed)
+    notes = [note]
+    unseen = tuple(_unseen(reference, place, timed, sheet.seed))
+    if not unseen:
+        notes.append("The reference takes no other sizes, so only values are new to the candidate.")
+    return replace(
+        sheet,
+        timed=timed,
+        tested=tested,
+        unseen=unseen,
+        precise=precise,
+        dtype=_dtype(timed[0]),
+        notes=(*sheet.notes, *notes),
+    )
+
+
+def _looked_at(reference: Reference, place: torch.device, case: Sized, seed: int) -> Sized:
+    """The case with its tensors. Raises UsageError where the reference can't be judged by."""
+    what = f"the reference at {_told(case)}"
+    try:
+        values = reference.inputs(case.arguments, seed)
+        again = reference.inputs(case.arguments, seed + 1)
+        with exactly():
+            outputs = data.tensors(reference.call(copied(values)))
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(f"{what} fails: {brief(described(error))}", "mend the reference, or its sizes") from error
+    every = [data.described(tensor, at) for at, tensor in enumerate(data.tensors(values))]
+    if every != [data.described(tensor, at) for at, tensor in enumerate(data.tensors(again))]:
+        raise UsageError(f"{what} has inputs whose sizes depend on the seed", "give every seed the same sizes")
+    for one in (*every, *map(data.described, outputs)):
+        if one.dtype not in ITEMSIZE:
+            raise UsageError(f"{what} has a tensor of {one.dtype}", f"known: {', '.join(ITEMSIZE)}")
+    if not outputs:
+        raise UsageError(f"{what} returns no tensor", "return one, or a tuple of tensors")
+    own = [one for one, tensor in zip(every, data.tensors(values), strict=True) if tensor.device.type == place.type]
+    unread = [one for one in own if _is_unread(reference, values, one.place, outputs)]
+    inputs = tuple(one for one in own if one not in unread)
+    made = tuple(data.described(tensor, at) for at, tensor in enumerate(outputs))
+    return replace(case, inputs=inputs, outputs=made, buffers=tuple(unread), weights=reference.weights)
+
+
+def _is_unread(reference: Reference, values: Any, place: int, outputs: Sequence[torch.Tensor]) -> bool:
+    """Whether a tensor of the data is memory for outputs alone: with other values in it nothing changes."""
+    spoilt = data.tensors(copied(values))
+    form = (spoilt[place].shape, spoilt[place].dtype)
+    if form not in [(one.shape, one.dtype) for one in outputs]:
+        return False
+    check.poison([spoilt[place]])
+    try:
+        with exactly():
+            again = data.tensors(reference.call(data.replaced(values, spoilt)))
+            return comparer.complaint(compared(again, outputs)) is None
+    except Exception:
+        return False
+
+
+def _precision(reference: Reference, case: Sized, seed: int) -> tuple[bool, str]:
+    """Whether float64 gives what is right, and a sentence on it. Raises UsageError for a reference that is random."""
+    values = reference.inputs(case.arguments, seed)
+    with exactly():
+        outputs, again = (data.tensors(reference.call(copied(values))) for _ in range(2))
+        if wrong := comparer.complaint(compared(again, outputs)):
+            advice = "give a reference that gives the same result each time: no dropout, no random numbers"
+            raise UsageError(f"the reference gives another result at each call: {wrong}", advice)
+        plain = str(outputs[0].dtype).removeprefix("torch.")
+        native = f"The reference runs in {plain} with TF32 off"
+        if not all(one.dtype.is_floating_point for one in outputs):
+            return (
+                False,
+                "The reference runs as it is, with TF32 off: it has outputs that rounding may turn into others.",
+            )
+        try:
+            exact = data.tensors(reference.precisely(copied(values)))
+        except Exception as error:
+            return False, f"{native}: in float64 it fails ({brief(described(error))})."
+    if [one.shape for one in exact] != [one.shape for one in outputs]:
+        return False, f"{native}: in float64 its outputs have other sizes."
+    if wrong := comparer.judged(compared(outputs, exact), check.LEEWAY).wrong:
+        return False, f"{native}: float64 isn't what it rounds to ({wrong})."
+    if exact[0].dtype.itemsize < 8 and exact[0].dtype.is_floating_point:
+        return True, f"The reference runs with inputs in float64, and converts them to {plain} itself."
+    return True, "The reference runs in float64."
+
+
+def _unseen(reference: Reference, place: torch.device, timed: Sequence[Sized], seed: int) -> Iterator[Sized]:
+    """Cases with sizes that the reference takes, of up to `_TRIES` drawn ones."""
+    rng = random.Random(seed)
+    known = [case.arguments for case in timed]
+    drawn = [reference.vary(case.arguments, rng) for case in timed]
+    found = 0
+    for number in range(_TRIES):
+        arguments = next(drawn[number % len(drawn)], None)
+        if arguments is None or arguments in known or found == _UNSEEN:
+            continue
+        known.append(arguments)
+        case = replace(timed[number % len(timed)], arguments=arguments)
+        case = replace(case, sizes=_renamed(case, timed[number % len(timed)].arguments))
+        try:
+            looked = _looked_at(reference, place, case, seed)
+        except UsageError:
+            continue
+        # Inputs without elements have no values to be right about; other dtypes would be another op.
+        like = timed[number % len(timed)]
+        alike = [one.dtype for one in looked.inputs] == [one.dtype for one in like.inputs]
+        if alike and len(looked.outputs) == len(like.outputs) and len(looked.buffers) == len(like.buffers):
+            found += 1
+            yield looked
+
+
+def _renamed(case: Sized, before: dict[str, Any]) -> dict[str, int | str]:
+    """The sizes of a case whose arguments have changed. Sizes stand in the order of their arguments."""
+    changed = dict(zip(before, case.arguments.values(), strict=True))
+    return {
+        name: changed[argument] if isinstance(size, int) else size
+        for (name, size), argument in zip(case.sizes.items(), before, strict=True)
+    }
+
+
+def _elements(case: Sized) -> int:
+    return sum(math.prod(one.shape) for one in (*case.inputs, *case.outputs))
+
+
+def _dtype(case: Sized) -> str:
+    """The dtype that stands for the case: its first output's if that is a float, else the first float's."""
+    floats = [one.dtype for one in (*case.outputs, *case.inputs) if one.dtype in TOLERANCE]
+    return (floats or [case.outputs[0].dtype])[0]
+
+
+def _told(case: Sized) -> str:
+    return ", ".join(f"{name}={value}" for name, value in case.sizes.items())

@@ -1,0 +1,48 @@
+"""A process in which code of others runs may die, or never end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.judge import asking, child
+
+
+def export(tmp_path: Path, text: str, seconds: float = 60.0) -> dict[str, str]:
+    (tmp_path / "candidate.py").write_text(text)
+    return asking.ask("export", {"file": str(tmp_path / "candidate.py")}, seconds)
+
+
+def test_an_answer(tmp_path: Path) -> None:
+    assert export(tmp_path, "def export():\n    print('x')\n    return {'a': 1}\n") == {"manifest": '{"a": 1}'}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nos._exit(7)\n", "the process ended by exit status 7"),
+        ("import os\nprint('pigs', flush=True)\nos.abort()\n", "the process ended by signal SIGABRT"),
+        ("raise KeyError('a')\n", "KeyError: 'a'"),
+        ("import sys\nsys.exit(0)\n", "SystemExit: 0"),
+    ],
+)
+def test_the_end_of_the_process_is_told(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(asking.AnswerError) as raised:
+        export(tmp_path, text)
+    assert str(raised.value).startswith(said)
+
+
+def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
+    with pytest.raises(asking.AnswerError, match="it doesn't end within 0 s"):
+        export(tmp_path, "while True:\n    pass\n", 0.0)
+
+
+def test_errors_of_the_harness_keep_their_kind(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="isn't a file of Python"):
+        asking.ask("export", {"file": str(tmp_path / "none.txt")}, 60.0)
+
+
+def test_every_action_has_a_name() -> None:
+    assert {*child.ACTIONS} == {"survey", "calls", "export"}

@@ -1,0 +1,179 @@
+"""Candidates without Python: a manifest of kernels and launch parameters."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from harness.cuda.compile import compile_verbose
+from harness.errors import InputError, MachineError, UsageError
+from harness.judge import Asked, isolated
+from harness.judge.forms import form_of
+from harness.judge.records import Sheet
+from harness.judge.sources import Source
+from harness.model import Case
+from harness.ops import Context, Op, Tensor, find
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "judged_softmax.json"
+KERNEL = {"entry": "k", "grid": ["cdiv(N, 256)"], "block": 256, "arguments": ["x", "y", {"int64": "N"}]}
+MANIFEST = {"source": "k.cu", "kernels": [KERNEL]}
+
+
+def op() -> Op:
+    tensors: Any = {"inputs": (Tensor("x", ("N",)),), "outputs": (Tensor("y", ("N",)),)}
+    return Op("own", "y = x", {"N": "elements"}, reference=lambda _, t: {"y": t.x}, **tensors)
+
+
+def sheet(manifest: dict[str, Any]) -> Sheet:
+    return Sheet("ops", "k.json", "", "", "cuda", "float32", 1, "own", options={"manifest": manifest})
+
+
+def context(made: Op, n: int) -> Context:
+    case = Case("own", "candidate", "float32", (("N", n),))
+    return Context(case, torch.float32, torch.device("cpu"), torch.Generator(), made)
+
+
+def test_launches_are_made_as_the_manifest_says(monkeypatch) -> None:
+    launched: list[tuple[Any, ...]] = []
+    loaded: list[tuple[Any, ...]] = []
+
+    def kernel(_: Context, file: str, entry: str, macros: dict[str, Any]) -> Any:
+        loaded.append((file, entry, macros))
+        return lambda grid, block, *arguments, shared: launched.append((entry, grid, block, shared, *arguments))
+
+    monkeypatch.setattr(Context, "kernel", kernel)
+    scale = {"entry": "scale", "grid": [2, "N"], "block": "min(N, 64)", "shared": "4 * N"}
+    scale |= {"arguments": ["sums", {"int32": "N * N"}, {"float32": 0.5}]}
+    more = {
+        "macros": {"T": {"float32": "float"}, "PACK": 4},
+        "scratch": {"sums": {"shape": ["N + 1"], "dtype": "int32"}},
+    }
+    made = op()
+    isolated.add(made, sheet(MANIFEST | more | {"kernels": [KERNEL, scale]}))
+    launch = made.variants["candidate"].prepare(context(made, 300))
+    t = SimpleNamespace(x=torch.ones(300), y=torch.zeros(300))
+    launch(t)
+    assert loaded == [("candidate.cu", name, {"T": "float", "PACK": 4}) for name in ("k", "scale")]
+    (_, *first), (_, *second) = launched
+    assert first[:3] == [(2,), 256, 0]
+    assert first[3] is t.x
+    assert first[4] is t.y
+    assert (type(first[5]), first[5].value) == (ctypes.c_int64, 300)
+    assert second[:3] == [(2, 300), 64, 1200]
+    assert (second[3].shape, second[3].dtype) == ((301,), torch.int32)
+    assert [(type(one), one.value) for one in second[4:]] == [(ctypes.c_int32, 90000), (ctypes.c_float, 0.5)]
+    assert not made.variants["candidate"].returns
+    assert made.variants["candidate"].devices == ("cuda",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernel": []}, "the manifest: has the key 'kernel' (did you mean 'kernels'?)"),
+        ({"source": "k.py"}, "source: isn't the name of a file"),
+        ({"source": 3}, "source: isn't the name of a file"),
+        ({"macros": {"T": ["float"]}}, "macros: aren't macros"),
+        ({"macros": {"T": {"float31": "float"}}}, "macros: aren't macros"),
+        ({"scratch": {"sums": {"shape": ["M"]}}}, "scratch: isn't scratch memory"),
+        ({"kernels": []}, "kernels: isn't a list of kernels"),
+        ({"kernels": [3]}, "kernels[0]: isn't a mapping"),
+        ({"kernels": [KERNEL | {"entry": 3}]}, "kernels[0].entry: isn't the name of a kernel"),
+        ({"kernels": [KERNEL | {"grid": "N"}]}, "kernels[0].grid: isn't a grid"),
+        ({"kernels": [KERNEL | {"grid": [1, 1, 1, 1]}]}, "kernels[0].grid: isn't a grid"),
+        ({"kernels": [KERNEL | {"grid": ["N / 2"]}]}, "kernels[0].grid: isn't a grid"),
+        ({"kernels": [KERNEL | {"block": "__import__('os')"}]}, "kernels[0].block: isn't an expression"),
+        ({"kernels": [KERNEL | {"shared": True}]}, "kernels[0].shared: isn't an expression"),
+        ({"kernels": [KERNEL | {"arguments": "x"}]}, "kernels[0].arguments: isn't a list"),
+        ({"kernels": [KERNEL | {"arguments": [{"int128": 1}]}]}, "kernels[0].arguments[0]: isn't an argument"),
+        ({"kernels": [KERNEL | {"arguments": [{"int32": 1.5}]}]}, "kernels[0].arguments[0]: isn't an argument"),
+        ({"kernels": [{"entry": "k"}]}, "kernels[0]: has no 'grid' (add it)"),
+    ],
+)
+def test_what_is_malformed_is_refused(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        isolated.parsed(json.dumps(MANIFEST | change), "k.json")
+    assert any(problem.told.startswith(f"k.json: {said}") for problem in raised.value.problems)
+
+
+@pytest.mark.parametrize("text", ["", "[1", "[" * 100_000, "\xff"])
+def test_what_isn_t_json_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        isolated.parsed(text, "k.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"arguments": ["z"]}, "has the argument 'z', which is no tensor of op 'own'"),
+        ({"grid": ["M"]}, "uses 'M', which op 'own' doesn't have"),
+        ({"arguments": [{"int32": "Q"}]}, "uses 'Q', which op 'own' doesn't have"),
+    ],
+)
+def test_names_that_the_op_doesn_t_have(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as raised:
+        isolated.add(op(), sheet(MANIFEST | {"kernels": [KERNEL | change]}))
+    assert said in raised.value.message
+
+
+def test_the_source_lies_beside_the_manifest(tmp_path: Path) -> None:
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "k.cu").write_text("")
+    for source in ("../k.cu", "missing.cu", "/etc/hostname.cu"):
+        with pytest.raises(UsageError, match="there is no file"):
+            isolated.code({"source": source}, tmp_path / "inside" / "k.json")
+    assert isolated.code({"source": "k.cu"}, tmp_path / "k.json") == tmp_path / "k.cu"
+
+
+def test_the_example_is_sound_and_its_kernel_compiles() -> None:
+    manifest = isolated.read(EXAMPLE)
+    isolated.refuse(find("softmax"), manifest, str(EXAMPLE))
+    for dtype in ("float32", "bfloat16"):
+        macros = {name: value[dtype] for name, value in manifest["macros"].items()}
+        code, log = compile_verbose(isolated.code(manifest, EXAMPLE), macros, "sm_90")
+        assert code
+        assert "0 bytes spill stores" in log
+
+
+def test_without_a_gpu_it_says_so(judged) -> None:
+    manifest = json.dumps(MANIFEST | {"kernels": [KERNEL | {"grid": ["M"], "arguments": ["x", "y", {"int64": "N"}]}]})
+    files = {"k.json": manifest, "k.cu": "// nothing"}
+    asked: dict[str, Any] = {"op": "doubling", "candidate": "k.json", "isolated": True, "sizes": ({"M": 2, "N": 2},)}
+    with pytest.raises(MachineError, match="--isolated launches kernels, and the device 'cpu' runs none"):
+        judged("", files, **asked)
+    with pytest.raises(InputError, match="uses 'Q'"):
+        judged("", files | {"k.json": manifest.replace('"M"', '"Q"')}, **asked)
+
+
+def test_tensors_of_another_form_have_numbers(tmp_path: Path) -> None:
+    (tmp_path / "reference.py").write_text(
+        "import torch\n"
+        "def generate_input(size, seed):\n    return torch.ones(size), torch.empty(size)\n"
+        "def ref_kernel(data):\n    return data[1].copy_(data[0])\n"
+    )
+    kernel = KERNEL | {"grid": ["cdiv(size, 256)"], "arguments": ["x0", "y0", {"int64": "size"}]}
+    asked = Asked(
+        tmp_path / "k.json", "cpu", 1, reference=tmp_path / "reference.py", sizes=({"size": 5},), isolated=True,
+        manifest=MANIFEST | {"kernels": [kernel]},
+    )  # fmt: skip
+    form = form_of(asked, Source(asked.candidate))
+    made = form.op(form.surveyed(form.sheet(asked, Source(asked.candidate))))
+    assert [tensor.name for tensor in (*made.inputs, *made.outputs)] == ["x0", "y0"]
+    assert {*made.variants} == {"eager", "compile", "compile_autotune", "candidate"}
+    assert not made.variants["candidate"].returns
+
+
+def test_a_file_of_python_exports_a_manifest(judged) -> None:
+    text = f"def export():\n    return {MANIFEST | {'source': 'k.cubin'}}\n"
+    asked: dict[str, Any] = {"op": "doubling", "isolated": True, "sizes": ({"M": 2, "N": 2},)}
+    with pytest.raises(MachineError):
+        judged(text, {"k.cubin": ""}, **asked)
+    found = judged("def export():\n    raise OSError('no compiler')\n", **asked)
+    assert found.line.startswith("crashed: loading it failed: OSError: no compiler")
+    with pytest.raises(InputError, match="the manifest"):
+        judged("def export():\n    return {}\n", **asked)

@@ -1,0 +1,175 @@
+"""Candidates in KernelBench's form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+
+REFERENCE = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, 16)
+
+    def forward(self, x):
+        return torch.relu(self.linear(x))
+
+def get_inputs():
+    return [torch.randn(12, 8)]
+
+def get_init_inputs():
+    return [8]
+"""
+NEW = """
+import torch
+import torch.nn as nn
+
+class ModelNew(nn.Module):
+    def __init__(self, features):
+        super().__init__()
+        self.linear = nn.Linear(features, 16)
+
+    def forward(self, x):
+        return (x @ self.linear.weight.t() + self.linear.bias).clamp(min=0)
+"""
+ADD = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return BODY
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return NEW
+
+def get_inputs():
+    return [torch.rand(6, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def pair(body: str, new: str) -> str:
+    return ADD.replace("return NEW", f"return {new}").replace("return BODY", f"return {body}")
+
+
+def test_a_reference_of_its_own_and_weights_that_are_copied(judged):
+    found = judged(NEW, {"ref.py": REFERENCE}, reference="ref.py")
+    assert (found.verdict, found.form, found.reference) == ("right", "kernelbench", "ref.py")
+    assert found.notes == ("The reference runs in float64.",)
+    assert [one.case for one in found.timed] == ["judged/candidate/float32/B12"]
+    assert {one.sizes for one in found.checked} == {"given", "unseen"}
+    assert {*found.timed[0].baselines} == {"eager", "compile"}
+    assert found.calls.torch[-1] == "aten.clamp"
+    assert found.calls.only_torch
+
+
+def test_weights_of_other_names_have_the_same_seed(judged):
+    text = NEW.replace("self.linear", "self.other")
+    assert judged(text, {"ref.py": REFERENCE}, reference="ref.py").verdict == "right"
+
+
+def test_halves(judged):
+    found = judged(NEW, {"ref.py": REFERENCE}, reference="ref.py", dtypes=("float16",))
+    assert found.verdict == "right"
+    assert found.timed[0].case == "judged/candidate/float16/B12"
+
+
+def test_one_file_could_bend_its_reference(judged):
+    found = judged(pair("x * 2", "x + x"))
+    assert found.verdict == "right"
+    assert found.notes[0].startswith("The reference stands in the candidate's own file, which could bend it")
+
+
+def test_a_batch_that_is_hard_coded(judged):
+    found = judged(pair("x.cumsum(0)", "torch.nn.functional.pad(x[:5], (0, 0, 0, len(x) - min(len(x), 5))).cumsum(0)"))
+    assert (found.verdict, found.code) == ("wrong", 5)
+
+
+def test_zeros_are_never_right(judged):
+    """Each output is about 2e-5: the absolute error that is allowed for large ones would let zeros pass."""
+    found = judged(pair("torch.softmax(x, 1) * 1e-3", "torch.zeros_like(x)"))
+    assert (found.verdict, found.code) == ("wrong", 5)
+
+
+def test_arithmetic_in_halves(judged):
+    found = judged(pair("x * 2.34567", "(x.half() * 2.34567).float()"))
+    assert found.verdict == "wrong"
+
+
+def test_a_reference_that_takes_one_batch_only(judged):
+    found = judged(pair("x.view(6, 64) + 1", "1 + x"))
+    assert found.verdict == "right"
+    assert "The reference takes no other sizes, so only values are new to the candidate." in found.notes
+    assert [one.sizes for one in found.checked] == ["given"]
+    assert "declines" not in found.line
+
+
+def test_a_reference_that_rounds_isn_t_run_in_float64(judged):
+    found = judged(pair("(x * 1e6).round() % 2", "(1e6 * x).round() % 2"))
+    assert found.verdict == "right"
+    assert any(note.startswith("The reference runs in float32 with TF32 off: float64 isn't") for note in found.notes)
+
+
+def test_of_square_matrices_the_first_is_cut(judged):
+    square = pair("a @ b", "(b.t() @ a.t()).t().contiguous()").replace("self, x", "self, a, b")
+    found = judged(square.replace("torch.rand(6, 64)", "*torch.rand(2, 6, 6)"))
+    assert found.verdict == "right"
+    assert {one.sizes for one in found.checked} == {"given", "unseen"}
+
+
+def test_a_single_number_is_an_output(judged):
+    assert judged(pair("x.square().mean()", "(x * x).mean()")).verdict == "right"
+    assert judged(pair("x.square().mean()", "x.mean()")).verdict == "wrong"
+
+
+def test_a_reference_with_integers_runs_as_it_is(judged):
+    found = judged(pair("x.argmax(1)", "x.max(1).indices"))
+    assert found.verdict == "right"
+    assert any(note.startswith("The reference runs as it is, with TF32 off") for note in found.notes)
+    assert judged(pair("x.argmax(1)", "x.argmin(1)")).verdict == "wrong"
+
+
+def test_positional_and_named_arguments_apart(judged):
+    apart = REFERENCE.replace("return [8]", "return [[], {'features': 8}]")
+    assert judged(NEW, {"ref.py": apart}, reference="ref.py").verdict == "right"
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "said"),
+    [
+        (pair("torch.nn.functional.dropout(x)", "x"), {}, "the reference gives another result at each call"),
+        (pair("x.no_such_thing()", "x"), {}, "the reference at B=6 fails: AttributeError"),
+        (pair("1.0", "1.0"), {}, "returns no tensor"),
+        (pair("x.to(torch.complex64)", "x"), {}, "has a tensor of complex64"),
+        (pair("x", "x"), {"sizes": ({"B": 3},)}, "--sizes can't be given"),
+        (pair("x", "x"), {"dtypes": ("int8",)}, "--dtype int8 can't be judged"),
+        (NEW, {}, "has no form of a candidate that is known"),
+    ],
+)
+def test_what_can_t_be_judged(judged, text, asked, said):
+    with pytest.raises(UsageError) as raised:
+        judged(text, **asked)
+    assert said in f"{raised.value.message} {raised.value.advice}"
+
+
+def test_a_file_that_can_t_be_loaded(judged):
+    found = judged(f"{pair('x', 'x')}\nraise OSError('no compiler')\n")
+    assert (found.verdict, found.code) == ("crashed", 5)
+    assert "no compiler" in found.line
+    with pytest.raises(UsageError, match="the reference can't be run: OSError: no compiler"):
+        judged(NEW, {"ref.py": f"{REFERENCE}\nraise OSError('no compiler')\n"}, reference="ref.py")
+
+
+def test_the_example(judged):
+    text = (Path(__file__).parents[2] / "examples" / "judged_model.py").read_text()
+    found = judged(text.replace("4096, 1024", "12, 40"))
+    assert (found.verdict, found.calls.only_torch) == ("right", True)

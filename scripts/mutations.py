@@ -1,0 +1,157 @@
+"""The mutants of a file: each is one change of its source, such as `<=` for `<`, or a call left out."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+_OPPOSITES = {
+    ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
+    ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,), ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
+    ast.FloorDiv: (ast.Mult,), ast.Mod: (ast.Mult,), ast.Pow: (ast.Mult,), ast.LShift: (ast.RShift,),
+    ast.RShift: (ast.LShift,), ast.BitAnd: (ast.BitOr,), ast.BitOr: (ast.BitAnd,), ast.BitXor: (ast.BitOr,),
+    ast.And: (ast.Or,), ast.Or: (ast.And,),
+}  # fmt: skip
+_TWINS = {"min": "max", "any": "all", "floor": "ceil", "median": "fmean"}
+_TWINS |= {twin: name for name, twin in _TWINS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One change of a file. scope: the classes and the function around it. was, now: its lines, without what indents.
+
+    lines: first and last line of its statement; None outside of functions, since all that is run at the import.
+    """
+
+    file: str
+    line: int
+    scope: str
+    was: str
+    now: str
+    lines: tuple[int, int] | None = field(compare=False)
+    source: bytes = field(compare=False, repr=False)
+    """The whole file with the change."""
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What it is known by when its line has moved."""
+        return self.file, self.scope, self.was, self.now
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.scope or 'the module'}\n  - {self.was}\n  + {self.now}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A node that can be changed. decides: it is the condition of a branch, a loop or a filter."""
+
+    node: Any
+    scope: str
+    lines: tuple[int, int] | None
+    decides: bool
+
+
+def mutants(file: str, source: bytes) -> list[Mutant]:
+    """All mutants of a file, in the order of its lines."""
+    starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    found = []
+    for place in _places(ast.parse(source), "", None):
+        node = place.node
+        begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
+        left, right = starts[node.lineno - 1], starts[node.end_lineno]
+        for text in dict.fromkeys(_changes(node, place.decides)):
+            changed = source[:begin] + text.encode() + source[end:]
+            now = changed[left : right + len(changed) - len(source)]
+            made = Mutant(
+                file, node.lineno, place.scope, _plain(source[left:right]), _plain(now), place.lines, source=changed
+            )
+            found.append(made)
+    return sorted(found, key=lambda mutant: mutant.line)
+
+
+def _plain(source: bytes) -> str:
+    return " ".join(source.decode().split())
+
+
+def _places(
+    node: ast.AST, scope: str, lines: tuple[int, int] | None, *, decides: bool = False
+) -> Iterator[_Place]:
+    """The nodes that can be changed: nothing that is only told to readers and type checkers."""
+    if isinstance(node, (ast.stmt, ast.expr)):
+        yield _Place(node, scope, lines, decides)
+    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
+        return
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        scope = f"{scope}.{node.name}".lstrip(".")
+    for name, value in ast.iter_fields(node):
+        if name in ("annotation", "returns", "decorator_list", "simple"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            own = lines
+            if isinstance(child, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
+                own = _lines(child)
+            if isinstance(child, ast.AST):
+                yield from _places(child, scope, own, decides=name in ("test", "ifs"))
+
+
+def _lines(statement: ast.stmt) -> tuple[int, int]:
+    """First and last line of a statement, of a compound one only its head."""
+    body = getattr(statement, "body", None)
+    last = body[0].lineno - 1 if body else statement.end_lineno
+    return statement.lineno, max(statement.lineno, last or 0)
+
+
+def _changes(node: ast.AST, decides: bool) -> Iterator[str]:
+    """Texts to put in the place of a node."""
+    match node:
+        case ast.Compare():
+            for at, operator in enumerate(node.ops):
+                for other in _OPPOSITES[type(operator)]:
+                    changed = copy.copy(node)
+                    changed.ops = [*node.ops[:at], other(), *node.ops[at + 1 :]]
+                    yield f"({ast.unparse(changed)})"
+            return
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            yield f"({ast.unparse(node.operand)})"
+            return
+        case ast.BinOp() | ast.BoolOp():
+            for text in _other_operators(node):
+                yield f"({text})"
+        case ast.AugAssign():
+            yield from _other_operators(node)
+        case ast.Constant(value=bool()):
+            yield str(not node.value)
+        case ast.Constant(value=int()):
+            yield from (f"{node.value + 1}", f"({node.value - 1})")
+        case ast.Constant(value=float()):
+            yield from (f"{2 * node.value}", f"{node.value / 2}") if node.value else ("1.0",)
+        case ast.Call(func=ast.Name(id=name)) if name in _TWINS:
+            yield ast.unparse(ast.Call(ast.Name(_TWINS[name]), node.args, node.keywords))
+        case ast.Call(func=ast.Attribute(attr=name)) if name in _TWINS:
+            yield ast.unparse(ast.Call(ast.Attribute(node.func.value, _TWINS[name]), node.args, node.keywords))
+        case ast.Return() if node.value and not _is_none(node.value):
+            yield "return None"
+        case ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()) | ast.Raise():
+            yield "pass"
+        case ast.Continue():
+            yield "break"
+        case ast.Break():
+            yield "continue"
+    if decides:
+        yield f"(not ({ast.unparse(node)}))"
+
+
+def _other_operators(node: Any) -> Iterator[str]:
+    for other in _OPPOSITES.get(type(node.op), ()):
+        changed = copy.copy(node)
+        changed.op = other()
+        yield ast.unparse(changed)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

@@ -219,7 +219,7 @@ def test_sets_outgrow_the_cache_four_times():
 
 
 def test_large_cases_still_rotate_over_a_few_sets():
-    assert run(FakeDevice([1e-6]), n=2 * MIB).sets == 4
+    assert run(FakeDevice([1e-6]), n=MIB // 4).sets == 4
 
 
 def test_a_hot_cache_keeps_one_set():
@@ -252,8 +252,8 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     sheet = op()
     sheet.variants.clear()
     sheet.variant("ours", "takes its time", devices=("cpu",))(prepare)
-    assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.03).call_samples) == 1  # of four calls
-    assert len(run(FakeDevice([1e-2]), sheet, n=2 * MIB, max_time=0.1).call_samples) == 2
+    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 4, max_time=0.03).call_samples) == 1  # of four calls
+    assert len(run(FakeDevice([1e-2]), sheet, n=MIB // 4, max_time=0.1).call_samples) == 2
     assert len(run(FakeDevice([1e-6]), max_time=60).call_samples) == 5
 
 

@@ -125,9 +125,8 @@ class Clean:
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """The tests that may see a mutant, fast ones first."""
-        by_line, chosen = self.lines.get(mutant.file, {}), set[str]()
-        if mutant.lines:
-            chosen = {test for line in range(mutant.lines[0], mutant.lines[1] + 1) for test in by_line.get(line, ())}
+        by_line = self.lines.get(mutant.file, {})
+        chosen = {test for line in mutant.lines for test in by_line.get(line, ())}
         return sorted(chosen or self.seconds, key=self.seconds.__getitem__)
 
 
@@ -370,10 +369,14 @@ def _run(
                 chosen = clean.tests_of(mutant)
                 limit = SECONDS + times * sum(clean.seconds[test] for test in chosen)
                 running[pool.submit(attempt, mutant, chosen, limit)] = mutant
-            for future in as_completed(running):
-                mutant, entry = running[future], future.result()
-                results.add(mutant, {**entry, "module": digest(mutant.file), "tests": held})
-                yield mutant, entry["state"]
+            try:
+                for future in as_completed(running):
+                    mutant, entry = running[future], future.result()
+                    results.add(mutant, {**entry, "module": digest(mutant.file), "tests": held})
+                    yield mutant, entry["state"]
+            finally:  # by Ctrl-C: the mutants that have begun are the last ones
+                for future in running:
+                    future.cancel()
 
 
 def main() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -25,7 +26,8 @@ _TWINS |= {twin: name for name, twin in _TWINS.items()}
 class Mutant:
     """One change of a file. scope: the classes and the function around it. was, now: its lines, without what indents.
 
-    lines: first and last line of its statement; None outside of functions, since all that is run at the import.
+    lines: of its statement, or where what it makes is used: of a constant of a module the lines that name it, of a
+    default the function's. Empty where that isn't known.
     """
 
     file: str
@@ -33,7 +35,7 @@ class Mutant:
     scope: str
     was: str
     now: str
-    lines: tuple[int, int] | None = field(compare=False)
+    lines: Sequence[int] = field(compare=False)
     source: bytes = field(compare=False, repr=False)
     """The whole file with the change."""
 
@@ -52,7 +54,7 @@ class _Place:
 
     node: Any
     scope: str
-    lines: tuple[int, int] | None
+    lines: Sequence[int]
     decides: bool
 
 
@@ -60,7 +62,8 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
     """All mutants of a file, in the order of its lines."""
     starts = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
     found = []
-    for place in _places(ast.parse(source), "", None):
+    tree = ast.parse(source)
+    for place in _places(tree, "", _uses(tree), ()):
         node = place.node
         begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
         left, right = starts[node.lineno - 1], starts[node.end_lineno]
@@ -78,8 +81,18 @@ def _plain(source: bytes) -> str:
     return " ".join(source.decode().split())
 
 
+def _uses(tree: ast.Module) -> dict[str, list[int]]:
+    """By name, the lines in functions that name it."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)):
+        for node in (node for statement in function.body for node in ast.walk(statement)):
+            if isinstance(node, ast.Name):
+                found[node.id].append(node.lineno)
+    return found
+
+
 def _places(
-    node: ast.AST, scope: str, lines: tuple[int, int] | None, *, decides: bool = False
+    node: ast.AST, scope: str, uses: dict[str, list[int]], lines: Sequence[int], *, decides: bool = False
 ) -> Iterator[_Place]:
     """The nodes that can be changed: nothing that is only told to readers and type checkers."""
     if isinstance(node, (ast.stmt, ast.expr)):
@@ -95,15 +108,20 @@ def _places(
             own = lines
             if isinstance(child, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
                 own = _lines(child)
+            elif isinstance(child, ast.arguments) and isinstance(node, ast.FunctionDef):
+                own = range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
+            elif isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, ast.Module):
+                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+                own = [line for target in targets for line in uses.get(ast.unparse(target), ())]
             if isinstance(child, ast.AST):
-                yield from _places(child, scope, own, decides=name in ("test", "ifs"))
+                yield from _places(child, scope, uses, own, decides=name in ("test", "ifs"))
 
 
-def _lines(statement: ast.stmt) -> tuple[int, int]:
-    """First and last line of a statement, of a compound one only its head."""
+def _lines(statement: ast.stmt) -> Sequence[int]:
+    """The lines of a statement, of a compound one only its head's."""
     body = getattr(statement, "body", None)
     last = body[0].lineno - 1 if body else statement.end_lineno
-    return statement.lineno, max(statement.lineno, last or 0)
+    return range(statement.lineno, max(statement.lineno, last or 0) + 1)
 
 
 def _changes(node: ast.AST, decides: bool) -> Iterator[str]:
@@ -134,6 +152,8 @@ def _changes(node: ast.AST, decides: bool) -> Iterator[str]:
             yield ast.unparse(ast.Call(ast.Name(_TWINS[name]), node.args, node.keywords))
         case ast.Call(func=ast.Attribute(attr=name)) if name in _TWINS:
             yield ast.unparse(ast.Call(ast.Attribute(node.func.value, _TWINS[name]), node.args, node.keywords))
+        case ast.Call(func=ast.Name(id="abs"), args=[argument]):
+            yield f"({ast.unparse(argument)})"
         case ast.Return() if node.value and not _is_none(node.value):
             yield "return None"
         case ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()) | ast.Raise():

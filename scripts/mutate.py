@@ -197,7 +197,7 @@ class Copies:
     processes."""
 
     def __init__(self, original: Path) -> None:
-        self.original = original
+        self.original, self._parent = original, os.getppid()
         self.folder = Path(tempfile.mkdtemp(prefix="job-", dir=original.parent))
         self.tree = shutil.copytree(original, self.folder / "tree")
         os.chdir(self.tree)
@@ -224,6 +224,8 @@ class Copies:
 
     def run(self, tests: Sequence[str], plugin: Watching | Chosen, limit: float) -> tuple[int | None, dict[str, Any]]:
         """Run files of tests in a fork. (exit code, what the plugin tells); the code is None for one that took longer."""
+        if os.getppid() != self._parent:
+            os._exit(1)  # nobody waits for what was queued
         told = self.folder / "told.json"
         told.unlink(missing_ok=True)
         process = os.fork()

@@ -108,7 +108,9 @@ def files_of(asked: Sequence[str], root: Path = ROOT) -> dict[str, list[str]]:
         for file in sorted(root.glob(pattern)):
             name = str(file.relative_to(root))
             if not asked or any(name == one or name.startswith(one.rstrip("/") + "/") for one in asked):
-                held = (str(test.relative_to(root)) for test_pattern in tests.split() for test in root.glob(test_pattern))
+                held = (
+                    str(test.relative_to(root)) for test_pattern in tests.split() for test in root.glob(test_pattern)
+                )
                 found[name] = sorted({test for test in held if Path(test).name.startswith("test_")})
     if not found:
         sys.exit(f"{', '.join(asked)}: no such module; scripts/mutate.py has these: {', '.join(MODULES)}")

@@ -6,6 +6,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,26 +16,31 @@ from harness import stats
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
 from harness.measure import _against_noise as against_noise
+from harness.measure import _judge_conditions as judge_conditions
 from harness.measure import _told_apart as told_apart
 from harness.measure import measure
 from harness.model import Case, Conditions, Job, Measurement, Timer, Timing, Traffic, Work
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.ranks import ALONE, Group
+from harness.session import Session
 
 MIB = 2**20
 
 
 class FakeTime:
-    """A clock that goes on by 6 ms whenever it is read, and while a call takes its time."""
+    """A clock that goes on by 6 ms, or a step, whenever it is read, and while a call takes its time."""
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.step = 6e-3
 
     def monotonic(self) -> float:
-        self.now += 6e-3
+        self.now += self.step
         return self.now
 
-    perf_counter = monotonic
+    def perf_counter(self) -> float:
+        self.now += 6e-3
+        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -145,6 +151,63 @@ def test_a_noisy_device_stops_by_the_time_and_says_so():
     assert "--precision 4" in warning.advice
 
 
+def test_new_inputs_are_drawn_before_the_samples_and_between_their_rounds(monkeypatch):
+    """However long that takes: no replay of the samples finds its work done. Steady samples are one round."""
+    for timer, renewals in (("graph", ["due", 10, "due", 10]), ("steady", ["due", 200])):
+        told: list[Any] = []
+        monkeypatch.setattr("harness.measure.Renewal.due", lambda _: told.append("due"))
+        device = FakeDevice([1e-6])
+        monkeypatch.setattr(device, "rounds", told)
+        run(device, op(timer=timer), max_time=1.0)
+        assert [one for one in told if one != 1] == renewals
+
+
+def test_the_check_of_the_timed_calls_has_a_tenth_of_the_time_that_the_case_took(monkeypatch):
+    given: list[tuple[float, float]] = []
+
+    def recheck(session: Session, _rotation: object, _batch: object, seconds: float) -> None:
+        given.append((seconds, sum(spent for _, spent in session.phases)))
+
+    monkeypatch.setattr("harness.measure.Session.recheck", recheck)
+    assert run(FakeDevice([1e-6])).status == "ok"
+    [(seconds, spent)] = given
+    assert seconds == pytest.approx(0.1 * spent)
+
+
+def test_what_is_wrong_with_the_timed_calls_ends_the_case(monkeypatch):
+    monkeypatch.setattr("harness.measure.Session.recheck", lambda *_: "stale")
+    found = run(FakeDevice([1e-6]))
+    assert (found.status, found.error, found.samples) == ("wrong", "stale", ())
+
+
+@pytest.mark.parametrize("where", ["intact.replaced", "Clocks.complaint"])
+def test_what_is_wrong_with_the_time_ends_the_case(monkeypatch, where):
+    monkeypatch.setattr(f"harness.measure.{where}", lambda *_: "part of it isn't in the time")
+    found = run(FakeDevice([1e-6]))
+    assert (found.status, found.error, found.samples) == ("wrong", "part of it isn't in the time", ())
+
+
+def test_figures_that_cost_more_calls_are_found_after_the_check_of_the_timed_calls(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr("harness.measure.Session.recheck", lambda *_: told.append("recheck"))
+    monkeypatch.setattr("harness.measure.Session.report", lambda *_: told.append("report"))
+    run(FakeDevice([1e-6]))
+    assert told == ["recheck", "report"]
+
+
+def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
+    told: list[str] = []
+    session: Any = SimpleNamespace(group=SimpleNamespace(size=2), warn=lambda _code, text, _advice: told.append(text))
+    judge_conditions(session, [[], ["power cap", "heat"]])
+    assert told == ["the device of rank 1 lowered its clocks: power cap, heat"]
+
+
+def test_types_of_operations_are_told_where_they_are_not_those_of_the_work():
+    assert run(FakeDevice([1e-6])).arithmetic == ()
+    found = run(FakeDevice([1e-6]), op(arithmetic="float16"))
+    assert (found.work.flops, found.arithmetic) == ((("float32", 1024),), (("float16", 1024),))
+
+
 def test_a_stop_by_time_with_a_narrow_interval_is_not_noisy():
     """Too few samples for a stop by the interval, all alike: that is precise enough all the same."""
     result = run(FakeDevice([2e-6]), max_time=1e-9)
@@ -171,6 +234,10 @@ def test_the_width_is_told_apart_from_what_was_asked_for(width, precision, told)
     [
         (0.01, 0.002, 0.5, "--max-time 12.5 is enough"),
         (0.00201, 0.002, 0.5, "--max-time 0.6 is enough"),
+        (0.0219, 0.002, 0.5, "--max-time 60 is enough"),
+        (0.022, 0.002, 0.5, "or ask for less: --precision 3%"),
+        (0.995, 0.002, 0.5, "end other work on this machine and measure again"),
+        (0.989, 0.002, 0.5, "or ask for less: --precision 99%"),
         (0.153, 0.002, 0.5, "end other work on this machine and measure again, or ask for less: --precision 16%"),
         (2.4, 0.002, 0.5, "end other work on this machine and measure again"),
     ],
@@ -257,6 +324,83 @@ def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     assert len(run(FakeDevice([1e-6]), max_time=60).call_samples) == 5
 
 
+class Behind(FakeDevice):
+    """A device that works while the host goes on: a call takes the host 0.1 ms, and the device `seconds`."""
+
+    is_asynchronous = True
+
+    def __init__(self, clock: FakeTime, seconds: float, samples: Sequence[float] = (1e-3,)) -> None:
+        super().__init__(samples)
+        self.clock_of_host, self.each, self.waiting = clock, seconds, 0.0
+
+    def call(self) -> None:
+        self.clock_of_host.now += 1e-4
+        self.waiting += self.each
+
+    def synchronize(self) -> None:
+        self.clock_of_host.now += self.waiting
+        self.waiting = 0.0
+
+
+def looped(monkeypatch: pytest.MonkeyPatch, clock: FakeTime, device: Behind, **timing: float) -> Measurement:
+    """A case of four sets of buffers, whose calls take as long as the device says, by a clock that only they move."""
+
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            device.call()
+            torch.mul(t.x, 2, out=t.y)
+
+        return launch
+
+    def read() -> float:
+        return clock.now
+
+    monkeypatch.setattr(clock, "step", 1e-3)  # of what asks for the time that is left
+    monkeypatch.setattr(clock, "perf_counter", read)
+    monkeypatch.setattr("harness.measure.perf_counter", read)
+    sheet = op()
+    sheet.variants.clear()
+    sheet.variant("ours", "doubles while the host goes on", devices=("cpu",))(prepare)
+    return run(device, sheet, n=MIB // 4, **timing)
+
+
+@pytest.mark.parametrize(("seconds", "each"), [(1e-3, 1.1e-3), (1.2e-3, 1.3e-3), (0.3e-3, 0.4e-3)])
+def test_calls_in_a_loop_are_timed_until_the_device_has_done_them(monkeypatch, clock, seconds, each):
+    """Loops become longer until they take 5 ms. The time is for each call, whatever the loops' length."""
+    result = looped(monkeypatch, clock, Behind(clock, seconds), max_time=10.0)
+    assert (result.status, result.sets) == ("ok", 4)
+    assert result.call_samples == pytest.approx([each] * 5)
+
+
+def test_work_that_calls_in_a_loop_leave_beyond_their_time_is_found(monkeypatch, clock):
+    result = looped(monkeypatch, clock, Behind(clock, 3e-3))
+    assert result.status == "wrong"
+    assert "the device works for 12.00 ms after 4 calls were issued, which by their times take 4.000 ms" in result.error
+    monkeypatch.setattr(Behind, "is_asynchronous", False)
+    assert looped(monkeypatch, clock, Behind(clock, 3e-3)).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("max_time", "rounds"), [(0.03, [1] * 20), (0.045, [2] * 10), (0.1, [5] * 4), (0.2, [10] * 2), (1.0, [10] * 2)]
+)
+def test_samples_are_taken_in_rounds_of_a_quarter_of_the_time_until_there_are_twenty(clock, max_time, rounds):
+    """A sample takes 5 ms here."""
+    clock.step = 1e-3
+    device = FakeDevice([2e-6])
+    assert run(device, max_time=max_time).stopped == "interval"
+    # Before them, single samples warm the device up for 50 ms.
+    assert device.rounds == [1] * 49 + rounds
+
+
+@pytest.mark.parametrize(("max_time", "rounds"), [(1e-9, 6), (0.0061, 12)])
+def test_samples_end_with_the_time_but_there_are_six_of_them(clock, max_time, rounds):
+    """From the sixth sample on, the clock is read after each of them."""
+    clock.step = 1e-3
+    device = FakeDevice([2e-6])
+    assert run(device, max_time=max_time).stopped == "time"
+    assert device.rounds == [1] * (49 + rounds)
+
+
 def test_what_asks_for_no_graph_gets_none():
     result = run(FakeDevice([1e-3]), op(timer="launch"))
     assert (result.timer, result.warnings) == ("launch", ())
@@ -271,9 +415,12 @@ def test_the_timer_of_a_variant_goes_before_that_of_its_op():
     assert run(FakeDevice([1e-3]), sheet).timer == "launch"
 
 
-def test_the_launch_in_a_short_time_is_reported():
-    (warning,) = run(FakeDevice([1e-5]), op(timer="launch")).warnings
-    assert warning.code == "launch-timed"
+@pytest.mark.parametrize(
+    ("samples", "told"), [([1e-5], True), ([99e-6], True), ([101e-6], False), ([90e-6, 90e-6, 1e-3], True)]
+)
+def test_the_launch_in_a_short_time_is_reported(samples, told):
+    warnings = run(FakeDevice(samples), op(timer="launch"), precision=10.0).warnings
+    assert [warning.code for warning in warnings] == ["launch-timed"] * told
 
 
 def test_the_reason_why_nothing_was_captured_is_reported():

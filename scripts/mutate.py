@@ -2,6 +2,7 @@
 
     python scripts/mutate.py                                  # all modules that make numbers: an hour or two
     python scripts/mutate.py harness/check.py harness/gate    # these modules, or folders of modules
+    python scripts/mutate.py harness/check.py:65              # the mutants of a line
     python scripts/mutate.py harness/check.py --list          # the mutants, without running them
 
 A mutant is one change: of a comparison, an operator, a number, a condition, a statement, of what a function returns, or
@@ -49,19 +50,15 @@ from mutations import Mutant, mutants
 
 ROOT = Path(__file__).parent.parent
 KNOWN = Path(__file__).with_suffix(".yaml")
-TIMED = (
-    "tests/test_check*.py tests/test_contract.py tests/test_recheck.py tests/test_rotation.py tests/test_clocks.py "
-    "tests/test_session.py tests/test_measure.py tests/test_exploits.py tests/test_slow_calls.py"
-)
 MODULES = {
-    "harness/check.py": TIMED,
-    "harness/contract.py": TIMED,
-    "harness/recheck.py": TIMED,
-    "harness/rotation.py": TIMED,
-    "harness/clocks.py": TIMED,
-    "harness/measure.py": TIMED,
-    "harness/session.py": TIMED,
-    "harness/intact.py": TIMED,
+    "harness/check.py": "tests/test_check.py tests/test_check_contract.py",
+    "harness/contract.py": "tests/test_check_contract.py tests/test_contract.py",
+    "harness/recheck.py": "tests/test_recheck.py tests/test_exploits.py tests/test_contract.py",
+    "harness/rotation.py": "tests/test_rotation.py tests/test_recheck.py tests/test_exploits.py",
+    "harness/clocks.py": "tests/test_clocks.py tests/test_measure.py",
+    "harness/measure.py": "tests/test_measure.py tests/test_slow_calls.py",
+    "harness/session.py": "tests/test_session.py tests/test_measure.py",
+    "harness/intact.py": "tests/test_exploits.py",
     "harness/stats.py": "tests/test_stats.py",
     "harness/limits.py": "tests/test_limits.py tests/devices/test_limits_here.py",
     "harness/metrics.py": "tests/test_metrics*.py",
@@ -101,9 +98,16 @@ def known(file: Path = KNOWN) -> dict[tuple[str, str, str, str], str]:
     return {(entry["file"], entry["in"] or "", entry["was"], entry["now"]): entry["why"] for entry in entries}
 
 
+def is_asked(mutant: Mutant, asked: Sequence[str]) -> bool:
+    """Whether a mutant is one of a line that was asked for; all are where only modules were."""
+    lines = [one for one in asked if one.partition(":")[2]]
+    return not lines or f"{mutant.file}:{mutant.line}" in lines or mutant.file in asked
+
+
 def files_of(asked: Sequence[str], root: Path = ROOT) -> dict[str, list[str]]:
     """The modules asked for, each with its files of tests. Raises SystemExit for one that MODULES doesn't have."""
     found: dict[str, list[str]] = {}
+    asked = [one.partition(":")[0] for one in asked]
     for pattern, tests in MODULES.items():
         for file in sorted(root.glob(pattern)):
             name = str(file.relative_to(root))
@@ -359,6 +363,8 @@ def _run(
             held, waiting = digest(*tests), []
             for file in files:
                 for mutant in mutants(file, (original / file).read_bytes()):
+                    if not is_asked(mutant, asked):
+                        continue
                     if entry := results.of(mutant, digest(file), held):
                         yield mutant, entry["state"]
                     else:
@@ -393,7 +399,8 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.list:
         for file in files_of(asked.modules):
-            print(*mutants(file, (ROOT / file).read_bytes()), sep="\n")
+            made = mutants(file, (ROOT / file).read_bytes())
+            print(*(mutant for mutant in made if is_asked(mutant, asked.modules)), sep="\n")
         return
     equal, counts = known(), defaultdict[str, Counter[str]](Counter)
     for mutant, ended in run(asked.modules, Results(asked.results), asked.jobs, asked.times):

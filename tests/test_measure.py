@@ -152,14 +152,19 @@ def test_a_noisy_device_stops_by_the_time_and_says_so():
 
 
 def test_new_inputs_are_drawn_before_the_samples_and_between_their_rounds(monkeypatch):
-    """However long that takes: no replay of the samples finds its work done. Steady samples are one round."""
-    for timer, renewals in (("graph", ["due", 10, "due", 10]), ("steady", ["due", 200])):
+    """However long that takes: no replay of the samples finds its work done. Steady samples are one round.
+
+    Ranks wait for each other before each round.
+    """
+    for timer, renewals in (("graph", ["due", "wait", 10, "due", "wait", 10]), ("steady", ["due", "wait", 200])):
         told: list[Any] = []
+        monkeypatch.setattr("harness.ranks.Group.barrier", lambda _: told.append("wait"))
         monkeypatch.setattr("harness.measure.Renewal.due", lambda _: told.append("due"))
         device = FakeDevice([1e-6])
         monkeypatch.setattr(device, "rounds", told)
         run(device, op(timer=timer), max_time=1.0)
-        assert [one for one in told if one != 1] == renewals
+        begin = told.index("due")
+        assert told[begin : begin + len(renewals)] == renewals
 
 
 def test_the_check_of_the_timed_calls_has_a_tenth_of_the_time_that_the_case_took(monkeypatch):
@@ -273,6 +278,21 @@ def test_profilers_see_each_part_of_a_case_and_the_timed_one_under_its_id(record
 def test_a_case_that_fails_leaves_no_range_open(recorded):
     assert run(FakeDevice([1e-6]), n=2**45).status == "out_of_memory"
     assert [kind for kind, _ in recorded].count("push") == [kind for kind, _ in recorded].count("pop")
+
+
+@pytest.mark.parametrize("timer", ["graph", "steady"])
+def test_an_interval_as_wide_as_the_precision_is_narrow_enough(timer):
+    """From 1 s to 1.5 s around 1.25 s."""
+    found = run(FakeDevice([1.0, 1.5]), op(timer=timer), precision=0.4, max_time=1.0)
+    assert (found.stopped, found.warnings) == ("interval", ())
+    assert len(found.samples) % 2 == 0
+
+
+def test_a_case_is_of_the_first_process_unless_told():
+    job = Job(Case("twice", "ours", "float32", (("N", 1024),), device="cpu"))
+    assert measure(job, op(), FakeDevice([1e-6])).process == 0
+    checked = measure(job, op(), FakeDevice([1e-6]), timed=False)
+    assert (checked.status, checked.samples, checked.call_samples) == ("ok", (), ())
 
 
 def test_precision_decides_what_is_noisy():

@@ -147,6 +147,7 @@ def test_a_noisy_device_stops_by_the_time_and_says_so():
     assert warning.code == "noisy"
     # Between 2 and 3 us, around 2.5 us.
     assert "interval is 40% wide after " in warning.message
+    assert " samples in 0.05 s (" in warning.message
     assert "asked for 0.2%" in warning.message
     assert "--precision 4" in warning.advice
 
@@ -156,10 +157,11 @@ def test_new_inputs_are_drawn_before_the_samples_and_between_their_rounds(monkey
 
     Ranks wait for each other before each round.
     """
+    told: list[Any] = []
+    monkeypatch.setattr("harness.ranks.Group.barrier", lambda _: told.append("wait"))
+    monkeypatch.setattr("harness.measure.Renewal.due", lambda _: told.append("due"))
     for timer, renewals in (("graph", ["due", "wait", 10, "due", "wait", 10]), ("steady", ["due", "wait", 200])):
-        told: list[Any] = []
-        monkeypatch.setattr("harness.ranks.Group.barrier", lambda _: told.append("wait"))
-        monkeypatch.setattr("harness.measure.Renewal.due", lambda _: told.append("due"))
+        told.clear()
         device = FakeDevice([1e-6])
         monkeypatch.setattr(device, "rounds", told)
         run(device, op(timer=timer), max_time=1.0)
@@ -225,7 +227,10 @@ def test_a_stop_by_time_with_a_narrow_interval_is_not_noisy():
     [
         (0.153, 0.002, ("15%", "0.2%")),
         (0.0012, 0.001, ("0.12%", "0.1%")),
+        (0.0034, 0.001, ("0.34%", "0.1%")),
         (0.00100027, 0.001, ("0.10003%", "0.1%")),
+        (0.001000001, 0.001, ("0.1000001%", "0.1%")),
+        (0.0010000001, 0.001, ("0.1%", "0.1%")),
         (2e-6, 1e-7, ("0.0002%", "0.00001%")),
         (1.334, 0.5, ("133%", "50%")),
     ],
@@ -240,6 +245,7 @@ def test_the_width_is_told_apart_from_what_was_asked_for(width, precision, told)
         (0.01, 0.002, 0.5, "--max-time 12.5 is enough"),
         (0.00201, 0.002, 0.5, "--max-time 0.6 is enough"),
         (0.0219, 0.002, 0.5, "--max-time 60 is enough"),
+        (0.004, 0.002, 15.0, "--max-time 60 is enough"),
         (0.022, 0.002, 0.5, "or ask for less: --precision 3%"),
         (0.995, 0.002, 0.5, "end other work on this machine and measure again"),
         (0.989, 0.002, 0.5, "or ask for less: --precision 99%"),
@@ -436,10 +442,10 @@ def test_the_timer_of_a_variant_goes_before_that_of_its_op():
 
 
 @pytest.mark.parametrize(
-    ("samples", "told"), [([1e-5], True), ([99e-6], True), ([101e-6], False), ([90e-6, 90e-6, 1e-3], True)]
+    ("samples", "told"), [([1e-5], True), ([99e-6], True), ([100e-6], False), ([90e-6, 90e-6, 1e-3], True)]
 )
 def test_the_launch_in_a_short_time_is_reported(samples, told):
-    warnings = run(FakeDevice(samples), op(timer="launch"), precision=10.0).warnings
+    warnings = run(FakeDevice(samples), op(timer="launch"), precision=10.0, max_time=1.0).warnings
     assert [warning.code for warning in warnings] == ["launch-timed"] * told
 
 

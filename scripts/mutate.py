@@ -7,13 +7,14 @@
 
 A mutant is one change: of a comparison, an operator, a number, a condition, a statement, of what a function returns, or
 `min` to `max`. The tests that run its line run one after the other, fast tests first, until one fails; if no test runs
-it in this process, all tests of the module do. scripts/mutate.yaml names the mutants that change nothing which anybody
-could notice, and the reason; they count apart. What was found is kept in --results, so a run that ended goes on where
-it was: a mutant is tried again when its module has changed, a survivor also when tests have.
+it in this process, all tests of the module do. scripts/mutate.yaml names the tests of each module, and the mutants that
+change nothing which anybody could notice, with the reason; they count apart. What was found is kept in --results, so
+that a run which ended goes on where it was: a mutant is tried again when its module has changed, a survivor also when
+its tests have.
 
-Mutants are made in copies of the tracked files, one for each of --jobs processes, never in the checkout. Such a process
-loads torch and pytest once, and is forked for each mutant. The fork loads the harness from its copy, and so do processes
-that tests start. A mutant costs about a second.
+Mutants are made in copies of the tracked files, one for each of --jobs processes, never in the checkout. Such a
+process loads torch and pytest once, and is forked for each mutant. The fork loads the harness from its copy, and so do
+processes that tests start. A mutant costs about a second.
 
 Libraries serve worse here. mutmut (3.x) forks, too, but changes only bodies of functions that have no decorator: no
 constants of a module, which here are tolerances and thresholds, and no properties. cosmic-ray starts pytest anew for
@@ -46,43 +47,10 @@ from types import FrameType
 from typing import Any
 
 import yaml
-from mutations import Mutant, mutants
+from mutations import Key, Mutant, mutants
 
 ROOT = Path(__file__).parent.parent
-KNOWN = Path(__file__).with_suffix(".yaml")
-MODULES = {
-    "harness/check.py": "tests/test_check.py tests/test_check_contract.py",
-    "harness/contract.py": "tests/test_check_contract.py tests/test_contract.py",
-    "harness/recheck.py": "tests/test_recheck.py tests/test_exploits.py tests/test_contract.py",
-    "harness/rotation.py": "tests/test_rotation.py tests/test_recheck.py tests/test_exploits.py",
-    "harness/clocks.py": "tests/test_clocks.py tests/test_measure.py",
-    "harness/measure.py": "tests/test_measure.py tests/test_slow_calls.py",
-    "harness/session.py": "tests/test_session.py tests/test_measure.py",
-    "harness/intact.py": "tests/test_exploits.py",
-    "harness/stats.py": "tests/test_stats.py",
-    "harness/limits.py": "tests/test_limits.py tests/devices/test_limits_here.py",
-    "harness/metrics.py": "tests/test_metrics*.py",
-    "harness/rates.py": "tests/test_metrics*.py",
-    "harness/subject.py": "tests/test_metrics*.py",
-    "harness/intervals.py": "tests/test_arithmetic.py",
-    "harness/units.py": "tests/test_units.py",
-    "harness/compare.py": "tests/test_compare.py",
-    "harness/model/*.py": "tests/model/*.py tests/test_metrics*.py",
-    "harness/ops/comparer.py": "tests/ops/test_comparer.py tests/test_check*.py",
-    "harness/gate/*.py": "tests/gate/*.py",
-    "harness/gate/rules/*.py": "tests/gate/test_rules.py tests/gate/rules/*.py",
-    "harness/explain/*.py": "tests/explain/*.py",
-    "harness/explain/rules/*.py": "tests/explain/*.py",
-    "harness/devices/_timing.py": "tests/devices/test_timing.py tests/test_measure.py",
-    "harness/devices/_protocol.py": "tests/devices/*.py tests/test_measure.py",
-    "harness/report/claims.py": "tests/report/test_claim*.py",
-    "harness/processes/supervisor.py": "tests/processes/test_supervisor.py tests/processes/test_ending.py",
-    "harness/collection/steps/training/_scaling.py": "tests/collection/steps/training/test_scaling.py",
-    "harness/collection/steps/training/_facts.py": "tests/collection/steps/training/*.py",
-    "harness/collection/steps/pipeline/_facts.py": "tests/collection/steps/pipeline/*.py",
-    "harness/collection/steps/pipeline/_stages.py": "tests/collection/steps/pipeline/*.py",
-}
-"""Modules that make numbers, or judge them, each with the tests that hold it."""
+WRITTEN = Path(__file__).with_suffix(".yaml")
 LOADED = (
     "torch", "numpy", "pytest", "hypothesis", "scipy.stats", "yaml", "pydantic.dataclasses", "pandas", "rich.progress",
     "typer",
@@ -92,10 +60,11 @@ SECONDS = 10.0  # for a mutant, beside the multiple of its tests' time
 MEMORY = 8 * 2**30  # bytes that a mutant may take
 
 
-def known(file: Path = KNOWN) -> dict[tuple[str, str, str, str], str]:
-    """The mutants that change nothing, by their keys, each with the reason."""
-    entries = yaml.safe_load(file.read_text(encoding="utf-8")) or []
-    return {(entry["file"], entry["in"] or "", entry["was"], entry["now"]): entry["why"] for entry in entries}
+def written() -> tuple[dict[str, str], dict[Key, str]]:
+    """What mutate.yaml tells: tests by module, and the reasons of mutants that change nothing, by their keys."""
+    told = yaml.safe_load(WRITTEN.read_text(encoding="utf-8"))
+    equal = {(one["file"], one["in"] or "", one["was"], one["now"]): one["why"] for one in told["equal"]}
+    return told["modules"], equal
 
 
 def is_asked(mutant: Mutant, asked: Sequence[str]) -> bool:
@@ -105,10 +74,11 @@ def is_asked(mutant: Mutant, asked: Sequence[str]) -> bool:
 
 
 def files_of(asked: Sequence[str], root: Path = ROOT) -> dict[str, list[str]]:
-    """The modules asked for, each with its files of tests. Raises SystemExit for one that MODULES doesn't have."""
+    """The modules asked for, each with its files of tests. Ends the program where mutate.yaml has none of them."""
     found: dict[str, list[str]] = {}
+    modules, _ = written()
     asked = [one.partition(":")[0] for one in asked]
-    for pattern, tests in MODULES.items():
+    for pattern, tests in modules.items():
         for file in sorted(root.glob(pattern)):
             name = str(file.relative_to(root))
             if not asked or any(name == one or name.startswith(one.rstrip("/") + "/") for one in asked):
@@ -117,7 +87,7 @@ def files_of(asked: Sequence[str], root: Path = ROOT) -> dict[str, list[str]]:
                 )
                 found[name] = sorted({test for test in held if Path(test).name.startswith("test_")})
     if not found:
-        sys.exit(f"{', '.join(asked)}: no such module; scripts/mutate.py has these: {', '.join(MODULES)}")
+        sys.exit(f"{', '.join(asked)}: no such module; scripts/mutate.yaml has these: {', '.join(modules)}")
     return found
 
 
@@ -183,12 +153,9 @@ class Chosen:
         self._order = {test: place for place, test in enumerate(tests)}
         self._failed = ""
 
-    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
-        items[:] = sorted(
-            (item for item in items if item.nodeid in self._order), key=lambda item: self._order[item.nodeid]
-        )
-
-    pytest_collection_modifyitems.pytest_impl = {"trylast": True}  # type: ignore[attr-defined]
+    def pytest_collection_finish(self, session: Any) -> None:
+        chosen = (item for item in session.items if item.nodeid in self._order)
+        session.items[:] = sorted(chosen, key=lambda item: self._order[item.nodeid])
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
@@ -199,8 +166,7 @@ class Chosen:
 
 
 class Copies:
-    """What one process has for itself: a copy of the tree, packages that are loaded, and a server that forks tests'
-    processes."""
+    """What a process has for itself: a copy of the tree, loaded packages, and a server that forks tests' processes."""
 
     def __init__(self, original: Path) -> None:
         self.original, self._parent = original, os.getppid()
@@ -225,11 +191,10 @@ class Copies:
         sys.path[:0] = [str(self.tree)]
         for name in LOADED:
             importlib.import_module(name)
-        sys.modules["torch"].set_num_threads(1)
         self._changes = 0
 
     def run(self, tests: Sequence[str], plugin: Watching | Chosen, limit: float) -> tuple[int | None, dict[str, Any]]:
-        """Run files of tests in a fork. (exit code, what the plugin tells); the code is None for one that took longer."""
+        """Run files of tests in a fork. Gives the exit code, None where it took too long, and what the plugin tells."""
         if os.getppid() != self._parent:
             os._exit(1)  # nobody waits for what was queued
         told = self.folder / "told.json"
@@ -266,7 +231,7 @@ class Copies:
             os._exit(code)
 
     def change(self, file: str, source: bytes) -> None:
-        """Write a file. Its time differs from all times before, since Python takes a changed file for the same by it."""
+        """Write a file, with a time that no file had before: by time and size Python tells whether it was changed."""
         self._changes += 1
         (self.tree / file).write_bytes(source)
         os.utime(self.tree / file, (1_000_000 + self._changes, 1_000_000 + self._changes))
@@ -325,91 +290,95 @@ def attempt(mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, A
 class Results:
     """A file of what was found, a line for each mutant."""
 
-    def __init__(self, file: Path) -> None:
-        self._file = file
+    def __init__(self, file: Path, original: Path) -> None:
+        self._file, self._original = file, original
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
         self._found = {tuple(entry["key"]): entry for entry in map(json.loads, lines)}
+        self._digests: dict[tuple[str, ...], str] = {}
 
-    def of(self, mutant: Mutant, module: str, tests: str) -> dict[str, Any] | None:
+    def of(self, mutant: Mutant, tests: Sequence[str]) -> dict[str, Any] | None:
         """What was found, if that still holds."""
         entry = self._found.get((*mutant.key, mutant.line))
-        holds = entry and entry["module"] == module and (entry["state"] != "survived" or entry["tests"] == tests)
-        return entry if holds else None
+        if entry is None or entry["module"] != self._digest(mutant.file):
+            return None
+        return entry if entry["state"] != "survived" or entry["tests"] == self._digest(*tests) else None
 
-    def add(self, mutant: Mutant, entry: dict[str, Any]) -> None:
-        entry = {"key": (*mutant.key, mutant.line), **entry}
-        self._found[tuple(entry["key"])] = entry
+    def add(self, mutant: Mutant, tests: Sequence[str], ended: dict[str, Any]) -> None:
+        """Keep how a mutant ended."""
+        digests = {"module": self._digest(mutant.file), "tests": self._digest(*tests)}
         with self._file.open("a", encoding="utf-8") as output:
-            print(json.dumps(entry), file=output)
+            print(json.dumps({"key": (*mutant.key, mutant.line), **ended, **digests}), file=output)
+
+    def _digest(self, *files: str) -> str:
+        """The digest of files that were copied."""
+        if files not in self._digests:
+            text = b"\0".join((self._original / file).read_bytes() for file in files)
+            self._digests[files] = hashlib.sha256(text).hexdigest()[:16]
+        return self._digests[files]
 
 
-def run(asked: Sequence[str], results: Results, jobs: int, times: float) -> Iterator[tuple[Mutant, str]]:
+def run(asked: Sequence[str], results: Path, jobs: int, times: float) -> Iterator[tuple[Mutant, str]]:
     """Each mutant, and how it ended. times: a mutant may take so many times as long as its tests take without it."""
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        yield from _run(copied(Path(folder, "original")), asked, results, jobs, times)
+        original = copied(Path(folder, "original"))
+        kept = Results(results, original)
+        together = defaultdict(list)
+        for module, tests in files_of(asked, original).items():
+            together[tuple(tests)].append(module)
+        with ProcessPoolExecutor(jobs, get_context("fork"), initializer=begin, initargs=(original,)) as pool:
+            for held, files in together.items():
+                of_files = (made for file in files for made in mutants(file, (original / file).read_bytes()))
+                asked_for = [mutant for mutant in of_files if is_asked(mutant, asked)]
+                yield from tried(pool, asked_for, held, kept, times)
 
 
-def _run(
-    original: Path, asked: Sequence[str], results: Results, jobs: int, times: float
+def tried(
+    pool: ProcessPoolExecutor, made: Sequence[Mutant], tests: Sequence[str], results: Results, times: float
 ) -> Iterator[tuple[Mutant, str]]:
-    def digest(*files: str) -> str:
-        return hashlib.sha256(b"\0".join((original / file).read_bytes() for file in files)).hexdigest()[:16]
-
-    together = defaultdict(list)
-    for module, tests in files_of(asked, original).items():
-        together[tuple(tests)].append(module)
-    with ProcessPoolExecutor(jobs, get_context("fork"), initializer=begin, initargs=(original,)) as pool:
-        for tests, files in together.items():
-            held, waiting = digest(*tests), []
-            for file in files:
-                for mutant in mutants(file, (original / file).read_bytes()):
-                    if not is_asked(mutant, asked):
-                        continue
-                    if entry := results.of(mutant, digest(file), held):
-                        yield mutant, entry["state"]
-                    else:
-                        waiting.append(mutant)
-            if not waiting:
-                continue
-            clean = pool.submit(watch, files, tests).result()
-            for test in clean.failed:
-                print(f"left out, since it fails without a mutant: {test}", file=sys.stderr)
-            running = {}
-            for mutant in waiting:
-                chosen = clean.tests_of(mutant)
-                limit = SECONDS + times * sum(clean.seconds[test] for test in chosen)
-                running[pool.submit(attempt, mutant, chosen, limit)] = mutant
-            try:
-                for future in as_completed(running):
-                    mutant, entry = running[future], future.result()
-                    results.add(mutant, {**entry, "module": digest(mutant.file), "tests": held})
-                    yield mutant, entry["state"]
-            finally:  # by Ctrl-C: the mutants that have begun are the last ones
-                for future in running:
-                    future.cancel()
+    """Each of the mutants that these files of tests hold, and how it ended, now or before."""
+    entries = {mutant: results.of(mutant, tests) for mutant in made}
+    yield from ((mutant, entry["state"]) for mutant, entry in entries.items() if entry)
+    waiting = [mutant for mutant, entry in entries.items() if not entry]
+    if not waiting:
+        return
+    clean = pool.submit(watch, sorted({mutant.file for mutant in waiting}), tests).result()
+    for test in clean.failed:
+        print(f"left out, since it fails without a mutant: {test}", file=sys.stderr)
+    running = {}
+    for mutant in waiting:
+        chosen = clean.tests_of(mutant)
+        limit = SECONDS + times * sum(clean.seconds[test] for test in chosen)
+        running[pool.submit(attempt, mutant, chosen, limit)] = mutant
+    try:
+        for future in as_completed(running):
+            results.add(running[future], tests, future.result())
+            yield running[future], future.result()["state"]
+    finally:  # by Ctrl-C: the mutants that have begun are the last ones
+        for future in running:
+            future.cancel()
 
 
 def main() -> None:
+    """Read the options, run, and print survivors and counts."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("modules", nargs="*", help="files, or folders of files; all of MODULES unless told")
+    parser.add_argument("modules", nargs="*", help="files, folders of files, lines; all of mutate.yaml unless told")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes side by side")
     parser.add_argument("--times", type=float, default=5.0, help="a mutant may take so many times its tests' time")
     parser.add_argument("--results", type=Path, default=ROOT / ".mutants.jsonl", help="where what was found is kept")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run none")
     asked = parser.parse_args()
     if asked.list:
-        for file in files_of(asked.modules):
-            made = mutants(file, (ROOT / file).read_bytes())
-            print(*(mutant for mutant in made if is_asked(mutant, asked.modules)), sep="\n")
+        made = (one for file in files_of(asked.modules) for one in mutants(file, (ROOT / file).read_bytes()))
+        print(*(mutant for mutant in made if is_asked(mutant, asked.modules)), sep="\n")
         return
-    equal, counts = known(), defaultdict[str, Counter[str]](Counter)
-    for mutant, ended in run(asked.modules, Results(asked.results), asked.jobs, asked.times):
+    (_, equal), counts = written(), defaultdict[str, Counter[str]](Counter)
+    for mutant, ended in run(asked.modules, asked.results, asked.jobs, asked.times):
         state = "equal" if ended == "survived" and mutant.key in equal else ended
         counts[mutant.file][state] += 1
         if state == "survived":
             print(mutant, flush=True)
-    print(f"{'module':60} {'mutants':>8} {'killed':>8} {'equal':>8} {'survived':>8}")
     total = sum(counts.values(), Counter[str]())
+    print(f"{'module':60} {'mutants':>8} {'killed':>8} {'equal':>8} {'survived':>8}")
     for file, of in [*sorted(counts.items()), ("all", total)]:
         print(f"{file:60} {of.total():8} {of['killed'] + of['timeout']:8} {of['equal']:8} {of['survived']:8}")
     sys.exit(total["survived"] > 0)

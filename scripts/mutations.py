@@ -22,6 +22,10 @@ _TWINS = {"min": "max", "any": "all", "floor": "ceil", "median": "fmean"}
 _TWINS |= {twin: name for name, twin in _TWINS.items()}
 
 
+Key = tuple[str, str, str, str]
+"""Of a mutant: file, scope, and its lines before and after."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """One change of a file. scope: the classes and the function around it. was, now: its lines, without what indents.
@@ -40,7 +44,7 @@ class Mutant:
     """The whole file with the change."""
 
     @property
-    def key(self) -> tuple[str, str, str, str]:
+    def key(self) -> Key:
         """What it is known by when its line has moved."""
         return self.file, self.scope, self.was, self.now
 
@@ -97,24 +101,31 @@ def _places(
     """The nodes that can be changed: nothing that is only told to readers and type checkers."""
     if isinstance(node, (ast.stmt, ast.expr)):
         yield _Place(node, scope, lines, decides)
+    if isinstance(node, ast.keyword) and node.arg == "strict":
+        return  # of zip(): as an assertion, it says what is so
     if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
         return
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         scope = f"{scope}.{node.name}".lstrip(".")
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list", "simple"):
+        if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            own = lines
-            if isinstance(child, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
-                own = _lines(child)
-            elif isinstance(child, ast.arguments) and isinstance(node, ast.FunctionDef):
-                own = range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
-            elif isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, ast.Module):
-                targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-                own = [line for target in targets for line in uses.get(ast.unparse(target), ())]
             if isinstance(child, ast.AST):
+                own = _run_at(node, child, uses, lines)
                 yield from _places(child, scope, uses, own, decides=name in ("test", "ifs"))
+
+
+def _run_at(node: ast.AST, child: ast.AST, uses: dict[str, list[int]], lines: Sequence[int]) -> Sequence[int]:
+    """The lines that run where a child of the node does. lines: the node's."""
+    if isinstance(child, ast.stmt) and (lines or isinstance(node, ast.FunctionDef)):
+        return _lines(child)
+    if isinstance(child, ast.arguments) and isinstance(node, ast.FunctionDef):
+        return range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
+    if isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, ast.Module):
+        targets = child.targets if isinstance(child, ast.Assign) else [child.target]
+        return [line for target in targets for line in uses.get(ast.unparse(target), ())]
+    return lines
 
 
 def _lines(statement: ast.stmt) -> Sequence[int]:
@@ -126,34 +137,23 @@ def _lines(statement: ast.stmt) -> Sequence[int]:
 
 def _changes(node: ast.AST, decides: bool) -> Iterator[str]:
     """Texts to put in the place of a node."""
-    match node:
-        case ast.Compare():
-            for at, operator in enumerate(node.ops):
-                for other in _OPPOSITES[type(operator)]:
-                    changed = copy.copy(node)
-                    changed.ops = [*node.ops[:at], other(), *node.ops[at + 1 :]]
-                    yield f"({ast.unparse(changed)})"
-            return
-        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+    if isinstance(node, ast.stmt):
+        yield from _of_statement(node)
+    elif isinstance(node, ast.Compare):
+        yield from (f"({text})" for text in _other_comparisons(node))
+    elif isinstance(node, ast.UnaryOp):
+        if isinstance(node.op, (ast.Not, ast.USub)):
             yield f"({ast.unparse(node.operand)})"
-            return
-        case ast.BinOp() | ast.BoolOp():
-            for text in _other_operators(node):
-                yield f"({text})"
+    else:
+        yield from _of_value(node)
+        if decides:
+            yield f"(not ({ast.unparse(node)}))"
+
+
+def _of_statement(node: ast.stmt) -> Iterator[str]:
+    match node:
         case ast.AugAssign():
             yield from _other_operators(node)
-        case ast.Constant(value=bool()):
-            yield str(not node.value)
-        case ast.Constant(value=int()):
-            yield from (f"{node.value + 1}", f"({node.value - 1})")
-        case ast.Constant(value=float()):
-            yield from (f"{2 * node.value}", f"{node.value / 2}") if node.value else ("1.0",)
-        case ast.Call(func=ast.Name(id=name)) if name in _TWINS:
-            yield ast.unparse(ast.Call(ast.Name(_TWINS[name]), node.args, node.keywords))
-        case ast.Call(func=ast.Attribute(attr=name)) if name in _TWINS:
-            yield ast.unparse(ast.Call(ast.Attribute(node.func.value, _TWINS[name]), node.args, node.keywords))
-        case ast.Call(func=ast.Name(id="abs"), args=[argument]):
-            yield f"({ast.unparse(argument)})"
         case ast.Return() if node.value and not _is_none(node.value):
             yield "return None"
         case ast.Expr(value=ast.Call() | ast.Yield() | ast.YieldFrom()) | ast.Raise():
@@ -162,8 +162,32 @@ def _changes(node: ast.AST, decides: bool) -> Iterator[str]:
             yield "break"
         case ast.Break():
             yield "continue"
-    if decides:
-        yield f"(not ({ast.unparse(node)}))"
+
+
+def _of_value(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.BinOp() | ast.BoolOp():
+            yield from (f"({text})" for text in _other_operators(node))
+        case ast.Constant(value=bool()):
+            yield str(not node.value)
+        case ast.Constant(value=int()):
+            yield from (f"{node.value + 1}", f"({node.value - 1})")
+        case ast.Constant(value=float()):
+            yield from (f"{2 * node.value}", f"{node.value / 2}") if node.value else ("1.0",)
+        case ast.Call(func=ast.Name(id="abs"), args=[argument]):
+            yield f"({ast.unparse(argument)})"
+        case ast.Call(func=ast.Name(id=name)) if name in _TWINS:
+            yield ast.unparse(ast.Call(ast.Name(_TWINS[name]), node.args, node.keywords))
+        case ast.Call(func=ast.Attribute(value=of, attr=name)) if name in _TWINS:
+            yield ast.unparse(ast.Call(ast.Attribute(of, _TWINS[name]), node.args, node.keywords))
+
+
+def _other_comparisons(node: ast.Compare) -> Iterator[str]:
+    for at, operator in enumerate(node.ops):
+        for other in _OPPOSITES[type(operator)]:
+            changed = copy.copy(node)
+            changed.ops = [*node.ops[:at], other(), *node.ops[at + 1 :]]
+            yield ast.unparse(changed)
 
 
 def _other_operators(node: Any) -> Iterator[str]:

@@ -212,6 +212,15 @@ def test_what_is_allowed_unless_an_op_says_otherwise(ctx, dtype, relative, absol
         # By chance some numbers are rounded worse than those of the first call, whoever computes them.
         assert judged(7.9, strict=False).inexact
         assert judged(8.1, strict=False).wrong
+    else:
+        allowed = 1e-9
+        assert judged(1).wrong
+        assert judged(-1).wrong
+
+
+def test_zeros_among_random_numbers_are_replaced(ctx, monkeypatch):
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.tensor([0.0, -1.0, 1.0, 2.0]))
+    assert check.make_inputs(ctx).x.tolist() == [1.0, -1.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "float32", "float16"])
@@ -227,6 +236,13 @@ def test_poison_is_told_from_what_kernels_leave(dtype):
     assert not values & {-1, 0, 1}
     part[3, 2] = 0
     assert not check.is_poison(part)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool", "float32", "bfloat16"])
+def test_outputs_are_poisoned_whatever_was_in_their_memory(ctx, monkeypatch, dtype):
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    ctx.op.outputs = (Tensor("y", ("N",), dtype),)
+    assert check.is_poison(check.make_outputs(ctx, ctx.op.variants["ours"]).y)
 
 
 def test_what_a_variant_makes_is_made_in_poisoned_memory(ctx, monkeypatch):

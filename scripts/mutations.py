@@ -30,8 +30,8 @@ Key = tuple[str, str, str, str]
 class Mutant:
     """One change of a file. scope: the classes and the function around it. was, now: its lines, without what indents.
 
-    lines: of its statement, or where what it makes is used: of a constant of a module the lines that name it, of a
-    default the function's. Empty where that isn't known.
+    lines: of its statement, or where what it makes is used: of a private constant the lines that name it, of a default
+    the function's. Empty where that isn't known.
     """
 
     file: str
@@ -124,7 +124,9 @@ def _run_at(node: ast.AST, child: ast.AST, uses: dict[str, list[int]], lines: Se
         return range(node.body[0].lineno, (node.body[-1].end_lineno or 0) + 1)
     if isinstance(child, (ast.Assign, ast.AnnAssign)) and isinstance(node, ast.Module):
         targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-        return [line for target in targets for line in uses.get(ast.unparse(target), ())]
+        names = [ast.unparse(target) for target in targets]
+        # Other modules may use a constant that isn't private.
+        return [line for name in names if name.startswith("_") for line in uses.get(name, ())]
     return lines
 
 

@@ -210,6 +210,7 @@ def test_the_first_replay_of_each_round_is_not_timed(count):
     device = FakeCuda([10 * MICRO])
     batch = device.timed("graph", 2, seconds=40 * MICRO)
     assert (batch.calls, batch.seconds) == (4, pytest.approx(40 * MICRO))
+    assert len(device.made) == 10 + 2 * batch.calls  # the estimate's calls, and a replay before the one that is timed
     device.made.clear()
     device.script = [*[MILLI] * batch.calls, 10 * MICRO]
     assert batch.run(count) == pytest.approx([10 * MICRO] * count)
@@ -324,6 +325,44 @@ def test_steady_blocks_agree_when_they_differ_by_less_than_two_percent(change, b
     device = FakeCuda([*[30 * MILLI] * 2, 30 * MILLI, 30 * MILLI, 30 * MILLI * change])
     device.timed("steady")
     assert len(device.made) == 2 + blocks
+
+
+@pytest.mark.parametrize(("seconds", "made"), [(5 * MILLI, 1 + (1 + 2 + 4) + 4), (0.4 * MILLI, 1 + (1 + 2) + 2)])
+def test_calls_on_the_host_are_estimated_by_a_millisecond_or_by_a_sample(monkeypatch, seconds, made):
+    device = FakeCuda([0.25 * MILLI])
+    monkeypatch.setattr("harness.devices._timing.time.perf_counter", lambda: device.clock.now)
+    monkeypatch.setattr(device, "synchronize", lambda: None)
+    device.timed("host", seconds=seconds)
+    assert len(device.made) == made
+
+
+def test_steady_calls_that_never_agree_are_repeated_for_two_seconds(monkeypatch):
+    device = FakeCuda([30 * MILLI, 40 * MILLI] * 1000)
+    monkeypatch.setattr("harness.devices._timing.time.monotonic", lambda: device.clock.now)
+    device.timed("steady")
+    assert 2 <= device.clock.now < 2.25
+
+
+@pytest.mark.parametrize(
+    ("sets", "call", "seconds", "calls"),
+    [
+        (4, 10 * MILLI, 5 * MILLI, 4),
+        (4, 10 * MILLI, 45 * MILLI, 8),
+        (99, 10 * MILLI, 5 * MILLI, 99),
+        (101, 10 * MILLI, 15 * MILLI, 2),  # a pass takes more than a second
+        (4, 21 * MILLI, 50 * MILLI, 3),
+        (1, 0.1 * MICRO, 5 * MILLI, 5000),  # no call counts as shorter than 1 us
+    ],
+)
+def test_the_calls_of_a_steady_block(sets, call, seconds, calls):
+    batch = FakeCuda([call]).timed("steady", sets, seconds)
+    assert (batch.calls, batch.seconds) == (calls, pytest.approx(calls * max(call, MICRO)))
+
+
+@pytest.mark.parametrize(("settled", "calls"), [(12 * MICRO, 417), (17 * MICRO, 167)])
+def test_steady_blocks_that_come_out_less_than_half_as_long_are_made_longer(settled, calls):
+    """By an estimate of 30 us a call, 5 ms are 167 calls."""
+    assert FakeCuda([*[30 * MICRO] * 10, settled]).timed("steady").calls == calls
 
 
 def test_the_clock_of_the_host(monkeypatch):

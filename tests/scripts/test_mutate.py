@@ -57,13 +57,13 @@ def test_what_a_mutant_changes(source, made):
 
 
 def test_a_mutant_knows_its_place():
-    source = b"""LIMIT = 2
+    source = b"""_LIMIT = 2
 
 
 class A:
     def f(self, n=1):
         if (n >
-                LIMIT):
+                _LIMIT):
             return n
 """
     found = {str(mutant): mutant for mutant in mutations.mutants("one.py", source)}
@@ -76,7 +76,7 @@ class A:
         (6, "A.f", [6, 7]),
         (8, "A.f", [8]),
     ]
-    assert "one.py:6 in A.f\n  - if (n > LIMIT):\n  + if ((n >= LIMIT)):" in found
+    assert "one.py:6 in A.f\n  - if (n > _LIMIT):\n  + if ((n >= _LIMIT)):" in found
     assert [*found.values()][-1].source == source.replace(b"return n", b"return None")
 
 

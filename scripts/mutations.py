@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-_OPPOSITES = {
+_OPPOSITES: dict[type[ast.AST], tuple[Any, ...]] = {
     ast.Lt: (ast.LtE, ast.GtE), ast.LtE: (ast.Lt, ast.Gt), ast.Gt: (ast.GtE, ast.LtE), ast.GtE: (ast.Gt, ast.Lt),
     ast.Eq: (ast.NotEq,), ast.NotEq: (ast.Eq,), ast.Is: (ast.IsNot,), ast.IsNot: (ast.Is,), ast.In: (ast.NotIn,),
     ast.NotIn: (ast.In,), ast.Add: (ast.Sub,), ast.Sub: (ast.Add,), ast.Mult: (ast.Div,), ast.Div: (ast.Mult,),
@@ -170,12 +170,12 @@ def _of_value(node: ast.AST) -> Iterator[str]:
     match node:
         case ast.BinOp() | ast.BoolOp():
             yield from (f"({text})" for text in _other_operators(node))
-        case ast.Constant(value=bool()):
-            yield str(not node.value)
-        case ast.Constant(value=int()):
-            yield from (f"{node.value + 1}", f"({node.value - 1})")
-        case ast.Constant(value=float()):
-            yield from (f"{2 * node.value}", f"{node.value / 2}") if node.value else ("1.0",)
+        case ast.Constant(value=bool(value)):
+            yield str(not value)
+        case ast.Constant(value=int(value)):
+            yield from (f"{value + 1}", f"({value - 1})")
+        case ast.Constant(value=float(value)):
+            yield from (f"{2 * value}", f"{value / 2}") if value else ("1.0",)
         case ast.Call(func=ast.Name(id="abs"), args=[argument]):
             yield f"({ast.unparse(argument)})"
         case ast.Call(func=ast.Name(id=name)) if name in _TWINS:

@@ -45,7 +45,7 @@ class FakeGpu(Cpu):
         took = self.host[self.rounds % len(self.host)]
         self.now += took
         self.told += self.share * min(self.host)
-        self.pending = self.left[self.rounds % len(self.left)]
+        self.pending += self.left[self.rounds % len(self.left)]
         self.rounds += 1
         return [took / count] * count
 

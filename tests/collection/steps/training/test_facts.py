@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,11 +110,19 @@ def test_what_intervals_cover(intervals: list[tuple[float, float]], length: floa
 
 def test_peak_memory_is_that_of_the_steps_less_what_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: log.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: log.append("reset"))
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: log.append("most") or 1000)
+
+    def noting(name: str, gives: object = None) -> Callable[[], Any]:
+        def note() -> object:
+            log.append(name)
+            return gives
+
+        return note
+
+    monkeypatch.setattr(torch.cuda, "synchronize", noting("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", noting("reset"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", noting("most", 1000))
     asked = Asked()
-    assert _facts.with_memory(asked, lambda: log.append("steps") or "made", before=400) == "made"
+    assert _facts.with_memory(asked, noting("steps", "made"), before=400) == "made"
     assert asked.told == {PEAK_MEMORY: 600}
     assert log == ["synchronize", "reset", "steps", "synchronize", "most"]
     assert _facts.with_memory(on_host := Asked("cpu"), lambda: "made", before=400) == "made"

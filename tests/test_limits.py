@@ -489,7 +489,11 @@ def test_a_stream_that_never_is_sure_ends_with_the_time(monkeypatch):
 
     class Noisy(FakeDevice):
         def batch(self, calls, *, timer: Timer, keep: int, seconds: float, group: Group = ALONE) -> Batch:
-            return Batch(lambda n: taken.append(n) or [1.0, 2.0, 3.0] * (n // 3), 1, "host", seconds)
+            def run(count: int) -> list[float]:
+                taken.append(count)
+                return [1.0, 2.0, 3.0] * (count // 3)
+
+            return Batch(run, 1, "host", seconds)
 
     (stream, *_) = Noisy().streams()
     assert limits._point(Noisy(), limits._Arena(Noisy(), 2**16), stream, 2**12).seconds == 2.0

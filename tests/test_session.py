@@ -287,7 +287,11 @@ def test_what_makes_its_own_outputs_is_checked_in_poisoned_memory(monkeypatch):
     monkeypatch.setattr(check, "leave_poison", lambda *given: told.append("poison") or leave(*given))
 
     def prepare(_: Context) -> Launch:
-        return lambda t: told.append("call") or t.x * 2
+        def launch(t: Tensors) -> torch.Tensor:
+            told.append("call")
+            return t.x * 2
+
+        return launch
 
     with Session(CASE, op(prepare, returns=True), FakeDevice()) as session:
         session.prepare()

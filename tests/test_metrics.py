@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -389,16 +388,3 @@ def test_what_several_devices_do_is_compared_with_one() -> None:
     assert ddp["efficiency"] == pytest.approx(0.8)
     assert ddp["efficiency_low"] == pytest.approx(0.8 / 1.1 * 0.9)
     assert ddp["efficiency_high"] == pytest.approx(0.8 / 0.9 * 1.1)
-
-
-def test_noise_and_the_range_of_processes_are_shares_of_the_time():
-    def told(name: str, **fields: object) -> float | None:
-        return METRICS[name].value(SimpleNamespace(**fields))
-
-    assert told("noise", interval=(9.0, 12.0), time=10.0) == 0.3
-    assert told("noise", interval=None, time=10.0) is None
-    assert told("noise", interval=(0.0, 0.0), time=0.0) is None
-    assert told("process_range", time=1.0, medians=(1.0, 1.5)) == 0.4
-    assert told("process_range", time=1.0, medians=(1.0,)) is None
-    assert told("process_range", time=None, medians=(1.0, 1.5)) is None
-    assert (told("low", interval=(9.0, 12.0)), told("high", interval=(9.0, 12.0))) == (9.0, 12.0)

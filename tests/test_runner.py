@@ -133,8 +133,7 @@ def test_more_than_the_memory_can_do_is_warned_of_on_a_processor(wreck: tuple[Ru
 
 
 @pytest.mark.parametrize(
-    ("share", "status", "warned"),
-    [(1.01, "ok", 0), (1.019, "ok", 0), (1.021, "ok", 1), (1.199, "ok", 1), (1.201, "implausible", 0)],
+    ("share", "status", "warned"), [(1.019, "ok", 0), (1.021, "ok", 1), (1.199, "ok", 1), (1.201, "implausible", 0)]
 )
 def test_much_more_than_a_gpu_can_do_is_no_time(wreck, monkeypatch, share, status, warned) -> None:
     *_, slow, _ = wreck[0].measurements

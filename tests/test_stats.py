@@ -181,6 +181,16 @@ def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> No
     assert count == next(n for n in itertools.count(2) if ratio * math.sqrt(n) >= shift(n))
 
 
+@pytest.mark.parametrize("level", [0.001, 0.05])
+@pytest.mark.parametrize("power", [0.6, 0.9])
+def test_count_to_tell_is_the_first_that_does(level: float, power: float) -> None:
+    """By the sum of two quantiles, to which the shift of the noncentral t comes near."""
+    shifts = {n: scipy.stats.t.isf(level, n - 1) + scipy.stats.t.isf(1 - power, n - 1) for n in range(2, 400)}
+    for ratio in np.geomspace(0.25, 5, 40).tolist():
+        exact = next(n for n, shift in shifts.items() if ratio * math.sqrt(n) >= shift)
+        assert stats.count_to_tell(0.01, 0.01 * ratio, level, power, 1000) == exact
+
+
 def test_count_to_tell_has_an_end() -> None:
     assert stats.count_to_tell(0.01, 1e-9, 0.01, 0.9, 300) == 300
     assert stats.count_to_tell(0.01, 0.0, 0.01, 0.9, 300) == 300

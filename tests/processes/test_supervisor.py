@@ -280,6 +280,11 @@ def test_what_else_is_asked_needs_an_answer(
     assert len(teams.made) == 2
 
 
+def begin_and_fail(made: Workers) -> None:
+    made.begin(2)
+    raise KeyError
+
+
 def test_an_error_ends_processes_at_once_and_the_end_lets_them_end(
     teams: type[FakeTeam], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +294,7 @@ def test_an_error_ends_processes_at_once_and_the_end_lets_them_end(
     with Workers("cpu", root=ROOT) as made:
         made.begin()
     with pytest.raises(KeyError), Workers("cpu", root=ROOT) as made:
-        raise KeyError(made.begin(2))
+        begin_and_fail(made)
     with Workers("cpu", root=ROOT):
         pass
     assert told == ["close", "kill"]

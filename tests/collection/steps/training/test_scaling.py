@@ -14,6 +14,7 @@ import torch
 
 from harness.collection.models import MODELS as ALL_MODELS
 from harness.collection.steps.training import _scaling
+from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._ranks import WAYS, FlatMean, RankTrainer, Way
 from harness.collection.steps.training._rungs import FLOAT32, Rung
@@ -185,7 +186,7 @@ def test_the_mean_of_gradients_is_compared_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch, graph: str, rehearsed: int, way: str, world: int, off: float
 ) -> None:
     rehearsals: list[object] = []
-    trainer = SimpleNamespace(error_of_mean=lambda: 0.25, rehearse=lambda: rehearsals.append(None))
+    trainer: Any = SimpleNamespace(error_of_mean=lambda: 0.25, rehearse=lambda: rehearsals.append(None))
     monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
     monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
     monkeypatch.setattr(_scaling, "side_stream", nullcontext)
@@ -223,7 +224,7 @@ def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch)
     assert float(seen.weights) == 7
     launch(seen)
     assert seen.losses.tolist()[-1] == 11
-    assert told == {_scaling.TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens}
+    assert told == {TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens}
 
 
 def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,7 +212,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor in one dimension: its own memory if that is contiguous."""
     import torch
 
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    return tensor.detach().reshape(-1).contiguous().view(torch.uint8)
 
 
 def copied(value: Any) -> Any:

@@ -184,6 +184,78 @@ def test_the_tolerance_is_relative_and_absolute(ctx):
     assert "element 3 is 3.5, the reference 2.0 within 1.25" in said(0, 0, 2, 3.5)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "relative", "absolute"),
+    [("float64", 1e-12, 0), ("float32", 1e-6, 1e-7), ("float16", 1e-3, 1e-6), ("bfloat16", 8e-3, 1e-6), ("int8", 0, 0)],
+)
+@pytest.mark.parametrize("want", [0.0, -1e-4, 1e3])
+@pytest.mark.parametrize(
+    ("role", "most"), [("ours", 1), ("published", 1), ("control", 1), ("baseline", 8), ("peer", 8)]
+)
+def test_what_is_allowed_unless_an_op_says_otherwise(ctx, dtype, relative, absolute, want, role, most):
+    """To a few percent: `most` times the tolerance of the case's dtype, also where outputs have another dtype."""
+    ctx.case = replace(ctx.case, dtype=dtype)
+    ctx.op.reference = lambda _, t: {"y": torch.full((N,), want, dtype=torch.float64)}
+    variant = replace(ctx.op.variants["ours"], role=role)
+    allowed = absolute + relative * abs(want)
+
+    def judged(times: float, **options: bool) -> comparer.Verdict:
+        y = torch.full((N,), want, dtype=torch.float64)
+        y[7] += times * allowed
+        return check.verdict(ctx, variant, SimpleNamespace(), SimpleNamespace(y=y), **options)
+
+    assert judged(0.99) == judged(-0.99) == comparer.Verdict()
+    if allowed:
+        assert (judged(1.01).inexact is not None) == (judged(-0.99 * most).inexact is not None) == (most > 1)
+        assert judged(1.01 * most).wrong
+        assert judged(-1.01 * most).wrong
+        # By chance some numbers are rounded worse than those of the first call, whoever computes them.
+        assert judged(7.9, strict=False).inexact
+        assert judged(8.1, strict=False).wrong
+    else:
+        allowed = 1e-9
+        assert judged(1).wrong
+        assert judged(-1).wrong
+
+
+def test_zeros_among_random_numbers_are_replaced(ctx, monkeypatch):
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.tensor([0.0, -1.0, 1.0, 2.0]))
+    assert check.make_inputs(ctx).x.tolist() == [1.0, -1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int16", "int32", "int64", "float32", "float16"])
+def test_poison_is_told_from_what_kernels_leave(dtype):
+    """Also in a view with gaps, between which nothing is changed."""
+    dtype = getattr(torch, dtype)
+    whole = torch.zeros(4, 6, dtype=dtype)
+    part = whole[:, ::2]
+    check.poison([part])
+    assert check.is_poison(part)
+    assert bool((whole[:, 1::2] == 0).all())
+    values = set(part.reshape(-1).tolist())
+    assert not values & {-1, 0, 1}
+    part[3, 2] = 0
+    assert not check.is_poison(part)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "int64", "bool", "float32", "bfloat16"])
+def test_outputs_are_poisoned_whatever_was_in_their_memory(ctx, monkeypatch, dtype):
+    monkeypatch.setattr(torch, "empty", torch.zeros)
+    ctx.op.outputs = (Tensor("y", ("N",), dtype),)
+    assert check.is_poison(check.make_outputs(ctx, ctx.op.variants["ours"]).y)
+
+
+def test_what_a_variant_makes_is_made_in_poisoned_memory(ctx, monkeypatch):
+    made = []
+    monkeypatch.setattr(check, "make_outputs", lambda *given: made.append(given))
+    ours = ctx.op.variants["ours"]
+    check.leave_poison(ctx, ours)
+    assert made == []
+    returning = replace(ours, returns=True)
+    check.leave_poison(ctx, returning)
+    assert made == [(ctx, returning)]
+
+
 def test_the_op_s_own_check_goes_through_the_same_comparison(ctx):
     """It sees the inputs as they were, and says what is wanted; the reference isn't asked."""
 

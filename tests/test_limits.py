@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -41,6 +42,7 @@ class FakeDevice(Cpu):
 
     cache_bytes = 2**12
     stream_sizes = (2**12, 2**14, 2**16)
+    stream_seconds = math.inf
     load_seconds = 0.05
     probe_rounds = 1
     probe_tolerance = 0.01

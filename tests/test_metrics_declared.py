@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,3 +52,16 @@ def test_a_metric_stands_where_it_belongs(own: None) -> None:
     with pytest.raises(UsageError, match="'other' can't stand after 'itms'") as caught:
         metrics.fact("other", "other", units.SHARE, "a share", after="itms")
     assert caught.value.advice == "did you mean 'items'?"
+
+
+def test_noise_and_the_range_of_processes_are_shares_of_the_time():
+    def told(name: str, **fields: object) -> float | None:
+        return METRICS[name].value(SimpleNamespace(**fields))
+
+    assert told("noise", interval=(9.0, 12.0), time=10.0) == 0.3
+    assert told("noise", interval=None, time=10.0) is None
+    assert told("noise", interval=(0.0, 0.0), time=0.0) is None
+    assert told("process_range", time=1.0, medians=(1.0, 1.5)) == 0.4
+    assert told("process_range", time=1.0, medians=(1.0,)) is None
+    assert told("process_range", time=None, medians=(1.0, 1.5)) is None
+    assert (told("low", interval=(9.0, 12.0)), told("high", interval=(9.0, 12.0))) == (9.0, 12.0)

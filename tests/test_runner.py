@@ -132,7 +132,9 @@ def test_more_than_the_memory_can_do_is_warned_of_on_a_processor(wreck: tuple[Ru
     assert "above-ceiling" not in [w.code for w in slow.warnings]
 
 
-@pytest.mark.parametrize(("share", "status", "warned"), [(1.01, "ok", 0), (1.1, "ok", 1), (1.3, "implausible", 0)])
+@pytest.mark.parametrize(
+    ("share", "status", "warned"), [(1.019, "ok", 0), (1.021, "ok", 1), (1.199, "ok", 1), (1.201, "implausible", 0)]
+)
 def test_much_more_than_a_gpu_can_do_is_no_time(wreck, monkeypatch, share, status, warned) -> None:
     *_, slow, _ = wreck[0].measurements
     slow = replace(slow, case=replace(slow.case, device="cuda"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from harness import check
 from harness.devices.cpu import Cpu
 from harness.measure import measure
 from harness.model import Case, Job, Timing
@@ -276,3 +278,75 @@ def test_buffers_are_gone_before_memory_is_given_back(after):
 def test_bytes_needed():
     """x to compare with, two sets of x and y, and y in double precision: all of them are there during the check."""
     assert bytes_needed(CASE, op()) == 4096 + 2 * 2 * 4096 + 8192
+
+
+def test_what_makes_its_own_outputs_is_checked_in_poisoned_memory(monkeypatch):
+    """So is what it makes of buffers: both are poisoned right before the call that is checked."""
+    told: list[str] = []
+    leave = check.leave_poison
+    monkeypatch.setattr(check, "leave_poison", lambda *given: told.append("poison") or leave(*given))
+
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> torch.Tensor:
+            told.append("call")
+            return t.x * 2
+
+        return launch
+
+    with Session(CASE, op(prepare, returns=True), FakeDevice()) as session:
+        session.prepare()
+        assert session.check() is None
+    assert told == ["call", "poison", "call"]
+
+
+def test_outputs_are_poisoned_before_the_call_that_is_checked():
+    seen: list[bool] = []
+
+    def prepare(_: Context) -> Launch:
+        def launch(t: Tensors) -> None:
+            seen.append(bool(t.y.isnan().all()))
+            torch.mul(t.x, 2, out=t.y)
+
+        return launch
+
+    with Session(CASE, op(prepare), FakeDevice()) as session:
+        session.prepare()
+        assert session.check() is None
+        assert seen == [True, True]
+        assert all(call.tensors.y.isnan().all() for call in session.rotation().calls[1:])
+
+
+@pytest.mark.parametrize(
+    ("free", "sets", "warned"),
+    [
+        (2**34, 64, False),  # four times the cache of 128 KiB, by sets of 8 KiB
+        # One set is there, and others may take 80% of what is free.
+        (int(62 * 8192 / 0.8) + 1, 63, True),
+        (int(63 * 8192 / 0.8) + 1, 64, False),
+    ],
+)
+def test_sets_take_most_of_the_memory_and_a_warning_tells_where_it_does_not_do(free, sets, warned):
+    device = FakeDevice(free=free)
+    device.cache_bytes = 2**17
+    with Session(CASE, op(), device) as session:
+        session.prepare()
+        assert len(session.rotation().calls) == sets
+    texts = [warning.message for warning in session.warnings if warning.code == "few-sets"]
+    wanted = f"only {sets} of the 64 sets of buffers that would be larger than the cache are used"
+    assert texts == [wanted] * warned
+
+
+def test_all_ranks_have_as_many_sets_as_the_rank_with_the_least_memory():
+    group = Group(0, 2, lambda value, _: [value, (None, 3) if isinstance(value[1], int) else value])
+    case = Case("twice", "ours", "float32", (("N", 1024),), world=2, device="cpu")
+    session = Session(case, op(), FakeDevice(count=2), group)
+    assert session._set_count() == 3
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_rank_has_a_seed_of_its_own_and_the_first_one_is_the_case_s(rank):
+    case = Case("twice", "ours", "float32", (("N", 1024),), world=2, device="cpu")
+    first = Session(CASE, op(), FakeDevice()).seed
+    made = Session(case, op(), FakeDevice(count=2), Group(rank, 2, lambda value, _: [value, value]))
+    assert made.seed - rank == Session(case, op(), FakeDevice(count=2), Group(0, 2)).seed
+    assert first == zlib.crc32(CASE.group.encode())

@@ -10,7 +10,7 @@ import scipy  # which imports scipy.stats, a second's work, where it is used
 from harness import stats
 
 
-@pytest.mark.parametrize("confidence", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("confidence", [0.1, 0.9, 0.95, 0.99])
 @pytest.mark.parametrize("n", [*range(1, 40), 100, 101, 999, 3000])
 def test_interval_is_the_innermost_pair_with_that_coverage(n: int, confidence: float) -> None:
     # x(k) to x(n-1-k), counted from 0, misses the median if at most k samples fall on one side of it.
@@ -38,14 +38,15 @@ def test_interval_covers_the_median_of_a_skewed_distribution() -> None:
 
 
 def test_relative_width() -> None:
-    assert stats.relative_width([10.0, 11.0, 12.0, 13.0, 14.0, 15.0]) == 5.0 / 12.5
+    assert stats.relative_width([10.0, 11.0, 12.0, 13.0, 14.0, 18.0]) == 8.0 / 12.5
+    assert stats.relative_width([0.1, 0.11, 0.125, 0.125, 0.14, 0.2]) == 0.1 / 0.125
     assert stats.relative_width([1.0] * 5) == math.inf
     assert stats.relative_width([0.0] * 6) == math.inf
     assert stats.relative_width([2.0] * 6) == 0.0
 
 
 def test_range_over_median() -> None:
-    assert stats.range_over_median([10.0, 12.0, 11.0]) == 2.0 / 11.0
+    assert stats.range_over_median([10.0, 15.0, 11.0]) == 5.0 / 11.0
 
 
 FREEDOMS = [*range(1, 41), 59, 99, 199, 999, 1999]
@@ -75,8 +76,10 @@ def test_quantile_of_students_t(freedom: int) -> None:
 def test_what_has_no_distribution_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 degree of freedom, found 0"):
         stats.t_tail(1.0, 0)
-    for tail in (0.0, 1.0, -0.1):
-        with pytest.raises(ValueError, match="between 1e-100 and 1"):
+    with pytest.raises(ArithmeticError, match="didn't converge"):
+        stats.t_tail(math.nan, 1)
+    for tail in (0.0, 9e-101, 1.0, 1.5, -0.1):
+        with pytest.raises(ValueError, match=f"between 1e-100 and 1, found {tail}$"):
             stats.t_quantile(tail, 3)
     with pytest.raises(ValueError, match="at least 2 values to have an error, found 1"):
         stats.Mean.of([1.0])
@@ -115,6 +118,18 @@ def test_the_interval_of_a_mean_is_that_of_the_t_test_of_logarithms_where_there_
     assert stats.mean_interval([2.0, 2.0]) == pytest.approx((2.0, 2.0))
 
 
+@pytest.mark.parametrize(
+    ("values", "are_logarithms"), [((0.2, 0.3), True), ((0.0, 0.3), False), ((-0.5, 0.3), False), ((-0.5, 3), False)]
+)
+def test_logarithms_are_taken_where_all_values_are_positive(values: tuple[float, ...], are_logarithms: bool) -> None:
+    given = np.log(values) if are_logarithms else values
+    exact = scipy.stats.ttest_1samp(given, 0).confidence_interval(0.95)
+    low, high = (np.exp(bound) if are_logarithms else bound for bound in (exact.low, exact.high))
+    assert stats.mean_interval(values) == pytest.approx((low, high), rel=1e-9)
+    if not are_logarithms:
+        assert stats.Mean.of(values).interval() == pytest.approx((low, high), rel=1e-9)
+
+
 def closed(ps: list[float], level: float, family: int) -> list[bool]:
     """Holm's method from its definition: rejected is what Bonferroni rejects in every subset of the family."""
     all_ps = [*ps, *([1.0] * (family - len(ps)))]
@@ -144,6 +159,7 @@ def test_holm_stops_at_the_first_that_is_not_rejected() -> None:
         (False, 0.05 / 3),
         (True, 0.05 / 5),
     ]
+    assert stats.holm([0.025, 0.05], 0.05, 2) == [stats.Tested(True, 0.025), stats.Tested(True, 0.05)]
     with pytest.raises(ValueError, match="family of 1 can't have 2 members"):
         stats.holm([0.1, 0.2], 0.05, 1)
 
@@ -156,8 +172,23 @@ def test_count_to_tell_has_the_power_asked_for(level: float, ratio: float) -> No
     def power(n: int) -> float:
         return float(scipy.stats.nct.sf(scipy.stats.t.isf(level, n - 1), n - 1, ratio * math.sqrt(n)))
 
+    def shift(n: int) -> float:
+        return float(scipy.stats.t.isf(level, n - 1) + scipy.stats.t.isf(0.1, n - 1))
+
     exact = next(n for n in itertools.count(2) if power(n) >= 0.9)
-    assert abs(stats.count_to_tell(0.01, 0.01 * ratio, level, 0.9, 1000) - exact) <= 2
+    count = stats.count_to_tell(0.01, 0.01 * ratio, level, 0.9, 1000)
+    assert abs(count - exact) <= 2
+    assert count == next(n for n in itertools.count(2) if ratio * math.sqrt(n) >= shift(n))
+
+
+@pytest.mark.parametrize("level", [0.001, 0.05])
+@pytest.mark.parametrize("power", [0.6, 0.9])
+def test_count_to_tell_is_the_first_that_does(level: float, power: float) -> None:
+    """By the sum of two quantiles, to which the shift of the noncentral t comes near."""
+    shifts = {n: scipy.stats.t.isf(level, n - 1) + scipy.stats.t.isf(1 - power, n - 1) for n in range(2, 400)}
+    for ratio in np.geomspace(0.25, 5, 40).tolist():
+        exact = next(n for n, shift in shifts.items() if ratio * math.sqrt(n) >= shift)
+        assert stats.count_to_tell(0.01, 0.01 * ratio, level, power, 1000) == exact
 
 
 def test_count_to_tell_has_an_end() -> None:

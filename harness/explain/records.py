@@ -73,12 +73,12 @@ class Seen:
     @property
     def read(self) -> float | None:
         """Bytes that all launches of a call read from the device's memory."""
-        return self._of_a_call("read_bytes")
+        return self.of_a_call("read_bytes")
 
     @property
     def written(self) -> float | None:
         """Bytes that all launches of a call write to the device's memory."""
-        return self._of_a_call("written_bytes")
+        return self.of_a_call("written_bytes")
 
     @property
     def loaded(self) -> float | None:
@@ -96,7 +96,8 @@ class Seen:
         """The pipe that is used most, and the share of its rate that is used; '' and 0 if no pipe was counted."""
         return max(self.beginning(PIPE).items(), key=lambda item: item[1], default=("", 0.0))
 
-    def _of_a_call(self, name: str) -> float | None:
+    def of_a_call(self, name: str) -> float | None:
+        """A count, such as sectors, of all launches of a call; None if the profiler didn't tell it."""
         value = self.get(name)
         return None if value is None else value * self.launches
 

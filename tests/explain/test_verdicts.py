@@ -134,3 +134,25 @@ def test_a_small_saving_is_not_told(copying):
     assert [r.rule for r in explain(copying(read_bytes=2**29 * 1.07, stall_long_scoreboard=0.2))] == ["bytes"]
     near = copying(time=2**30 / 4e12 * 1.02, read_bytes=2**29 * 1.07)
     assert explain(near) == ()
+
+
+OF_A_LAUNCH = ("bytes", "requests", "sectors", "wavefronts", "conflicts", "instructions", "grid", "time")
+"""What counts of a launch are called in the end."""
+ALIKE = ("coalescing", "bytes", "instructions", "conflicts", "partial_sectors", "local_memory", "in_flight", "waits")
+"""The rules to which it is one whether a kernel does its work in one launch, or in four launches of a quarter each."""
+
+
+@pytest.mark.parametrize("name", [name for name in FAULTS if name not in ("unfused", "many_launches")])
+def test_a_fault_in_four_launches_is_the_fault_of_one(name: str, faulty: Callable[[str], Known]) -> None:
+    known = faulty(name)
+    (kernel,) = known.kernels
+    values = {
+        each: value / 4 if each.endswith(OF_A_LAUNCH) and each not in ("shared_bytes", "local_bytes") else value
+        for each, value in kernel.profile.values
+    }
+    profile = replace(kernel.profile, launches=4.0, values=tuple(values.items()))
+    parted = replace(known, kernels=(replace(kernel, profile=profile),))
+    for rule in ALIKE:
+        once, again = ([*all_rules()[rule].judge(one)] for one in (known, parted))
+        assert [replace(reason, saves=None) for reason in once] == [replace(reason, saves=None) for reason in again]
+        assert [reason.saves for reason in once] == pytest.approx([reason.saves for reason in again])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from harness.gate import deciding
 from harness.gate.case_lists import Cases
 from harness.gate.deciding import CONFIRM_PAIRS, SCREEN_PAIRS
 from harness.gate.noise_store import Noise
@@ -23,7 +24,10 @@ NOISE = 0.0005
 
 
 class FakePairs:
-    """Pairs that lose a given share each, with a little noise; `stages` tells what was measured."""
+    """Pairs that lose a given share each, with a little noise, or have given changes one after the other.
+
+    `stages` tells what was measured.
+    """
 
     def __init__(self, losses: dict[str, Any]) -> None:
         self.losses = losses
@@ -41,7 +45,10 @@ class FakePairs:
     def _pair(self, job: Job, stage: Stage) -> None:
         loss = self.losses[job.case.op]
         loss = loss if isinstance(loss, float) else loss[stage]
-        now = math.exp(-math.log1p(-loss) + self.draw.gauss(0, NOISE))
+        if isinstance(loss, list):
+            now = math.exp(-loss[sum(pair.stage == stage for pair in self.pairs[job.case.id])])
+        else:
+            now = math.exp(-math.log1p(-loss) + self.draw.gauss(0, NOISE))
         self.pairs[job.case.id].append(Pair(1.0, now, "base", stage))
         self.measurements["now"][job.case.id].append(Measurement(job.case, "ok", samples=(now,), timer="graph"))
 
@@ -126,3 +133,55 @@ def test_one_bad_block_does_not_let_twice_as_slow_pass_nor_do_many(bad: int) -> 
     assert found["well"].decision.outcome == "ok"
     # More pairs can't make a case pass that is too noisy.
     assert len(pairs.stages) == (2 if bad == 1 else 1)
+
+
+def drawn(draw: random.Random, names: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """Changes of cases around the margin: of some so clear that a look finds them, of others never."""
+    found = {}
+    for name in names:
+        loss, spread = draw.choice((0.0, 0.01, 0.015, 0.02, 0.03, 0.05)), draw.choice((0.001, 0.005, 0.01))
+        counts = {"screen": SCREEN_PAIRS, "confirm": 2 * CONFIRM_PAIRS}
+        found[name] = {stage: [draw.gauss(-loss, spread) for _ in range(count)] for stage, count in counts.items()}
+    return found
+
+
+@pytest.mark.parametrize("controls", [[], ["copy"]])
+def test_pairs_that_are_measured_decide_what_the_same_pairs_decide_at_once(controls: list[str]) -> None:
+    """Holm's family has the suspects, less those that a look before has found, and no controls."""
+    draw, outcomes = random.Random(7), Counter[tuple[str, str, int]]()
+    for _ in range(60):
+        changes = drawn(draw, [f"op{number}" for number in range(draw.randrange(1, 9))])
+        found, pairs, _ = carry_out(changes | dict.fromkeys(controls, 0.03))
+        evidence = {found[name].case.id: found[name] for name in changes}
+        margins = {key: one.margin for key, one in evidence.items()}
+        at_once = deciding.decided(pairs.changes([*margins], "screen"), pairs.changes([*margins], "confirm"), margins)
+        assert {key: one.decision for key, one in evidence.items()} == at_once
+        for decision in at_once.values():
+            outcomes[decision.outcome, decision.stage, decision.pairs] += 1
+    looks = [("regressed", CONFIRM_PAIRS), ("regressed", 2 * CONFIRM_PAIRS), ("inconclusive", 2 * CONFIRM_PAIRS)]
+    assert all(outcomes[outcome, "confirm", pairs] > 3 for outcome, pairs in looks)
+
+
+def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
+    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.0171, 0.004, 10)]  # p = 0.002 after both looks
+    slow, never = alternating(-0.05, 0.001, 20), alternating(-0.01, 0.02, 20)
+    for others, outcome in ((slow, "regressed"), (never, "inconclusive")):
+        losses = {f"op{number}": {"screen": 0.05, "confirm": others} for number in range(9)}
+        found, _, _ = carry_out(losses | {"late": {"screen": 0.05, "confirm": late}})
+        assert (found["late"].decision.outcome, found["late"].decision.pairs) == (outcome, 2 * CONFIRM_PAIRS)
+
+
+def test_a_control_is_judged_among_the_controls_and_keeps_a_loss_that_a_look_found() -> None:
+    """Its own family is the controls that haven't been found yet, however many suspects there are."""
+    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.0171, 0.004, 10)]
+    never = {f"op{number}": {"screen": 0.05, "confirm": alternating(-0.01, 0.02, 20)} for number in range(9)}
+    found, pairs, _ = carry_out(never | {"copy": {"screen": 0.05, "confirm": late}})
+    assert (found["copy"].decision.outcome, found["copy"].decision.pairs) == ("regressed", 2 * CONFIRM_PAIRS)
+    early = [*alternating(-0.05, 0.001, 10), *alternating(0.05, 0.001, 10)]
+    found, pairs, _ = carry_out(never | {"copy": {"screen": 0.05, "confirm": early}})
+    assert (found["copy"].decision.outcome, found["copy"].decision.pairs) == ("regressed", CONFIRM_PAIRS)
+    assert pairs.stages[2] == ("confirm", [*never, "copy"])
+
+
+def alternating(mean: float, spread: float, count: int) -> list[float]:
+    return [mean + spread * (-1) ** number for number in range(count)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from harness import source
 from harness.devices.cpu import Cpu
 from harness.errors import MachineError, UsageError
-from harness.model import Job, Measurement
+from harness.limits import Needs
+from harness.model import Job, Limits, Measurement
 from harness.processes import supervisor
 from harness.processes.messages import VERSION, Measured, Ready
 from harness.processes.supervisor import Workers
@@ -192,3 +194,141 @@ def test_other_code_than_asked_for_is_refused(
     with Workers("cpu", root=ROOT) as made, pytest.raises(MachineError) as caught:
         made.measure(job("fine"))
     assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("world", "status", "leaving", "is_new"),
+    [
+        (1, "ok", False, False),
+        (1, "wrong", False, False),
+        (1, "crashed", True, True),
+        (2, "ok", False, False),
+        (2, "unsupported", False, False),
+        (2, "wrong", False, True),
+    ],
+)
+def test_the_next_case_goes_to_new_processes_after_a_failure(
+    teams: type[FakeTeam],
+    job: Callable[..., Job],
+    monkeypatch: pytest.MonkeyPatch,
+    world: int,
+    status: Any,
+    leaving: bool,
+    is_new: bool,
+) -> None:
+    """A single process says so itself. The ranks of a team may be at different places."""
+
+    def ask(team: FakeTeam, question: Any, *_: Any) -> dict[int, Measured]:
+        answer = Measured(Measurement(question.job.case, status), leaving)
+        return {0: answer} | ({1: answer} if team.size == 2 else {})
+
+    monkeypatch.setattr(FakeTeam, "ask", ask)
+    asked = job("fine")
+    asked = replace(asked, case=replace(asked.case, world=world))
+    with Workers("cpu", root=ROOT) as made:
+        assert made.measure(asked).status == status
+        assert teams.made[0].alive != is_new
+        made.measure(asked)
+    assert [team.size for team in teams.made] == [world] * (2 if is_new else 1)
+    assert not any(team.alive for team in teams.made)
+
+
+def test_a_team_that_is_lost_is_the_measurement_and_is_not_asked_again(
+    teams: type[FakeTeam], job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[tuple[float, bool]] = []
+
+    def ask(team: FakeTeam, question: Any, _kind: Any, limit: float, *_: Any) -> dict[int, Measured]:
+        limits.append((limit, question.timed))
+        if len(limits) == 1:
+            raise LostError("timeout", "took longer than 60 s")
+        return {0: Measured(Measurement(question.job.case, "ok"))}
+
+    monkeypatch.setattr(FakeTeam, "ask", ask)
+    with Workers("cpu", root=ROOT) as made:
+        found = made.measure(job("fine"), process=4)
+        assert (found.status, found.error, found.process) == ("timeout", "took longer than 60 s", 4)
+        assert made.measure(job("fine"), timed=False).status == "ok"
+    assert len(teams.made) == 2
+    assert limits == [(60.0, True), (60.0, False)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "limit", "words"),
+    [
+        (lambda made: made.limits(Needs(), lambda *_: None), 900.0, "the limits can't be measured: killed"),
+        (lambda made: made.limits_again(Limits(), lambda *_: None), 900.0, "the limits can't be measured: killed"),
+        (lambda made: made.survey(), 60.0, "the scenarios can't be read: killed"),
+    ],
+)
+def test_what_else_is_asked_needs_an_answer(
+    teams: type[FakeTeam], monkeypatch: pytest.MonkeyPatch, ask: Callable[[Workers], object], limit: float, words: str
+) -> None:
+    given: list[float] = []
+    answers: list[Any] = [LostError("crashed", "killed"), {0: SimpleNamespace(limits="limits")}]
+
+    def answer(team: FakeTeam, _question: Any, _kind: Any, limit: float, *_: Any) -> Any:
+        given.append(limit)
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(FakeTeam, "ask", answer)
+    with Workers("cpu", root=ROOT) as made:
+        with pytest.raises(MachineError, match=words):
+            ask(made)
+        assert ask(made)
+    assert given == [limit] * 2
+    assert len(teams.made) == 2
+
+
+def begin_and_fail(made: Workers) -> None:
+    made.begin(2)
+    raise KeyError
+
+
+def test_an_error_ends_processes_at_once_and_the_end_lets_them_end(
+    teams: type[FakeTeam], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(FakeTeam, "close", lambda _: told.append("close"))
+    monkeypatch.setattr(FakeTeam, "kill", lambda _: told.append("kill"))
+    with Workers("cpu", root=ROOT) as made:
+        made.begin()
+    with pytest.raises(KeyError), Workers("cpu", root=ROOT) as made:
+        begin_and_fail(made)
+    with Workers("cpu", root=ROOT):
+        pass
+    assert told == ["close", "kill"]
+    assert [team.size for team in teams.made] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "error"),
+    [
+        ({0: ("ok", "", False), 1: ("ok", "", False)}, "ok", None),
+        ({0: ("ok", "", False), 1: ("wrong", "y is off", False)}, "wrong", "rank 1: y is off"),
+        ({0: ("crashed", "rank 1: died", False), 1: ("crashed", "died", True)}, "crashed", "rank 1: died"),
+        ({0: ("crashed", "rank 1: died", False), 1: ("crashed", "rank 1: died", False)}, "crashed", "rank 1: died"),
+        ({0: ("wrong", "y is off", False)}, "wrong", "y is off"),
+    ],
+)
+def test_one_measurement_is_made_of_all_ranks(
+    job: Callable[..., Job], answers: dict[int, Any], status: str, error: str | None
+) -> None:
+    case = job("fine").case
+    given = {
+        rank: Measured(Measurement(case, of[0], error=of[1] or None, process=rank), of[2])
+        for rank, of in answers.items()
+    }
+    found = supervisor._joined(given, len(given))
+    assert (found.status, found.error) == (status, error)
+
+
+@pytest.mark.parametrize(("world", "refused"), [(2, None), (3, "needs 3 devices, torchrun has started 2 processes")])
+def test_torchrun_says_how_many_ranks_there_are(
+    monkeypatch: pytest.MonkeyPatch, world: int, refused: str | None
+) -> None:
+    monkeypatch.setattr(supervisor, "leader", lambda: SimpleNamespace(size=2))
+    assert supervisor.too_few("cpu", world) == refused

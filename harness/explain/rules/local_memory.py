@@ -20,8 +20,8 @@ REMEDY = (
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel with local accesses; without counters, for kernels that have local memory."""
     for kernel in known.major:
-        local = kernel.get("local_sectors")
-        every = sum(kernel.get(name) or 0.0 for name in ("local_sectors", "load_sectors", "store_sectors"))
+        local = kernel.of_a_call("local_sectors")
+        every = sum(kernel.of_a_call(name) or 0.0 for name in ("local_sectors", "load_sectors", "store_sectors"))
         if local and local >= PART * every:
             yield _reason(known, kernel, local, every)
     if not known.has_counters and (facts := [fact for fact in known.facts if fact.local]):

@@ -19,12 +19,12 @@ def judge(known: Known) -> Iterator[Reason]:
     if len(known.kernels) != 1:
         return
     kernel = known.kernels[0]
-    every = sum(kernel.get(f"{name}_sectors") or 0.0 for name in ("load", "store"))
+    every = sum(kernel.of_a_call(f"{name}_sectors") or 0.0 for name in ("load", "store"))
     for name, need in (("load", known.work.read), ("store", known.work.written)):
-        requests, sectors = kernel.get(f"{name}_requests"), kernel.get(f"{name}_sectors")
+        requests, sectors = (kernel.of_a_call(f"{name}_{each}") for each in ("requests", "sectors"))
         if not requests or not sectors or not need:
             continue
-        each, more = sectors / requests, sectors * kernel.launches * SECTOR / need
+        each, more = sectors / requests, sectors * SECTOR / need
         width = next((width for width in WIDTHS if abs(each - width - 1) <= NEAR_ONE), None)
         if width and abs(more - (width + 1) / width) <= SAME:
             lines = (

@@ -61,6 +61,14 @@ def test_another_scenario_may_not_hide_a_lowered_floor() -> None:
     assert finding.message.endswith("N8")
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_of_several_floors_of_a_case_the_strictest_counts(order: int) -> None:
+    lax = asked(Expectation("tuned", "of_ceiling", 0.5), OLD.expect[1], name="lax")
+    [finding] = judge((OLD, lax)[::order], (lax,))
+    assert f"{CEILING}, 90.0% in main, is 50.0% now: " in finding.message
+    assert judge((OLD, lax)[::order], (lax, OLD)[::order]) == []
+
+
 def test_a_speed_up_over_an_easier_baseline_is_another_floor() -> None:
     [finding] = judge((OLD,), (asked(*OLD.expect, baseline="naive"),))
     assert "the floor of speed-up over eager, 1.50x in main, is gone" in finding.message

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.collection.models import MODELS as ALL_MODELS
 from harness.collection.steps.training import _scaling
+from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._ladders import rung_of
 from harness.collection.steps.training._ranks import LABELS, WAYS, FlatMean, RankTrainer, Way
 from harness.collection.steps.training._rungs import FLOAT32, Rung
@@ -128,7 +132,22 @@ class Pair(Group):
         ("ddp", 7.5, [2.0, 1.0], 0.0, "weights: they differ between ranks"),
         ("replicas", 7.5, [2.0, 1.0], 0.0, ""),
         ("after", 7.0, [2.0, 1.9], 0.0, "losses: the loss of step 2 is off by 0.9"),
+        ("after", 7.0, [2.0, 0.1], 0.0, "losses: the loss of step 2 is off by 0.9"),
+        ("after", 7.0, [1.55, 1.45], 0.0, ""),
+        ("after", 7.0, [1.45, 1.45], 0.0, "losses: the loss of step 1 is off by 0.55, allowed are 0.5;"),
+        ("after", 7.0, [2.0, math.nan], 0.0, "losses: the loss of step 2 is off by nan"),
         ("after", 7.0, [2.0, 1.0], 1.0, "gradients: their mean over ranks is off by 100.0% of its norm"),
+        ("after", 7.0, [2.0, 1.0], 0.09, ""),
+        (
+            "after",
+            7.0,
+            [2.0, 1.0],
+            0.11,
+            "gradients: their mean over ranks is off by 11.0% of its norm, allowed are 10%",
+        ),
+        ("after", 7.0, [2.0, 1.0], math.nan, "gradients: their mean over ranks is off by nan"),
+        ("ddp", 7 * (1 + 0.9e-9), [2.0, 1.0], 0.0, ""),
+        ("ddp", 7 * (1 - 1.2e-9), [2.0, 1.0], 0.0, "weights: they differ between ranks after 10 steps"),
     ],
 )
 def test_ranks_that_drift_apart_or_lose_their_way_are_wrong(
@@ -172,6 +191,75 @@ def test_a_timed_step_is_held_to_a_batch_that_it_has_not_seen(catalogue: Catalog
         found = [*_scaling.recheck(session._ctx, call.tensors, call)]
     assert int(trainer.batch.labels.max()) < min(LABELS, trainer.setup.config.classes // 2)
     assert [text.partition(":")[0] for text in found] == ([] if is_right else ["losses", "weights"])
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(1.97, True), (1.9601, True), (1.9599, False), (2.1, True)])
+def test_no_step_is_judged_by_losses_that_do_not_fall(
+    monkeypatch: pytest.MonkeyPatch, last: float, is_told: bool
+) -> None:
+    """They fall from the first to the lowest, by more than 2% of the first."""
+    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, last, 2.0))
+    ctx: Any = SimpleNamespace(group=Pair(7.0), case=case("resnet50_scaling", "ddp"))
+    told = {"losses": [2.0, last, 2.0], "weights": 7.0, "off": 0.0}
+    found = [*_scaling.check(ctx, SimpleNamespace(**{name: torch.tensor(value) for name, value in told.items()}))]
+    assert any("the reference's losses don't fall" in text for text in found) == is_told
+
+
+@pytest.mark.parametrize(("world", "sent"), [(1, 0), (2, 2 / 2), (8, 2 * 7 / 8)])
+def test_the_work_of_ranks(world: int, sent: float) -> None:
+    """Operations are one rank's: a backward pass takes twice those of a forward pass. Items are all ranks'."""
+    found = _scaling.work({"model": "bert_toy", "B": 3, "world": world}, 2, "sequences")
+    config = ALL_MODELS["bert_toy"]
+    assert found.flops == (("case", 9 * config.flops()),)
+    assert found.sent == int(sent * 4 * config.parameters())
+    assert (found.items, found.item) == (3 * world, "sequences")
+
+
+@pytest.mark.parametrize(("graph", "rehearsed"), [("graph", 1), ("eager", 0)])
+@pytest.mark.parametrize(("way", "world", "off"), [("ddp", 2, 0.25), ("ddp", 1, 0.0), ("no_sync", 2, 0.0)])
+def test_the_mean_of_gradients_is_compared_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, graph: str, rehearsed: int, way: str, world: int, off: float
+) -> None:
+    rehearsals: list[object] = []
+    trainer: Any = SimpleNamespace(error_of_mean=lambda: 0.25, rehearse=lambda: rehearsals.append(None))
+    monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
+    monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
+    monkeypatch.setattr(_scaling, "side_stream", nullcontext)
+    ctx: Any = SimpleNamespace(s=SimpleNamespace(step=graph), group=SimpleNamespace(size=world))
+    told = torch.zeros(())
+    assert _scaling.trainer_as_asked(ctx, _scaling.way_of(way), FLOAT32, told) is trainer
+    assert (float(told), len(rehearsals)) == (off, rehearsed)
+
+
+def test_only_the_first_steps_tell_their_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but two of them are made while the case is prepared; a later step changes nothing of what is checked."""
+    made = iter(range(1, 100))
+    trainer = SimpleNamespace(
+        weights=[torch.tensor([1.0, 2.0]), torch.tensor([4.0])],
+        loss_of_step=lambda: torch.tensor(float(next(made))),
+        scaler=SimpleNamespace(is_enabled=lambda: False),
+    )
+    monkeypatch.setattr(_scaling, "trainer_of", lambda *_: trainer)
+    monkeypatch.setattr(_scaling, "setup_of", lambda _: None)
+    monkeypatch.setattr(_scaling, "reference_losses", lambda *_: (2.0, 1.0))
+    told: dict[str, float] = {}
+    ctx: Any = SimpleNamespace(
+        s=SimpleNamespace(step="eager", model="bert_toy", B=3),
+        device=torch.device("cpu"),
+        group=SimpleNamespace(rank=0, size=2),
+        defer=lambda _: None,
+        report=told.__setitem__,
+    )
+    launch = _scaling.prepare(ctx, _scaling.way_of("no_sync"), FLOAT32)
+    assert next(made) == 9
+    seen = SimpleNamespace(**_scaling.make(ctx))
+    for _ in range(2):
+        launch(seen)
+    assert seen.losses.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 10, 11]
+    assert float(seen.weights) == 7
+    launch(seen)
+    assert seen.losses.tolist()[-1] == 11
+    assert told == {TOKENS: 3 * 2 * ALL_MODELS["bert_toy"].tokens}
 
 
 def test_gradients_become_views_of_one_buffer_in_the_layout_of_their_weights(monkeypatch: pytest.MonkeyPatch) -> None:

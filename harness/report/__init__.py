@@ -1,8 +1,8 @@
 """A run as files to read. One format a file in `formats/`, found by its name.
 
 A format has `SUMMARY`, one line, and `write(run, folder, notes) -> list[Path]`, which writes its files into the run's
-folder; one that draws has `PICTURES = True` too, one that shows drawn pictures `SHOWS_PICTURES = True`. `terminal` draws on a console instead, so it isn't a format. Nothing
-here loads pandas or matplotlib until it is used.
+folder; one that draws has `PICTURES = True` too, one that shows what was drawn `SHOWS_PICTURES = True`. `terminal`
+draws on a console instead, so it isn't a format. Nothing here loads pandas or matplotlib until it is used.
 """
 
 from __future__ import annotations

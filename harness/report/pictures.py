@@ -16,8 +16,8 @@ Format = TypeVar("Format")
 def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path]]) -> list[Path]:
     """Write each format: formats of texts, then formats of pictures, then formats that show these. Gives the paths.
 
-    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. A format that
-    shows the pictures has `SHOWS_PICTURES = True`. Raises UsageError for a format that ends the process.
+    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. A format
+    that shows the pictures has `SHOWS_PICTURES = True`. Raises UsageError for a format that ends the process.
     """
 
     def one(name: str) -> list[Path]:

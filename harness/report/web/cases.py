@@ -1,4 +1,4 @@
-"""The cases of a run as data for the page's scripts: what its table and plot show, and, apart, what a case's details do."""
+"""The cases of a run as data for the page's scripts: what its table and plot show, and apart from it the details."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page tells of a single case, as blocks of the tree: the figures, what bounds it, and what made the numbers."""
+"""What the page tells of a single case, as blocks of the tree: what bounds it, its figures, what made the numbers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ def blocks(line: Line, group: Sequence[Result], run: Run) -> Iterator[Block]:
         yield Note(summary)
     if result.error:
         yield Section(result.status.replace("_", " "), (CommandLine(result.error.strip()),))
-    yield Facts(tuple(_figures(line)))
     for warning in result.warnings:
         yield Note(warning.message, "warning", f"warning {warning.code}", advice=warning.advice)
     # The scenarios of one file are named '<file>.<op>'.
@@ -37,6 +36,7 @@ def blocks(line: Line, group: Sequence[Result], run: Run) -> Iterator[Block]:
         known = explain.known_of(run, line.scenario.name, result, line.subject, group, line.attachments)
         yield Section("Why it takes so long", tuple(_reasons(known)))
         again += filter(None, [explain.command(known)])
+    yield Section("Its figures", (Facts(tuple(_figures(line))),))
     if compiled := tuple(dict.fromkeys(kernel for m in result.measurements for kernel in m.kernels)):
         yield Section("What the compiler made", (_compiled(compiled),))
     if seen := tuple(kernels.tables(line.attachments)):
@@ -87,7 +87,9 @@ def _reasons(known: explain.Known) -> Iterator[Note | Section]:
     for reason in found:
         saves = f" It saves at most {units.seconds(reason.saves)}." if reason.saves else ""
         told = "" if reason.verdict == verdict else reason.verdict
-        yield Section("", (*map(Note, filter(None, [told, *reason.sums])), Note(f"{reason.remedy}.{saves}", label="Remedy")))
+        yield Section(
+            "", (*map(Note, filter(None, [told, *reason.sums])), Note(f"{reason.remedy}.{saves}", label="Remedy"))
+        )
 
 
 def _compiled(found: Sequence[KernelFacts]) -> Table:
@@ -95,7 +97,10 @@ def _compiled(found: Sequence[KernelFacts]) -> Table:
     return Table(
         (
             text_column("kernel", (kernel.name for kernel in found), code=True),
-            *(Column(head, tuple(float(getattr(k, name)) for k in found), units.COUNT) for head, name in columns.items()),
+            *(
+                Column(head, tuple(float(getattr(k, name)) for k in found), units.COUNT)
+                for head, name in columns.items()
+            ),
         )
     )
 
@@ -139,4 +144,3 @@ def histogram(result: Result) -> list[float | list[int]] | None:
     for sample in samples:
         counts[min(int((sample - low) / (high - low) * _BINS), _BINS - 1)] += 1
     return [low, high, [counts[place] for place in range(_BINS)]]
-

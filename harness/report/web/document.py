@@ -78,7 +78,9 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
     changed = sorted((d for d in found if d.verdict != "~"), key=lambda d: d.ratio or 0.0)
     told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}."
     blocks: list[Block] = [Note(told), *(Note(f"{note}.", "warning") for note in mismatches(before.run, run))]
-    blocks += build.differences(changed).blocks if changed else [Note("No time differs by more than its noise.", "good")]
+    blocks += (
+        build.differences(changed).blocks if changed else [Note("No time differs by more than its noise.", "good")]
+    )
     blocks.append(Details(f"All {len(found)} cases", build.differences(found).blocks))
     return f"<section id='changes'><h2>What changed</h2>{markup.blocks(blocks, 3)}</section>"
 
@@ -86,7 +88,8 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
 def _folded(sections: Sequence[Section], markup: Markup) -> Iterator[str]:
     for number, section in enumerate(sections):
         body = markup.blocks(section.blocks, 3)
-        yield f"<details class='part' id='part-{number}'><summary><h3>{text(section.title)}</h3></summary>{body}</details>"
+        title = f"<summary><h3>{text(section.title)}</h3></summary>"
+        yield f"<details class='part' id='part-{number}'>{title}{body}</details>"
 
 
 # ---- What the scripts bring to life. It is hidden until they run.
@@ -107,7 +110,8 @@ _BAR = """<form id="bar" class="bar" role="search" aria-label="filter of the cas
 <button id="theme" type="button" aria-pressed="false">Dark</button>
 </form>"""
 _EXPLORER = """<section id="cases"><h2>Cases</h2>
-<noscript><p>Filters, the plot and the details of a case need JavaScript. All tables and figures stand below.</p></noscript>
+<noscript><p>Filters, the plot and the details of a case need JavaScript. All tables and figures stand below.</p>
+</noscript>
 <p id="count" aria-live="polite"></p>
 <div id="plot" hidden><p class="legend"><label>Plot <select id="metric"></select></label> <span id="legend"></span></p>
 <div id="chart"></div><p id="hover" role="status"></p></div>

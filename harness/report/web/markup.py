@@ -45,7 +45,7 @@ class Markup:
         """Blocks as HTML. level: of the headings of sections, 1 to 6."""
         return "\n".join(part for block in blocks for part in self._block(block, level))
 
-    def _block(self, block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case a node of the tree
+    def _block(self, block: Block, level: int) -> Iterator[str]:
         match block:
             case Table():
                 yield self.table(block)

@@ -84,7 +84,7 @@ Page.drawer.show = async (id) => {
   const more = await Page.more();
   if (Page.drawer.wanted !== id) return;
   const drawn = more.histogram[index] ? [samples(more.histogram[index])] : [];
-  Page.at("drawer-body").replaceChildren(siblings(index), ...drawn, ready(more.html[index]), sources(more, index));
+  Page.at("drawer-body").replaceChildren(siblings(index), ready(more.html[index]), ...drawn, sources(more, index));
   dialog.scrollTop = 0;
 };
 

@@ -12,7 +12,6 @@ from typing import Any
 from harness import units
 from harness.metrics import METRICS, Metric, named
 from harness.model import FAILED, Run
-from harness.model.case import written
 from harness.report import call_times
 from harness.report.frame import Line, by_scenario
 from harness.report.summary import Summary
@@ -62,6 +61,7 @@ def rows(run: Run, lines: Sequence[Line], summary: Summary) -> dict[str, Any]:
         "op": [line.case.op for line in lines],
         "dtype": [line.case.dtype for line in lines],
         "setting": [_setting(line) for line in lines],
+        "whole": [f"{line.case.shape_text} {line.case.choices_text}" for line in lines],
         "variant": [line.case.variant for line in lines],
         "role": [line.role for line in lines],
         "status": [line.result.status.replace("_", " ") for line in lines],
@@ -131,12 +131,8 @@ def _shown(metric: Metric, line: Line) -> float | None:
 
 
 def _setting(line: Line) -> str:
-    """The sizes and choices of a case, as a reader would type them."""
-    case = line.case
-    choices = (f"{name}={written(value)}" for name, value in case.choices)
-    world = [f"world={case.world}"] if case.world > 1 else []
-    cache = [] if case.cache == "cold" else [case.cache]
-    return " ".join([case.shape_text, *choices, *world, *cache])
+    """The sizes and choices of a case that aren't at their default, as its id has them."""
+    return " ".join(line.case.group.split("/")[2:])
 
 
 def _number(value: float | None) -> float | None:

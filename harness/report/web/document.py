@@ -75,12 +75,15 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
     if before is None:
         return "<section id='changes' hidden></section>"
     found = compare(before.run, run)
-    changed = sorted((d for d in found if d.verdict != "~"), key=lambda d: d.ratio or 0.0)
+    changed = sorted((d for d in found if d.verdict in ("faster", "slower")), key=lambda d: d.ratio or 0.0)
+    missing = [d for d in found if d.verdict == "missing"]
     told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}."
     blocks: list[Block] = [Note(told), *(Note(f"{note}.", "warning") for note in mismatches(before.run, run))]
     blocks += (
         build.differences(changed).blocks if changed else [Note("No time differs by more than its noise.", "good")]
     )
+    if missing:
+        blocks.append(Details(f"{len(missing)} without a time in one of the runs", build.differences(missing).blocks))
     blocks.append(Details(f"All {len(found)} cases", build.differences(found).blocks))
     return f"<section id='changes'><h2>What changed</h2>{markup.blocks(blocks, 3)}</section>"
 
@@ -106,7 +109,7 @@ _BAR = """<form id="bar" class="bar" role="search" aria-label="filter of the cas
 <label>Units <select id="unit"><option value="">as they fit</option><option>ns</option><option>us</option>
 <option>ms</option><option>s</option></select></label>
 <button id="reset" type="button">Clear</button>
-<label class="button">Compare <input id="second" type="file" accept=".html,.json"></label>
+<label class="button">Compare… <input id="second" type="file" accept=".html,.json"></label>
 <button id="theme" type="button" aria-pressed="false">Dark</button>
 </form>"""
 _EXPLORER = """<section id="cases"><h2>Cases</h2>

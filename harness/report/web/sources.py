@@ -60,7 +60,7 @@ class Sources:
         if (content := source.at_revision(revision, path)) is not None:
             return f"{path.name} at commit {revision[:12]}{changes}", content
         try:
-            return f"{path.name} as it is today: the commit of the run isn't here", path.read_text("utf-8")
+            return f"{path.name} as it is today, since git has none of the run's commit", path.read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             return f"{path.name}: can't be read", ""
 

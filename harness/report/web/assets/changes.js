@@ -46,7 +46,7 @@ const row = ({ before, i, bounds, ratio, verdict: told }) => {
 
 const shown = ({ cases, run }) => {
   const every = compared(cases);
-  const changed = every.filter((one) => one.verdict !== "~").sort((a, b) => (a.ratio ?? Infinity) - (b.ratio ?? Infinity));
+  const changed = every.filter((one) => one.bounds && one.verdict !== "~").sort((a, b) => a.ratio - b.ratio);
   const counts = ["faster", "slower", "~", "missing"].map((name) => `${every.filter((one) => one.verdict === name).length} ${name}`);
   const heads = ["case", "reference", "this run", "ratio", "95% interval", "verdict"].map((head) => Page.make("th", { scope: "col" }, head));
   const table = Page.make("table", {}, Page.make("thead", {}, Page.make("tr", {}, ...heads)), Page.make("tbody", {}, ...changed.map(row)));
@@ -55,7 +55,7 @@ const shown = ({ cases, run }) => {
     Page.make("p", {}, `Compared with ${run.name}, measured ${run.started}: ${counts.join(", ")}. Above 1 this run is faster.`),
   ];
   if (run.machine !== Page.rows.run.machine) parts.push(Page.make("p", { className: "warning" }, "The machines differ."));
-  if (changed.length) parts.push(Page.make("div", { ariaLabel: "what changed", className: "wide", role: "region", tabIndex: 0 }, table));
+  if (changed.length) parts.push(Page.region("what changed", table));
   return parts;
 };
 

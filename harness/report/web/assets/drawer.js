@@ -46,7 +46,7 @@ const siblings = (index) => {
   });
   const heads = ["variant", "time", "over this", "bar"].map((head) => Page.make("th", { scope: "col" }, head));
   const table = Page.make("table", {}, Page.make("thead", {}, Page.make("tr", {}, ...heads)), Page.make("tbody", {}, ...body));
-  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), table);
+  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), Page.region("all variants", table));
 };
 
 // HTML that the report made: every text in it was escaped there.

@@ -18,12 +18,15 @@ const chosen = (found) => {
   const own = found.filter((i) => op[i] === op[found[0]] && dtype[i] === dtype[found[0]]);
   const settings = unique(own.map((i) => Page.rows.setting[i])).slice(0, MOST_SETTINGS);
   const variants = unique(Page.rows.variant.filter((_, i) => op[i] === op[found[0]]));
-  const places = new Map(variants.map((variant) => [variant, settings.map(() => null)]));
+  // Variants of a single setting stand beside each other.
+  const alone = settings.length === 1;
+  const labels = alone ? unique(own.map((i) => Page.rows.variant[i])) : settings;
+  const places = new Map(variants.map((variant) => [variant, labels.map(() => null)]));
   for (const i of own) {
-    const place = settings.indexOf(Page.rows.setting[i]);
+    const place = labels.indexOf(alone ? Page.rows.variant[i] : Page.rows.setting[i]);
     if (place >= 0) places.get(Page.rows.variant[i])[place] = i;
   }
-  return { title: `${op[found[0]]} ${dtype[found[0]]}`, settings, variants, places };
+  return { labels, places, title: `${op[found[0]]} ${dtype[found[0]]}${alone ? ` ${settings[0]}` : ""}`, variants };
 };
 
 // The ends of a value's 95% interval, which is known of times, and so of what is divided by a time.
@@ -59,15 +62,15 @@ const bars = (shown, column) => (u) => {
 const axes = (shown, column) => {
   const style = getComputedStyle(Page.at("chart"));
   const common = { stroke: style.color, grid: { stroke: style.borderTopColor, width: 1 }, ticks: { stroke: style.borderTopColor, width: 1 } };
-  const every = Math.ceil(shown.settings.length / MOST_LABELS);
+  const every = Math.ceil(shown.labels.length / MOST_LABELS);
   const written = (value) => (column.kind === "time" ? Page.words.time(value) : String(+value.toPrecision(4)));
   return [
     {
       ...common,
       rotate: -40,
       size: 92,
-      splits: () => shown.settings.map((_, place) => place).filter((place) => place % every === 0),
-      values: (_, places) => places.map((place) => shown.settings[place] ?? ""),
+      splits: () => shown.labels.map((_, place) => place).filter((place) => place % every === 0),
+      values: (_, places) => places.map((place) => shown.labels[place] ?? ""),
     },
     { ...common, size: 74, values: (_, values) => values.map((value) => (value === null ? "" : written(value))) },
   ];
@@ -89,7 +92,7 @@ const options = (shown, column) => ({
   hooks: { draw: [bars(shown, column)], setCursor: [hover], setSeries: [hover] },
   legend: { show: false },
   scales: {
-    x: { range: [-0.5, shown.settings.length - 0.5], time: false },
+    x: { range: [-0.5, shown.labels.length - 0.5], time: false },
     y: column.kind === "time" ? { distr: 3 } : { range: (_, low, high) => [Math.min(0, low ?? 0), (high ?? 1) * 1.05] },
   },
   series: [{}, ...seriesOf(shown)],
@@ -141,7 +144,7 @@ Page.plot.show = (found, state) => {
   const values = shown.variants.map((variant) => shown.places.get(variant).map((i) => (i === null ? null : column.values[i])));
   Object.assign(Page.plot, { column, focused: null, shown });
   Page.at("metric").value = column.name;
-  const u = new uPlot(options(shown, column), [shown.settings.map((_, place) => place), ...values], Page.at("chart"));
+  const u = new uPlot(options(shown, column), [shown.labels.map((_, place) => place), ...values], Page.at("chart"));
   u.over.addEventListener("click", () => under() !== null && Page.set({ case: Page.rows.id[under()] }, true));
   Page.plot.drawn = u;
   legend(shown, u);

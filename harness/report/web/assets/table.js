@@ -45,8 +45,8 @@ Page.table.fits = (state) => {
 const searched = (i) => {
   const rows = Page.rows;
   // A reader may type 'N=4096' for N4096.
-  const equal = rows.setting[i].replace(/([A-Za-z]+)(\d+)/g, "$1=$2");
-  const texts = [rows.id[i], rows.group[i], rows.setting[i], equal, rows.role[i], rows.status[i], rows.warnings[i]];
+  const equal = rows.whole[i].replace(/([A-Za-z]+)(\d+)/g, "$1=$2");
+  const texts = [rows.id[i], rows.group[i], rows.whole[i], equal, rows.role[i], rows.status[i], rows.warnings[i]];
   return texts.join(" ").toLowerCase();
 };
 
@@ -95,8 +95,7 @@ Page.table.start = () => {
   Page.table.texts = rows.id.map((_, i) => searched(i));
   const heads = [...FIRST.map(({ head }) => headOf(head)), ...rows.columns.map((c) => headOf(c.head, c.hint)), headOf("warnings")];
   const made = Page.make("table", {}, Page.make("thead", {}, Page.make("tr", {}, ...heads)));
-  const region = Page.make("div", { className: "wide", tabIndex: 0, ariaLabel: "cases", role: "region" }, made);
-  Page.at("table").append(region);
+  Page.at("table").append(Page.region("cases", made));
   Page.table.made = new DataTable(made, {
     autoWidth: false,
     columns: columnsOf(),
@@ -118,7 +117,8 @@ Page.table.show = (state) => {
   Page.table.made.draw();
   const found = Page.rows.id.map((_, i) => i).filter(fits);
   const comparisons = new Set(found.map((i) => Page.rows.group[i])).size;
-  Page.at("count").textContent = `${found.length} of ${Page.rows.id.length} cases, in ${comparisons} comparisons`;
+  const where = `${comparisons} comparison${comparisons === 1 ? "" : "s"}`;
+  Page.at("count").textContent = `${found.length} of ${Page.rows.id.length} cases, in ${where}`;
   return found;
 };
 

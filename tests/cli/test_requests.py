@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from harness import __version__, cli, gate
 from harness.cli import app, values
 
-COMMANDS = ["run", "list", "env", "peak", "report", "compare", "gate", "check", "profile", "explain"]
+COMMANDS = ["run", "list", "env", "peak", "report", "view", "compare", "gate", "check", "profile", "explain"]
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 
 

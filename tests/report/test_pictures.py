@@ -40,7 +40,7 @@ def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
     monkeypatch.setattr(charts, "draw", fail)
     paths = report.write(run, tmp_path)
     # One failing picture doesn't cost the next.
-    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg"]
+    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg", "report.html"]
     assert all(path.stat().st_size for path in paths)
     told = capsys.readouterr().err
     first = "warning: plots/prelu-float32.svg can't be drawn; all other files are written: ValueError: slice step"
@@ -63,5 +63,5 @@ def test_harness_report_ends_with_0_where_a_picture_fails(
     monkeypatch.setattr(charts, "draw", fail)
     ended = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert ended.exit_code == 0
-    assert {*TEXTS, "plots"} == {path.name for path in tmp_path.iterdir()}
+    assert {*TEXTS, "plots", "report.html"} == {path.name for path in tmp_path.iterdir()}
     assert "warning: plots/prelu-float32.svg can't be drawn" in ended.stderr

@@ -34,12 +34,13 @@ def write(run: Run, folder: Path, notes: Sequence[str] = (), before: Before | No
 
 
 def _pictures(run: Run, folder: Path) -> dict[str, bytes]:
-    """The pictures of the run by their path in its folder."""
+    """The pictures of the run by their path in its folder, those there or else drawn for this page alone."""
+    from harness.report import plotting
     from harness.report.formats import plots
 
     names = [name for name, _ in plots.planned(run)]
     with TemporaryDirectory() as draft:
-        place = folder if all((folder / name).is_file() for name in names) else Path(draft)
+        place = folder if (folder / plotting.FOLDER).is_dir() else Path(draft)
         if place != folder:
             plots.write(run, place)
         return {name: (place / name).read_bytes() for name in names if (place / name).is_file()}

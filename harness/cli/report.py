@@ -11,7 +11,12 @@ import typer
 from harness.cli import values
 from harness.cli.options import Ops
 
-EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness report reports/h200/prelu\n"
+    "  harness report reports/* --format csv,markdown\n"
+    "  harness report reports/mine --format png --variants eager,tuned"
+)
 
 
 def command(
@@ -19,6 +24,10 @@ def command(
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", metavar="NAMES", help="Formats to write, as 'harness list formats' names them."),
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Only pictures, with these variants only, into RUN/slides."),
     ] = None,
     ops: Ops = None,
 ) -> None:
@@ -35,6 +44,12 @@ def command(
 
     catalogue = Catalogue(tuple(ops or ()))
     loaded = [(folder, known_cases.load(folder)) for folder in runs]
+    if chosen := values.names(variants):
+        for folder, run in loaded:
+            draw = partial(report.write_slides, run, variants=chosen, formats=values.names(formats) or None)
+            for path in placed(folder, draw):
+                typer.echo(path)
+        return
     named = {m.case.op for _, run in loaded for m in run.measurements}
     measured = [op for name, op in catalogue.items() if name in named]
     current = {kind: codes(measured, kind) for kind in {run.header.machine.kind for _, run in loaded}}

@@ -19,7 +19,14 @@ CEILING: dict[str, Any] = {"color": "black", "linewidth": 1.4}
 _RATES = (units.BANDWIDTH, units.OPERATIONS, units.ITEMS, units.TOKENS)
 _MARK = 4.5
 """Points: the size of a mark. A narrower interval would be hidden by its mark."""
-_BAR: dict[str, Any] = {"fmt": "none", "ecolor": "black", "elinewidth": 0.7, "capsize": 1.6, "capthick": 0.7, "zorder": 3.2}
+_BAR: dict[str, Any] = {
+    "fmt": "none",
+    "ecolor": "black",
+    "elinewidth": 0.7,
+    "capsize": 1.6,
+    "capthick": 0.7,
+    "zorder": 3.2,
+}
 
 
 @dataclass(frozen=True, slots=True)

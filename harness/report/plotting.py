@@ -48,9 +48,9 @@ class Plot:
     rows: the plot's part of the table of `frame`, with two more columns: `series`, what a line or a colour stands for
     (usually the variant), and `setting`, the sizes and choices of a case. series: all series of the scenario, so that
     each looks the same in every plot. roles: the role of each variant of the op. metric: what is shown. labels: the
-    text for each setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along that axis, or
-    what all settings have in common. curve: the scenario's curve. turn: the plot's number among the plots of the
-    scenario and of its sort. multiprocessors: the machine's. roofs: what a roofline is drawn under.
+    text for each setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along
+    that axis, or what all settings have in common. curve: the scenario's curve. turn: the plot's number among the plots
+    of the scenario and of its sort. multiprocessors: the machine's. roofs: what a roofline is drawn under.
     """
 
     scenario: str

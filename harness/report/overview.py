@@ -62,6 +62,29 @@ def behind(standings: Sequence[Standing]) -> Table:
 _RATIO = "time of the rival over time of ours; below 1 ours is slower"
 
 
+def best(standings: Sequence[Standing]) -> Table:
+    """The fastest variant of each comparison, whatever its role, and how much slower the next one is."""
+    lines = [s.best for s in standings]
+    return Table(
+        (
+            text_column("comparison", (s.group for s in standings), code=True),
+            text_column("fastest", (line.case.variant for line in lines)),
+            Column("time ({unit})", tuple(_or_nothing(line.subject.time) for line in lines), units.SECONDS),
+            Column("of ceiling", tuple(_or_nothing(o.values["of_ceiling"]) for o in lines), units.SHARE),
+            text_column("next", (s.next.case.variant if s.next else "" for s in standings)),
+            Column("next / fastest", tuple(map(_lead, standings)), units.FINE_RATIO, hint=_NEXT),
+        )
+    )
+
+
+_NEXT = "time of the second fastest variant over time of the fastest one"
+
+
+def _lead(standing: Standing) -> Cell:
+    first, second = standing.best.subject.time, standing.next and standing.next.subject.time
+    return second / first if first and second else ""
+
+
 def by_op(ops: Sequence[Standings]) -> Table:
     """A row for each op: comparisons, how many are behind, gains, the lowest share of the ceiling."""
     overs = dict.fromkeys(gain.over for op in ops for gain in op.gains)
@@ -69,7 +92,7 @@ def by_op(ops: Sequence[Standings]) -> Table:
         (
             text_column("op", (op.op for op in ops)),
             Column("comparisons", tuple(str(len(op.every)) for op in ops), hint=_COMPARISON),
-            Column("behind", tuple(str(len(op.behind)) if op.compared else "" for op in ops), hint=_BEHIND),
+            Column("behind", tuple(_count(op) for op in ops), hint=_BEHIND),
             *(_gains(over, ops) for over in sorted(overs, key=lambda over: over == COMPILE)),
             Column("worst", tuple(op.worst.ratio.value if op.worst and op.worst.ratio else "" for op in ops),
                    units.RATIO, hint="the smallest of the ratios: time of the fastest rival over time of ours"),
@@ -80,7 +103,7 @@ def by_op(ops: Sequence[Standings]) -> Table:
 
 
 _COMPARISON = "all variants of the op at one type and size are one comparison"
-_BEHIND = "comparisons in which ours is slower than the fastest rival by more than 1%, beyond the noise of both"
+_BEHIND = "in how many comparisons ours is slower than the fastest rival by more than 1%, beyond the noise of both"
 _LOWEST = "the lowest share of the ceiling that ours reaches; where no variant of ours was measured, the fastest"
 
 
@@ -88,6 +111,10 @@ def _gains(over: str, ops: Sequence[Standings]) -> Column:
     found = [next((gain.ratio.value for gain in op.gains if gain.over == over), None) for op in ops]
     hint = "geometric mean over the comparisons of: time of this variant over time of ours"
     return Column(f"over {over}", tuple(map(_or_nothing, found)), units.RATIO, hint=hint)
+
+
+def _count(op: Standings) -> str:
+    return f"{len(op.behind)} of {len(op.compared)}" if op.compared else ""
 
 
 def _lowest(op: Standings) -> Cell:

@@ -64,6 +64,11 @@ class Standing:
         return self.ours or self.best
 
     @property
+    def next(self) -> Line | None:
+        """The second fastest variant."""
+        return _fastest(line for line in self.lines if line is not self.best and line.subject.time is not None)
+
+    @property
     def is_behind(self) -> bool:
         """Whether ours is slower than the rival by more than `MARGIN`, and the whole interval says so."""
         ratio = self.ratio

@@ -24,7 +24,9 @@ def listed(*arguments: str, columns: str | None = None) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("arguments", [["ops"], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["ops"], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join
+)
 def test_a_listing_fits_80_columns_and_loses_nothing(arguments: list[str]) -> None:
     narrow, endless = listed(*arguments, columns="80"), listed(*arguments)
     # A path has no place to be broken at.

@@ -112,7 +112,7 @@ def test_each_op_has_its_own_row_and_the_worst_one_is_named(
     assert found.worst_op.op == "other"
     assert found.whole.lowest.case.op == "other"
     shown = {column.head: column.cells for column in as_text(overview.by_op(found.ops)).columns}
-    assert shown["behind"] == ("0", "1")
+    assert shown["behind"] == ("0 of 1", "1 of 1")
     assert shown["over eager"] == ("1.80x", "0.80x")
 
 

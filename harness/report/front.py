@@ -23,6 +23,8 @@ _MOST_NAMED = 24
 """Comparisons that are named beside a variant that is the fastest there."""
 _MOST_SHOWN = 40
 """Rows of a table that isn't folded."""
+_FEW_OPS = 2
+"""Ops whose variants aren't folded."""
 _REVISION = 12
 _ROWS = (
     "A row, such as R2, is a technique of the text that a scenario names as its source. The variants of the role "
@@ -136,7 +138,8 @@ def variants(run: Run) -> Iterator[Section]:
     if not by_op:
         return
     made = [Section(f"{op}: {kernel(op)}" if kernel(op) else op, (_legend(op, own),)) for op, own in by_op.items()]
-    yield Section(VARIANTS, (Note(_ROWS), Details(plural(len(made), "op"), tuple(made))))
+    few = len(made) <= _FEW_OPS
+    yield Section(VARIANTS, (Note(_ROWS), *(made if few else [Details(plural(len(made), "op"), tuple(made))])))
 
 
 def _legend(op: str, roles: dict[str, str]) -> Table:
@@ -160,5 +163,4 @@ def kernel(op: str) -> str:
         return ""
     root = Path(source.__file__).parent.parent
     inside = [path.relative_to(root).as_posix() for path in source.to_read(file) if path.is_relative_to(root)]
-    kernels = [path for path in inside if path.endswith(".cu")]
-    return next((path for path in kernels if path.endswith(f"/{op}.cu")), next(iter([*kernels, *inside]), ""))
+    return next((path for path in inside if path.endswith(f"/{op}.cu")), next(iter(inside), ""))

@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from harness.model import Run
     from harness.ops import Op
 
-EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness report reports/h200/prelu\n"
+    "  harness report reports/* --format csv,markdown\n"
+    "  harness report reports/mine --format png --variants eager,tuned"
+)
 
 
 def command(
@@ -24,6 +29,10 @@ def command(
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", metavar="NAMES", help="Formats to write, as 'harness list formats' names them."),
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Only pictures, with these variants only, into RUN/slides."),
     ] = None,
     ops: Ops = None,
 ) -> None:
@@ -39,6 +48,12 @@ def command(
 
     catalogue = Catalogue(tuple(ops or ()))
     loaded = [known_cases.load(folder) for folder in runs]
+    if chosen := values.names(variants):
+        for folder, run in zip(runs, loaded, strict=True):
+            draw = partial(report.write_slides, run, variants=chosen, formats=values.names(formats) or None)
+            for path in placed(folder, draw):
+                typer.echo(path)
+        return
     for folder, run, notes in zip(runs, loaded, stale(loaded, catalogue), strict=True):
         tell_losses(run)
         for path in placed(folder, partial(report.write, run, formats=values.names(formats) or None, notes=notes)):

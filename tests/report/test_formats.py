@@ -17,7 +17,7 @@ from harness.report.gate import formats as gate_formats
 
 def test_each_format_says_in_one_line_what_it_writes() -> None:
     found = report.every_format()
-    assert list(found) == ["csv", "html", "json", "markdown", "plots"]
+    assert list(found) == ["csv", "html", "json", "markdown", "plots", "png"]
     assert all(module.SUMMARY and "\n" not in module.SUMMARY for module in found.values())
 
 

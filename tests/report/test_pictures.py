@@ -56,6 +56,44 @@ def test_the_limits_of_a_machine_are_written_without_their_picture(
     assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
 
+def test_png_is_written_only_if_it_is_asked_for(run: Run, tmp_path: Path) -> None:
+    assert not [path for path in report.write(run, tmp_path / "usual") if path.suffix == ".png"]
+    paths = report.write(run, tmp_path / "asked", ["png"])
+    assert paths
+    assert {path.suffix for path in paths} == {".png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_slides_show_the_variants_that_were_chosen_and_leave_the_report_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "load", lambda folder: run)
+    ended = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--variants", "eager,tuned"])
+    assert ended.exit_code == 0, ended.output
+    assert [path.name for path in tmp_path.iterdir()] == [report.SLIDES]
+    shown = (tmp_path / report.SLIDES / "plots" / "prelu-float32.svg").read_text()
+    assert ">eager<" in shown
+    assert ">tuned<" in shown
+    assert ">a|b<" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variants", "tune"], "the run has no variant 'tune'"),
+        (["--variants", "tuned", "--format", "csv"], "'csv' is no format of pictures"),
+    ],
+)
+def test_slides_that_can_t_be_drawn_are_refused(
+    options: list[str], message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "load", lambda folder: run)
+    ended = CliRunner().invoke(cli.app, ["report", str(tmp_path), *options])
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_harness_report_ends_with_0_where_a_picture_fails(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

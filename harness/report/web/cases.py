@@ -14,6 +14,8 @@ from harness.metrics import METRICS, Metric, named
 from harness.model import FAILED, Run
 from harness.report import call_times
 from harness.report.frame import Line, by_scenario
+from harness.report.looks import looks
+from harness.report.roles import today
 from harness.report.summary import Summary
 from harness.report.web import details
 from harness.report.web.markup import Markup
@@ -64,6 +66,7 @@ def rows(run: Run, lines: Sequence[Line], summary: Summary) -> dict[str, Any]:
         "whole": [f"{line.case.shape_text} {line.case.choices_text}" for line in lines],
         "variant": [line.case.variant for line in lines],
         "role": [line.role for line in lines],
+        "colour": _colours(lines),
         "status": [line.result.status.replace("_", " ") for line in lines],
         "failed": [int(line.result.status in FAILED) for line in lines],
         "time": [_number(line.subject.time) for line in lines],
@@ -128,6 +131,14 @@ def _column(metric: Metric, lines: Sequence[Line]) -> dict[str, Any]:
 def _shown(metric: Metric, line: Line) -> float | None:
     value = line.values.get(metric.name)
     return value if value is not None and metric.shown(line.subject) else None
+
+
+def _colours(lines: Sequence[Line]) -> list[str]:
+    """The colours that the variants have in pictures."""
+    variants: dict[str, dict[str, None]] = {}
+    for line in lines:
+        variants.setdefault(line.case.op, {})[line.case.variant] = None
+    return [looks(today(line.scenario, variants[line.case.op]))[line.case.variant].color for line in lines]
 
 
 def _setting(line: Line) -> str:

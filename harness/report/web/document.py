@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from harness.compare import compare, mismatches
 from harness.model import Run
-from harness.report import build, overview
+from harness.report import build
 from harness.report.summary import summarise
 from harness.report.tree import Block, Details, Note, Section
 from harness.report.web import cases, first, parts
@@ -33,8 +33,7 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
     fragments |= {line.case.id: f"case={quote(line.case.id, safe='')}" for line in lines}
     markup = Markup(fragments, pictures)
     ahead = [block for block in page.blocks if isinstance(block, Note) and block.kind == "warning"]
-    sections = [block for block in page.blocks if isinstance(block, Section)]
-    best = Section("The fastest variant of each comparison", (overview.best(summary.whole.every),))
+    sections = [block for block in page.blocks if isinstance(block, Section) and block.title not in first.TOLD]
     body = [
         f"<header>{first.header(run)}</header>",
         _BAR,
@@ -46,7 +45,7 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         first.trust(summary, ahead, markup),
         _EXPLORER,
         "<section id='all'><h2>All tables and figures</h2>",
-        *_folded([best, *sections], markup),
+        *_folded(sections, markup),
         "</section></main>",
         _DRAWER,
     ]

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from harness import units
 from harness.metrics import METRICS
 from harness.model import Run
-from harness.report import overview, plotting, preface
+from harness.report import build, front, overview, plotting, preface
 from harness.report.summary import Standing, Standings, Summary
 from harness.report.tree import Figure, Items, Note, Table
 from harness.report.web.markup import Markup, text
 
 _MOST_BEHIND = 8
 """Comparisons that the first screen names; the rest is a click away."""
+TOLD = frozenset({front.TITLE, front.EACH, build.WARNINGS})
+"""Sections of a report that the first screen tells in its own way."""
 _MOST_SCENARIOS = 5
 _REVISION = 12
 
@@ -73,7 +75,7 @@ def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
 
 def ops(summary: Summary, markup: Markup) -> str:
     """A row for each op."""
-    return _part("ops", "Each op", markup.table(overview.by_op(summary.ops), "each op"))
+    return _part("ops", front.EACH, markup.table(overview.by_op(summary.ops), "each op"))
 
 
 def behind(summary: Summary, markup: Markup) -> str:

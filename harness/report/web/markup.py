@@ -13,6 +13,7 @@ from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
     CommandLine,
+    Contents,
     Details,
     Facts,
     Figure,
@@ -45,7 +46,7 @@ class Markup:
         """Blocks as HTML. level: of the headings of sections, 1 to 6."""
         return "\n".join(part for block in blocks for part in self._block(block, level))
 
-    def _block(self, block: Block, level: int) -> Iterator[str]:
+    def _block(self, block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case a node of the tree
         match block:
             case Table():
                 yield self.table(block)
@@ -53,6 +54,8 @@ class Markup:
                 yield f"<p{_class(block.kind)}>{self.note(block)}</p>"
             case Prose():
                 yield prose(block.text)
+            case Contents():
+                pass  # the page folds its sections, so that their titles stand below each other anyway
             case Items():
                 items = "".join(f"<li{_class(note.kind)}>{self.note(note)}</li>" for note in block.notes)
                 yield f"<ul>{items}</ul>"

@@ -2,7 +2,6 @@
 "use strict";
 Page.plot = {};
 
-const COLOURS = ["#3b82d0", "#e07b39", "#2e9e5b", "#d9534f", "#9a6bd0", "#a57155", "#d76bab", "#808890", "#9a9a2e", "#1fa2b5"];
 const RATES = new Set(["bandwidth", "flops", "items", "of_peak", "of_ceiling"]);
 const MOST_LABELS = 30;
 const MOST_SETTINGS = 120;
@@ -26,7 +25,8 @@ const chosen = (found) => {
     const place = labels.indexOf(alone ? Page.rows.variant[i] : Page.rows.setting[i]);
     if (place >= 0) places.get(Page.rows.variant[i])[place] = i;
   }
-  return { labels, places, title: `${op[found[0]]} ${dtype[found[0]]}${alone ? ` ${settings[0]}` : ""}`, variants };
+  const colours = variants.map((variant) => Page.rows.colour[Page.rows.variant.findIndex((name, i) => name === variant && op[i] === op[found[0]])]);
+  return { colours, labels, places, title: `${op[found[0]]} ${dtype[found[0]]}${alone ? ` ${settings[0]}` : ""}`, variants };
 };
 
 // The ends of a value's 95% interval, which is known of times, and so of what is divided by a time.
@@ -39,12 +39,15 @@ const ends = (column, i) => {
 
 // ---- Drawing.
 
+// Light colours and dark ones have the same edge, which both themes show.
+const edgeColour = () => getComputedStyle(Page.at("chart")).color;
+
 const bars = (shown, column) => (u) => {
-  const { ctx } = u;
+  const [{ ctx }, edge] = [u, edgeColour()];
   ctx.save();
   shown.variants.forEach((variant, number) => {
     if (!u.series[number + 1].show) return;
-    ctx.strokeStyle = COLOURS[number % COLOURS.length];
+    ctx.strokeStyle = edge;
     ctx.lineWidth = devicePixelRatio;
     shown.places.get(variant).forEach((i, place) => {
       const bounds = i === null ? null : ends(column, i);
@@ -80,8 +83,7 @@ const seriesOf = (shown) =>
   shown.variants.map((variant, number) => ({
     label: variant,
     paths: () => null,
-    points: { show: true, size: 7, fill: COLOURS[number % COLOURS.length], stroke: COLOURS[number % COLOURS.length] },
-    stroke: COLOURS[number % COLOURS.length],
+    points: { fill: shown.colours[number], show: true, size: 8, stroke: edgeColour(), width: 1 },
   }));
 
 const options = (shown, column) => ({
@@ -121,7 +123,7 @@ function hover(u, number) {
 const legend = (shown, u) => {
   const buttons = shown.variants.map((variant, number) => {
     const mark = Page.make("span", { className: "swatch" });
-    mark.style.background = COLOURS[number % COLOURS.length];
+    mark.style.background = shown.colours[number];
     const button = Page.make("button", { type: "button", ariaPressed: "true" }, mark, variant);
     button.addEventListener("click", () => {
       const show = button.ariaPressed !== "true";

@@ -201,6 +201,9 @@ def test_on_paper_there_are_no_controls_and_no_dark(
     assert page.evaluate(BACK) == LIGHT
     assert not page.locator("#bar").is_visible()
     assert page.locator("#answer").is_visible()
+    # A4 between margins of 1 cm. Nothing scrolls on paper, so nothing may be wider.
+    page.set_viewport_size({"width": 718, "height": 1000})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
 
 
 @pytest.mark.parametrize("width", [360, 768, 1280])

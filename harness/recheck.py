@@ -38,7 +38,7 @@ class Recheck:
     def __init__(self, ctx: Context, rotation: Rotation, batch: Batch, device: Device) -> None:
         self._ctx, self._rotation = ctx, rotation
         self._batch, self._device = batch, device
-        self._at_once: tuple[int, list[torch.Tensor]] = (0, [])
+        self._at_once: dict[int, list[torch.Tensor]] = {}
         self._op, self._variant = ctx.op, ctx.op.variants[ctx.case.variant]
         self._is_updating = any(tensor.inplace for tensor in (*self._op.inputs, *(self._variant.inputs or ())))
 
@@ -147,19 +147,23 @@ class Recheck:
     def _again(self, places: Sequence[int]) -> int:
         """Make the timed calls once more: the whole graph, or the calls of some sets. Gives how often each was made.
 
-        The outputs of the last of these sets are copied at once, behind the calls on the stream.
+        Outputs are copied at once, behind the calls on the stream: each set's, as a thread may be in time for some.
         """
         replay, calls = self._batch.replay, self._rotation.calls
-        for call in (replay,) if replay else [calls[place] for place in places]:
-            call()
-        self._at_once = places[-1], self._rotation.copies(places[-1])
+        self._at_once.clear()
+        if replay:
+            replay()
+            self._at_once[places[-1]] = self._rotation.copies(places[-1])
+        else:
+            for place in places:
+                calls[place]()
+                self._at_once[place] = self._rotation.copies(place)
         self._device.synchronize()
         return self._batch.calls // len(calls) if replay else 1
 
     def _late(self) -> str | None:
         """A complaint if the outputs that were copied at once aren't what the calls left in the end."""
-        place, copies = self._at_once
-        if all(map(same, copies, self._rotation.copies(place))):
+        if all(all(map(same, copies, self._rotation.copies(place))) for place, copies in self._at_once.items()):
             return None
         return "outputs change after the call has returned: its work isn't in the order of the stream, nor in the time"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,10 +122,15 @@ def test_a_call_in_a_row_that_does_nothing_is_found(skipped):
     assert "(found in the timed calls" in found.error
 
 
+@pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.usefixtures("one_thread")
-def test_work_that_is_done_after_the_call_is_found():
-    """The first call is right, since its outputs are looked at when the device has done all that there is."""
+def test_work_that_is_done_after_the_call_is_found(every):
+    """The first call is right, since its outputs are looked at when the device has done all that there is.
+
+    A thread may be in time for some calls: here only every second call is late.
+    """
     late: list[Callable[[], Any]] = []
+    made = itertools.count()
 
     class Later(Graphs):
         def batch(self, calls: Sequence[Any], *, timer: Timer, **_: Any) -> Batch:
@@ -136,6 +142,8 @@ def test_work_that_is_done_after_the_call_is_found():
 
     def launch(t: Tensors) -> None:
         late.append(lambda: t.y.copy_(t.x * 2))
+        if next(made) % every:
+            late.pop()()
 
     found = measured(launch, device=Later())
     assert found.status == "wrong"

@@ -80,7 +80,7 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
     group: Iterable[Result],
     attachments: Iterable[Attachment],
 ) -> Known:
-    """What is known of a case that has a time. group: all results of its group. attachments: its own, or the run's."""
+    """What is known of a case that has a time. group: all results of its group. attachments: the group's, or the run's."""
     time = result.time or 0.0
     tool, kernels = _kernels(attachments, result.case.id, time)
     return Known(
@@ -92,7 +92,7 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
         tool=tool,
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
-        siblings=_siblings(result, group),
+        siblings=_siblings(result, group, attachments),
         kind=devices.kinds().get(result.case.device),
     )
 
@@ -126,9 +126,14 @@ def _kernels(attachments: Iterable[Attachment], case_id: str, time: float) -> tu
     return tool, tuple(seen)
 
 
-def _siblings(result: Result, group: Iterable[Result]) -> tuple[Sibling, ...]:
+def _siblings(result: Result, group: Iterable[Result], attachments: Iterable[Attachment]) -> tuple[Sibling, ...]:
+    launches = {a.case: sum(kernel.launches for kernel in a.kernels) for a in attachments if a.kernels}
     others = [other for other in group if other.case.id != result.case.id]
-    timed = [Sibling(other.case.variant, other.time) for other in others if other.time is not None]
+    timed = [
+        Sibling(other.case.variant, other.time, launches.get(other.case.id))
+        for other in others
+        if other.time is not None
+    ]
     return tuple(sorted(timed, key=lambda sibling: sibling.time))
 
 

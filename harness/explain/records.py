@@ -108,10 +108,14 @@ def counts(profile: KernelProfile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """Another variant of the same case in the same run, with its time in seconds."""
+    """Another variant of the same case in the same run, with its time in seconds.
+
+    launches: kernels of a call, as a profiler saw them; None if none did.
+    """
 
     variant: str
     time: float
+    launches: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

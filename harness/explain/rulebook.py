@@ -11,7 +11,7 @@ from harness.discover import discover
 from harness.explain.records import AT, Known, Reason
 from harness.explain.words import share
 from harness.metrics import ABOVE_CEILING
-from harness.model import STALL, Cache
+from harness.model import STALL
 
 LEAST = 0.03
 """A reason that saves less than this share of the time isn't told: ceilings are no more exact than that."""
@@ -60,7 +60,7 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
         return "Not known: the run has no ceiling for this work, and no rule finds anything."
     rest = units.seconds(known.time - known.best)
     if known.near_ceiling:
-        return _near(known.of_ceiling or 0.0, rest, known.case.cache)
+        return _near(known, known.of_ceiling or 0.0, rest)
     if known.resident is not None:
         return (
             f"Not known: {rest} above the ceiling. Its data lie in the L2 ({units.size(known.resident)} of "
@@ -76,10 +76,15 @@ def verdict(known: Known, reasons: Sequence[Reason]) -> str:
     )
 
 
-def _near(of_ceiling: float, rest: str, cache: Cache) -> str:
+def _near(known: Known, of_ceiling: float, rest: str) -> str:
     told = f"{units.percent(of_ceiling)} of what this machine can do."
-    if of_ceiling > ABOVE_CEILING and cache == "hot":
+    if of_ceiling > ABOVE_CEILING and known.case.cache == "hot":
         return f"Above the ceiling: {told} The cache is hot, so data come from it that the ceiling takes from memory."
+    if of_ceiling > ABOVE_CEILING and known.resident is not None:
+        return (
+            f"Above the ceiling: {told} The L2 has what the ceiling takes from memory: {units.size(known.resident)} of "
+            f"{units.size(known.work.moved)} needed come through memory."
+        )
     if of_ceiling > ABOVE_CEILING:
         return (
             f"Above the ceiling: {told} The time or the ceiling is wrong, so nothing is known of what is left to gain: "

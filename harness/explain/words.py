@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness import units
-from harness.explain.records import Known
+from harness.explain.records import Known, Seen
 
 
 def amount(value: float) -> str:
@@ -15,6 +15,18 @@ def amount(value: float) -> str:
 def share(value: float) -> str:
     """A share with three digits, so that sums can be checked by hand: 0.125 -> '12.5%', 0.9 -> '90%'."""
     return f"{100 * value:.3g}%"
+
+
+def above_stream(known: Known, kernel: Seen) -> tuple[float, str]:
+    """Seconds of a kernel beyond a plain stream of its bytes, and how they are computed."""
+    rest = known.streaming(kernel) or 0.0
+    return kernel.seconds - rest, f"{units.seconds(rest)} is what its bytes take as a plain stream"
+
+
+def above_busy(known: Known, kernel: Seen) -> tuple[float, str]:
+    """Seconds of a kernel beyond its stream and its instructions, and how they are computed."""
+    busy = known.busy(kernel)
+    return kernel.seconds - busy, f"{units.seconds(busy)} go to streaming and to instructions"
 
 
 def spared(known: Known, of: float, seconds: float, text: str) -> tuple[float, str]:

@@ -34,6 +34,12 @@ _NAMES: dict[str, tuple[float, tuple[str, ...]]] = {
     "store_sectors": (_PLAIN, ("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",)),
     "load_bytes_a_sector": (_PLAIN, ("smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio",)),
     "store_bytes_a_sector": (_PLAIN, ("smsp__sass_average_data_bytes_per_sector_mem_global_op_st.ratio",)),
+    "atomic_requests": (
+        _PLAIN,
+        ("l1tex__t_requests_pipe_lsu_mem_global_op_atom.sum", "l1tex__t_requests_pipe_lsu_mem_global_op_red.sum"),
+    ),
+    "atomic_sectors_mean": (_PLAIN, ("lts__t_sectors_op_atom.avg", "lts__t_sectors_op_red.avg")),
+    "atomic_sectors_most": (_PLAIN, ("lts__t_sectors_op_atom.max", "lts__t_sectors_op_red.max")),
     "local_sectors": (
         _PLAIN,
         ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum", "l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum"),
@@ -41,6 +47,7 @@ _NAMES: dict[str, tuple[float, tuple[str, ...]]] = {
     "shared_wavefronts": (_PLAIN, ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",)),
     "shared_conflicts": (_PLAIN, ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",)),
     "instructions": (_PLAIN, ("smsp__inst_executed.sum",)),
+    "active_lanes": (_PLAIN, ("smsp__thread_inst_executed_per_inst_executed.ratio",)),
     "issue_active": (_PERCENT, ("smsp__issue_active.avg.pct_of_peak_sustained_active",)),
     "dram_active": (_PERCENT, ("dram__throughput.avg.pct_of_peak_sustained_elapsed",)),
     "clock": (_PLAIN, ("smsp__cycles_elapsed.avg.per_second",)),

@@ -17,12 +17,13 @@ from harness.families import FAMILIES
 from harness.model import Attachment, KernelProfile
 from harness.processes import python
 from harness.profile import _request, _timeline, _trace
+from harness.profile._remedies import remedies
 from harness.profile._script import OWN
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
     "A_FILE_A_CASE", "FAMILIES", "SHORT_GAP", "SUFFIXES", "SUMMARY", "ScriptProfile", "Timeline", "commands", "failure",
-    "imported", "of_script", "read", "refuse", "timeline", "trace_of",
+    "imported", "of_script", "read", "refuse", "remedies", "timeline", "trace_of",
 ]  # fmt: skip
 
 SUMMARY = "shares of the time by kernel and by family; needs nothing else"

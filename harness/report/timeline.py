@@ -36,6 +36,7 @@ def page(found: Timeline, trace: Path) -> Page:
         "Timeline",
         (
             _summary(found),
+            *_remedies(found),
             Section("By family", (_families(found), Figure(FIGURE, _alt(found)), *_meanings(found))),
             Section("By kernel" if found.on_gpu else "By operator", tuple(_kernels(found))),
             Section("Idle time", tuple(_idle(found))),
@@ -62,6 +63,19 @@ def _summary(found: Timeline) -> Facts:
         ("launches" if found.on_gpu else "calls", units.count(found.count)),
     ]
     return Facts(tuple(pairs))
+
+
+def _remedies(found: Timeline) -> Iterator[Section]:
+    """What to try first. Advice is text beside the table, since it is longer than a column."""
+    told = torch.remedies(found)
+    if not told:
+        return
+    bounds = tuple(one.seconds / found.time for one in told)
+    table = Table(
+        (text_column("what takes the time", [one.what for one in told]), Column("at most", bounds, units.SHARE))
+    )
+    note = Note("'At most' is the share of the time that it takes now: a bound, no forecast. Bounds overlap.")
+    yield Section("What to try", (table, Terms(tuple((one.what, one.advice) for one in told)), note))
 
 
 def _of(seconds: float, found: Timeline) -> str:

@@ -238,6 +238,23 @@ FAULTS: dict[str, tuple[str, Callable[[], Known]]] = {
     # One stage of 8 KB in shared memory, where 15 KB must be under way.
     "shallow_pipeline": ("occupancy", lambda: made(SLOW, COPY_WORK, ("staged", 1.0, {
         **BY_TMA, **IDLE, "shared_bytes": 8 * 1024, "read_bytes": D, "written_bytes": D}))),
+    # Counts of 64 words: 32 lanes of each warp change them in place, and loads are few beside these.
+    "atomics": ("atomics", lambda: made(10 * BEST, Work(D, 256), ("buckets", 1.0, {
+        **COPY, **IDLE, "written_bytes": 256, "store_requests": 0, "store_sectors": 0, "issue_active": 0.02,
+        "stall_long_scoreboard": 0.9, "atomic_requests": 4 * WARPS, "atomic_sectors_mean": 1e5,
+        "atomic_sectors_most": 4e6}))),
+    # 30 barriers for each load: their pipe is full, and warps wait for each other.
+    "many_barriers": ("barriers", lambda: made(4 * BEST, COPY_WORK, ("steps", 1.0, {
+        **COPY, **IDLE, "issue_active": 0.4, "stall_barrier": 0.4, "pipe_adu": 0.93}))),
+    # Branches alone fill the same pipe.
+    "branches": ("instructions", lambda: made(4 * BEST, COPY_WORK, ("switch", 1.0, {
+        **COPY, **IDLE, "issue_active": 0.4, "stall_barrier": 0.02, "pipe_adu": 0.93}))),
+    # Loops of different lengths in the lanes of a warp: the mean is half of the longest.
+    "divergent": ("divergence", lambda: made(4 * BEST, COPY_WORK, ("loops", 1.0, {
+        **COPY, **IDLE, "issue_active": 0.9, "pipe_fma": 0.6, "active_lanes": 16.5}))),
+    # log(1.0 + exp(x)) with constants of C++, in a case of float32.
+    "doubles": ("double", lambda: made(4 * BEST, COPY_WORK, ("softplus", 1.0, {
+        **COPY, **IDLE, "issue_active": 0.45, "pipe_fp64": 0.9, "pipe_xu": 0.5}))),
     "lsu_pipe": ("instructions", lambda: made(SLOW, COPY_WORK, ("scalar", 1.0, scaled(
         4, load_sectors=16 * WARPS, store_sectors=16 * WARPS, **IDLE, stall_lg_throttle=0.6, pipe_lsu=0.85)))),
 }
@@ -323,6 +340,20 @@ def uncounted() -> Callable[..., Known]:
 
     def make(time: float = SLOW, work: Work = COPY_WORK, **fields: Any) -> Known:
         return made(time, work, **fields)
+
+    return make
+
+
+@pytest.fixture
+def unfused() -> Callable[..., Known]:
+    """unfused(*siblings): five kernels in a row that a profiler without counters saw, beside other variants."""
+
+    def make(*siblings: Sibling) -> Known:
+        known = _unfused()
+        bare = tuple(
+            replace(one, profile=replace(one.profile, values=(("time", one.seconds),))) for one in known.kernels
+        )
+        return replace(known, kernels=bare, tool="torch", siblings=siblings)
 
     return make
 

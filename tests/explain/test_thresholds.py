@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from harness.explain import Known, Reason, all_rules
+from harness.explain import Known, Reason, Sibling, all_rules
 from harness.model import KernelFacts, Limits, StreamPoint, Traffic, Work
 
 D = 2**29
@@ -54,6 +55,20 @@ def told(reasons: Iterable[Reason]) -> str:
         ("instructions", {"issue_active": 0.9} | AT_81, {"issue_active": 0.9} | AT_79),
         ("instructions", BUSY | {"pipe_xu": 0.69}, BUSY | {"pipe_xu": 0.71}),
         # One block fits a multiprocessor at a time.
+        # Of 2.2 M loads and stores, 0.55 M are a fifth of all requests.
+        ("atomics", BUSY | {"atomic_requests": 0.49 * WARPS}, BUSY | {"atomic_requests": 0.51 * WARPS}),
+        ("atomics", BUSY | {"atomic_requests": 9 * WARPS, "issue_active": 0.76},
+         BUSY | {"atomic_requests": 9 * WARPS, "issue_active": 0.74}),
+        ("barriers", BUSY | {"pipe_adu": 0.69, "stall_barrier": 0.5}, BUSY | {"pipe_adu": 0.71, "stall_barrier": 0.5}),
+        ("barriers", BUSY | {"pipe_adu": 0.9, "stall_barrier": 0.09}, BUSY | {"pipe_adu": 0.9, "stall_barrier": 0.11}),
+        ("barriers", {"pipe_adu": 0.9, "stall_barrier": 0.5} | AT_81, {"pipe_adu": 0.9, "stall_barrier": 0.5} | AT_79),
+        ("instructions", BUSY | {"pipe_adu": 0.9, "stall_barrier": 0.11}, BUSY | {"pipe_adu": 0.9}),
+        ("divergence", BUSY | {"issue_active": 0.9, "active_lanes": 24},
+         BUSY | {"issue_active": 0.9, "active_lanes": 23}),
+        # Few lanes cost nothing where instructions aren't what bounds the kernel.
+        ("divergence", BUSY | {"active_lanes": 8}, BUSY | {"active_lanes": 8, "pipe_fma": 0.75}),
+        ("double", BUSY | {"pipe_fp64": 0.09}, BUSY | {"pipe_fp64": 0.11}),
+        ("double", {"pipe_fp64": 0.5} | AT_81, {"pipe_fp64": 0.5} | AT_79),
         ("waves", {"grid": 132 * 2 - 13, "blocks_by_warps": 1}, {"grid": 132 * 2 - 14, "blocks_by_warps": 1}),
         ("waves", {"grid": 132}, {"grid": 131}),
         ("waves", {"grid": 132 * 8}, {"grid": 132 * 8 + 132}),
@@ -111,8 +126,46 @@ def test_a_launch_is_the_shortest_stream_or_a_typical_one(uncounted):
     assert len(judged("launches", uncounted(5.9e-6, small, limits=None))) == 1
 
 
+def test_a_faster_variant_with_fewer_kernels_is_named(unfused):
+    """Five kernels by a profiler that counts nothing, beside variants with one, with three, and with none known."""
+    assert judged("launches", unfused(Sibling("eager", BEST))) == []
+    assert judged("launches", unfused(Sibling("eager", BEST, 3.0))) == []
+    assert judged("launches", unfused(Sibling("eager", 9 * BEST, 1.0))) == []
+    (reason,) = judged("launches", unfused(Sibling("eager", 2 * BEST, 1.0)))
+    assert reason.verdict == "More kernels than needed: 5 a call, where 'eager' has 1 and takes 536.9 us."
+    assert reason.saves == pytest.approx(4 * 2 * D / 4e12 / 0.9 - 2 * BEST)
+
+
+def test_what_is_in_float64_by_intent_is_no_accident(copying):
+    use = BUSY | {"pipe_fp64": 0.9}
+    known = copying(**use)
+    assert len(judged("double", known)) == 1
+    assert judged("double", replace(known, case=replace(known.case, dtype="float64"))) == []
+    assert judged("double", copying(work=Work(D, D, (("float64", 10**9),)), **use)) == []
+
+
+def test_atomics_that_meet_are_told(faulty, copying):
+    text = told(judged("atomics", faulty("atomics")))
+    assert "Atomics: 80% of the requests for global memory change it in place, at a few addresses" in text
+    assert "the busiest slice of the L2 changes 4.000 M sectors, 40.0 times the mean" in text
+    spread = {"atomic_requests": 9 * WARPS, "atomic_sectors_mean": 10.0, "atomic_sectors_most": 39.0}
+    assert "at a few addresses" not in told(judged("atomics", copying(**BUSY, **spread)))
+
+
 def test_rules_that_need_counters_are_quiet_without(uncounted):
-    for rule in ("coalescing", "partial_sectors", "conflicts", "instructions", "waves", "in_flight", "waits"):
+    for rule in (
+        "atomics",
+        "barriers",
+        "divergence",
+        "double",
+        "coalescing",
+        "partial_sectors",
+        "conflicts",
+        "instructions",
+        "waves",
+        "in_flight",
+        "waits",
+    ):
         assert judged(rule, uncounted()) == []
 
 

@@ -16,7 +16,8 @@ FAULTS = [
     "narrow", "one_block", "tail", "uneven", "conflicts", "misaligned", "misaligned_floats", "unfused",
     "two_passes", "barriers", "many_launches", "stride_2_or_twice",
     "two_passes_no_stores", "two_passes_wide", "two_passes_narrow_stores", "two_passes_tail", "two_passes_conflicts",
-    "reads_behind_writes", "product", "dependent", "shallow_pipeline", "lsu_pipe",
+    "reads_behind_writes", "product", "dependent", "shallow_pipeline", "lsu_pipe", "atomics", "many_barriers",
+    "branches", "divergent", "doubles",
 ]
 ASIDES = ["short", "host", "host_at_the_ceiling"]
 # fmt: on
@@ -116,6 +117,10 @@ def test_what_is_said_where_no_rule_finds_anything(uncounted, copying, healthy):
     assert above.startswith("Above the ceiling: 107.0% of what this machine can do. The time or the ceiling is wrong")
     known = copying(time=2**30 / 4e12 / 1.07)
     assert "The cache is hot" in verdict(replace(known, case=replace(known.case, cache="hot")), ())
+    cached = verdict(copying(time=2**30 / 4e12 / 1.07, read_bytes=1e6, written_bytes=1e6), ())
+    assert cached.endswith(
+        "The L2 has what the ceiling takes from memory: 2.000 MB of 1.074 GB needed come through memory."
+    )
     # Twice the ceiling of 268.4 us.
     assert verdict(uncounted(), ()).startswith("Not known: 268.4 us above the ceiling. What is known without counters")
     assert verdict(copying(), ()).endswith(

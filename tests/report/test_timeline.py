@@ -64,6 +64,15 @@ def test_a_page_has_shares_by_family_and_the_idle_time() -> None:
     assert "](plots/timeline.svg)" in text
 
 
+def test_what_to_try_comes_first() -> None:
+    text = markdown.render(timeline.page(FOUND, TRACE))
+    assert text.index("## What to try") < text.index("## By family")
+    assert cells(text, "products and convolutions in float32 without tensor cores")[1] == "50.0%"
+    assert "torch.set_float32_matmul_precision('high')" in text
+    idle = replace(FOUND, kernels=FOUND.kernels[2:], busy=2e-3, host=0.0)
+    assert "What to try" not in markdown.render(timeline.page(idle, TRACE))
+
+
 def test_a_page_has_kernels_with_counts_and_means() -> None:
     text = markdown.render(timeline.page(FOUND, TRACE))
     assert cells(text, "`ampere_sgemm_128x64_tn`") == [

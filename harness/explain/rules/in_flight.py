@@ -7,11 +7,21 @@ from typing import NamedTuple
 
 from harness import units
 from harness.explain.records import SECTOR, Known, Reason, Seen
-from harness.explain.words import share, spared
+from harness.explain.words import above_busy, share, spared
 from harness.model import STALL
 
 SUMMARY = "too few bytes in flight, by Little's law"
-EFFECT_OF = ("occupancy", "waves", "coalescing", "local_memory", "conflicts")
+EFFECT_OF = (
+    "atomics",
+    "barriers",
+    "double",
+    "divergence",
+    "occupancy",
+    "waves",
+    "coalescing",
+    "local_memory",
+    "conflicts",
+)
 LATENCY = 1e-6
 """Seconds from a load to its bytes at 90% of the bandwidth: on an H200 16 KB in flight a multiprocessor give 90% of the
 ceiling (scenario bytes_in_flight). On an idle device a load takes 0.4e-6 s."""
@@ -97,9 +107,7 @@ def _judge(known: Known, kernel: Seen) -> Iterator[Reason]:
     few = flying.least < CLEARLY * needed and _longest_wait(kernel)
     if flying.most >= needed and not few and (waits is None or waits < WAITING or memory >= CERTAIN):
         return
-    busy = known.busy(kernel)
-    text = f"{units.seconds(busy)} go to streaming and to instructions"
-    saves, last = spared(known, kernel.seconds, kernel.seconds - busy, text)
+    saves, last = spared(known, kernel.seconds, *above_busy(known, kernel))
     verdict, remedy = _verdict(flying, needed)
     yield Reason(
         "in_flight",

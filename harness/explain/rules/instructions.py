@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness import units
 from harness.explain.records import Known, Reason, Seen
 from harness.explain.rules.in_flight import FULL_PIPE, ISSUE_IDLE, WAIT, WAITING
-from harness.explain.words import amount, share, spared
+from harness.explain.words import above_stream, amount, share, spared
 from harness.model import STALL
 
 SUMMARY = "divisions and other instruction pressure"
-EFFECT_OF = ("coalescing", "local_memory")
+EFFECT_OF = ("coalescing", "local_memory", "divergence", "double", "atomics")
 ALONE = 0.6  # of the cycles; schedulers that issue so often are what bounds a kernel whose warps don't wait for memory
 READY = ("selected", "not_selected", "math_pipe_throttle", "dispatch_stall")
 """Where warps spend their time that have all they need, and wait for their turn, or for a pipe, at most."""
+AT_BARRIERS = 0.1
+"""The share of warps' time at barriers from which on barriers, not branches, are what fills the pipe 'adu'."""
 MOSTLY, OFTEN = 0.5, 0.55
 """Shares of warps' time, and of the cycles: warps that are ready so often, and issue so often, are more than schedulers
 or pipes can serve."""
@@ -27,6 +28,7 @@ _REMEDIES = {
     "lsu": "make fewer and wider accesses: packs of 16 bytes",
     "xu": "take cheaper functions and no divisions: approximations, a multiplication by what is known ahead",
     "fp64": "compute in float32 where that is exact enough",
+    "adu": "branch less, and index no constants by what differs between lanes",
     "alu": _INDEXES,
     "fma": _INDEXES,
 }
@@ -37,16 +39,33 @@ _OPERATIONS = ("fma", "fp16", "fp64", "fp32")
 def judge(known: Known) -> Iterator[Reason]:
     """A reason for each kernel that issues in most cycles, or fills a pipe, while memory could give more."""
     for kernel in known.major:
-        issue = kernel.get("issue_active")
-        if issue is None or not known.memory_idle(kernel):
+        if not is_busy(known, kernel) or does_barriers(kernel):
             continue
-        pipe, use = kernel.fullest
-        full = pipe if use >= max(issue, FULL_PIPE) else ""
-        waiting = (kernel.get(WAIT) or 0.0) >= WAITING
+        full = _full(kernel)
         if full and _does_the_op(known, full):
-            yield _operations(known, kernel, full, use)
-        elif full or issue >= ISSUE_IDLE or _ready(kernel, issue) or (issue >= ALONE and not waiting):
-            yield _reason(known, kernel, max(issue, use if full else 0.0), full)
+            yield _operations(known, kernel, full, kernel.fullest[1])
+        else:
+            yield _reason(known, kernel, kernel.fullest[1] if full else kernel.get("issue_active") or 0.0, full)
+
+
+def is_busy(known: Known, kernel: Seen) -> bool:
+    """Whether instructions bound the kernel: its schedulers or a pipe are busy, and memory isn't."""
+    issue = kernel.get("issue_active")
+    if issue is None or not known.memory_idle(kernel):
+        return False
+    waiting = (kernel.get(WAIT) or 0.0) >= WAITING
+    return bool(_full(kernel)) or issue >= ISSUE_IDLE or _ready(kernel, issue) or (issue >= ALONE and not waiting)
+
+
+def does_barriers(kernel: Seen) -> bool:
+    """Whether barriers fill the pipe that does barriers and branches: then warps wait at barriers, too."""
+    return _full(kernel) == "adu" and (kernel.get(f"{STALL}barrier") or 0.0) >= AT_BARRIERS
+
+
+def _full(kernel: Seen) -> str:
+    """The pipe that is full, and fuller than the schedulers are; '' if none is."""
+    pipe, use = kernel.fullest
+    return pipe if use >= max(kernel.get("issue_active") or 0.0, FULL_PIPE) else ""
 
 
 def _ready(kernel: Seen, issue: float) -> bool:
@@ -71,9 +90,7 @@ def _operations(known: Known, kernel: Seen, pipe: str, use: float) -> Reason:
 
 
 def _reason(known: Known, kernel: Seen, busy: float, full: str) -> Reason:
-    rest = known.streaming(kernel) or 0.0
-    text = f"{units.seconds(rest)} is what its bytes take as a plain stream"
-    saves, last = spared(known, kernel.seconds, kernel.seconds - rest, text)
+    saves, last = spared(known, kernel.seconds, *above_stream(known, kernel))
     what = f"the pipe '{full}' is {share(busy)} full" if full else f"schedulers issue in {share(busy)} of the cycles"
     remedy = next((text for pipe, text in _REMEDIES.items() if full.startswith(pipe)), _GENERAL)
     return Reason(

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness import units
 from harness.explain.records import Known, Reason
+from harness.explain.rules.barriers import REMEDY
 from harness.explain.rules.in_flight import idle
-from harness.explain.words import share, spared
+from harness.explain.words import above_busy, share, spared
 from harness.model import STALL
 
 SUMMARY = "what else warps wait for: barriers, queues, instructions"
-EFFECT_OF = ("coalescing", "conflicts", "local_memory", "occupancy", "in_flight", "waves", "second_kernel", "bytes")
+EFFECT_OF = (
+    "atomics",
+    "coalescing",
+    "conflicts",
+    "local_memory",
+    "occupancy",
+    "in_flight",
+    "waves",
+    "second_kernel",
+    "bytes",
+)
 MUCH = 0.3  # of warps' time; several waits of less each are the usual mix of a kernel that is bound by nothing else
 _WAITS = {
-    "barrier": (
-        "wait at barriers for other warps of their block",
-        "reduce in a warp by shuffles first, take smaller blocks, or give a block's warps equal work",
-    ),
+    "barrier": ("wait at barriers for other warps of their block", REMEDY),
     "membar": ("wait at memory fences", "fence less often, or for a smaller scope"),
     "lg_throttle": ("wait to queue loads and stores", "make fewer and wider accesses: packs of 16 bytes"),
     "mio_throttle": ("wait to queue accesses of shared memory", "make fewer and wider accesses of shared memory"),
@@ -36,9 +43,10 @@ def judge(known: Known) -> Iterator[Reason]:
         if part < MUCH:
             continue
         what, remedy = _WAITS[name]
-        busy = known.busy(kernel)
-        text = f"{share(part)} of it, and {units.seconds(busy)} go to streaming and to instructions"
-        saves, last = spared(known, kernel.seconds, min(kernel.seconds * part, kernel.seconds - busy), text)
+        most, text = above_busy(known, kernel)
+        saves, last = spared(
+            known, kernel.seconds, min(kernel.seconds * part, most), f"{share(part)} of it, and {text}"
+        )
         memory = share(known.memory_busy(kernel) or 0.0)
         yield Reason(
             "waits",

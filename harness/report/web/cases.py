@@ -82,9 +82,9 @@ def rows(run: Run, lines: Sequence[Line], summary: Summary) -> dict[str, Any]:
 
 def more(run: Run, lines: Sequence[Line], markup: Markup) -> dict[str, Any]:
     """The details of each case as HTML, its samples as a histogram, and the sources of all variants."""
-    groups: dict[str, list[Any]] = {}
+    groups: dict[str, list[Line]] = {}
     for line in lines:
-        groups.setdefault(line.case.group, []).append(line.result)
+        groups.setdefault(line.case.group, []).append(line)
     sources = Sources(run.header)
     return {
         "html": [markup.blocks(list(details.blocks(line, groups[line.case.group], run)), 3) for line in lines],

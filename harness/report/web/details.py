@@ -21,8 +21,8 @@ _TOLD = frozenset({"time", "low", "high", "noise", "speedup"})
 """Metrics that are told in words of their own."""
 
 
-def blocks(line: Line, group: Sequence[Result], run: Run) -> Iterator[Block]:
-    """The blocks of a case. group: the results of all variants of its comparison."""
+def blocks(line: Line, group: Sequence[Line], run: Run) -> Iterator[Block]:
+    """The blocks of a case. group: the lines of all variants of its comparison."""
     result = line.result
     if summary := _summary(line):
         yield Note(summary)
@@ -33,7 +33,8 @@ def blocks(line: Line, group: Sequence[Result], run: Run) -> Iterator[Block]:
     # The scenarios of one file are named '<file>.<op>'.
     again = [f"harness run {shlex.quote(line.scenario.name.partition('.')[0])} --only {shlex.quote(line.case.id)}"]
     if result.time is not None:
-        known = explain.known_of(run, line.scenario.name, result, line.subject, group, line.attachments)
+        results, found = [own.result for own in group], [one for own in group for one in own.attachments]
+        known = explain.known_of(run, line.scenario.name, result, line.subject, results, found)
         yield Section("Why it takes so long", tuple(_reasons(known)))
         again += filter(None, [explain.command(known)])
     yield Section("Its figures", (Facts(tuple(_figures(line))),))

@@ -28,8 +28,8 @@ RUNGS = ("tf32", "amp", "fused_norm_adam", "windows", "attention", "compile_atte
 
 
 def case(op: str, variant: str, world: int = 2, **fields: Any) -> Case:
-    layout = (("layout", "nhwc"),) if op == "resnet50_scaling" else ()
-    chosen = (("model", MODELS[op]), ("step", "eager"), *layout)
+    own = {"resnet50_scaling": (("layout", "nhwc"),), "bert_scaling": (("clip", "none"),)}.get(op, ())
+    chosen = (("model", MODELS[op]), ("step", "eager"), *own)
     return replace(Case(op, variant, "float16", (("B", 8),), chosen, world, "cpu"), **fields)
 
 

@@ -80,7 +80,10 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
     group: Iterable[Result],
     attachments: Iterable[Attachment],
 ) -> Known:
-    """What is known of a case that has a time. group: all results of its group. attachments: the group's, or the run's."""
+    """What is known of a case that has a time.
+
+    group: all results of its group. attachments: what tools found of these, or of the whole run.
+    """
     time = result.time or 0.0
     tool, kernels = _kernels(attachments, result.case.id, time)
     return Known(

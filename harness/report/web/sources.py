@@ -65,16 +65,15 @@ class Sources:
             return f"{path.name}: can't be read", ""
 
 
-@cache
-def _paths(op: str, variant: str) -> tuple[Path, ...]:
+def _paths(op: str, variant: str) -> list[Path]:
     """The files of a variant; none if its op isn't loaded, or has no such variant any more."""
     known = LOADED.get(op)
     if known is None or not known.file or variant not in known.variants:
-        return ()
+        return []
     try:
-        return tuple(source.to_read(*known.files_of(variant)))
+        return source.to_read(*known.files_of(variant))
     except OSError:
-        return ()
+        return []
 
 
 def highlighted(name: str, content: str) -> str:

@@ -102,6 +102,12 @@ def command(
     import_file: Annotated[
         Path | None, typer.Option("--import", metavar="FILE", help="Read a file of the tool that was made elsewhere.")
     ] = None,
+    wait: Annotated[
+        int | None, typer.Option(min=0, help="A program: steps of its optimizer before the recording; 10 unless told.")
+    ] = None,
+    active: Annotated[
+        int | None, typer.Option(min=1, help="A program: steps of its optimizer to record then; 5 unless told.")
+    ] = None,
 ) -> None:
     """Say what a profiler sees of cases, beside their times.
 
@@ -116,9 +122,12 @@ def command(
     program = ctx.meta.get(_PROGRAM)
     if program is not None:
         if any((scenarios, run, only, variants, device, ops, print_only, import_file, given)):
-            raise UsageError("a program behind '--' takes no option but --output", "leave the other options out")
-        _profile_program(tool, program, output)
+            told = "a program behind '--' takes no options but --output, --wait and --active"
+            raise UsageError(told, "leave the other options out")
+        _profile_program(tool, program, output, wait, active)
         return
+    if wait is not None or active is not None:
+        raise UsageError("--wait and --active are for a program behind '--'", "leave them out")
     _refuse_together(scenarios, run, output, import_file, print_only=print_only)
     tool_options.refuse_others(tool, given)
     plugins = tuple(ops or ())
@@ -358,7 +367,9 @@ def _show_verdicts(folder: Path, attachments: Sequence[Attachment]) -> None:
         terminal.show(build.screen_of_verdicts(known_cases.load(folder)), open_console())
 
 
-def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> None:
+def _profile_program(
+    tool: str, program: Sequence[str], output: Path | None, wait: int | None, active: int | None
+) -> None:
     """Profile a user's own program by torch's profiler, and end with its exit code."""
     from harness.cli.console import open_console
     from harness.ops import Catalogue
@@ -369,7 +380,9 @@ def _profile_program(tool: str, program: Sequence[str], output: Path | None) -> 
         raise UsageError(f"{tool} runs programs by itself", "'harness profile torch -- python train.py' needs no tool")
     Catalogue()  # whose ops say of which families their kernels are; the program may use them by harness.nn
     folder = output or Path("reports") / f"profile-torch-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    found = torch.of_script(program, folder)
+    usual = torch.WINDOW
+    window = usual._replace(wait=usual.wait if wait is None else wait, active=active or usual.active)
+    found = torch.of_script(program, folder, window)
     terminal.show(timeline.page(found.timeline, found.trace), open_console())
     for path in timeline.write(found.timeline, found.trace, folder):
         typer.echo(path)

@@ -1,4 +1,6 @@
-"""Runs a user's own script under torch's profiler: `_script TRACE script.py ...` or `_script TRACE -m module ...`.
+"""Runs a user's own script under torch's profiler: `_script TRACE WAIT ACTIVE script.py ...`, or `... -m module ...`.
+
+WAIT and ACTIVE are the steps of `_steps.Window`.
 
 The script runs as it does with `python script.py ...`: as `__main__`, with its folder first on the path, and with its
 own arguments. It ends with the exit code that it would have had. The trace is written in any case, after an error and
@@ -7,15 +9,18 @@ after Ctrl-C too.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import runpy
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
-from harness.profile._record import recording
+from harness.profile._steps import Window, recording
 
 OWN = "HARNESS_OWN"
 """The environment variable that holds, as JSON, the user's own values of the variables that the harness sets."""
@@ -25,15 +30,26 @@ _FRAMES = (__file__, runpy.__file__, "<frozen runpy>")
 
 def main(arguments: Sequence[str]) -> int:
     """Run what the arguments name, after the path of the trace, and give its exit code."""
-    trace, *words = arguments
+    trace, wait, active, *words = arguments
     _restore(os.environ.pop(OWN, "{}"))
-    code = 0
+    code, process = 0, os.getpid()
     try:
-        with recording(Path(trace)):
+        with recording(Path(trace), Window(int(wait), int(active))):
             code = _run(words)
     except Exception as error:  # of the profiler: errors of the script have been told
         print(f"the trace {trace} couldn't be written: {error}", file=sys.stderr)  # noqa: T201
+    if os.getpid() != process:
+        _leave(code)
     return code
+
+
+def _leave(code: int) -> NoReturn:
+    """End a process that the script forked, as Python does, but for C++: the profiler's end waits for ever there."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _restore(own: str) -> None:

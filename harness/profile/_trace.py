@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _RUNTIME = ("cuda_runtime", "cuda_driver")
 _OPERATOR = "cpu_op"
 _ID = "External id"
+BEGIN, END = "harness: the steps begin", "harness: the steps end"
+"""The names of annotations: what happened before the one, and after the other, isn't read."""
 _MICROSECOND = 1e-6
 _MOST_BYTES = 256 << 20
 """The most bytes of a trace, unpacked."""
@@ -78,7 +81,7 @@ def read(path: Path) -> Trace:
     Raises UsageError for a file that isn't a trace, for a trace without a kernel or operator, and for one whose
     launches have no kernels.
     """
-    events = sorted(_complete(_loaded(path), path), key=lambda event: float(event["ts"]))
+    events = _of_steps(sorted(_complete(_loaded(path), path), key=lambda event: float(event["ts"])))
     gpu = [event for event in events if event["cat"] in _GPU and event["name"] != MARK]
     operators = [event for event in events if event["cat"] == _OPERATOR]
     runtime = [event for event in events if event["cat"] in _RUNTIME]
@@ -148,6 +151,13 @@ def _complete(events: Iterable[Any], path: Path) -> Iterator[dict[str, Any]]:
             raise UsageError(f"{path}: event {number} has times that can't be: {said}", _RECORD)
         if event["dur"] >= 0:
             yield {**event, "name": foreign.name(event["name"])}
+
+
+def _of_steps(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events between the annotations that begin and end the steps; all events where there are none."""
+    begin = max((event["ts"] for event in events if event["name"] == BEGIN), default=-math.inf)
+    end = min((event["ts"] for event in events if event["name"] == END), default=math.inf)
+    return [event for event in events if begin < event["ts"] < end]
 
 
 def _launches(name: str) -> bool:

@@ -19,6 +19,7 @@ from harness.processes import python
 from harness.profile import _request, _timeline, _trace
 from harness.profile._remedies import remedies
 from harness.profile._script import OWN
+from harness.profile._steps import Window
 from harness.profile._timeline import SHORT_GAP, Timeline
 
 __all__ = [
@@ -33,6 +34,8 @@ TRACE = "trace.json.gz"
 """The name of the trace of a user's script, in the folder that it is written to."""
 MOST_KERNELS = 40
 """The most kernels of a case that are kept one by one, the longest kernels: a step of training has hundreds."""
+WINDOW = Window(wait=10, active=5)
+"""The usual steps of a program that are recorded."""
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _LEAST = 0.01
 """The least share of the busy time of a kernel whose time in each call is kept."""
@@ -157,18 +160,19 @@ def _of_calls(trace: _trace.Trace, whole: Timeline, calls: int) -> Iterator[tupl
 # ---- A user's own script.
 
 
-def of_script(arguments: Sequence[str], folder: Path) -> ScriptProfile:
+def of_script(arguments: Sequence[str], folder: Path, window: Window = WINDOW) -> ScriptProfile:
     """Run `python script.py ...` or `python -m module ...` under the profiler, with its trace in `folder`.
 
-    The script has the console: its input and output, and Ctrl-C. Raises UsageError for a command that isn't one of
-    Python's, or one of another Python's, and MachineError if the script was ended before the trace was written.
+    The script has the console: its input and output, and Ctrl-C. window: of steps of its optimizer. Raises UsageError
+    for a command that isn't one of Python's, or one of another Python's, and MachineError if the script was ended
+    before the trace was written.
     """
     words = _words(arguments)
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / TRACE
     trace.unlink(missing_ok=True)
     own = json.dumps({name: os.environ.get(name) for name in _SET_BY_US})
-    started = python.command("harness.profile._script", [str(trace.resolve()), *words])
+    started = python.command("harness.profile._script", [str(trace.resolve()), *map(str, window), *words])
     code = _exit_code(started, {**python.environment(), OWN: own})
     if not trace.exists():
         raise MachineError(

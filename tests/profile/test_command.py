@@ -191,7 +191,7 @@ def test_a_file_alone_is_shown(tmp_path: Path) -> None:
         (("ncu", "--run", "mine", "--only", "softmax/none/*"), "no case is like that"),
         (("ncu", "--run", "mine", "--output", "b"), "--output is the folder of a new run"),
         (("ncu", "--run", "mine", "--import", "a", "--print"), "--print and --import exclude each other"),
-        (("torch", "quick", "--", "x.py"), "takes no option but --output"),
+        (("torch", "quick", "--", "x.py"), "takes no options but --output"),
         (("torch", "--"), "no script of Python's"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 from harness.errors import MachineError, UsageError
 from harness.profile import _script
 from harness.profile import torch as tool
+from harness.profile._steps import Window
 
 SEEN = "import os, sys, json; print(json.dumps([__name__, __file__, sys.argv, sys.path[0], os.environ.get('TOLD')]))\n"
 
@@ -23,7 +24,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder, and a recording that writes one word, since torch takes seconds to load."""
 
     @contextmanager
-    def recorded(path: Path) -> Iterator[None]:
+    def recorded(path: Path, window: Window) -> Iterator[None]:
+        assert window == (7, 3)
         try:
             yield
         finally:
@@ -37,7 +39,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(here: Path, *words: str) -> int:
-    code = _script.main([str(here / "trace"), *words])
+    code = _script.main([str(here / "trace"), "7", "3", *words])
     assert (here / "trace").read_text() == "written"
     return code
 
@@ -99,7 +101,7 @@ def test_a_script_that_is_no_python_has_no_frames(here: Path, capsys) -> None:
 
 def test_a_trace_that_cant_be_written_hides_no_exit_code(here: Path, capsys) -> None:
     (here / "train.py").write_text("import sys; sys.exit(7)\n")
-    assert _script.main([str(here / "no folder" / "trace"), "train.py"]) == 7
+    assert _script.main([str(here / "no folder" / "trace"), "7", "3", "train.py"]) == 7
     assert "couldn't be written" in capsys.readouterr().err
 
 
@@ -122,6 +124,26 @@ def test_a_script_that_ctrl_c_ends_has_a_timeline(tmp_path: Path, capfd) -> None
     assert told.out == f"{[os.environ.get('PYTHONSAFEPATH'), None, None]}\n"
     assert found.trace == tmp_path / "out" / tool.TRACE
     assert {kernel.name: kernel.count for kernel in found.timeline.kernels}["aten::mm"] == 3
+
+
+def test_a_script_that_forks_has_a_timeline(tmp_path: Path, capfd) -> None:
+    """The process that it forked ends as without a profiler: with its exit code, and what is registered to run then."""
+    (tmp_path / "train.py").write_text(
+        "import atexit, os, sys, torch\n"
+        "x = torch.ones(64, 64) @ torch.ones(64, 64)\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    atexit.register(print, 'the child ends')\n"
+        "    x @ x\n"
+        "    sys.exit(3)\n"
+        "print('ended with', os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    found = tool.of_script([str(tmp_path / "train.py")], tmp_path / "out")
+    told = capfd.readouterr()
+    assert told.out == "the child ends\nended with 3\n"
+    assert "recorded: the whole program" in told.err
+    assert found.exit_code == 0
+    assert {kernel.name: kernel.count for kernel in found.timeline.kernels}["aten::mm"] == 1
 
 
 def test_a_script_that_leaves_no_trace_is_told(tmp_path: Path, monkeypatch) -> None:

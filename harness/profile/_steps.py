@@ -1,0 +1,119 @@
+"""Records a user's program with torch's profiler: the steps of its optimizer that are asked for.
+
+The profiler begins with the program and marks where the steps begin, so that a program which ends before has a timeline
+as well. It ends with the steps, or where the program starts a profiler of its own, since a process can have only one;
+it doesn't start again: what is open when torch's profiler ends, such as the program's own `record_function`, would then
+be closed in another profiler, which corrupts memory. A process that the program forks isn't watched: the profiler's
+threads don't exist there, so that whoever stops the profiler there waits for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.profile._trace import BEGIN, END
+
+
+class Window(NamedTuple):
+    """The steps that are recorded: `active` of them, after `wait` others, which compile, fill caches and allocate."""
+
+    wait: int
+    active: int
+
+
+class Recorder:
+    """Torch's profiler around a program. path: of the trace. window: of steps."""
+
+    def __init__(self, path: Path, window: Window) -> None:
+        from torch.profiler import profile
+
+        self.process = os.getpid()
+        self._path, self._window = path, window
+        self._profiler: Any = profile()  # of everything that this torch can watch
+        self._profiler.start()
+        self._steps = 0
+        self._stepping: int | None = None
+        self._was_interrupted = False
+
+    def step(self, stepping: int) -> None:
+        """A step has ended. stepping: who counts; what counts first goes on counting, as programs may have several."""
+        if self._stepping is None:
+            self._stepping = stepping
+        if stepping != self._stepping or not self._is_on:
+            return
+        self._steps += 1
+        if self._steps == self._window.wait:
+            self._mark(BEGIN)
+        elif self._steps == sum(self._window):
+            self._mark(END)
+            self.stop()
+
+    def stop(self) -> None:
+        """End the recording, unless it has ended, and write the trace."""
+        if self._is_on:
+            _synchronize()  # so that no kernel is still to come
+            profiler, self._profiler = self._profiler, None
+            profiler.stop()
+            profiler.export_chrome_trace(str(self._path))
+
+    def give_way(self, begin: Callable[[Any], None]) -> Callable[[Any], None]:
+        """`begin` of any profiler: ours stops before."""
+
+        @wraps(begin)
+        def begins(profiler: Any) -> None:
+            self._was_interrupted = self._was_interrupted or self._is_on
+            self.stop()
+            begin(profiler)
+
+        return begins
+
+    def told(self) -> str:
+        """What was recorded, in a sentence."""
+        wait, last = self._window.wait, min(self._steps, sum(self._window))
+        steps = f"steps {wait + 1} to {last} of its optimizer; others by --wait and --active"
+        what = "the whole program" if self._steps <= wait else steps
+        return f"recorded: {what}{', until its own profiler began' if self._was_interrupted else ''}"
+
+    @property
+    def _is_on(self) -> bool:
+        return self._profiler is not None and os.getpid() == self.process
+
+    def _mark(self, name: str) -> None:
+        from torch.profiler import record_function
+
+        _synchronize()
+        with record_function(name):
+            pass
+
+
+@contextmanager
+def recording(path: Path, window: Window) -> Iterator[None]:
+    """Watch a program meanwhile, and write one trace. The trace is written after an error and after Ctrl-C, too."""
+    from torch.autograd.profiler import profile
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    recorder = Recorder(path, window)
+    hook = register_optimizer_step_post_hook(lambda optimizer, *_: recorder.step(id(optimizer)))
+    begin = profile._prepare_trace
+    profile._prepare_trace = recorder.give_way(begin)
+    try:
+        yield
+    finally:
+        profile._prepare_trace = begin
+        hook.remove()
+        recorder.stop()
+        if os.getpid() == recorder.process:
+            print(recorder.told(), file=sys.stderr)  # noqa: T201
+
+
+def _synchronize() -> None:
+    import torch
+
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -1,0 +1,53 @@
+"""Which part of a program's steps is in its trace."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from harness.profile import _steps
+
+PROGRAM = Path(__file__).with_name("steps_recorded.py")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    command = [sys.executable, "-P", PROGRAM, tmp_path_factory.mktemp("traces")]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    told = [line for line in ended.stderr.splitlines() if line.startswith("recorded: ")]
+    return {**json.loads(ended.stdout.splitlines()[-1]), "told": told}
+
+
+def test_the_steps_of_a_window_are_recorded(found: Any) -> None:
+    assert found["windows"] == [2, 3, 2, 3, 0]
+    whole = "recorded: the whole program"
+    assert [told.partition(" of its")[0] for told in found["told"]][:5] == [
+        "recorded: steps 5 to 6", "recorded: steps 5 to 7", "recorded: steps 1 to 2", whole, whole,
+    ]  # fmt: skip
+
+
+def test_a_program_may_have_a_profiler_of_its_own(found: Any) -> None:
+    assert found["nested"] == [2, 2, 6]
+    assert found["told"][-1] == "recorded: the whole program, until its own profiler began"
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.autograd.profiler import profile
+    from torch.optim import optimizer
+
+    monkeypatch.setattr(torch.profiler, "profile", MagicMock())
+    before = (profile._prepare_trace, dict(optimizer._global_optimizer_post_hooks))
+    with (
+        pytest.raises(RuntimeError, match="the program's"),
+        _steps.recording(tmp_path / "trace.json", _steps.Window(1, 1)),
+    ):
+        raise RuntimeError("the program's")
+    assert (profile._prepare_trace, dict(optimizer._global_optimizer_post_hooks)) == before

@@ -106,7 +106,7 @@ class Markup:
         )
         label = text(made.caption or name or "table")
         return (
-            f'<div class="wide" role="region" tabindex="0" aria-label="{label}">'
+            f'<div class="wide" role="group" tabindex="0" aria-label="{label}">'
             f"<table>{caption}<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
         )
 

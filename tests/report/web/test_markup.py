@@ -58,7 +58,7 @@ def test_a_table_has_a_caption_heads_with_hints_and_numbers_at_the_right() -> No
         ("", "failure"),
     )
     assert shown(table, links={"a/b": "case=a%2Fb"}) == (
-        '<div class="wide" role="region" tabindex="0" aria-label="caption"><table><caption>caption</caption><thead><tr>'
+        '<div class="wide" role="group" tabindex="0" aria-label="caption"><table><caption>caption</caption><thead><tr>'
         "<th scope='col'>case</th><th scope='col' class='number' title=\"how long\">time (us)</th></tr></thead><tbody>"
         "<tr><td><a href=\"#case=a%2Fb\"><code>a/b</code></a></td><td class='number'>1.000</td></tr>"
         "<tr class='failure'><td><code>c</code></td><td class='number'><b>2.000</b></td></tr></tbody></table></div>"

@@ -28,7 +28,7 @@ Page.make = (name, fields = {}, ...children) => {
 };
 
 // A table that scrolls where the page is too narrow.
-Page.region = (name, table) => Page.make("div", { ariaLabel: name, className: "wide", role: "region", tabIndex: 0 }, table);
+Page.region = (name, table) => Page.make("div", { ariaLabel: name, className: "wide", role: "group", tabIndex: 0 }, table);
 
 Page.caseLink = (index, label) =>
   Page.make("a", { href: `#${new URLSearchParams({ case: Page.rows.id[index] })}`, title: Page.words.told(index) }, label);

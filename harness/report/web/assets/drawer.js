@@ -60,7 +60,7 @@ const sources = (more, index) => {
   const files = more.sources[index].map((place) => more.files[place]);
   if (!files.length) return Page.make("p", {}, "The source isn't here: the op wasn't loaded when the page was made.");
   return Page.make("section", {}, Page.make("h3", {}, "Source"), ...files.map(([title, html]) => {
-    const code = Page.make("pre", { ariaLabel: title, className: "source", role: "region", tabIndex: 0 });
+    const code = Page.make("pre", { ariaLabel: title, className: "source", role: "group", tabIndex: 0 });
     const whole = Page.make("details", {}, Page.make("summary", {}, title), code);
     // A long source takes a while, so it waits until it is wanted.
     whole.addEventListener("toggle", () => code.firstChild || code.append(ready(html)), { once: true });

@@ -91,7 +91,8 @@ Page.drawer.show = async (id) => {
 Page.drawer.start = () => {
   const dialog = Page.at("drawer");
   Page.at("close").addEventListener("click", () => dialog.close());
-  dialog.addEventListener("close", () => Page.set({ case: "" }, true));
+  // The event comes later, when another case may be open already.
+  dialog.addEventListener("close", () => dialog.open || Page.set({ case: "" }, true));
   // A click beside the dialog closes it.
   dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
 };

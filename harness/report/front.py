@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
 from harness import source
@@ -155,7 +154,6 @@ def _legend(op: str, roles: dict[str, str]) -> Table:
     )
 
 
-@cache
 def kernel(op: str) -> str:
     """The file that a reader of an op's numbers looks at first, in the repository: its kernel, else its own file."""
     file = LOADED[op].file if op in LOADED else None

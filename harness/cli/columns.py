@@ -33,7 +33,7 @@ def aligned(rows: Sequence[Row], indent: int = 2) -> list[str]:
 
 def filled(names: Sequence[str], indent: int = 2) -> list[str]:
     """Names one after the other, in lines of at most 80 columns."""
-    return [" " * indent + line for line in _wrapped(", ".join(names), min(_columns(), _USUAL) - indent)]
+    return [f"{'':{indent}}{line}".rstrip() for line in _wrapped(", ".join(names), min(_columns(), _USUAL) - indent)]
 
 
 def _beside(row: Row, widths: Sequence[int], indent: int, start: int, room: int) -> list[str]:

@@ -27,6 +27,7 @@ from harness.model import (
     Warning,
     Work,
 )
+from harness.report import front
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PEAK = 4e12
@@ -45,6 +46,12 @@ def golden() -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"differs from {path}; UPDATE_GOLDEN=1 accepts the change"
 
     return check
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no op were loaded, so that a page doesn't change with the ops."""
+    monkeypatch.setattr(front, "LOADED", {})
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ def page(tmp_path: Path) -> Callable[[Run], str]:
     return write
 
 
+@pytest.mark.usefixtures("unloaded")
 def test_report(run: Run, page: Callable[[Run], str], golden: Callable[[str, str], None]) -> None:
     golden("report.md", page(run))
 

@@ -247,6 +247,7 @@ def test_nine_variants_share_a_figure_and_look_different(
     assert not any(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
 
 
+@pytest.mark.usefixtures("unloaded")
 def test_page(swept: Callable[..., Run], tmp_path: Path, golden: Callable[[str, str], None]) -> None:
     (path,) = report.write(swept(title="Softmax over rows of any length"), tmp_path, ["markdown"])
     golden("sweep.md", path.read_text())

@@ -157,11 +157,8 @@ def _legend(op: str, roles: dict[str, str]) -> Table:
 def kernel(op: str) -> str:
     """The file that a reader of an op's numbers looks at first, in the repository: its kernel, else its own file."""
     file = LOADED[op].file if op in LOADED else None
-    return _first_to_read(op, file) if file else ""
-
-
-@cache
-def _first_to_read(op: str, file: Path) -> str:
+    if file is None:
+        return ""
     root = Path(source.__file__).parent.parent
     inside = [path.relative_to(root).as_posix() for path in source.to_read(file) if path.is_relative_to(root)]
     return next((path for path in inside if path.endswith(f"/{op}.cu")), next(iter(inside), ""))

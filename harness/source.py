@@ -25,6 +25,7 @@ _MEASURING = ("check.py", "cuda", "devices", "measure.py", "ranks.py", "session.
 _FOLLOWED = frozenset({"intervals", "ops", *paths.COLLECTION})
 """The rooms whose modules count for an op that imports them."""
 _GIT_TIMEOUT = 10
+_COMMIT = re.compile("[0-9a-f]{7,64}")
 
 
 def code(op: str, *files: Path, device: str = "") -> Code:
@@ -71,6 +72,21 @@ def revision() -> tuple[str, bool]:
     code = [_PACKAGE, paths.data("kernels")]
     changes = _git("status", "--porcelain", "--", *map(str, code))
     return (_git("rev-parse", "HEAD") or "").strip(), bool(changes)
+
+
+def to_read(*files: Path) -> list[Path]:
+    """What a reader of an op's numbers may want to see: the files that declare a variant, and the kernels they name."""
+    kernels = [path for file in files for path in _needed(file) if path.suffix == ".cu"]
+    beside = [path for file in files if not file.is_relative_to(_PACKAGE) for path in _kernels_beside(file)]
+    return list(dict.fromkeys((*files, *kernels, *(path for path in beside if path.suffix == ".cu"))))
+
+
+def at_revision(revision: str, path: Path) -> str | None:
+    """The text of a file of this checkout at a commit; None if git doesn't know the commit, or the file there."""
+    root = _PACKAGE.parent
+    if not _COMMIT.fullmatch(revision) or not path.is_relative_to(root):
+        return None
+    return _git("show", f"{revision}:./../{path.relative_to(root).as_posix()}")
 
 
 def _hash(files: Iterable[tuple[str, bytes]]) -> str:

@@ -130,13 +130,24 @@ def _seconds_axis(values: Iterable[float], _noun: str) -> tuple[str, float]:
     return unit, scale
 
 
+_MOST_DIGITS = 1e6
+"""Above it a number needs a prefix, even if the smallest number beside it is then below 1."""
+
+
+def _counted_scale(values: Iterable[float]) -> tuple[float, str]:
+    """The (scale, SI prefix) of the smallest value, so that none is written as 0.98 k; a larger one if it must be."""
+    known = [*values] or [1.0]
+    scale, prefix = prefixed(min(known))
+    return prefixed(max(known) / 1e3) if max(known) >= _MOST_DIGITS * scale else (scale, prefix)
+
+
 def _counted_column(values: Iterable[float], noun: str) -> tuple[str, Written]:
     scale, prefix = prefixed(min(values, default=1.0))
     return _a_second(prefix, noun), lambda value: significant(value / scale)
 
 
 def _counted_axis(values: Iterable[float], noun: str) -> tuple[str, float]:
-    scale, prefix = prefixed(max(values, default=1.0))
+    scale, prefix = _counted_scale(values)
     return _a_second(prefix, noun), scale
 
 

@@ -87,9 +87,8 @@ def test_the_wheel_has_the_instrument_and_nothing_else(wheel: Path) -> None:
 
 def test_no_op_scenario_or_tool_of_the_collection_is_listed(alone: Installed) -> None:
     lines = alone.harness("list").splitlines()
-    places = [lines.index(head) for head in ("ops", "scenarios", "formats", "devices")]
-    assert [line for line in lines[places[0] + 1 : places[2]] if line.strip()] == ["scenarios"]
-    assert lines[places[2] + 1].split()[0] == "csv"
+    assert [line.partition(" (")[0] for line in lines if line.strip()][:2] == ["0 ops", "0 scenarios"]
+    assert any(line.startswith("  csv, ") for line in lines)
     assert "losses" not in alone.harness("profile", "--help")
 
 
@@ -122,10 +121,10 @@ def test_a_report_is_written_again_and_without_the_op_as_well(alone: Installed) 
     shutil.rmtree(work / "again" / "plots")
     written = alone.harness("report", "again", "--format=markdown,csv", OPS[0])
     assert written.split() == ["again/report.md", "again/results.csv"]
-    assert "### Hops" in (work / "again" / "report.md").read_text()
+    assert "### Hops\n\n| way" in (work / "again" / "report.md").read_text()
     alone.harness("report", "again", "--format=markdown")
     page = (work / "again" / "report.md").read_text()
-    assert "### Hops" not in page
+    assert "### Hops\n\n| way" not in page
     assert " hops " in page, "a fact stays, though its op isn't there"
     assert "there is no metric named 'hop_rate'" in page
 

@@ -24,6 +24,7 @@ from harness.cli import (
     report,
     run,
     streams,
+    view,
 )
 from harness.cli.group import Commands
 from harness.errors import Exit
@@ -52,6 +53,7 @@ app.command("peak", epilog=peak.EXAMPLES)(peak.command)
 app.command("profile", cls=profile.ProfileCommand, epilog=profile.EXAMPLES)(profile.command)
 app.add_typer(launch.app, name="launch")
 app.command("report", epilog=report.EXAMPLES)(report.command)
+app.command("view", epilog=view.EXAMPLES)(view.command)
 app.command("compare", epilog=compare.EXAMPLES)(compare.command)
 app.command("explain", epilog=explain.EXAMPLES)(explain.command)
 app.command("gate", cls=gate.GateCommand, epilog=gate.EXAMPLES)(gate.command)

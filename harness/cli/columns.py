@@ -12,18 +12,15 @@ Row = Sequence[str]
 
 _GAP = 2
 _NARROWEST = 24  # characters that the last column has at least
+_USUAL = 80
 _LONGEST = 60  # characters of a word that isn't to be broken, such as a name that is to be copied
 
 
-def aligned(rows: Sequence[Row], indent: int = 2, *, headings: bool = False) -> list[str]:
-    """The rows as lines. On a terminal the last column is wrapped where the terminal ends; in a pipe it never is.
-
-    headings: whether rows with nothing between the first and the last column are headings. One whose name is too long
-    for the first column has a line of its own.
-    """
+def aligned(rows: Sequence[Row], indent: int = 2) -> list[str]:
+    """The rows as lines. On a terminal the last column is wrapped where the terminal ends; in a pipe it never is."""
     if not rows:
         return []
-    *widths, _ = (max(map(len, column)) for column in zip(*_wide(rows, headings=headings), strict=True))
+    *widths, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
     start = indent + sum(width + _GAP for width in widths)
     room = _columns() - start
     longest = max((len(word) for row in rows for word in row[-1].split()), default=0)
@@ -34,15 +31,13 @@ def aligned(rows: Sequence[Row], indent: int = 2, *, headings: bool = False) -> 
     return [line for row in rows for line in _beside(row, widths, indent, start, room)]
 
 
-def _wide(rows: Sequence[Row], *, headings: bool) -> Sequence[Row]:
-    """The rows that decide how wide columns are."""
-    return [row for row in rows if any(row[1:-1])] or rows if headings else rows
+def filled(names: Sequence[str], indent: int = 2) -> list[str]:
+    """Names one after the other, in lines of at most 80 columns."""
+    return [f"{'':{indent}}{line}".rstrip() for line in _wrapped(", ".join(names), min(_columns(), _USUAL) - indent)]
 
 
 def _beside(row: Row, widths: Sequence[int], indent: int, start: int, room: int) -> list[str]:
     first, *more = _wrapped(row[-1], room)
-    if widths and len(row[0]) > widths[0]:
-        return [" " * indent + row[0], *(f"{'':{start}}{line}" for line in (first, *more))]
     return [f"{_cells(row, widths, indent):{start}}{first}".rstrip(), *(f"{'':{start}}{line}" for line in more)]
 
 

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from harness.cli import completion
-from harness.cli.columns import Row, aligned
+from harness.cli.columns import Row, aligned, filled
 from harness.cli.group import QuickGroup
 from harness.cli.options import Ops
+from harness.units import plural
 
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
@@ -26,19 +27,21 @@ app = typer.Typer(
 
 @app.callback()
 def everything(ctx: typer.Context) -> None:
-    """List everything, unless one kind is named."""
+    """List the names of everything, unless one kind is named."""
     # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
-        for name, rows in {"ops": _ops, "scenarios": _scenarios, "formats": _formats, "devices": _devices}.items():
-            typer.echo(name)
-            _print(rows(), headings=rows is _ops)
+        lines: list[str] = []
+        for name, (rows, more) in _KINDS.items():
+            names = [row[0] for row in rows()]
+            lines += [f"{len(names)} {name} ({more})", *filled(names)]
+        typer.echo("\n".join(lines))
 
 
 @app.command()
 def ops(ops: Ops = None) -> None:
-    """Ops and their variants, with devices and the rows that they reproduce."""
-    _print(_ops(tuple(ops or ())), headings=True)
+    """Ops, and what each computes."""
+    _print(_ops(tuple(ops or ())))
 
 
 @app.command()
@@ -77,18 +80,16 @@ def scenario(
     details.scenarios(name, tuple(ops or ()))
 
 
-def _print(rows: Iterator[Row], *, headings: bool = False) -> None:
+def _print(rows: Iterator[Row]) -> None:
     # All lines in one call, since every call of echo flushes.
-    typer.echo("\n".join(aligned(list(rows), headings=headings)))
+    typer.echo("\n".join(aligned(list(rows))))
 
 
 def _ops(plugins: Sequence[Path] = ()) -> Iterator[Row]:
     from harness.ops import Catalogue
 
     for op in Catalogue(plugins).values():
-        yield op.name, "", "", op.summary
-        for variant in op.variants.values():
-            yield f"  {variant.name}", ",".join(variant.devices), ",".join(variant.rows), variant.summary
+        yield op.name, f"{op.summary} ({plural(len(op.variants), 'variant')})"
 
 
 def _scenarios() -> Iterator[Row]:
@@ -111,3 +112,12 @@ def _devices() -> Iterator[Row]:
     # Whether they work here takes longer to find out; 'harness env' says so.
     for name, device in kinds().items():
         yield name, (type(device).__doc__ or "").partition("\n")[0]
+
+
+_KINDS = {
+    "ops": (_ops, "more: harness list ops, harness list op NAME"),
+    "scenarios": (_scenarios, "more: harness list scenarios, harness list scenario NAME"),
+    "report formats": (_formats, "more: harness list formats"),
+    "kinds of device": (_devices, "more: harness list devices, harness env"),
+}
+"""What can be listed: its rows, and the commands that say more."""

@@ -36,6 +36,7 @@ def command(
     with follow(open_console(err=True)) as observer:
         machine, limits = runner.measure_limits(kind, needs, observer)
     terminal.render_limits(machine, limits, open_console())
-    folder = output or Path("reports") / f"peak-{kind}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    for path in report.write_limits(machine, limits, folder):
+    now = datetime.now().astimezone()
+    folder = output or Path("reports") / f"peak-{kind}-{now:%Y%m%d-%H%M%S}"
+    for path in report.write_limits(machine, limits, folder, f"{now:%Y-%m-%d}"):
         typer.echo(path)

@@ -97,6 +97,8 @@ class Bar(Lines):
             "starting", total=estimate.total if estimate else None, count="", left=None, at=0.0
         )
         self._began = time.monotonic()
+        self._before = 0
+        """What was done already when the bar began, by which no pace can be told."""
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -108,7 +110,10 @@ class Bar(Lines):
     def planned(self, total: int, done: int) -> None:
         super().planned(total, done)
         seconds = self._estimate.of(total - done) if self._estimate else None
-        self._progress.update(self._task, total=seconds or total, completed=0 if seconds else done)
+        self._before = 0 if seconds else done
+        if not seconds:
+            self._began = time.monotonic()
+        self._progress.update(self._task, total=seconds or total, completed=self._before)
         self._keep_pace()
 
     def limited(self, limits: Limits) -> None:
@@ -144,10 +149,15 @@ class Bar(Lines):
         self._keep_pace()
 
     def _keep_pace(self) -> None:
-        """Say how long the rest takes if it goes on as it went: by the same factor to the estimate as until now."""
+        """Say how long the rest takes if it goes on as it went: by the same factor to the estimate as until now.
+
+        Without an estimate, by the time of a measurement until now, as soon as one is done.
+        """
         now, task = time.monotonic(), self._progress.tasks[0]
-        pace = (now - self._began) / task.completed if task.completed and self._estimate else 1.0
-        left = ((task.total or 0.0) - task.completed) * min(_SLOWEST, max(_FASTEST, pace)) if self._estimate else None
+        pace = (now - self._began) / (task.completed - self._before) if task.completed > self._before else None
+        if self._estimate:
+            pace = min(_SLOWEST, max(_FASTEST, pace or 1.0))
+        left = None if pace is None else ((task.total or 0.0) - task.completed) * pace
         self._progress.update(self._task, count=self._count, left=left, at=now)
 
 

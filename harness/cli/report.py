@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from harness.cli import values
 from harness.cli.options import Ops
 
-EXAMPLES = "\b\nExamples:\n  harness report reports/h200/prelu\n  harness report reports/* --format csv,markdown"
+if TYPE_CHECKING:
+    from harness.model import Run
+    from harness.ops import Op
+
+EXAMPLES = (
+    "\b\nExamples:\n"
+    "  harness report reports/h200/prelu\n"
+    "  harness report reports/* --format csv,markdown\n"
+    "  harness report reports/mine --format png --variants eager,tuned"
+)
 
 
 def command(
@@ -19,6 +29,10 @@ def command(
     formats: Annotated[
         list[str] | None,
         typer.Option("--format", metavar="NAMES", help="Formats to write, as 'harness list formats' names them."),
+    ] = None,
+    variants: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAMES", help="Only pictures, with these variants only, into RUN/slides."),
     ] = None,
     ops: Ops = None,
 ) -> None:
@@ -30,16 +44,28 @@ def command(
     from harness import report
     from harness.cli.messages import tell_losses
     from harness.ops import Catalogue, known_cases
-    from harness.ops.codes import codes
     from harness.report.placing import placed
 
     catalogue = Catalogue(tuple(ops or ()))
-    loaded = [(folder, known_cases.load(folder)) for folder in runs]
-    named = {m.case.op for _, run in loaded for m in run.measurements}
-    measured = [op for name, op in catalogue.items() if name in named]
-    current = {kind: codes(measured, kind) for kind in {run.header.machine.kind for _, run in loaded}}
-    for folder, run in loaded:
+    loaded = [known_cases.load(folder) for folder in runs]
+    if chosen := values.names(variants):
+        for folder, run in zip(runs, loaded, strict=True):
+            draw = partial(report.write_slides, run, variants=chosen, formats=values.names(formats) or None)
+            for path in placed(folder, draw):
+                typer.echo(path)
+        return
+    for folder, run, notes in zip(runs, loaded, stale(loaded, catalogue), strict=True):
         tell_losses(run)
-        notes = report.stale(run, current[run.header.machine.kind])
         for path in placed(folder, partial(report.write, run, formats=values.names(formats) or None, notes=notes)):
             typer.echo(path)
+
+
+def stale(runs: Sequence[Run], catalogue: Mapping[str, Op]) -> list[list[str]]:
+    """For each run, sentences about results that were measured with other code than the present one."""
+    from harness import report
+    from harness.ops.codes import codes
+
+    named = {m.case.op for run in runs for m in run.measurements}
+    measured = [op for name, op in catalogue.items() if name in named]
+    current = {kind: codes(measured, kind) for kind in {run.header.machine.kind for run in runs}}
+    return [report.stale(run, current[run.header.machine.kind]) for run in runs]

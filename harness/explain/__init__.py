@@ -6,7 +6,7 @@ It reads what is known of a case (`Known`), and gives reasons (`Reason`), each w
 
 from __future__ import annotations
 
-from harness.explain.knowledge import Newest, command, known, newest
+from harness.explain.knowledge import Newest, command, known, known_of, newest
 from harness.explain.records import Known, Reason, Seen, Sibling
 from harness.explain.rulebook import all_rules, explain, verdict
 
@@ -20,6 +20,7 @@ __all__ = [
     "command",
     "explain",
     "known",
+    "known_of",
     "newest",
     "verdict",
 ]

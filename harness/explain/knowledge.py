@@ -67,20 +67,35 @@ def known(run: Run, case_id: str) -> Known:
         raise UsageError(
             f"{case_id} has no time, it is {result.status.replace('_', ' ')}{why}", "explain another variant"
         )
+    scenario = next((one.name for one in run.header.scenarios if case_id in one.cases), result.case.op)
     subject = Subject.of(result, run.limits)
-    tool, kernels = _kernels(run.attachments, case_id, result.time)
+    return known_of(run, scenario, result, subject, by_group(results)[result.case.group], run.attachments)
+
+
+def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all cases knows already
+    run: Run,
+    scenario: str,
+    result: Result,
+    subject: Subject,
+    group: Iterable[Result],
+    attachments: Iterable[Attachment],
+) -> Known:
+    """What is known of a case that has a time.
+
+    group: all results of its group. attachments: what tools found of these, or of the whole run.
+    """
+    time = result.time or 0.0
+    tool, kernels = _kernels(attachments, result.case.id, time)
     return Known(
         case=result.case,
-        time=result.time,
+        time=time,
         subject=subject,
         device=run.header.machine.device,
-        scenario=next(
-            (scenario.name for scenario in run.header.scenarios if case_id in scenario.cases), result.case.op
-        ),
+        scenario=scenario,
         tool=tool,
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
-        siblings=_siblings(result, by_group(results)[result.case.group], run.attachments),
+        siblings=_siblings(result, group, attachments),
         kind=devices.kinds().get(result.case.device),
     )
 

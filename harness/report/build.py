@@ -18,6 +18,7 @@ from harness.report import (
     claims,
     columns,
     counted,
+    front,
     kernels,
     limit_tables,
     plotting,
@@ -28,12 +29,14 @@ from harness.report import (
     sweeps,
 )
 from harness.report.frame import Line, by_scenario
+from harness.report.plotting import Plot
 from harness.report.text import as_text, plural
 from harness.report.tree import (
     Block,
     Cell,
     Column,
     CommandLine,
+    Contents,
     Details,
     Figure,
     Items,
@@ -49,6 +52,7 @@ from harness.report.tree import (
     text_column,
 )
 
+WARNINGS = "Warnings"
 CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
@@ -60,38 +64,61 @@ _VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": ""
 
 
 def page(run: Run, notes: Sequence[str] = ()) -> Page:
-    """The page of a run. notes: sentences that it begins with, such as that results were measured with older code."""
+    """The page of a run: the summary, then figures, then tables, then details, most of them folded.
+
+    notes: sentences that it begins with, such as that results were measured with older code.
+    """
     plots, left_out = plotting.plan(run)
     told: set[str] = set()
-    shown = [_section(scenario, lines, plots, run, told) for scenario, lines in by_scenario(run)]
-    blocks: list[Block] = [*_ahead(run, notes), *shown]
+    scenarios = list(by_scenario(run))
+    parts: list[Section] = [front.each_op(run)] if run.results else []
+    parts += _figures(scenarios, plots, left_out)
+    parts += [_section(scenario, lines, run, told) for scenario, lines in scenarios]
+    parts += audit.section(counted.of_run(run))
+    parts += front.fastest(run)
+    if warnings := preface.warnings(run):
+        parts.append(Section(WARNINGS, (Items(tuple(warnings)),)))
+    parts += _details(run)
+    roofline = {roofline_plot.TITLE: roofline_plot.HINT} if any(plot.roofs for plot in plots) else {}
+    if terms := _terms(parts, roofline):
+        parts.append(Section("How to read the tables", (terms,)))
+    origin = (preface.machine(run.header.machine), CommandLine(preface.command(run)), Note(preface.provenance(run)))
+    parts.append(Section("Machine and command", origin))
+    title = ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name
+    first = Section(front.TITLE, tuple(front.blocks(run)))
+    contents = Contents(tuple(part.title for part in parts))
+    return Page(title, (*_ahead(run, notes), first, contents, *parts))
+
+
+def _figures(scenarios: Sequence[tuple[Scenario, list[Line]]], plots: Sequence[Plot], left_out: int) -> list[Section]:
+    """The section of figures, a part a scenario; nothing where there is no figure."""
+    made: list[Block] = []
+    for scenario, lines in scenarios:
+        drawn = [Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name]
+        if own := [*drawn, *sections.figures(lines)]:
+            made.append(Section(scenario.title or scenario.name, tuple(own)))
     if left_out:
-        blocks.append(
+        made.append(
             Note(
                 f"{plural(left_out, 'more figure')} {'was' if left_out == 1 else 'were'} left out to keep the report "
                 "short. Their numbers are in the tables and in results.csv; a run of fewer scenarios draws them."
             )
         )
-    blocks += audit.section(counted.of_run(run))
-    if warnings := preface.warnings(run):
-        blocks.append(Section("Warnings", (Items(tuple(warnings)),)))
+    return [Section("Figures", tuple(made))] if made else []
+
+
+def _details(run: Run) -> Iterator[Section]:
+    """What few readers need, folded."""
     if seen := tuple(kernels.tables(run.attachments)):
-        blocks.append(Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen))))
+        yield Section("Kernels", (Note(_OF_KERNELS), Details("Each case", seen)))
     if ranges := tuple(range_tables.blocks(run.attachments)):
-        blocks.append(Section("Ranges", (Note(range_tables.MEANING), Details("Each case", ranges))))
+        yield Section("Ranges", (Note(range_tables.MEANING), Details("Each case", ranges)))
     if attached := [attachment for attachment in run.attachments if attachment.files]:
-        blocks.append(Section("Files that tools left", (_files(attached),)))
+        yield Section("Files that tools left", (front.folded(_files(attached), plural(len(attached), "case")),))
     if run.limits:
-        blocks.append(
-            Section("What the machine can do", tuple(_limits_blocks(run.limits, f"{plotting.FOLDER}/{CEILINGS}")))
-        )
-    roofline = {roofline_plot.TITLE: roofline_plot.HINT} if any(plot.roofs for plot in plots) else {}
-    if terms := _terms(blocks, roofline):
-        blocks.append(Section("How to read the tables", (terms,)))
-    origin = (preface.machine(run.header.machine), CommandLine(preface.command(run)), Note(preface.provenance(run)))
-    blocks.append(Section("Machine and command", origin))
-    title = ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name
-    return Page(title, tuple(blocks))
+        found = tuple(_limits_blocks(run.limits, f"{plotting.FOLDER}/{CEILINGS}"))
+        yield Section("What the machine can do", (Details("Streams, products and links", found),))
+    yield from front.variants(run)
 
 
 def _ahead(run: Run, notes: Sequence[str]) -> Iterator[Note]:
@@ -123,18 +150,15 @@ def _files(attached: Sequence[Attachment]) -> Table:
     )
 
 
-def _section(
-    scenario: Scenario, lines: list[Line], plots: Sequence[plotting.Plot], run: Run, told: set[str]
-) -> Section:
+def _section(scenario: Scenario, lines: list[Line], run: Run, told: set[str]) -> Section:
     """The section of a scenario. told: sentences that the page has already, each of which a page needs once."""
     sweep = sweeps.of(scenario.curve, lines, scenario.plot)
     # The reasons are told with the stops.
     every = columns.table(lines, errors=not sweep)
-    drawn = (Figure(plot.path, plot.alt) for plot in plots if plot.scenario == scenario.name)
-    own = (*drawn, *sections.figures(lines))
+    cases = f"All {plural(len(lines), 'case')}"
     blocks: list[Block] = [Prose(scenario.shows.strip())] if scenario.shows.strip() else []
     blocks.append(Note(preface.origin(scenario)))
-    blocks += [*own, *sweep.tables] if sweep else [every, *own]
+    blocks += sweep.tables if sweep else [front.folded(every, cases)]
     if sweep and sweep.stops:
         blocks.append(Section("Where variants stop", (sweeps.stop_table(sweep.over, sweep.stops),)))
     blocks += sections.sections(lines)
@@ -143,7 +167,7 @@ def _section(
         told.update(sentences)
         blocks.append(Section("Claims", (*map(Note, sentences), claim_tables.table(found))))
     if sweep:
-        blocks.append(Details(f"All {plural(len(lines), 'case')}", (every,)))
+        blocks.append(Details(cases, (every,)))
     return Section(scenario.title or scenario.name, tuple(blocks))
 
 
@@ -163,13 +187,14 @@ def _terms(blocks: Sequence[Block], more: Mapping[str, str] = MappingProxyType({
 
 
 def screen(run: Run) -> Page:
-    """The tables of a run, what failed, what the warnings mean, and how many cases ended in which way.
+    """The summary of a run and its warnings, the tables, what failed, and how many cases ended in which way.
 
     A title has what is the same in every row of its table, which would take the room of columns that differ.
     If a scenario's curve has a line for each variant, it has a table for each dtype, which also shows failed cases.
     """
     told: set[str] = set()
-    blocks: list[Block] = []
+    ahead = (*front.headline(run), *_warnings(run))
+    blocks: list[Block] = [Section("", ahead)] if ahead else []
     for scenario, lines in by_scenario(run):
         sweep = sweeps.of(scenario.curve, lines, scenario.plot)
         told_of = (*claim_tables.notes(claims.comparisons(scenario, run)), *sections.verdicts(lines))
@@ -183,7 +208,7 @@ def screen(run: Run) -> Page:
             blocks.append(Section(title, (table, *told_of)))
     blocks += audit.section(counted.of_run(run))
     failed = [result for result in run.results if result.status != "ok" and result.case.id not in told]
-    blocks.append(Section("", (*_failures(failed), *_warnings(run), *_closing(run))))
+    blocks.append(Section("", (*_failures(failed), *_closing(run))))
     return Page("", tuple(blocks))
 
 

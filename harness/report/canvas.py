@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from contextvars import ContextVar
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness import units
-from harness.report.roles import foremost
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -54,72 +53,17 @@ _STYLE = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """How one variant looks: its colour, and what tells it from other variants without colour."""
-
-    color: str
-    hatch: str
-    marker: str
-    dashes: Any
-
-    @property
-    def line(self) -> dict[str, Any]:
-        """Keywords of a line with markers; later ones are smaller, so that lines that coincide stay visible."""
-        edge = {"markeredgecolor": "black", "markeredgewidth": 0.4, "markersize": 6 - 0.5 * LOOKS.index(self)}
-        return {"color": self.color, "marker": self.marker, "linestyle": self.dashes, "linewidth": 1.2, **edge}
-
-    @property
-    def bar(self) -> dict[str, Any]:
-        """Keywords of a bar."""
-        return {"color": self.color, "hatch": self.hatch, "edgecolor": "black", "linewidth": 0.4}
+_origin: ContextVar[str] = ContextVar("_origin", default="")
 
 
-# The colours of Okabe and Ito, in an order that alternates light and dark; every second look has no hatch.
-# No hatch has dots: an SVG draws each of them as a curve, which takes 200 KB.
-LOOKS = (
-    Look("#BBBBBB", "", "o", "-"),
-    Look("#56B4E9", "////", "s", "--"),
-    Look("#F0E442", "++++", "^", "-."),
-    Look("#E69F00", "xxxx", "D", ":"),
-    Look("#0072B2", "", "v", (0, (5, 1))),
-    Look("#009E73", "\\\\\\\\", "P", (0, (3, 1, 1, 1))),
-    Look("#CC79A7", "----", "X", (0, (1, 1))),
-    Look("#D55E00", "||||", "*", (0, (7, 2, 1, 2))),
-)
-
-_OURS = {"color": "#D55E00", "marker": "o"}
-_BASELINES = (("#999999", "s", "--"), ("#666666", "D", "-."), ("#BBBBBB", "d", (0, (5, 1))), ("#DDDDDD", "h", ":"))
-_PEERS = (("#AAAAAA", "p", ":"), ("#777777", "H", (0, (3, 1, 1, 1))), ("#555555", "8", (0, (1, 1))))
-_COLORS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#F0E442")
-_MARKERS = ("^", "v", "P", "X", "*", "<", ">", "h")
-
-
-def variant_lines(names: Sequence[str], roles: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """Keywords of a line with markers for each variant. Ours stands out; lines that coincide with it lie above it.
-
-    roles: the role of every variant of the op, so that a variant looks the same wherever it is shown.
-    """
-    edge = {"markeredgecolor": "black", "markeredgewidth": 0.4}
-    plain = {"linestyle": "-", "linewidth": 1.1, "markersize": 4.5, "zorder": 2.4, **edge}
-    stout = {"linestyle": "-", "linewidth": 2.6, "markersize": 6.5, "zorder": 2.2, **edge}
-    faint = {"linewidth": 1.0, "markersize": 3.2, "zorder": 2.3, **edge}
-    baselines = [name for name, role in roles.items() if role in ("baseline", "control")]
-    peers = [name for name, role in roles.items() if role == "peer"]
-    lines: dict[str, dict[str, Any]] = {}
-    own = 0
-    for name in names:
-        if name == foremost(roles):
-            lines[name] = {**_OURS, **stout}
-        elif name in baselines or name in peers:
-            looks, index = (_BASELINES, baselines.index(name)) if name in baselines else (_PEERS, peers.index(name))
-            color, marker, dashes = looks[index % len(looks)]
-            lines[name] = {"color": color, "marker": marker, "linestyle": dashes, **faint}
-        else:
-            color, marker = _COLORS[own % len(_COLORS)], _MARKERS[own % len(_MARKERS)]
-            lines[name] = {"color": color, "marker": marker, **plain}
-            own += 1
-    return lines
+@contextmanager
+def origin(text: str) -> Iterator[None]:
+    """Figures that are made inside the context say below their titles where their numbers come from."""
+    before = _origin.set(text)
+    try:
+        yield
+    finally:
+        _origin.reset(before)
 
 
 @contextmanager
@@ -128,7 +72,7 @@ def canvas(
 ) -> Iterator[tuple[matplotlib.figure.Figure, matplotlib.axes.Axes]]:
     """An empty figure of `width` x `height` inches; the style holds while the context lasts, also for `save`.
 
-    A long title takes more lines, and the figure is higher by these.
+    A long title takes more lines, and so does what `origin` says; the figure is higher by these.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -137,7 +81,8 @@ def canvas(
         mpl.rcdefaults()  # whatever a user's matplotlibrc says
         mpl.rcParams.update(_STYLE)
         # A figure of its own, not pyplot's: no window system, no global state.
-        lines = textwrap.wrap(title, int(_TITLE_CHARACTERS * width / WIDTH))
+        most = int(_TITLE_CHARACTERS * width / WIDTH)
+        lines = [line for text in (title, _origin.get()) for line in textwrap.wrap(text, most)]
         height += _TITLE_LINE * (len(lines) - 1)
         figure = Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
         axes = figure.subplots()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness import units
-from harness.model import ComputePoint, Limits, Machine, StreamPoint
-from harness.report.canvas import LOOKS, byte_axis, canvas, legend, peak_line, save
+from harness.model import ComputePoint, Limits, StreamPoint
+from harness.report.canvas import byte_axis, canvas, legend, peak_line, save
+from harness.report.looks import SERIES
 from harness.report.tree import Cell, Column, Facts, Table, text_column
 
 _SAME_SIZE = 1.05
@@ -115,10 +116,10 @@ def drift(limits: Limits) -> str:
     return f"{units.percent(abs(limits.drift), 2)} {'slower' if limits.drift > 0 else 'faster'}"
 
 
-def draw(machine: Machine, limits: Limits, path: Path) -> list[Path]:
+def draw(limits: Limits, path: Path) -> list[Path]:
     """Bandwidth over bytes moved, a line a mix, and the library copy's peak; as SVG."""
-    with canvas(2.7, f"Memory ceilings, {machine.name}") as (drawing, axes):
-        for (name, points), look in zip(by_mix(limits).items(), LOOKS, strict=False):
+    with canvas(2.7, "Memory ceilings") as (drawing, axes):
+        for (name, points), look in zip(by_mix(limits).items(), SERIES, strict=False):
             bandwidths = [point.bandwidth / 1e9 for point in points]
             axes.plot([point.moved for point in points], bandwidths, label=name, **look.line)
         peak_line(axes.axhline, limits.peak)

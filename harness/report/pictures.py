@@ -14,10 +14,10 @@ Format = TypeVar("Format")
 
 
 def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path]]) -> list[Path]:
-    """Write each format: first formats of texts, then formats of pictures. Gives the paths written.
+    """Write each format: formats of texts, then formats of pictures, then formats that show these. Gives the paths.
 
-    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. Raises
-    UsageError for a format that ends the process.
+    A format draws pictures if its file has `PICTURES = True`. An error of such a format becomes a warning. A format
+    that shows the pictures has `SHOWS_PICTURES = True`. Raises UsageError for a format that ends the process.
     """
 
     def one(name: str) -> list[Path]:
@@ -25,8 +25,10 @@ def write_all(formats: Mapping[str, Format], write: Callable[[Format], list[Path
             return write(formats[name])
 
     drawing = [name for name, each in formats.items() if draws(each)]
-    texts = [path for name in formats if name not in drawing for path in one(name)]
-    return texts + [path for name in drawing for path in drawn("the pictures", one, name)]
+    showing = [name for name, each in formats.items() if getattr(each, "SHOWS_PICTURES", False) is True]
+    texts = [path for name in formats if name not in {*drawing, *showing} for path in one(name)]
+    pictures = [path for name in drawing for path in drawn("the pictures", one, name)]
+    return [*texts, *pictures, *(path for name in showing for path in one(name))]
 
 
 def drawn(name: str, draw: Callable[..., list[Path]], *arguments: object) -> list[Path]:

@@ -24,7 +24,7 @@ def placed(folder: Path, write: Callable[[Path], list[Path]]) -> list[Path]:
         for link in sorted({folder / part for file in made for part in (file, *file.parents) if part.name}):
             refuse_link(link)
         for file in made:
-            (folder / file).parent.mkdir(exist_ok=True)
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
             (Path(draft) / file).replace(folder / file)
     return [folder / file for file in made]
 

@@ -15,7 +15,7 @@ from harness.model import Curve, Run, Scenario, Value
 from harness.model.case import written
 from harness.report import call_times, roofline_plot
 from harness.report.frame import Line, Settings, by_scenario, frame, setting, settings_of
-from harness.report.roles import roles
+from harness.report.roles import roles, today
 from harness.report.sweeps import asked, over_world, places
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ class Plot:
 
     rows: the plot's part of the table of `frame`, with two more columns: `series`, what a line or a colour stands for
     (usually the variant), and `setting`, the sizes and choices of a case. series: all series of the scenario, so that
-    each looks the same in every plot. roles: the role of each variant. metric: what is shown. labels: the text for each
-    setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along that axis, or
-    what all settings have in common. curve: the scenario's curve. turn: the plot's number among the plots of the
-    scenario and of its sort. multiprocessors: the machine's. roofs: what a roofline is drawn under.
+    each looks the same in every plot. roles: the role of each variant of the op. metric: what is shown. labels: the
+    text for each setting. swept: the place of each setting on the axis of lines and curves. axis: what varies along
+    that axis, or what all settings have in common. curve: the scenario's curve. turn: the plot's number among the plots
+    of the scenario and of its sort. multiprocessors: the machine's. roofs: what a roofline is drawn under.
     """
 
     scenario: str
@@ -89,15 +89,21 @@ class Plot:
 
 
 @lru_cache(maxsize=1)
-def plan(run: Run) -> tuple[list[Plot], int]:
+def plan(run: Run, variants: tuple[str, ...] = ()) -> tuple[list[Plot], int]:
     """The plots of a run, and how many more there would be without a limit.
 
-    Where there are too many, each scenario keeps its first ones.
+    variants: only these; all if empty. Where there are too many plots, each scenario keeps its first ones.
     """
     wanted: list[Plot] = []
     every = frame(run)
-    for scenario, lines in by_scenario(run):
+    for scenario, all_lines in by_scenario(run):
         own = every[every["scenario"] == scenario.name]
+        lines = all_lines
+        if variants:
+            lines = [line for line in all_lines if line.case.variant in variants]
+            own = own[own["variant"].isin(variants)]
+        if not lines:
+            continue
         count = run.header.machine.device.multiprocessors
         for plots in (
             _of_scenario(scenario, own, lines),
@@ -126,7 +132,7 @@ def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> 
         if metric is None:
             continue
         plot = replace(_plot(scenario, kind, rows, settings), metric=metric, series=series, curve=scenario.curve)
-        plot = replace(plot, roles=roles(scenario, table["variant"]))
+        plot = replace(plot, roles=today(scenario, table["variant"]))
         own = {name: settings[name] for name in plot.labels}
         yield from _numbered(list(_pages(plot, own, _varying(own))))
 
@@ -158,7 +164,7 @@ def _rooflines(run: Run, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plo
         plot = _plot(scenario, kind, timed, settings_of(lines))
         title = f"{plot.title}: {roofline_plot.TITLE}{_fixed(plot)}"
         plot = replace(plot, name=f"{plot.name}-{roofline_plot.TITLE}", title=title, layout="roofline", roofs=over)
-        role = roles(scenario, table["variant"])
+        role = today(scenario, table["variant"])
         yield replace(plot, metric=METRICS["flops"], axis=METRICS["intensity"].title, roles=role)
 
 

@@ -13,7 +13,7 @@ from harness.report.text import plural
 from harness.report.tree import Facts, Note
 from harness.stats import range_over_median
 
-_DIGEST = 12
+DIGEST = 12
 """Characters of a hash that are shown: enough to tell two apart."""
 
 
@@ -144,7 +144,7 @@ def stale(run: Run, current: Codes) -> list[str]:
 def _older(older: Mapping[tuple[str, str, str], set[str]]) -> list[str]:
     if not older:
         return []
-    ops = [f"{op} (code {digest[:_DIGEST]}, now {now[:_DIGEST]})" for op, digest, now in sorted(older)]
+    ops = [f"{op} (code {digest[:DIGEST]}, now {now[:DIGEST]})" for op, digest, now in sorted(older)]
     count = len(set().union(*older.values()))
     verb = "was" if count == 1 else "were"
     return [f"{plural(count, 'result')} {verb} measured with older code: {', '.join(ops)}."]

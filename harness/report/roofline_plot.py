@@ -11,7 +11,8 @@ from harness import units
 from harness.metrics import METRICS
 from harness.model import Limits, Work
 from harness.model.limits import State
-from harness.report.canvas import variant_lines
+from harness.report.looks import looks
+from harness.report.spreading import apart
 
 if TYPE_CHECKING:
     import matplotlib.axes
@@ -37,11 +38,14 @@ _DASH: dict[str, Any] = {
     "zorder": 2.1,
 }
 _ROOF: dict[str, Any] = {"linewidth": 1.1, "zorder": 1.8}
-_ROOM = 0.18
-"""Room for the names of settings, as a part of the axis above it."""
-_FOOT = 0.02
-_CHARACTER = 0.008
-"""Width of a character of these names, as a part of the axis below it."""
+_NEAREST = 1 / 66
+"""The least distance of two texts above the axes, as a part of the axis."""
+_ABOVE = 1.05
+_HEIGHT = 3.2
+_CHARACTER = 0.047
+"""Inches of a character of a text above the axes."""
+_NAME: dict[str, Any] = {"rotation": 90, "fontsize": 5.5, "ha": "center", "va": "bottom"}
+_LEADER: dict[str, Any] = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.4, "shrinkA": 0, "shrinkB": 0}
 _MARGIN = 2.0
 """Factor between the outermost point or roof and the edge of the figure."""
 _MANY_DECADES = 100.0
@@ -63,6 +67,15 @@ class Roofs:
 
     memory: float | None
     compute: tuple[Roof, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A text above the axes. place: the operations a byte that it names. part: where it stands on the axis, 0 to 1."""
+
+    place: float
+    part: float
+    text: str
 
 
 def roofs(works: Iterable[Work | None], limits: Limits | None) -> Roofs | None:
@@ -98,14 +111,12 @@ def draw(
     unit, scale = METRICS["flops"].unit.axis([], "")
     if all(roof.kind in _INTEGERS for roof in over.compute):
         unit = _of_integers(unit)
-    for variant, look in variant_lines(list(dict.fromkeys(rows["variant"])), roles).items():
+    found = looks(roles)
+    for variant in dict.fromkeys(rows["variant"]):
         own = rows[rows["variant"] == variant]
-        axes.plot(
-            own["intensity"],
-            own["flops"] / scale,
-            label=variant,
-            **(look | _POINT | {"markersize": look["markersize"] + 1}),
-        )
+        line = found[variant].line
+        point = line | _POINT | {"markersize": line["markersize"] + 1}
+        axes.plot(own["intensity"], own["flops"] / scale, label=variant, **point)
     ceilings = rows.drop_duplicates(["intensity", "ceiling_flops"])
     axes.plot(ceilings["intensity"], ceilings["ceiling_flops"] / scale, label="ceiling of a case", **_DASH)
     peaks = [roof.rate for roof in over.compute]
@@ -115,40 +126,47 @@ def draw(
         axes.plot(along, [each / scale for each in roof], label=label, **_ROOF, **look)
     bottom, top = _range([*rows["flops"] / scale, *(each / scale for each in peaks)])
     axes.set_xlim(low, high)
-    axes.set_ylim(bottom / (top / bottom) ** _ROOM, top)
-    for x, text in names(rows, labels, low, high):
-        axes.text(x, _FOOT, text, ha="center", va="bottom", fontsize=6, transform=axes.get_xaxis_transform())
+    axes.set_ylim(bottom, top)
+    for name in names(rows, labels, low, high):
+        axes.annotate(
+            name.text,
+            (name.place, 1),
+            (name.part, _ABOVE),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="axes fraction",
+            arrowprops=_LEADER,
+            **_NAME,
+        )
     _logarithmic(axes)
     axes.set_xlabel(METRICS["intensity"].title)
     axes.set_ylabel(f"{METRICS['flops'].title} ({unit})")
     axes.grid()
 
 
-def names(rows: pd.DataFrame, labels: Mapping[str, str], low: float, high: float) -> list[tuple[float, str]]:
-    """Texts that name the settings below their points, each with its place between `low` and `high`.
+def names(rows: pd.DataFrame, labels: Mapping[str, str], low: float, high: float) -> list[Name]:
+    """What is written above the axes for each place of cases, as far from the next text as it needs.
 
-    Settings whose texts would lie on each other share one, of the lines that all of them have.
+    Settings at one place share a text. `low` and `high` are the ends of the axis.
     """
-    groups: list[tuple[list[float], list[str]]] = []
-    for place, own in rows.groupby("intensity"):
-        places, lines = [float(str(place))], _common([labels[name] for name in own["setting"]])
-        while groups and _overlap(groups[-1], (places, lines), high / low):
-            before = groups.pop()
-            places, lines = before[0] + places, [line for line in before[1] if line in lines]
-        groups.append((places, lines))
-    return [(math.sqrt(places[0] * places[-1]), "\n".join(lines)) for places, lines in groups if lines]
+    span = math.log(high / low)
+    texts = {float(str(place)): _joined(own["setting"], labels) for place, own in rows.groupby("intensity")}
+    known = {place: text for place, text in texts.items() if text}
+    every = math.ceil(len(known) * _NEAREST)
+    shown = list(known)[:: max(1, every)]
+    parts = apart([math.log(place / low) / span for place in shown], 0, 1, _NEAREST)
+    return [Name(place, part, known[place]) for place, part in zip(shown, parts, strict=True)]
 
 
-def _common(texts: Sequence[str]) -> list[str]:
-    """The lines that all of the texts have."""
-    return [line for line in texts[0].split("\n") if line and all(line in text.split("\n") for text in texts)]
+def _joined(settings: Iterable[str], labels: Mapping[str, str]) -> str:
+    """What settings at one place are called: the first one's label, and how many more there are."""
+    first, *more = dict.fromkeys(labels[name].replace("\n", ", ") for name in settings)
+    return f"{first}, and {len(more)} more" if more else first
 
 
-def _overlap(left: tuple[list[float], list[str]], right: tuple[list[float], list[str]], span: float) -> bool:
-    """Whether two texts would lie on each other, on an axis whose end is `span` times its start."""
-    half = [max(map(len, lines), default=0) * _CHARACTER / 2 for _, lines in (left, right)]
-    middles = [math.log(places[0] * places[-1]) / 2 / math.log(span) for places, _ in (left, right)]
-    return middles[1] - middles[0] < sum(half) + _CHARACTER / 2
+def height(rows: pd.DataFrame, labels: Mapping[str, str]) -> float:
+    """Inches of a figure of these rows, with its texts above."""
+    longest = max(len(name.text) for name in names(rows, labels, 1, 2)) if any(labels.values()) else 0
+    return _HEIGHT + _CHARACTER * longest
 
 
 def _lines(over: Roofs, low: float, high: float) -> Iterator[tuple[str, list[float], list[float], dict[str, Any]]]:

@@ -48,9 +48,12 @@ def verdicts(lines: Sequence[Line]) -> list[Note]:
     return _given("verdicts", lines)
 
 
-def drawings(run: Run) -> Iterator[Figure]:
-    """Every picture of ops of a run that says how it is drawn."""
-    for _, lines in by_scenario(run):
+def drawings(run: Run, variants: Sequence[str] = ()) -> Iterator[Figure]:
+    """Every picture of ops of a run that says how it is drawn. variants: only these; all if empty."""
+    for _, every in by_scenario(run):
+        lines = [line for line in every if not variants or line.case.variant in variants]
+        if not lines:
+            continue
         yield from (found for found in figures_in([*figures(lines), *sections(lines)]) if found.draw)
 
 

@@ -13,6 +13,7 @@ from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
     CommandLine,
+    Contents,
     Details,
     Facts,
     Figure,
@@ -99,7 +100,7 @@ def _block(block: Block, console: Console) -> None:  # noqa: C901 - one case a n
             if block.title:
                 _tell(console, block.title, "bold")
             _blocks(block.blocks, console)
-        case Figure():
+        case Figure() | Contents():
             pass
 
 
@@ -143,7 +144,8 @@ def _table(made: Table, console: Console) -> None:
         grid.add_row(*cells, style=_STYLES[made.kinds[index]] if made.kinds else "")
     console.print(grid)
     if hidden := [column.head for column in columns if column not in kept]:
-        _tell(console, f"too wide to show: {', '.join(hidden)}")
+        needed = sum(_width(column) + _GAP for column in columns) - _GAP
+        _tell(console, f"{console.width} columns are too few for: {', '.join(hidden)}; COLUMNS={needed} shows all")
 
 
 def _fitting(columns: Sequence[TextColumn], width: int) -> list[TextColumn]:

@@ -163,7 +163,14 @@ class Details:
     blocks: tuple[Block, ...]
 
 
-Block = Table | Figure | Note | Prose | Items | Facts | Terms | CommandLine | Section | Details
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The titles of the page's sections, as links where the format has links."""
+
+    titles: tuple[str, ...]
+
+
+Block = Contents | Table | Figure | Note | Prose | Items | Facts | Terms | CommandLine | Section | Details
 
 
 @dataclass(frozen=True, slots=True)

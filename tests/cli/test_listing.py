@@ -12,7 +12,10 @@ from typer.testing import CliRunner
 
 from harness.cli import app, completion
 from harness.cli.columns import aligned
+from harness.devices import kinds
 from harness.ops import Catalogue
+from harness.report import every_format
+from harness.scenario import overview
 
 
 def listed(*arguments: str, columns: str | None = None) -> str:
@@ -21,7 +24,9 @@ def listed(*arguments: str, columns: str | None = None) -> str:
     return result.stdout
 
 
-@pytest.mark.parametrize("arguments", [[], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [["ops"], ["op", "softmax"], ["op", "bn_add_relu"], ["scenario", "ci"]], ids=" ".join
+)
 def test_a_listing_fits_80_columns_and_loses_nothing(arguments: list[str]) -> None:
     narrow, endless = listed(*arguments, columns="80"), listed(*arguments)
     # A path has no place to be broken at.
@@ -40,11 +45,19 @@ def test_the_last_column_goes_below_where_there_is_no_room_beside(monkeypatch: p
     assert aligned([]) == []
 
 
-def test_a_long_heading_has_a_line_of_its_own_and_makes_no_column_wider() -> None:
-    rows = [("h" * 30, "", "a heading"), ("  a", "b", "c"), ("  d", "e", "f")]
-    assert aligned(rows, headings=True) == ["  " + "h" * 30, "          a heading", "    a  b  c", "    d  e  f"]
-    assert aligned([("h", "", "short"), *rows[1:]], headings=True)[0] == "  h       short"
-    assert aligned(rows[:1], headings=True) == [f"  {'h' * 30}    a heading"]
+def test_the_whole_listing_is_short_and_has_every_name() -> None:
+    text = listed()
+    assert len(text.splitlines()) < 60
+    assert max(map(len, text.splitlines())) <= 80
+    words = {word.strip("(),") for word in text.split()}
+    assert {*Catalogue(), *(entry.name for entry in overview()), *every_format(), *kinds()} <= words
+    assert "harness list op NAME" in text
+
+
+def test_ops_are_listed_with_what_they_compute() -> None:
+    (line,) = [line for line in listed("ops").splitlines() if line.split()[0] == "softmax"]
+    softmax = Catalogue()["softmax"]
+    assert line.endswith(f"{softmax.summary} ({len(softmax.variants)} variants)")
 
 
 def test_one_op_in_detail() -> None:
@@ -60,11 +73,12 @@ def test_one_op_in_detail() -> None:
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_variant.py"
 
 
-@pytest.mark.parametrize("what", [["ops"], ["op", "softmax"]], ids=" ".join)
-def test_ops_of_a_plug_in_are_listed_with_it_alone(what: list[str]) -> None:
+def test_ops_of_a_plug_in_are_listed_with_it_alone() -> None:
     line = "maximum, exp and sum in float32"
-    assert line in listed(*what, "--ops", str(EXAMPLE))
-    assert line not in listed(*what)
+    assert line in listed("op", "softmax", "--ops", str(EXAMPLE))
+    assert line not in listed("op", "softmax")
+    count = len(Catalogue()["softmax"].variants)
+    assert f"({count + 1} variants)" in listed("ops", "--ops", str(EXAMPLE))
 
 
 def test_one_scenario_in_detail() -> None:

@@ -71,6 +71,21 @@ def test_the_time_left_follows_the_pace_and_the_clock(now: list[float]) -> None:
     assert "~0:00:00 left" in last(bar)
 
 
+def test_without_an_estimate_the_time_left_follows_from_the_measurements_that_are_done(now: list[float]) -> None:
+    bar = Bar(console())
+    now[0] += 50
+    bar.planned(total=5, done=1)
+    assert "left" not in last(bar)
+    now[0] += 10
+    bar.advance()
+    assert "~0:00:30 left" in last(bar)
+    now[0] += 20
+    bar.advance()
+    assert "~0:00:30 left" in last(bar)
+    bar.planned(total=8, done=0)  # the next stage of a gate
+    assert "left" not in last(bar)
+
+
 def test_what_is_done_already_is_not_estimated(now: list[float]) -> None:
     bar = Bar(console(), PARTS)
     bar.planned(total=2, done=1)

@@ -27,6 +27,7 @@ from harness.model import (
     Warning,
     Work,
 )
+from harness.report import front
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PEAK = 4e12
@@ -45,6 +46,12 @@ def golden() -> Callable[[str, str], None]:
         assert text == path.read_text(encoding="utf-8"), f"differs from {path}; UPDATE_GOLDEN=1 accepts the change"
 
     return check
+
+
+@pytest.fixture
+def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if no op were loaded, so that a page doesn't change with the ops."""
+    monkeypatch.setattr(front, "LOADED", {})
 
 
 @pytest.fixture
@@ -217,9 +224,12 @@ def _assert_apart(drawing: Any, _path: Path) -> list[Path]:
 
 
 def _visible_boxes(drawing: Any) -> Iterator[tuple[str, Any]]:
+    from matplotlib.text import Text
+
     (axes,), (legend,) = drawing.axes, drawing.legends
-    # Only ticks in view are drawn; _update_ticks gives them.
-    ticks = [tick.label1 for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
+    # Only ticks in view are drawn; _update_ticks gives them. The second label of a tick is above the axes.
+    every = [tick for axis in (axes.xaxis, axes.yaxis) for tick in axis._update_ticks()]
+    ticks = [label for tick in every for label in (tick.label1, tick.label2)]
     for text in [*ticks, axes.xaxis.label, axes.yaxis.label, axes._left_title, *axes.texts, *legend.get_texts()]:
         if text.get_text().strip() and text.get_visible():
-            yield text.get_text(), text.get_window_extent()
+            yield text.get_text(), Text.get_window_extent(text)  # an annotation's has its leader too

@@ -39,12 +39,14 @@ LAYOUTS = ("nchw", "nhwc")
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Callable[[Run], list[list[list[str]]]]:
-    """Every table of the page, as rows of cells."""
+    """Every table of the page, as rows of cells, without the tables of the summary."""
 
     def read(run: Run) -> list[list[list[str]]]:
         (path,) = report.write(run, tmp_path, ["markdown"])
         found: list[list[list[str]]] = [[]]
-        for line in path.read_text().splitlines():
+        parts = path.read_text().split("\n## ")
+        kept = [part for part in parts if part.partition("\n")[0] not in ("Summary", "Each op", "Fastest variants")]
+        for line in "\n".join(kept).splitlines():
             if line.startswith("|"):
                 found[-1].append([cell.strip() for cell in line.strip("|").split("|")])
             elif found[-1]:

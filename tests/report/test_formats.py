@@ -17,7 +17,7 @@ from harness.report.gate import formats as gate_formats
 
 def test_each_format_says_in_one_line_what_it_writes() -> None:
     found = report.every_format()
-    assert list(found) == ["csv", "json", "markdown", "plots"]
+    assert list(found) == ["csv", "html", "json", "markdown", "plots", "png"]
     assert all(module.SUMMARY and "\n" not in module.SUMMARY for module in found.values())
 
 
@@ -27,6 +27,7 @@ def test_all_formats_are_written_unless_some_are_named(run: Run, tmp_path: Path)
         "results.csv",
         "results.json",
         "report.md",
+        "report.html",
         *(f"plots/{name}.svg" for name in FIGURES),
     }
     assert all(path.stat().st_size > 0 for path in paths)

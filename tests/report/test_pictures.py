@@ -40,7 +40,7 @@ def test_a_run_whose_pictures_fail_has_all_its_texts_and_a_warning_for_each(
     monkeypatch.setattr(charts, "draw", fail)
     paths = report.write(run, tmp_path)
     # One failing picture doesn't cost the next.
-    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg"]
+    assert [path.name for path in paths] == [*TEXTS, "ceilings.svg", "report.html"]
     assert all(path.stat().st_size for path in paths)
     told = capsys.readouterr().err
     first = "warning: plots/prelu-float32.svg can't be drawn; all other files are written: ValueError: slice step"
@@ -56,6 +56,44 @@ def test_the_limits_of_a_machine_are_written_without_their_picture(
     assert "warning: peak.svg can't be drawn" in capsys.readouterr().err
 
 
+def test_png_is_written_only_if_it_is_asked_for(run: Run, tmp_path: Path) -> None:
+    assert not [path for path in report.write(run, tmp_path / "usual") if path.suffix == ".png"]
+    paths = report.write(run, tmp_path / "asked", ["png"])
+    assert paths
+    assert {path.suffix for path in paths} == {".png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
+
+
+def test_slides_show_the_variants_that_were_chosen_and_leave_the_report_alone(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "load", lambda folder: run)
+    ended = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--variants", "eager,tuned"])
+    assert ended.exit_code == 0, ended.output
+    assert [path.name for path in tmp_path.iterdir()] == [report.SLIDES]
+    shown = (tmp_path / report.SLIDES / "plots" / "prelu-float32.svg").read_text()
+    assert ">eager<" in shown
+    assert ">tuned<" in shown
+    assert ">a|b<" not in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--variants", "tune"], "the run has no variant 'tune'"),
+        (["--variants", "tuned", "--format", "csv"], "'csv' is no format of pictures"),
+    ],
+)
+def test_slides_that_can_t_be_drawn_are_refused(
+    options: list[str], message: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "load", lambda folder: run)
+    ended = CliRunner().invoke(cli.app, ["report", str(tmp_path), *options])
+    assert ended.exit_code == 2
+    assert message in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_harness_report_ends_with_0_where_a_picture_fails(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,5 +101,5 @@ def test_harness_report_ends_with_0_where_a_picture_fails(
     monkeypatch.setattr(charts, "draw", fail)
     ended = CliRunner().invoke(cli.app, ["report", str(tmp_path)])
     assert ended.exit_code == 0
-    assert {*TEXTS, "plots"} == {path.name for path in tmp_path.iterdir()}
+    assert {*TEXTS, "plots", "report.html"} == {path.name for path in tmp_path.iterdir()}
     assert "warning: plots/prelu-float32.svg can't be drawn" in ended.stderr

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -12,7 +13,7 @@ import pytest
 from PIL import Image
 
 from harness import report
-from harness.model import Curve, Limits, Machine, Measurement, Run, Work
+from harness.model import Curve, Limits, Measurement, Run, Work
 from harness.report import canvas, charts, frame, plotting
 
 Build = Callable[..., Measurement]
@@ -22,6 +23,7 @@ SWEEP = [(("N", 2**k),) for k in range(18, 23)]
 SHAPES = [(("N", 128), ("C", 64 * k), ("H", 112 // k)) for k in (1, 2, 4, 8)]
 
 
+UNEVEN = (3, 49, 1000, 1021, 1022, 1023, 1025, 50257, 128256)
 FLIGHT = [(("N", 2**22), ("T", 32 * t), ("V", v)) for t in (1, 2, 5, 8, 64) for v in (4, 16)]
 IN_FLIGHT = Curve("T * V", "bytes in flight", by="V", littles_law=True)
 
@@ -320,7 +322,7 @@ def test_no_label_lies_on_another(
         "lines": [(("N", 7**k),) for k in range(1, 11)],
         "zero": [(("N", 2**20), ("F", offset)) for offset in (0, 1, 2, 3, 31, 32)],
         "curve": FLIGHT,
-        "variants": [(("M", 2**27 // n), ("N", n)) for n in (*(2**k for k in range(19)), 3, 49, 1000, 1023, 50257)],
+        "variants": [(("M", 2**27 // n), ("N", n)) for n in (*(2**k for k in range(19)), *UNEVEN)],
         "ranking": SHAPES,
         "one": SHAPES[:1],
     }
@@ -338,14 +340,54 @@ def test_no_label_lies_on_another(
 
 
 def test_no_label_of_the_ceilings_lies_on_another(
-    gpu: Machine, limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
+    limits: Limits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: Apart
 ) -> None:
     from harness.report import limit_tables
 
     monkeypatch.setattr(limit_tables, "save", apart)
-    assert limit_tables.draw(gpu, limits, tmp_path / "peak.svg") == []
+    assert limit_tables.draw(limits, tmp_path / "peak.svg") == []
 
 
-def test_looks_differ_without_colour() -> None:
-    assert len({look.hatch + look.color for look in canvas.LOOKS}) == 8
-    assert len({look.marker for look in canvas.LOOKS}) == len({str(look.dashes) for look in canvas.LOOKS}) == 8
+def test_a_picture_names_device_and_day_below_its_title(run: Run, tmp_path: Path) -> None:
+    for path in report.write(run, tmp_path, ["plots"]):
+        assert "A GPU, 2026-01-01" in texts(path)
+
+
+def test_an_interval_wider_than_its_mark_has_an_error_bar(
+    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide = tuple(4e-6 * (1 + (i - 5) * 0.05) for i in range(11))
+    cases = [measured("eager", "float32", SHAPES[0], samples=wide), measured("tuned", "float32", SHAPES[0])]
+    axes = drawn(make_run(cases), tmp_path, monkeypatch)
+    (bar,) = [found for found in axes.containers if found.get_label() == "95% interval"]
+    ((low, high),) = [sorted(end for _, end in part) for part in bar[2][0].get_segments()]
+    # Of 11 samples the second and the tenth bound the median.
+    moved = 2 * 4 * 128 * 64 * 112 / 1e9
+    assert (low, high) == pytest.approx((moved / 4.8e-6, moved / 3.2e-6))
+
+
+def test_no_line_goes_through_sizes_that_were_not_measured(
+    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gap = [measured("tuned", "float32", shape) for shape in SWEEP if shape != SWEEP[2]]
+    axes = drawn(make_run([measured("eager", "float32", shape) for shape in SWEEP] + gap), tmp_path, monkeypatch)
+    found = {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
+    assert [value > 0 for value in found["eager"]] == [True] * 5
+    assert [value > 0 for value in found["tuned"]] == [True, True, False, True, True]
+
+
+def test_sizes_between_powers_of_two_stand_apart_from_the_line(
+    measured: Build, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [16, 64, 1021, 1022, 1023, 1024, 4096, 2**15, 2**17]
+    cases = [measured("eager", "float32", (("N", size),)) for size in sizes]
+    axes = drawn(make_run(cases), tmp_path, monkeypatch)
+    (through,) = [line for line in axes.get_lines() if line.get_label() == "eager"]
+    (apart_,) = [line for line in axes.get_lines() if line.get_markerfacecolor() == "white" and line.get_xdata().size]
+    assert list(through.get_xdata()) == [16, 64, 1024, 4096, 2**15, 2**17]
+    assert apart_.get_linestyle() == "None"
+    places = [*apart_.get_xdata(), 1024]
+    assert places == sorted(places)
+    assert all(after / before > 1.05 for before, after in itertools.pairwise(places))
+    labels = [label.get_text() for label in axes.get_xticklabels(minor=True)]
+    assert labels == ["1021", "1022", "1023"]

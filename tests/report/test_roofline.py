@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -191,27 +192,24 @@ def test_the_page_shows_and_explains_the_roofline(four: Run, run: Run, tmp_path:
     assert "roofline" not in other.read_text()
 
 
-def test_settings_are_named_below_their_points(four: Run, lines: Lines) -> None:
+def test_settings_are_named_above_their_points(four: Run, lines: Lines) -> None:
     axes, _ = lines(four)
-    assert [(text.get_text(), text.get_position()[0]) for text in axes.texts] == [
+    assert [(text.get_text(), text.xy[0]) for text in axes.texts] == [
         ("M=1024", pytest.approx(10)), ("M=128", pytest.approx(5000)),
     ]  # fmt: skip
 
 
-def test_settings_too_near_to_each_other_share_what_they_have_in_common() -> None:
+def test_names_keep_their_order_and_a_distance_and_one_place_has_one_name() -> None:
     import pandas as pd
 
-    labels = {"a": "tokens=49\nnone", "b": "tokens=49\nshift", "c": "tokens=64\nnone", "d": "tokens=64\nshift"}
-    places = (40, 40.2, 80, 80.4)
-    rows = pd.DataFrame({"intensity": places, "setting": list(labels)})
-    (first, shared), (second, other) = roofline_plot.names(rows, labels, 1, 1000)
-    assert (shared, other) == ("tokens=49", "tokens=64")
-    assert (first, second) == pytest.approx(((40 * 40.2) ** 0.5, (80 * 80.4) ** 0.5))
-    # On a wide axis all of them lie at one place, and have nothing in common.
-    assert roofline_plot.names(rows, labels, 1e-9, 1e9) == []
-    # On a narrow one each has its own.
-    spread = rows.assign(intensity=[1, 10, 100, 1000])
-    assert [text for _, text in roofline_plot.names(spread, labels, 1, 1000)] == list(labels.values())
+    labels = {"a": "T=49\nnone", "b": "T=49\nshift", "c": "T=64\nnone", "d": "T=64\nshift"}
+    rows = pd.DataFrame({"intensity": (40, 40.2, 80, 80), "setting": list(labels)})
+    found = roofline_plot.names(rows, labels, 1, 1000)
+    assert [name.text for name in found] == ["T=49, none", "T=49, shift", "T=64, none, and 1 more"]
+    assert [name.place for name in found] == [40, 40.2, 80]
+    first, second, third = (name.part for name in found)
+    assert first + 0.015 < second < third
+    assert third == pytest.approx(math.log(80) / math.log(1000))
 
 
 @pytest.mark.parametrize("variants", [2, 14])

@@ -61,9 +61,9 @@ def test_blocks_stand_where_they_belong(offer: Offer, hops: Callable[..., Run], 
     page = markdown.render(build.page(run))
     table, plot, figure, own, note = (
         page.index(text)
-        for text in ("| variant", "](plots/hop-float32.svg)", "![2 cases](plots/hop-all.svg)", "### Hops", "a note")
+        for text in ("| shape", "](plots/hop-float32.svg)", "![2 cases](plots/hop-all.svg)", "### Hops", "a note")
     )
-    assert table < plot < figure < own < note
+    assert plot < figure < table < own < note
     assert "mine.skips" in page
     assert "mine.hops" not in page
     assert "hops well" in str(build.screen(run))

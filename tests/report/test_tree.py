@@ -16,6 +16,7 @@ from harness.report.tree import (
     Block,
     Column,
     CommandLine,
+    Contents,
     Details,
     Facts,
     Figure,
@@ -45,6 +46,7 @@ EVERYTHING = Page(
         Terms((("time", "median of the samples"),)),
         CommandLine("harness run 'a b'"),
         Details("More", (Section("Deeper", (Note("deep down"),)),)),
+        Contents(("A part", "What it's *for*", "A part")),
     ),
 )
 
@@ -71,7 +73,8 @@ def test_markdown() -> None:
         "<details><summary>More</summary>\n\n"
         "## Deeper\n\n"
         "deep down\n\n"
-        "</details>\n"
+        "</details>\n\n"
+        "**Contents**: [A part](#a-part), [What it's \\*for\\*](#what-its-for), [A part](#a-part-1)\n"
     )
 
 

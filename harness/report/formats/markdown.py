@@ -8,6 +8,7 @@ begin another block, or be taken for HTML. A page that is shown on a terminal ma
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
     CommandLine,
+    Contents,
     Details,
     Facts,
     Figure,
@@ -74,6 +76,8 @@ def _block(block: Block, level: int) -> Iterator[str]:  # noqa: C901 - one case 
             yield _note(block)
         case Prose():
             yield paragraph(block.text)
+        case Contents():
+            yield _contents(block.titles)
         case Items():
             yield "\n".join(f"- {_note(note)}" for note in block.notes)
         case Facts():
@@ -97,6 +101,17 @@ def _note(note: Note) -> str:
     about = " ".join(filter(None, [f"**{prose(note.label)}**" if note.label else "", code(note.about)]))
     told = ": ".join(filter(None, [about, prose(note.text) if about else _first(prose(note.text))]))
     return f"{told}. To do: {prose(note.advice)}." if note.advice else told
+
+
+def _contents(titles: Sequence[str]) -> str:
+    """Links to the sections, by the names that GitHub and other viewers give to headings."""
+    seen: Counter[str] = Counter()
+    links: list[str] = []
+    for title in titles:
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        links.append(f"[{prose(title)}](#{name}{f'-{seen[name]}' if seen[name] else ''})")
+        seen[name] += 1
+    return f"**Contents**: {', '.join(links)}"
 
 
 def _facts(facts: Facts) -> str:

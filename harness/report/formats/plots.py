@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -14,23 +15,49 @@ SUMMARY = "plots/*.svg: bandwidth or another metric by variant and shape, and th
 
 def write(run: Run, folder: Path, notes: Sequence[str] = ()) -> list[Path]:  # noqa: ARG001 - a plot has no notes
     """Draw the run's figures into `folder`/plots."""
+    return draw_all(run, folder, ".svg")
+
+
+def draw_all(run: Run, folder: Path, suffix: str, variants: Sequence[str] = ()) -> list[Path]:
+    """Draw the run's figures into `folder`/plots, as SVG or PNG by the suffix. variants: only these; all if empty."""
     from harness.report import plotting
     from harness.report.pictures import drawn
 
     (folder / plotting.FOLDER).mkdir(exist_ok=True)
-    return [path for name, draw in planned(run) for path in drawn(name, draw, folder / name)]
+    found = [
+        path for name, draw in planned(run, variants) for path in drawn(name, draw, (folder / name).with_suffix(suffix))
+    ]
+    with suppress(OSError):  # a folder without pictures would only be in the way
+        (folder / plotting.FOLDER).rmdir()
+    return found
 
 
-def planned(run: Run) -> Iterator[tuple[str, Callable[[Path], list[Path]]]]:
-    """Each picture's path in the run's folder, and the function that draws the picture to a path."""
+def planned(run: Run, variants: Sequence[str] = ()) -> Iterator[tuple[str, Callable[[Path], list[Path]]]]:
+    """Each picture's path in the run's folder, and the function that draws the picture to a path.
+
+    Pictures name the device and the day of the run. variants: only these; all if empty.
+    """
+    from harness.report import canvas
+
+    origin = f"{run.header.machine.name}, {run.header.started[:10]}"
+
+    def dated(draw: Callable[[Path], list[Path]], path: Path) -> list[Path]:
+        with canvas.origin(origin):
+            return draw(path)
+
+    for name, draw in _planned(run, tuple(variants)):
+        yield name, partial(dated, draw)
+
+
+def _planned(run: Run, variants: tuple[str, ...]) -> Iterator[tuple[str, Callable[[Path], list[Path]]]]:
     from harness.report import build, charts, limit_tables, plotting, sections
 
-    plots, _ = plotting.plan(run)
+    plots, _ = plotting.plan(run, variants)
     peak = run.limits.peak if run.limits else None
     for plot in plots:
         yield plot.path, partial(charts.draw, plot, peak)
-    for figure in sections.drawings(run):
+    for figure in sections.drawings(run, variants):
         if figure.draw:
             yield figure.path, figure.draw
-    if run.limits and run.limits.points:
-        yield f"{plotting.FOLDER}/{build.CEILINGS}", partial(limit_tables.draw, run.header.machine, run.limits)
+    if run.limits and run.limits.points and not variants:
+        yield f"{plotting.FOLDER}/{build.CEILINGS}", partial(limit_tables.draw, run.limits)

@@ -43,7 +43,8 @@ def write(run: GateRun, folder: Path) -> list[Path]:
     title = f"Speed of {_short(run.now.label, 24)} over {_short(run.base.label, 24)}, pair by pair"
     if len(every) > len(table):
         title += f": the worst {len(table)} of {len(every)} cases"
-    with canvas.canvas(_AROUND + _ROW * len(table), title, canvas.WIDE) as (figure, axes):
+    origin = canvas.origin(f"{run.machine.name}, {run.started[:10]}")
+    with origin, canvas.canvas(_AROUND + _ROW * len(table), title, canvas.WIDE) as (figure, axes):
         _rows(axes, table)
         _scale(axes, table)
         canvas.legend(figure, axes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -289,14 +290,31 @@ def test_losses_are_drawn_as_differences_from_the_baseline(ladder: Make, monkeyp
     monkeypatch.setattr(drawing, "save", lambda drawn, _path: [drawn])
     drawn: Any
     (drawn,) = drawing.losses(group, Path("unused.svg"))
-    upper, lower = drawn.axes
-    rung = group.others[0]
-    assert rung.name not in {line.get_label() for line in upper.get_lines()}
-    (line,) = [line for line in lower.get_lines() if line.get_label() == rung.name]
-    apart = [own - base for own, base in zip(rung.curve, group.baseline.curve, strict=True)]
-    assert list(line.get_ydata()) == pytest.approx(apart)
-    assert lower.get_yscale() == "symlog"
-    assert lower.get_ylabel().startswith(f"loss minus that of {group.baseline.name}")
+    upper, *small = drawn.axes
+    (line,) = upper.get_lines()
+    assert list(line.get_ydata()) == pytest.approx(group.baseline.curve)
+    assert [axes.get_title() for axes in small] == [rung.name for rung in group.others]
+    for rung, axes in zip(group.others, small, strict=True):
+        (line,) = axes.get_lines()
+        apart = [own - base for own, base in zip(rung.curve, group.baseline.curve, strict=True)]
+        assert list(line.get_ydata()) == pytest.approx(apart)
+        assert (axes.get_yscale(), axes.get_ylim()) == ("symlog", small[0].get_ylim())
+    assert drawn.get_supylabel().startswith(f"below: loss minus that of {group.baseline.name}")
+
+
+def test_twenty_rungs_have_a_plot_each_and_no_name_lies_on_another(
+    ladder: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"compile_half_norm_{number}" for number in range(20)]
+    group = grouped(ladder(*(trained(name, OFF) for name in names), steps=dict.fromkeys(names, 0.1)))
+    monkeypatch.setattr(drawing, "save", lambda drawn, _path: [drawn])
+    drawn: Any
+    (drawn,) = drawing.losses(group, Path("unused.svg"))
+    drawn.draw_without_rendering()
+    titles = [axes.title for axes in drawn.axes if axes.get_title()]
+    assert {title.get_text() for title in titles} == {rung.name for rung in group.others}
+    boxes = [title.get_window_extent() for title in [*titles, *drawn.legends[0].get_texts()]]
+    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
 
 
 def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,4 +329,4 @@ def test_a_legend_names_what_is_there(ladder: Make, monkeypatch: pytest.MonkeyPa
         (picture,) = sections.drawings(ladder(steps=shown))
         assert picture.draw
         picture.draw(Path("unused.svg"))
-    assert named == [["with kernels of ours", "torch"], ["torch"]]
+    assert named == [["greys: torch", "warm colours: with kernels of ours"], ["greys: torch"]]

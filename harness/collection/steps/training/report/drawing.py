@@ -2,67 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness import units
 from harness.collection.steps.training.report.losses import LossGroup
 from harness.collection.steps.training.report.rungs import IDLE, OTHER, ClaimedRung, RungGroup, title
 from harness.families import FAMILIES
 from harness.report.canvas import WIDE, canvas, legend, save
+from harness.report.frame import Line
+from harness.report.looks import BASELINES, FOREMOST, Look, looks
+from harness.report.roles import today
 
-_BAND: dict[str, Any] = {"color": "#BBBBBB", "alpha": 0.6, "linewidth": 0}
+if TYPE_CHECKING:
+    import matplotlib.axes
+
+_BAND: dict[str, Any] = {"color": "#DDDDDD", "linewidth": 0}
 _COLORS = ("#0072B2", "#009E73", "#D55E00", "#56B4E9", "#E69F00", "#CC79A7", "#F0E442")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1)), (0, (5, 1, 1, 1)))
-"""Lines are told apart by colour first, then by dashes."""
+_COLUMNS = 4
+"""Small plots of losses side by side."""
 _ROW = 0.2
 """Inches from one bar to the next."""
 _MARGINS = 1.0
 _ROOM = 1.42
 """The end of the axis over the longest bar, so that texts beside bars have room."""
 _BAR: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.4}
-_ROLES = {"ours": "#E69F00", "baseline": "#CCCCCC"}
+_FAMILIES = {False: ("greys: torch", BASELINES[4].color), True: ("warm colours: with kernels of ours", FOREMOST.color)}
+"""What the legend says of the colours of variants without and with kernels of ours."""
 _CLAIM: dict[str, Any] = {"marker": "D", "color": "#0072B2", "markersize": 4.5, "linestyle": "", "zorder": 3}
 _HATCHES = ("", "////")
 """Families are told apart by colour first, then by a hatch."""
+_BOX: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
 _BESIDE: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
-_LOSSES = 5.2
-"""Inches of the height of a figure of losses, with its legend."""
+_UPPER, _SMALL = 1.5, 0.95
+"""Inches of the height of the plot of the baseline's losses, and of a row of small plots."""
 _LINEAR = 1e-3
 """Differences of losses up to this one are on a linear scale, larger differences on a logarithmic scale."""
 
 
 def losses(group: LossGroup, path: Path) -> list[Path]:
-    """Draw the losses of the baseline over the steps, and below how far each rung's losses are from them.
+    """Draw the losses of the baseline over the steps, and below, a small plot a rung, how far the rung's are from them.
 
-    Lines are means of seeds. The rungs' lines differ too little to be told apart above. The range of the baseline's
-    seeds is a band in both.
+    Lines are means of seeds. The range of the baseline's seeds is a band in all plots. The small plots have one scale,
+    so that rungs compare; in one plot twenty of them would hide each other.
     """
     base = group.baseline
     name = f"Losses of training, {group.setting}: means of {base.plan[2]} seeds"
-    with canvas(_LOSSES, name, WIDE) as (drawing, only):
+    rows = math.ceil(len(group.others) / _COLUMNS)
+    with canvas(_MARGINS + _UPPER + _SMALL * rows, name, WIDE) as (drawing, only):
         only.remove()
-        upper, lower = drawing.subplots(2, sharex=True, height_ratios=(1, 3))
-        zeros = (0.0,) * len(base.curve)
-        for axes, less in ((upper, zeros), (lower, base.curve)):
-            low, high = (_less(map(end, zip(*base.curves, strict=True)), less) for end in (min, max))
-            axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
-            axes.plot(base.steps, _less(base.curve, less), "k", linewidth=1.6, label=base.name)
-            axes.margins(x=0)
-            axes.grid()
-        for place, rung in enumerate(group.others):
-            row, column = divmod(place, len(_COLORS) - 1)  # yellow is too faint for a line
-            look = {"color": _COLORS[column], "linestyle": _DASHES[row % len(_DASHES)], "linewidth": 1.0}
-            lower.plot(rung.steps, _less(rung.curve, base.curve), label=rung.name, **look)
-        # Some rungs are a hundred times as near to the baseline as other rungs, and both have to be seen.
-        lower.set_yscale("symlog", linthresh=_LINEAR)
-        lower.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
-        lower.set_xlabel("step")
+        grid = drawing.add_gridspec(rows + 1, _COLUMNS, height_ratios=(_UPPER, *[_SMALL] * rows))
+        upper = drawing.add_subplot(grid[0, :])
+        _band(upper, base, (0.0,) * len(base.curve))
+        upper.plot(base.steps, base.curve, "k", linewidth=1.6, label=base.name)
         upper.set_ylabel(f"loss of {base.name}")
-        lower.set_ylabel(f"loss minus that of {base.name}, logarithmic beyond ±{_LINEAR:g}")
-        legend(drawing, lower)
+        first = None
+        for place, rung in enumerate(group.others):
+            axes = drawing.add_subplot(grid[1 + place // _COLUMNS, place % _COLUMNS], sharex=first, sharey=first)
+            first = first or axes
+            _band(axes, base, base.curve)
+            axes.plot(rung.steps, _less(rung.curve, base.curve), "k", linewidth=0.9)
+            axes.set_title(rung.name, fontsize=6.5, pad=2)
+            # Some rungs are a hundred times as near to the baseline as other rungs, and both have to be seen.
+            axes.set_yscale("symlog", linthresh=_LINEAR)
+            axes.set_yticks((-0.1, -_LINEAR, 0, _LINEAR, 0.1))
+            axes.yaxis.set_major_formatter(lambda value, _place: f"{value:g}")
+            is_lowest = place + _COLUMNS >= len(group.others)
+            axes.tick_params(labelsize=5.5, labelleft=not place % _COLUMNS, labelbottom=is_lowest)
+            axes.set_xlabel("step" if is_lowest else "")
+        drawing.supylabel(f"below: loss minus that of {base.name}, logarithmic beyond ±{_LINEAR:g}", fontsize=6.5)
+        legend(drawing, upper)
         return save(drawing, path)
+
+
+def _band(axes: matplotlib.axes.Axes, base: Any, less: Sequence[float]) -> None:
+    low, high = (_less(map(end, zip(*base.curves, strict=True)), less) for end in (min, max))
+    axes.fill_between(base.steps, low, high, label=f"seeds of {base.name}", **_BAND)
+    axes.margins(x=0)
+    axes.grid()
 
 
 def _less(values: Iterable[float], others: Iterable[float]) -> list[float]:
@@ -76,13 +95,14 @@ def ladder(group: RungGroup, path: Path) -> list[Path]:
     unit, scale = units.ITEMS.axis(rates, group.item)
     most = max(*rates, *(found.rate for found in claimed.values()))
     with canvas(_MARGINS + _ROW * len(rates), f"{group.op} rung by rung, {group.setting}", WIDE) as (drawing, axes):
-        for role, color in _ROLES.items():
-            own = [place for place, line in enumerate(group.lines) if (line.role == "ours") == (role == "ours")]
-            named = "with kernels of ours" if role == "ours" else "torch"
-            if own:  # no bars would be named in the legend too
-                axes.barh(own, [rates[place] / scale for place in own], 0.72, color=color, label=named, **_BAR)
+        look = _looks(group.lines)
+        colors = [look[name].color for name in group.names]
+        axes.barh(range(len(rates)), [rate / scale for rate in rates], 0.72, color=colors, **_BAR)
+        for is_ours, (label, color) in _FAMILIES.items():
+            if any((line.role == "ours") is is_ours for line in group.lines):
+                axes.scatter([], [], marker="s", s=30, color=color, label=label, **_BAR)
         for place, name in enumerate(group.names):
-            axes.annotate(units.significant(rates[place] / scale), (0, place), (4, 0), **_BESIDE)
+            axes.annotate(units.significant(rates[place] / scale), (0, place), (4, 0), bbox=_BOX, **_BESIDE)
             if found := claimed.get(name):
                 axes.plot(found.rate / scale, place, label="where the text's factor would be", **_CLAIM)
                 factors = f"{units.ratio(found.measured)} of {found.over}; the text {_written(found)}"
@@ -92,6 +112,10 @@ def ladder(group: RungGroup, path: Path) -> list[Path]:
         axes.set_xlabel(unit)
         legend(drawing, axes)
         return save(drawing, path)
+
+
+def _looks(lines: Sequence[Line]) -> dict[str, Look]:
+    return looks(today(lines[0].scenario, [line.case.variant for line in lines]))
 
 
 def _written(found: ClaimedRung) -> str:

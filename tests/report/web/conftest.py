@@ -1,0 +1,107 @@
+"""Pages of small runs, and a real Chromium that opens them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.model import Conditions, KernelFacts, Measurement, Run, Warning
+from harness.report.web.document import Before, document
+
+PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"><rect width="9" height="9"/></svg>'
+SHARES = {"eager": 0.5, "compile": 0.8, "tuned": 0.9}
+SIZES = (49, 4096, 16384)
+CLOCKS = Conditions(sm_clock_hz=1.98e9, temperature_c=48.0, power_w=500.0)
+
+
+class Anything(dict[str, bytes]):
+    """A picture for every path."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return PICTURE
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+
+@pytest.fixture
+def norms(measured: Callable[..., Measurement], make_run: Callable[..., Run]) -> Run:
+    """Two ops at three sizes. At N=49 compile beats tuned; one case failed, one has a warning."""
+    noisy = Warning("noisy", "the interval is wide", "sample for longer")
+
+    def case(variant: str, dtype: str, size: int, op: str) -> Measurement:
+        share = 0.4 if (variant, size) == ("tuned", 49) else SHARES[variant]
+        kernels = (KernelFacts("norm_kernel", 40, 8, 16),) if variant == "tuned" else ()
+        made = measured(variant, dtype, (("M", 1000), ("N", size)), share, op=op, kernels=kernels, after=CLOCKS)
+        return replace(made, warnings=(noisy,)) if (variant, size) == ("eager", 49) else made
+
+    first, second = (
+        [case(v, d, n, op) for d in ("float32", "float16") for n in SIZES for v in SHARES] for op in ("norm", "scale")
+    )
+    failed = measured("eager", "float32", (("M", 7), ("N", 49)), op="scale", status="crashed", error="lost <here>")
+    return make_run(first, [*second, failed])
+
+
+@lru_cache
+def _document(run: Run, before: Before | None) -> str:
+    return document(run, (), Anything(), before)
+
+
+@pytest.fixture
+def page_file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the page of a run."""
+
+    def write(run: Run, name: str = "report.html", **fields: Any) -> Path:
+        file = tmp_path / name
+        file.write_text(_document(run, fields.get("before")), encoding="utf-8")
+        return file
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """A running Chromium."""
+    api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[browser]'")
+    installed = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with api.sync_playwright() as started:
+        try:
+            browser = started.chromium.launch(executable_path=installed)
+        except api.Error as error:
+            pytest.skip(f"no Chromium can be started (playwright install chromium): {str(error).splitlines()[0]}")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
+    """Opens a page, and at the end fails if the page asked for anything, or wrote anything to the console."""
+    contexts, heard = [], []
+
+    def open_page(file: Path, fragment: str = "", **fields: Any) -> Any:
+        context = chromium.new_context(**{"viewport": {"width": 1280, "height": 900}, **fields})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(20_000)
+        page.on("console", lambda message: heard.append(message.text))
+        page.on("pageerror", lambda error: heard.append(str(error)))
+        page.on("request", lambda request: heard.append(request.url) if _leaves(request.url, file) else None)
+        page.goto(f"{file.as_uri()}{fragment}")
+        if fields.get("java_script_enabled", True):
+            page.wait_for_function("() => document.documentElement.dataset.ready === 'yes'")
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert heard == []
+
+
+def _leaves(url: str, file: Path) -> bool:
+    return not url.startswith(("data:", file.as_uri()))

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import report
+from harness.explain import rulebook
+from harness.model import Run
+from harness.report import summary
+from harness.report.web import cases, parts, sources
+from harness.report.web.document import Before, document
+
+
+def held(content: str, name: str) -> Any:
+    """The data that a page holds under this name."""
+    found = re.search(f'<script type="application/gzip" id="{name}">([^<]*)</script>', content)
+    assert found
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+def test_the_policy_names_exactly_what_stands_in_the_page(norms: Run) -> None:
+    content = document(norms, (), {})
+    policy = re.search('Security-Policy" content="([^"]*)"', content)
+    assert policy
+    rules = dict(rule.split(" ", 1) for rule in policy[1].replace("&#x27;", "'").split("; "))
+    for kind, tag in (("script-src", "script"), ("style-src", "style")):
+        stand = re.findall(f"<{tag}>(.*?)</{tag}>", content, re.DOTALL)
+        hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in stand]
+        assert rules.pop(kind).split() == hashes
+    assert rules == {"default-src": "'none'", "img-src": "data:", "base-uri": "'none'", "form-action": "'none'"}
+
+
+def test_the_page_names_no_other_file_and_has_no_style_in_an_attribute(norms: Run) -> None:
+    content = document(norms, (), {})
+    markup = re.sub(r"<(script|style)[ >].*?</\1>", "", content, flags=re.DOTALL)
+    assert re.findall(r'(?:src|href)="(?!data:|#)[^"]*"', markup) == []
+    assert " style=" not in markup
+
+
+def test_the_first_screen_says_what_was_measured_where_and_when(norms: Run) -> None:
+    head = document(norms, ("some results are old",), {}).partition("</header>")[0]
+    for told in (
+        "A GPU",
+        "2026-01-01 10:00",
+        "torch 2.13.0",
+        "commit 0123abc with uncommitted changes",
+        "36 ok, 1 crashed",
+    ):
+        assert f"<li>{told}</li>" in head
+    assert "some results are old" in document(norms, ("some results are old",), {})
+
+
+def test_every_case_is_in_the_data_once_the_fastest_of_a_comparison_first(norms: Run) -> None:
+    rows = held(document(norms, (), {}), "rows")
+    assert len(rows["id"]) == len(set(rows["id"])) == 37
+    assert rows["id"][:3] == [f"norm/{name}/float32/M1000-N49" for name in ("compile", "eager", "tuned")]
+    assert rows["best"][:3] == [1, 0, 0]
+    assert rows["behind"][:3] == [0, 0, 1]
+    columns = {column["name"]: column for column in rows["columns"]}
+    assert columns["of_ceiling"]["texts"][:3] == ["80.0%", "50.0%", "40.0%"]
+    assert columns["time"]["values"][0] == pytest.approx(rows["time"][0])
+    assert columns["speedup"]["head"] == "vs baseline"
+
+
+def test_a_number_that_no_json_has_is_left_out() -> None:
+    assert cases._number(float("nan")) is cases._number(float("inf")) is cases._number(None) is None
+    assert cases._number(1 / 3) == 0.3333333
+
+
+def test_the_details_of_a_case_tell_why_and_how_to_measure_again(norms: Run) -> None:
+    content = document(norms, (), {})
+    rows, more = held(content, "rows"), held(content, "more")
+    place = rows["id"].index("norm/tuned/float32/M1000-N49")
+    told = more["html"][place]
+    for part in (
+        "Why it takes so long",
+        "norm_kernel",
+        "harness run norm --only norm/tuned/float32/M1000-N49",
+        "11, in 1",
+    ):
+        assert part in told
+    low, high, counts = more["histogram"][place]
+    assert low < rows["time"][place] < high
+    assert sum(counts) == 11
+    failed = more["html"][rows["status"].index("crashed")]
+    assert "lost &lt;here&gt;" in failed
+    assert "Why it takes so long" not in failed
+
+
+def test_a_rule_that_fails_costs_its_own_words_alone(norms: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise ValueError("no such counter")
+
+    monkeypatch.setattr(rulebook, "_told", lambda *_: fail(_))
+    more = held(document(norms, (), {}), "more")
+    assert "no reason can be given: ValueError: no such counter" in more["html"][0]
+
+
+def test_a_second_run_stands_first_with_what_changed(norms: Run) -> None:
+    key = norms.measurements[0].case.id
+    slower = [
+        replace(m, samples=tuple(2 * s for s in m.samples)) if m.case.id == key else m for m in norms.measurements
+    ]
+    old = replace(norms, measurements=tuple(slower[:-1]))
+    changes = document(norms, (), {}, Before("old", old)).partition("<section id='changes'>")[2].partition("<details>")
+    assert "Compared with old" in changes[0]
+    assert "2.000x" in changes[0]
+    assert "1 without a time in one of the runs" in changes[2]
+    same = document(norms, (), {}, Before("old", norms))
+    assert "No time differs by more than its noise." in same
+
+
+def test_an_empty_run_has_a_page(norms: Run) -> None:
+    content = document(replace(norms, measurements=()), (), {})
+    assert "No variant of ours was compared with a rival." in content
+    assert held(content, "rows")["id"] == []
+
+
+def test_the_page_of_500_cases_is_small(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:
+    sizes = [(variant, 64 + number) for number in range(167) for variant in ("eager", "compile", "tuned")]
+    run = make_run([measured(variant, "float32", (("N", size),), 0.5) for variant, size in sizes])
+    assert len(document(run, (), {}).encode()) < 1_500_000
+
+
+def test_the_format_takes_the_pictures_that_the_plots_left(
+    norms: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = report.write(norms, tmp_path, ["html", "plots"])
+    assert paths[-1] == tmp_path / "report.html"
+    content = paths[-1].read_text(encoding="utf-8")
+    assert content.count("<img ") >= len(paths) - 1
+    for path in paths[:-1]:
+        assert base64.b64encode(path.read_bytes()).decode() in content
+
+
+def test_the_worst_figure_is_the_one_of_the_op_that_is_farthest_behind(norms: Run) -> None:
+    assert summary.summarise(norms).worst_op.op == "norm"
+    pictures = {
+        f"plots/{op}-{dtype}.svg": f"<svg>{op}</svg>".encode() for op in ("norm", "scale") for dtype in ("float32",)
+    }
+    content = document(norms, (), pictures).partition("<section id='worst'>")[2].partition("</section>")[0]
+    assert base64.b64encode(b"<svg>norm</svg>").decode() in content
+
+
+def test_scripts_are_read_as_they_are_and_none_ends_its_element() -> None:
+    assert len(parts.scripts()) == len(parts.SCRIPTS)
+    assert not any("</script" in script for script in parts.scripts())
+
+
+def test_colours_of_a_source_are_few_elements() -> None:
+    html = sources.highlighted("a.cu", "// one\n// two\nint a = 1;\n")
+    assert html == "<i class=c>// one\n// two\n</i><i class=k>int </i>a = <i class=n>1</i>;\n"

@@ -38,7 +38,7 @@ ROWS = [
     {"processes"},
     {"runner"},
     {"profile"},
-    {"compare"},
+    {"differences"},
     {"gate"},
     {"report"},
     {"explain"},

@@ -32,7 +32,7 @@ def page(made: Compared) -> Page:
     """
     single = len(made.differences) == 1
     columns = _of_one(made) if single else _of_several(made)
-    last: tuple[Kind, ...] = ("strong",) * _has_mean(made)
+    last: list[Kind] = ["strong"] if _has_mean(made) else []
     table = Table(tuple(columns), kinds=(*map(_worst, _rows(made)), *last))
     notes: list[Note] = []
     for name, found in zip(made.names, made.differences, strict=True):

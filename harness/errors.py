@@ -61,6 +61,12 @@ class CompileError(HarnessError):
     exit_code = Exit.CASES_FAILED
 
 
+class WrongResultError(HarnessError):
+    """A result isn't what it must be, so the call has no time. `message` says which element, and by how much."""
+
+    exit_code = Exit.CASES_FAILED
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with an input: where it stands, what was found, what is allowed."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import harness
 from harness import devices, metrics, source, store, units
@@ -54,6 +55,28 @@ class Observer(Protocol):
         """A case was measured and is stored."""
 
 
+class Measurers(Protocol):
+    """Who measures the cases of a run: `Workers`, in processes of their own, or a program in its own process."""
+
+    def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
+        """The job's measurement."""
+
+    def limits(self, needs: Needs, note: Callable[[str, float], None], fresh: bool = False) -> Limits:
+        """What the machine can do."""
+
+    def limits_again(self, start: Limits, note: Callable[[str, float], None]) -> Limits:
+        """The same limits, with some measured again."""
+
+    def restart(self) -> None:
+        """Go on in a fresh process."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
 def run(  # noqa: PLR0913 - the command line passes all of it, by name
     plan: Plan,
     *,
@@ -66,10 +89,12 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     resume: bool = False,
     fresh: bool = False,
     observer: Observer,
+    workers: Measurers | None = None,
 ) -> Run:
     """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what it holds isn't measured again.
 
     command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
+    workers: who measures; processes of the runner's own unless told.
     Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
     don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever it raises, the folder holds what was measured
     until then.
@@ -86,9 +111,10 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
-            with Workers(device, plugins) as workers:
+            measurers: Measurers = workers or Workers(device, plugins)
+            with measurers as own:
                 request = _Request(header, todo, code_of, needs(plan), fresh)
-                _carry_out(request, writer, workers, observer)
+                _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
     losses = dict.fromkeys((*(earlier.losses if earlier else ()), *finished.losses))
@@ -121,7 +147,7 @@ def needs(plan: Plan) -> Needs:
     )
 
 
-def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Observer) -> None:
+def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: Observer) -> None:
     """Measure the limits, every task, and some of the limits again; store each result as it comes."""
     header, limits = request.header, request.header.limits
     if not limits:
@@ -136,7 +162,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
         for _, job in tasks:
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
-            measurement = _checked(measured, limits)
+            measurement = judged(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
     workers.restart()
@@ -146,13 +172,13 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
 
 
 def _limits(
-    workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
+    workers: Measurers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
 ) -> Limits:
     """The machine's limits; given the limits of the run's start, some of them measured again."""
     return workers.limits_again(start, observer.note) if start else workers.limits(needs, observer.note, fresh)
 
 
-def _checked(measurement: Measurement, limits: Limits) -> Measurement:
+def judged(measurement: Measurement, limits: Limits) -> Measurement:
     """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache.
 
     One that is much faster is implausible, and has no time; but not on a host's processor, whose caches are larger than

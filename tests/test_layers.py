@@ -35,6 +35,7 @@ ROWS = [
     {"recheck"},
     {"session"},
     {"measure"},
+    {"interleaved"},
     {"processes"},
     {"runner"},
     {"profile"},
@@ -42,6 +43,7 @@ ROWS = [
     {"gate"},
     {"report"},
     {"explain"},
+    {"api"},
     {"environment"},
     {"cli"},
     {"__main__"},
@@ -52,7 +54,7 @@ ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumer
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions. Classes of `models` and `nn` need it earlier.
 WORKER = {"ops", "devices", "limits", "check", "contract", "rotation", "recheck", "session", "measure"}
-WORKER |= {"processes", "ranks", "cuda", "profile", *IN_COLLECTION}
+WORKER |= {"interleaved", "api", "processes", "ranks", "cuda", "profile", *IN_COLLECTION}
 
 
 def room(file: Path) -> str:

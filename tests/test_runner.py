@@ -137,7 +137,7 @@ def test_much_more_than_a_gpu_can_do_is_no_time(wreck, monkeypatch, share, statu
     *_, slow, _ = wreck[0].measurements
     slow = replace(slow, case=replace(slow.case, device="cuda"))
     monkeypatch.setitem(metrics.METRICS, "of_ceiling", replace(metrics.METRICS["of_ceiling"], value=lambda _: share))
-    found = runner._checked(slow, wreck[0].header.limits)
+    found = runner.judged(slow, wreck[0].header.limits)
     assert (found.status, found.time is None) == (status, status != "ok")
     assert [w.code for w in found.warnings if w.code == "above-ceiling"] == ["above-ceiling"] * warned
 
@@ -326,13 +326,13 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
 def test_a_measurement_that_cannot_be_true_is_a_crashed_case(job: MakeJob) -> None:
     """A run with it couldn't be read again, and all its other results with it."""
     measured = Measurement(job("fine").case, "ok", (0.0, 1e-6), process=2, code=Code("fault", "c0de"))
-    checked = runner._checked(measured, Limits())
+    checked = runner.judged(measured, Limits())
     assert (checked.status, checked.case, checked.process) == ("crashed", measured.case, 2)
     assert checked.code == measured.code
     assert checked.error
     assert checked.error.startswith("what was measured can't be true: a call takes 0.0 s")
     sound = replace(measured, samples=(1e-6,))
-    assert runner._checked(sound, Limits()) == sound
+    assert runner.judged(sound, Limits()) == sound
 
 
 def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:

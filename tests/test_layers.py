@@ -46,7 +46,7 @@ ROWS = [
     {"api"},
     {"environment"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "pytest_plugin"},
 ]
 COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"collection/nn"}, {"collection/steps"}, {"nn"}]
 """The collection may import all that stands above it, and of the instrument what plug-ins use, too."""

@@ -75,7 +75,7 @@ def called(  # noqa: PLR0913 - what a user may say of a call
     tolerance = {} if rtol is None and atol is None else {dtype: (rtol or 0.0, atol or 0.0)}
     work = _work(bytes, form, given)
     op = Op(
-        name=name,
+        name=fit(name),
         summary=f"what {name} does with these arguments",
         symbols={},
         inputs=form.inputs,
@@ -87,11 +87,13 @@ def called(  # noqa: PLR0913 - what a user may say of a call
         **_right(arguments, reference, functions[usual], form),
     )
     timer: Timer = "launch" if not given and device.is_asynchronous else ""
-    for variant, function in functions.items():
+    ids = [fit(each) for each in functions]
+    variants = [each if ids.count(each) == 1 else f"{each}.{place}" for place, each in enumerate(ids)]
+    for variant, function in zip(variants, functions.values(), strict=True):
         prepare = partial(_prepared, arguments.bound(function), form)
         role = "ours" if tolerance else "peer"
         op.variant(variant, name, role=role, devices=(device.kind,), returns=bool(given), timer=timer)(prepare)
-    cases = tuple(Case(name, variant, dtype, (), device=device.kind) for variant in functions)
+    cases = tuple(Case(op.name, variant, dtype, (), device=device.kind) for variant in variants)
     notes = tuple(_notes(given, device))
     return Called(op, cases, device, index, notes, bool(given), work.moved > 0)
 
@@ -321,8 +323,13 @@ def _notes(given: Sequence[torch.Tensor], device: Device) -> Iterator[Warning]:
 
 
 def named(function: Function) -> str:
-    """The name of a function, in the characters that an id may have."""
+    """The name of a function."""
     while isinstance(function, partial):
         function = function.func
     name = getattr(function, "__name__", "") or type(function).__name__
-    return re.sub(r"[^\w.+:-]+", "", name) or "call"
+    return "lambda" if name == "<lambda>" else name
+
+
+def fit(name: str) -> str:
+    """The name in the characters that an id may have."""
+    return re.sub(r"[^\w.+:-]+", "_", name) or "call"

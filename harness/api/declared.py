@@ -204,15 +204,15 @@ def _tensor(name: str, shape: Shaped) -> Tensor:
 
 
 def _parameters(function: Function, made: Op) -> tuple[str, ...]:
-    """The names of a function's parameters, each of which the op has. Raises UsageError for another name."""
+    """The names of a function's parameters that the op has. Raises UsageError for another one without a default."""
     known = [tensor.name for tensor in (*made.inputs, *made.outputs)]
     known += [*made.symbols, *made.choices]
-    names = tuple(inspect.signature(function).parameters)
-    for name in names:
-        if name not in known:
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        if name not in known and parameter.default is parameter.empty:
             message = f"{getattr(function, '__name__', 'the function')} has a parameter '{name}', op '{made.name}' not"
             raise UsageError(message, nearest(name, known))
-    return names
+    return tuple(name for name in parameters if name in known)
 
 
 def _filled(function: Function, names: Sequence[str], ctx: Context, t: SimpleNamespace) -> Any:

@@ -228,11 +228,11 @@ def race(  # noqa: PLR0913 - as above
     )
     with made.in_use():
         measurements, rounds = interleaved(made.cases, made.op, made.device, _timing(budget))
-    found = {each.case.variant: each for each in measurements}
+    found = dict(zip(ordered, measurements, strict=True))
     times = [
         Raced(name, _right(name, found[name], made), _cache(found[name], made), made.knows_bytes) for name in functions
     ]
-    return Race(first, times, rounds)
+    return Race(first, times, {name: rounds[found[name].case.variant] for name in functions})
 
 
 @cache

@@ -25,7 +25,7 @@ _MARGIN = 0.05
 
 
 @dataclass
-class Session:
+class GpuTimes:
     """The times of this session, and the file that they are compared with.
 
     stored: times of the file by key: microseconds, with the ends of their interval. machine: the file's.
@@ -83,7 +83,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-_KEY: pytest.StashKey[Session] = pytest.StashKey()
+_KEY: pytest.StashKey[GpuTimes] = pytest.StashKey()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
     file, update = config.getoption("gpu_times"), config.getoption("gpu_times_update")
     if update and file is None:
         raise pytest.UsageError("--gpu-times-update needs --gpu-times FILE, which is to be written")
-    config.stash[_KEY] = session = Session(file, config.getoption("gpu_margin"), update)
+    config.stash[_KEY] = session = GpuTimes(file, config.getoption("gpu_margin"), update)
     session.read()
 
 

@@ -31,6 +31,8 @@ from harness.model import Job, Limits, Measurement
 from harness.ops import Catalogue, Context, Launch, Op, Tensor, Variant, Work
 
 Function = Callable[..., Any]
+Sizes = int | str | Sequence[int | str]
+"""A size, an expression of other sizes, or several of them."""
 Shaped = str | Sequence[str | int] | Tensor
 """The shape of a tensor: 'M N', or ('M', 'N'); or a whole declaration."""
 
@@ -60,7 +62,7 @@ class DeclaredOp:
 
     def run(  # noqa: PLR0913 - what a scenario says
         self,
-        shapes: Mapping[str, Sequence[int | str]] | Sequence[Mapping[str, int | str]] | None = None,
+        shapes: Mapping[str, Sizes] | Sequence[Mapping[str, int | str]] | None = None,
         *,
         dtypes: Named = (),
         variants: Named = (),

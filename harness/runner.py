@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -15,7 +15,7 @@ import harness
 from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
-from harness.model import Header, Job, Limits, Machine, Measurement, Run, Warning
+from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenario, Warning
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes.supervisor import Workers
@@ -218,7 +218,7 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
         f"the machine was {header.machine.name}, this is {asked.machine.name}": (
             header.machine.fingerprint != asked.machine.fingerprint
         ),
-        "the cases or their timing differ": header.differs_from(asked),
+        f"the cases or their timing differ: {_what_differs(header, asked)}": header.differs_from(asked),
         f"the code that measured {', '.join(changed)} has changed": bool(changed),
         f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
@@ -227,6 +227,26 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
         raise UsageError(
             f"{folder}: can't be resumed: {'; '.join(found)}", "undo that, or measure into another --output"
         )
+
+
+def _what_differs(stored: Header, asked: Header) -> str:
+    """Which cases differ; else which parts of the scenarios; else it is the timing, of which only a hash is stored."""
+    before, now = ([key for scenario in side.scenarios for key in scenario.cases] for side in (stored, asked))
+    sides = {"only stored": [key for key in before if key not in now], "only now": [k for k in now if k not in before]}
+    if any(sides.values()):
+        more = {name: f" and {len(keys) - 1} more" if len(keys) > 1 else "" for name, keys in sides.items()}
+        return ", ".join(f"{name} {keys[0]}{more[name]}" for name, keys in sides.items() if keys)
+    if before != now:
+        return "the same cases in another order"
+    if stored.jobs != asked.jobs:
+        return f"there were {stored.jobs}, now there are {asked.jobs}"
+    parts = [
+        f"{field.name} of scenario '{new.name}'"
+        for old, new in zip(stored.scenarios, asked.scenarios, strict=False)
+        for field in fields(Scenario)
+        if getattr(old, field.name) != getattr(new, field.name)
+    ]
+    return ", ".join(parts) or "precision, max_time or timeout"
 
 
 def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repeat: int) -> Header:

@@ -277,7 +277,7 @@ def test_resume_refuses_another_run_and_says_in_what_it_differs(
     here = devices.kinds()["cpu"].machine().name
     assert caught.value.message.removeprefix(f"{folder}: can't be resumed: ").split("; ") == [
         f"the machine was A processor, this is {here}",
-        "the cases or their timing differ",
+        "the cases or their timing differ: there were 2, now there are 1",
         "--repeat was 1, now it is 3",
     ]
     assert store.load(folder).header == header

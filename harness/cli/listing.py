@@ -13,6 +13,7 @@ from harness.cli import completion
 from harness.cli.columns import Row, aligned
 from harness.cli.group import QuickGroup
 from harness.cli.options import Ops
+from harness.errors import UsageError
 
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
@@ -25,14 +26,18 @@ app = typer.Typer(
 
 
 @app.callback()
-def everything(ctx: typer.Context) -> None:
+def everything(ctx: typer.Context, ops: Ops = None) -> None:
     """List everything, unless one kind is named."""
+    if ops and ctx.invoked_subcommand:
+        raise UsageError("--ops stands ahead of the command", f"harness list {ctx.invoked_subcommand} ... --ops FILE")
     # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
-        for name, rows in {"ops": _ops, "scenarios": _scenarios, "formats": _formats, "devices": _devices}.items():
+        plugins = tuple(ops or ())
+        found = {"ops": _ops(plugins), "scenarios": _scenarios(), "formats": _formats(), "devices": _devices()}
+        for name, rows in found.items():
             typer.echo(name)
-            _print(rows(), headings=rows is _ops)
+            _print(rows, headings=name == "ops")
 
 
 @app.command()

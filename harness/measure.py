@@ -35,7 +35,7 @@ _Samples = list[float]
 def measure(  # noqa: PLR0913 - what a question to a process holds
     job: Job, op: Op, device: Device, group: Group | None = None, process: int = 0, *, timed: bool = True
 ) -> Measurement:
-    """Check and time one case on `device`; only check it unless `timed`.
+    """Check and time one case on `device`; only check it unless `timed`, then also with awkward tensors and values.
 
     A case that the variant can't run, too little memory and a wrong result become the measurement's status, on every
     rank of a group. So does an error of another rank, as 'crashed'. An error of this process is raised: after it the
@@ -47,7 +47,7 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     try:
         with session:
             ready(session)
-            found = _timed(session, job.timing) if timed else {"kernels": session.kernels}
+            found = _timed(session, job.timing) if timed else _checked(session)
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
     return made(session, status, found, process)
@@ -78,6 +78,13 @@ def ready(session: Session) -> None:
     session.prepare()
     if wrong := session.check():
         raise EndedError("wrong", wrong)
+
+
+def _checked(session: Session) -> dict[str, Any]:
+    """The fields of a measurement of a case that is only checked: with awkward calls, too."""
+    if wrong := session.check_awkward():
+        raise EndedError("wrong", wrong)
+    return {"kernels": session.kernels}
 
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
@@ -127,12 +129,26 @@ def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machi
         return devices.kinds()[device].machine(), _limits(workers, needs, observer, fresh=True)
 
 
-def check(jobs: Sequence[Job], device: str, plugins: tuple[Path, ...], observer: Observer) -> list[Measurement]:
-    """Check every job and time none, in processes as runs use them. Raises MachineError if these don't start."""
+def check(  # noqa: PLR0913 - the command line passes all of it, by name
+    jobs: Sequence[Job],
+    device: str,
+    plugins: tuple[Path, ...],
+    observer: Observer,
+    *,
+    seconds: float = math.inf,
+    always: int = 0,
+) -> list[Measurement]:
+    """Check jobs and time none, in processes as runs use them: all jobs, or as many as begin within `seconds`.
+
+    always: how many of the first jobs are checked however long that takes. Raises MachineError if no process starts.
+    """
     observer.planned(len(jobs), 0)
-    found = []
+    found: list[Measurement] = []
+    deadline = time.monotonic() + seconds
     with Workers(device, plugins) as workers:
-        for job in jobs:
+        for number, job in enumerate(jobs):
+            if number >= always and time.monotonic() >= deadline:
+                break
             observer.started(job, 0)
             found.append(workers.measure(job, timed=False))
             observer.finished(found[-1])

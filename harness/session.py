@@ -28,7 +28,7 @@ from harness.contract import Watch
 from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
-from harness.ops import Context, Launch, Op, Variant
+from harness.ops import Context, Launch, Op, Variant, comparer
 from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
 from harness.recheck import Recheck
@@ -36,6 +36,7 @@ from harness.rotation import Rotation
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
+_MOST_AWKWARD = 2**26  # bytes of a set of buffers up to which awkward calls are made
 _WIDEST = 8  # bytes an element of the reference may take
 
 _P = ParamSpec("_P")
@@ -154,17 +155,34 @@ class Session:
         if self.op.unchecked:
             self.warn("unchecked", f"no result of this op is checked: {self.op.unchecked}", "check results elsewhere")
         with self.phase("check"):
-            fault, after = self._watched_call(ctx, ready)
-            # All ranks agree before the reference runs, since it may wait for the other ranks.
-            if wrong := self.group.verdict(fault):
-                return wrong
-            found = check.verdict(ctx, self.variant, ready.canonical, after)
-            if wrong := self.group.verdict(found.wrong):
-                return wrong
-            if inexact := self.group.verdict(found.inexact):
+            tensors = check.new_set(ctx, self.variant, ready.canonical)
+            found = self._judged(ctx, ready.launch, ready.canonical, tensors)
+            if not found.wrong and found.inexact:
                 advice = "compare times with this in mind: our own variants are held to the tolerance"
-                self.warn("inexact", inexact, advice)
+                self.warn("inexact", found.inexact, advice)
+            return found.wrong
+
+    def check_awkward(self) -> str | None:
+        """What is wrong with calls that `check` doesn't make: on unaligned tensors, and on extreme values.
+
+        Values are extreme where inputs are random: what an op makes itself may have to be as it is. Cases that move
+        much have no such calls.
+        """
+        ctx, ready = self._ready()
+        if self.op.unchecked or _set_bytes(self.case, self.op) > _MOST_AWKWARD:
             return None
+        with self.phase("awkward"):
+            inputs = ready.canonical
+            tensors = check.new_set(ctx, self.variant, inputs, is_aligned=False)
+            if wrong := self._judged(ctx, ready.launch, inputs, tensors, strict=False).wrong:
+                return f"with tensors at addresses that 16 doesn't divide, {wrong}"
+            if self.op.make is not None:
+                return None
+            inputs = check.extreme(inputs)
+            tensors = check.new_set(ctx, self.variant, inputs)
+            wrong = self._judged(ctx, ready.launch, inputs, tensors, strict=False).wrong
+            values = ", ".join(f"{value:g}" for value in check.EXTREME)
+            return wrong and f"with {values} among the inputs, {wrong}"
 
     def rotation(self) -> Rotation:
         """Sets of buffers, with the variant's launch bound to each.
@@ -268,15 +286,24 @@ class Session:
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
-    def _watched_call(self, ctx: Context, ready: _Prepared) -> tuple[str | None, SimpleNamespace]:
-        """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
-        tensors = check.new_set(ctx, self.variant, ready.canonical)
-        watch = Watch(ctx, self.variant, ready.canonical, tensors, encoded=True)
+    def _judged(
+        self, ctx: Context, launch: Launch, inputs: SimpleNamespace, tensors: SimpleNamespace, *, strict: bool = True
+    ) -> comparer.Verdict:
+        """Call the variant with new buffers, and judge inputs, form and values; the first rank's complaint counts.
+
+        strict: as in `check.verdict`. Where some values are large, sums of any order differ by more.
+        """
+        watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
-        returned = check.as_tuple(ctx, self.variant, self._call_once(ready.launch, tensors))
-        if wrong := watch.changed() or watch.malformed(tensors, returned):
-            return wrong, tensors
-        return None, check.collect(self.op, self.variant, tensors, returned)
+        returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))
+        # All ranks agree before the reference runs, since it may wait for the other ranks.
+        if wrong := self.group.verdict(watch.changed() or watch.malformed(tensors, returned)):
+            return comparer.Verdict(wrong)
+        after = check.collect(self.op, self.variant, tensors, returned)
+        found = check.verdict(ctx, self.variant, inputs, after, strict=strict)
+        if wrong := self.group.verdict(found.wrong):
+            return comparer.Verdict(wrong)
+        return comparer.Verdict(inexact=self.group.verdict(found.inexact))
 
     def _context(self) -> Context:
         import torch

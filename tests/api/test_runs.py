@@ -254,3 +254,21 @@ def test_a_run_in_this_process_may_have_a_folder(
     run = twice.run({"M": [2], "N": [2]}, max_time=0.01, output=tmp_path / "mine")
     assert (tmp_path / "mine" / "report.md").is_file()
     assert hb.load(run.folder).run.measurements == replace(run.run).measurements
+
+
+def test_a_run_in_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.api.runs.write_apart", lambda folder, plugins: 0)
+    (tmp_path / "one.yaml").write_text("title: one\nop: copy\nshapes: [{N: 256}]\ndtypes: [float32]\n")
+    small = ROOT / "tests" / "plugins" / "small.py"
+    run = hb.run(
+        tmp_path / "one.yaml",
+        only="*/float32/*",
+        variants=["eager"],
+        ops=[small],
+        device="cpu",
+        max_time=0.01,
+        output=tmp_path / "r",
+    )
+    assert list(run.frame()["status"]) == ["ok"]
+    assert run.run.limits
+    assert hb.compare(run, run.folder).geomean == 1.0

@@ -134,12 +134,12 @@ class Sampler:
 
     def round(self, count: int) -> _Samples:
         """Take so many samples, and give them. Sets have new inputs in each round, as far as the time allows that."""
-        begin = time.monotonic()
+        begin = perf_counter()
         self._renewal.due()
         self._session.group.barrier()
         found = self._session.group.slowest(self._clocks.run(self._batch, count))
         self.samples += found
-        self.seconds += time.monotonic() - begin
+        self.seconds += perf_counter() - begin
         return found
 
     def finish(self, before: Conditions, after: Conditions, stopped: str) -> dict[str, Any]:

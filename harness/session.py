@@ -289,10 +289,7 @@ class Session:
     def _judged(
         self, ctx: Context, launch: Launch, inputs: SimpleNamespace, tensors: SimpleNamespace, *, strict: bool = True
     ) -> comparer.Verdict:
-        """Call the variant with new buffers, and judge inputs, form and values; the first rank's complaint counts.
-
-        strict: as in `check.verdict`. Where some values are large, sums of any order differ by more.
-        """
+        """Call the variant with new buffers, and judge inputs, form and values. strict: as in `check.verdict`."""
         watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness check prelu softmax           small and awkward sizes of their ops, in 20 s\n"
-    "  harness check prelu --all             every case of the scenario\n"
-    "  harness check --ops mine.py           every op of the file\n"
+    "  harness check prelu softmax    small and awkward sizes of their ops, in 20 s\n"
+    "  harness check prelu --all      every case of the scenario\n"
+    "  harness check --ops mine.py    every op of the file\n"
     "  harness check quick --variants eager\n"
     "\n\b\nExit codes:\n"
     "  0 no result is wrong, and at least one is right\n"

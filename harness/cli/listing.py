@@ -26,14 +26,18 @@ app = typer.Typer(
 
 
 @app.callback()
-def everything(ctx: typer.Context, ops: Ops = None) -> None:
+def everything(
+    ctx: typer.Context,
+    # Texts: typer would load pydantic to make paths of them.
+    ops: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Python file with more ops.")] = None,
+) -> None:
     """List everything, unless one kind is named."""
     if ops and ctx.invoked_subcommand:
         raise UsageError("--ops stands ahead of the command", f"harness list {ctx.invoked_subcommand} ... --ops FILE")
     # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
-        plugins = tuple(ops or ())
+        plugins = tuple(map(Path, ops or ()))
         found = {"ops": _ops(plugins), "scenarios": _scenarios(), "formats": _formats(), "devices": _devices()}
         for name, rows in found.items():
             typer.echo(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,35 +13,42 @@ from harness.cli import completion
 from harness.cli.columns import Row, aligned
 from harness.cli.group import QuickGroup
 from harness.cli.options import Ops
-from harness.errors import UsageError
+
+
+class ListGroup(QuickGroup):
+    """The group of listings. `harness list --ops FILE` lists everything: an option of its own would load pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments parsed, with the command that options without one are of."""
+        return super().parse_args(ctx, ["everything", *args] if args and args[0].startswith("--ops") else args)
+
 
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
-    cls=QuickGroup,
+    cls=ListGroup,
     invoke_without_command=True,
     help="List ops, scenarios, report formats and devices.",
-    epilog="\b\nExamples:\n  harness list\n  harness list ops\n  harness list op softmax\n"
-    "  harness list op softmax --ops mine.py\n  harness list scenario quick",
+    epilog="\b\nExamples:\n  harness list\n  harness list --ops mine.py\n  harness list ops\n"
+    "  harness list op softmax\n  harness list op softmax --ops mine.py\n  harness list scenario quick",
 )
 
 
 @app.callback()
-def everything(
-    ctx: typer.Context,
-    # Texts: typer would load pydantic to make paths of them.
-    ops: Annotated[list[str] | None, typer.Option(metavar="FILE", help="Python file with more ops.")] = None,
-) -> None:
+def nothing_named(ctx: typer.Context) -> None:
     """List everything, unless one kind is named."""
-    if ops and ctx.invoked_subcommand:
-        raise UsageError("--ops stands ahead of the command", f"harness list {ctx.invoked_subcommand} ... --ops FILE")
     # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
-        plugins = tuple(map(Path, ops or ()))
-        found = {"ops": _ops(plugins), "scenarios": _scenarios(), "formats": _formats(), "devices": _devices()}
-        for name, rows in found.items():
-            typer.echo(name)
-            _print(rows, headings=name == "ops")
+        everything()
+
+
+@app.command()
+def everything(ops: Ops = None) -> None:
+    """All of this, as without a command."""
+    found = {"ops": _ops(tuple(ops or ())), "scenarios": _scenarios(), "formats": _formats(), "devices": _devices()}
+    for name, rows in found.items():
+        typer.echo(name)
+        _print(rows, headings=name == "ops")
 
 
 @app.command()

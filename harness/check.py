@@ -45,10 +45,27 @@ def make_outputs(ctx: Context, variant: Variant) -> SimpleNamespace:
     return SimpleNamespace(**{tensor.name: _like(ctx, tensor, _poisoned) for tensor in outputs})
 
 
-def new_set(ctx: Context, variant: Variant, inputs: SimpleNamespace) -> SimpleNamespace:
-    """Copies of inputs, what the variant encodes of them, and its outputs, in memory of their own."""
+def new_set(ctx: Context, variant: Variant, inputs: SimpleNamespace, *, is_aligned: bool = True) -> SimpleNamespace:
+    """Copies of inputs, what the variant encodes of them, and its outputs, in memory of their own.
+
+    is_aligned: False to have tensors of floating-point numbers begin at addresses that 16 doesn't divide.
+    """
     tensors = merged(clone(inputs), make_outputs(ctx, variant))
+    if not is_aligned:
+        tensors = SimpleNamespace(**{name: _moved(value) for name, value in vars(tensors).items()})
     return tensors if variant.encode is None else merged(tensors, SimpleNamespace(**variant.encode(ctx, tensors)))
+
+
+def _moved(value: Any) -> Any:
+    """A tensor of floating-point numbers, or a list of such, in memory that begins one element after a new address."""
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return [_moved(item) for item in value]
+    if not value.is_floating_point() or not value.is_contiguous():
+        return value
+    room = torch.empty(value.numel() + 1, dtype=value.dtype, device=value.device)
+    return room[1:].view(value.shape).copy_(value)
 
 
 def poison(tensors: Sequence[torch.Tensor]) -> None:

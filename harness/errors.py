@@ -61,6 +61,12 @@ class CompileError(HarnessError):
     exit_code = Exit.CASES_FAILED
 
 
+class WrongResultError(HarnessError):
+    """A result isn't what it must be, so the call has no time. `message` says which element, and by how much."""
+
+    exit_code = Exit.CASES_FAILED
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with an input: where it stands, what was found, what is allowed."""
@@ -211,6 +217,8 @@ def can_be_written(text: str) -> bool:
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """Advice that names the allowed spelling nearest to `word`, or the first of the allowed words if none is near."""
     choices = sorted(allowed)
+    if _SHORT_NAMES.get(word) in choices:
+        return f"did you mean '{_SHORT_NAMES[word]}'?"
     close = difflib.get_close_matches(word[:_LONGEST], choices, n=1)
     if close:
         return f"did you mean '{close[0]}'?"
@@ -218,4 +226,11 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"allowed: {', '.join(choices[:_MOST_ALLOWED])}{more}" if choices else "none is known"
 
 
+_SHORT_NAMES = {
+    **dict.fromkeys(("fp16", "f16", "half"), "float16"),
+    **dict.fromkeys(("bf16", "bfloat"), "bfloat16"),
+    **dict.fromkeys(("fp32", "f32", "float", "single"), "float32"),
+    **dict.fromkeys(("fp64", "f64", "double"), "float64"),
+}
+"""What others call types, none of whose spellings is near to torch's."""
 _MOST_ALLOWED = 100  # words that an advice lists

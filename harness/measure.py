@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -13,10 +13,10 @@ from typing import Any
 from harness import intact, stats, units
 from harness.clocks import Clocks, left_behind
 from harness.devices import Batch, Device
-from harness.model import Job, Measurement, Status, Timing
+from harness.model import Conditions, Job, Measurement, Status, Timing
 from harness.ops import Op
 from harness.ranks import ALONE, Group
-from harness.rotation import Renewal, Rotation
+from harness.rotation import Renewal
 from harness.session import EndedError, Session
 
 _FEWEST_SAMPLES = 20
@@ -35,7 +35,7 @@ _Samples = list[float]
 def measure(  # noqa: PLR0913 - what a question to a process holds
     job: Job, op: Op, device: Device, group: Group | None = None, process: int = 0, *, timed: bool = True
 ) -> Measurement:
-    """Check and time one case on `device`; only check it unless `timed`.
+    """Check and time one case on `device`; only check it unless `timed`, then also on unaligned tensors.
 
     A case that the variant can't run, too little memory and a wrong result become the measurement's status, on every
     rank of a group. So does an error of another rank, as 'crashed'. An error of this process is raised: after it the
@@ -46,14 +46,20 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     found: dict[str, Any]
     try:
         with session:
-            _check(session)
+            ready(session, unaligned=not timed)
             found = _timed(session, job.timing) if timed else {"kernels": session.kernels}
     except EndedError as ended:
         status, found = ended.status, {"error": ended.text}
-    values, dtype = job.case.values, job.case.dtype
+    return made(session, status, found, process)
+
+
+def made(session: Session, status: Status, found: Mapping[str, Any], process: int = 0) -> Measurement:
+    """The measurement of a session that is over. found: how the case was timed, or what was wrong."""
+    case, op = session.case, session.op
+    values, dtype = case.values, case.dtype
     work, done = op.work_of(values, dtype), op.work_done_by(session.variant, values, dtype)
     return Measurement(
-        job.case,
+        case,
         status,
         work=work,
         arithmetic=done.flops if done != work else (),
@@ -67,10 +73,10 @@ def measure(  # noqa: PLR0913 - what a question to a process holds
     )
 
 
-def _check(session: Session) -> None:
-    """Prepare the case and check it. Raises EndedError for a case that is wrong."""
+def ready(session: Session, *, unaligned: bool = False) -> None:
+    """Prepare the case and check it, on unaligned tensors too if asked for. Raises EndedError if it is wrong."""
     session.prepare()
-    if wrong := session.check():
+    if wrong := session.check() or (session.check_unaligned() if unaligned else None):
         raise EndedError("wrong", wrong)
     if wrong := session.extremes():
         # A comparison that was replaced may be why.
@@ -79,42 +85,93 @@ def _check(session: Session) -> None:
 
 def _timed(session: Session, timing: Timing) -> dict[str, Any]:
     """The fields of a measurement that say how the case was timed."""
-    rotation = session.rotation()
-    calls, device = rotation.calls, session.device
-    with session.phase("warm"):
-        batch = _warm_batch(session, calls)
-    clocks = Clocks(device)
-    with session.phase("sample"), device.watched():
-        before = device.conditions()
-        samples, stopped = _sample(session, rotation, batch, timing, clocks)
-        after = device.conditions()
-        lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
-    with session.phase("calls"):
-        # Calls on little data have many sets of buffers. Where the calls are slow, a pass over all would take minutes.
-        most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
-        # Launches that note no outputs: what a graph returned at its capture is compared later.
-        launches = [partial(call.launch, call.tensors) for call in calls[: max(1, int(most))]]
-        call_samples, left = _call_samples(session, launches, timing.max_time)
-    late = _left_behind(session, left, samples)
-    if wrong := session.group.verdict(intact.replaced() or clocks.complaint() or late):
-        raise EndedError("wrong", wrong)
-    if wrong := session.recheck(rotation, batch, _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)):
-        raise EndedError("wrong", wrong)
-    session.report()
-    _judge_samples(session, samples, timing)
-    _judge_conditions(session, lowered)
-    _judge_timer(session, samples, batch)
-    return {
-        "samples": tuple(samples),
-        "call_samples": tuple(call_samples),
-        "timer": batch.timer,
-        "stopped": stopped,
-        "batch": batch.calls,
-        "sets": len(calls),
-        "before": before,
-        "after": after,
-        "kernels": session.kernels,
-    }
+    sampler = Sampler(session, timing)
+    with session.phase("sample"), session.device.watched():
+        before = session.device.conditions()
+        stopped = sampler.sample()
+        after = session.device.conditions()
+    return sampler.finish(before, after, stopped)
+
+
+class Sampler:
+    """A checked case whose calls are timed: all at once, or round by round beside other cases.
+
+    samples: seconds of a call, so far. seconds: what it took to take them.
+    """
+
+    def __init__(self, session: Session, timing: Timing) -> None:
+        """Make the sets of buffers, and warm the calls up."""
+        self._session, self._timing = session, timing
+        self._rotation = session.rotation()
+        with session.phase("warm"):
+            self._batch = _warm_batch(session, self._rotation.calls)
+        self._clocks = Clocks(session.device)
+        self._renewal = Renewal(session.group, session.device, self._rotation)
+        self.samples: _Samples = []
+        self.seconds = 0.0
+
+    def sample(self) -> str:
+        """Take samples until their median has the precision asked for ('interval') or time is up ('time').
+
+        Steady samples are taken all at once, since between two rounds the device would become idle.
+        """
+        group, timing, batch = self._session.group, self._timing, self._batch
+        if batch.timer == "steady":
+            self.round(max(_FEWEST_FOR_INTERVAL, int(group.agree(timing.max_time / batch.seconds))))
+            return "interval" if stats.relative_width(self.samples) <= timing.precision else "time"
+        a_round = max(1, min(_SAMPLES_A_ROUND, int(group.agree(timing.max_time / batch.seconds / 4))))
+        deadline = time.monotonic() + timing.max_time
+        while True:
+            self.round(a_round)
+            if len(self.samples) >= _FEWEST_SAMPLES and stats.relative_width(self.samples) <= timing.precision:
+                return "interval"
+            if len(self.samples) >= _FEWEST_FOR_INTERVAL and group.agree(time.monotonic() >= deadline):
+                return "time"
+
+    def round(self, count: int) -> _Samples:
+        """Take so many samples, and give them. Sets have new inputs in each round, as far as the time allows that."""
+        begin = perf_counter()
+        self._renewal.due()
+        self._session.group.barrier()
+        found = self._session.group.slowest(self._clocks.run(self._batch, count))
+        self.samples += found
+        self.seconds += perf_counter() - begin
+        return found
+
+    def finish(self, before: Conditions, after: Conditions, stopped: str) -> dict[str, Any]:
+        """Check the calls that were timed, and judge the samples. Gives fields of a measurement.
+
+        before, after: what the device was like around the samples. Raises EndedError if a call is wrong.
+        """
+        session, batch, timing, calls = self._session, self._batch, self._timing, self._rotation.calls
+        with session.phase("calls"):
+            lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
+            # Calls on little data have many sets of buffers. Where calls are slow, a pass over all would take minutes.
+            most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
+            # Launches that note no outputs: what a graph returned at its capture is compared later.
+            launches = [partial(call.launch, call.tensors) for call in calls[: max(1, int(most))]]
+            call_samples, left = _call_samples(session, launches, timing.max_time)
+        late = _left_behind(session, left, self.samples)
+        if wrong := session.group.verdict(intact.replaced() or self._clocks.complaint() or late):
+            raise EndedError("wrong", wrong)
+        seconds = _RECHECK_SHARE * sum(seconds for _, seconds in session.phases)
+        if wrong := session.recheck(self._rotation, batch, seconds):
+            raise EndedError("wrong", wrong)
+        session.report()
+        _judge_samples(session, self.samples, timing)
+        _judge_conditions(session, lowered)
+        _judge_timer(session, self.samples, batch)
+        return {
+            "samples": tuple(self.samples),
+            "call_samples": tuple(call_samples),
+            "timer": batch.timer,
+            "stopped": stopped,
+            "batch": batch.calls,
+            "sets": len(calls),
+            "before": before,
+            "after": after,
+            "kernels": session.kernels,
+        }
 
 
 def _warm_batch(session: Session, calls: Sequence[Callable[[], object]]) -> Batch:
@@ -125,33 +182,6 @@ def _warm_batch(session: Session, calls: Sequence[Callable[[], object]]) -> Batc
     while session.group.agree(time.monotonic() < deadline):
         batch.run(1)
     return batch
-
-
-def _sample(session: Session, rotation: Rotation, batch: Batch, timing: Timing, clocks: Clocks) -> tuple[_Samples, str]:
-    """(samples, stopped): samples until the median has the precision asked for ('interval') or time is up ('time').
-
-    Steady samples are taken all at once, since between two rounds the device would become idle. Sets have new inputs in
-    each round, as far as the time allows that.
-    """
-    group = session.group
-    renewal = Renewal(group, session.device, rotation)
-    renewal.due()
-    if batch.timer == "steady":
-        count = max(_FEWEST_FOR_INTERVAL, int(group.agree(timing.max_time / batch.seconds)))
-        group.barrier()
-        samples = group.slowest(clocks.run(batch, count))
-        return samples, "interval" if stats.relative_width(samples) <= timing.precision else "time"
-    samples = []
-    a_round = max(1, min(_SAMPLES_A_ROUND, int(group.agree(timing.max_time / batch.seconds / 4))))
-    deadline = time.monotonic() + timing.max_time
-    while True:
-        group.barrier()
-        samples += group.slowest(clocks.run(batch, a_round))
-        if len(samples) >= _FEWEST_SAMPLES and stats.relative_width(samples) <= timing.precision:
-            return samples, "interval"
-        if len(samples) >= _FEWEST_FOR_INTERVAL and group.agree(time.monotonic() >= deadline):
-            return samples, "time"
-        renewal.due()
 
 
 def _call_samples(

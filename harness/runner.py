@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 import harness
 from harness import devices, metrics, source, store, units
 from harness.errors import UsageError
 from harness.limits import Needs
-from harness.model import Header, Job, Limits, Machine, Measurement, Run, Warning
+from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenario, Warning
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
 from harness.processes.supervisor import Workers
@@ -54,6 +57,28 @@ class Observer(Protocol):
         """A case was measured and is stored."""
 
 
+class Measurers(Protocol):
+    """Who measures the cases of a run: `Workers`, in processes of their own, or a program in its own process."""
+
+    def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
+        """The job's measurement."""
+
+    def limits(self, needs: Needs, note: Callable[[str, float], None], fresh: bool = False) -> Limits:
+        """What the machine can do."""
+
+    def limits_again(self, start: Limits, note: Callable[[str, float], None]) -> Limits:
+        """The same limits, with some measured again."""
+
+    def restart(self) -> None:
+        """Go on in a fresh process."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
+
+
 def run(  # noqa: PLR0913 - the command line passes all of it, by name
     plan: Plan,
     *,
@@ -66,10 +91,12 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
     resume: bool = False,
     fresh: bool = False,
     observer: Observer,
+    workers: Measurers | None = None,
 ) -> Run:
     """Measure the plan `repeat` times, each time in a fresh process, into `folder`; what it holds isn't measured again.
 
     command: the command line, program first. fresh: measure the machine's limits anew, whatever is remembered of them.
+    workers: who measures; processes of the runner's own unless told.
     Raises UsageError if the folder holds a run, or with `resume` another run than this one; MachineError if workers
     don't start or the disk is full; KeyboardInterrupt on Ctrl-C. Whatever it raises, the folder holds what was measured
     until then.
@@ -86,9 +113,10 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         total = len(plan.jobs) * repeat
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
-            with Workers(device, plugins) as workers:
+            measurers: Measurers = workers or Workers(device, plugins)
+            with measurers as own:
                 request = _Request(header, todo, code_of, needs(plan), fresh)
-                _carry_out(request, writer, workers, observer)
+                _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
     # A line that was cut short is gone from the file by now. The report of this run must still tell of it.
     losses = dict.fromkeys((*(earlier.losses if earlier else ()), *finished.losses))
@@ -101,12 +129,26 @@ def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machi
         return devices.kinds()[device].machine(), _limits(workers, needs, observer, fresh=True)
 
 
-def check(jobs: Sequence[Job], device: str, plugins: tuple[Path, ...], observer: Observer) -> list[Measurement]:
-    """Check every job and time none, in processes as runs use them. Raises MachineError if these don't start."""
+def check(  # noqa: PLR0913 - the command line passes all of it, by name
+    jobs: Sequence[Job],
+    device: str,
+    plugins: tuple[Path, ...],
+    observer: Observer,
+    *,
+    seconds: float = math.inf,
+    always: int = 0,
+) -> list[Measurement]:
+    """Check jobs and time none, in processes as runs use them: all jobs, or as many as begin within `seconds`.
+
+    always: how many of the first jobs are checked however long that takes. Raises MachineError if no process starts.
+    """
     observer.planned(len(jobs), 0)
-    found = []
+    found: list[Measurement] = []
+    deadline = time.monotonic() + seconds
     with Workers(device, plugins) as workers:
-        for job in jobs:
+        for number, job in enumerate(jobs):
+            if number >= always and time.monotonic() >= deadline:
+                break
             observer.started(job, 0)
             found.append(workers.measure(job, timed=False))
             observer.finished(found[-1])
@@ -121,7 +163,7 @@ def needs(plan: Plan) -> Needs:
     )
 
 
-def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Observer) -> None:
+def _carry_out(request: _Request, writer: Writer, workers: Measurers, observer: Observer) -> None:
     """Measure the limits, every task, and some of the limits again; store each result as it comes."""
     header, limits = request.header, request.header.limits
     if not limits:
@@ -136,7 +178,7 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
         for _, job in tasks:
             observer.started(job, process)
             measured = replace(workers.measure(job, process), code=request.codes.get((job.case.op, job.case.variant)))
-            measurement = _checked(measured, limits)
+            measurement = judged(measured, limits)
             writer.append(measurement)
             observer.finished(measurement)
     workers.restart()
@@ -146,13 +188,13 @@ def _carry_out(request: _Request, writer: Writer, workers: Workers, observer: Ob
 
 
 def _limits(
-    workers: Workers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
+    workers: Measurers, needs: Needs, observer: Observer, *, fresh: bool = False, start: Limits | None = None
 ) -> Limits:
     """The machine's limits; given the limits of the run's start, some of them measured again."""
     return workers.limits_again(start, observer.note) if start else workers.limits(needs, observer.note, fresh)
 
 
-def _checked(measurement: Measurement, limits: Limits) -> Measurement:
+def judged(measurement: Measurement, limits: Limits) -> Measurement:
     """The measurement, with a warning if it is faster than the machine's limits allow; none for a hot cache.
 
     One that is much faster is implausible, and has no time; but not on a host's processor, whose caches are larger than
@@ -192,7 +234,7 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
         f"the machine was {header.machine.name}, this is {asked.machine.name}": (
             header.machine.fingerprint != asked.machine.fingerprint
         ),
-        "the cases or their timing differ": header.differs_from(asked),
+        f"the cases or their timing differ: {_what_differs(header, asked)}": header.differs_from(asked),
         f"the code that measured {', '.join(changed)} has changed": bool(changed),
         f"--repeat was {header.repeat}, now it is {asked.repeat}": header.repeat != asked.repeat,
     }
@@ -201,6 +243,26 @@ def _refuse_another(folder: Path, stored: Run, asked: Header, code_of: Codes) ->
         raise UsageError(
             f"{folder}: can't be resumed: {'; '.join(found)}", "undo that, or measure into another --output"
         )
+
+
+def _what_differs(stored: Header, asked: Header) -> str:
+    """Which cases differ; else which parts of the scenarios; else it is the timing, of which only a hash is stored."""
+    before, now = ([key for scenario in side.scenarios for key in scenario.cases] for side in (stored, asked))
+    sides = {"only stored": [key for key in before if key not in now], "only now": [k for k in now if k not in before]}
+    if any(sides.values()):
+        more = {name: f" and {len(keys) - 1} more" if len(keys) > 1 else "" for name, keys in sides.items()}
+        return ", ".join(f"{name} {keys[0]}{more[name]}" for name, keys in sides.items() if keys)
+    if before != now:
+        return "the same cases in another order"
+    if stored.jobs != asked.jobs:
+        return f"there were {stored.jobs}, now there are {asked.jobs}"
+    parts = [
+        f"{field.name} of scenario '{new.name}'"
+        for old, new in zip(stored.scenarios, asked.scenarios, strict=False)
+        for field in fields(Scenario)
+        if getattr(old, field.name) != getattr(new, field.name)
+    ]
+    return ", ".join(parts) or "precision, max_time or timeout"
 
 
 def _header(*, plan: Plan, name: str, device: str, command: Sequence[str], repeat: int) -> Header:

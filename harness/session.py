@@ -28,7 +28,7 @@ from harness.contract import Watch
 from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of_memory, too_few
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
-from harness.ops import Context, Launch, Op, Variant
+from harness.ops import Context, Launch, Op, Variant, comparer
 from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
 from harness.recheck import Recheck
@@ -36,6 +36,7 @@ from harness.rotation import Rotation
 
 _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest is for what the variants allocate
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
+_MOST_UNALIGNED = 2**26  # bytes of a set of buffers up to which a call on unaligned tensors is made
 _WIDEST = 8  # bytes an element of the reference may take
 
 _P = ParamSpec("_P")
@@ -154,17 +155,26 @@ class Session:
         if self.op.unchecked:
             self.warn("unchecked", f"no result of this op is checked: {self.op.unchecked}", "check results elsewhere")
         with self.phase("check"):
-            fault, after = self._watched_call(ctx, ready.launch, ready.canonical)
-            # All ranks agree before the reference runs, since it may wait for the other ranks.
-            if wrong := self.group.verdict(fault):
-                return wrong
-            found = check.verdict(ctx, self.variant, ready.canonical, after)
-            if wrong := self.group.verdict(found.wrong):
-                return wrong
-            if inexact := self.group.verdict(found.inexact):
+            tensors = check.new_set(ctx, self.variant, ready.canonical)
+            found = self._judged(ctx, ready.launch, ready.canonical, tensors)
+            if not found.wrong and found.inexact:
                 advice = "compare times with this in mind: our own variants are held to the tolerance"
-                self.warn("inexact", inexact, advice)
+                self.warn("inexact", found.inexact, advice)
+            return found.wrong
+
+    def check_unaligned(self) -> str | None:
+        """What is wrong with a call on unaligned tensors.
+
+        Cases that move much have no such call, nor have ops without inputs, whose calls go on from the last one.
+        """
+        ctx, ready = self._ready()
+        if self.op.unchecked or not self.op.inputs or _set_bytes(self.case, self.op) > _MOST_UNALIGNED:
             return None
+        with self.phase("unaligned"):
+            inputs = ready.canonical
+            tensors = check.new_set(ctx, self.variant, inputs, is_aligned=False)
+            wrong = self._judged(ctx, ready.launch, inputs, tensors, strict=False).wrong
+            return wrong and f"with tensors at addresses that 16 doesn't divide, {wrong}"
 
     def extremes(self) -> str | None:
         """What is wrong with calls whose inputs have extreme values, as far as the op says that they may have them.
@@ -174,10 +184,7 @@ class Session:
         ctx, ready = self._ready()
 
         def judged(inputs: SimpleNamespace) -> str | None:
-            fault, after = self._watched_call(ctx, ready.launch, inputs)
-            if wrong := self.group.verdict(fault):
-                return wrong
-            return self.group.verdict(check.verdict(ctx, self.variant, inputs, after).wrong)
+            return self._judged(ctx, ready.launch, inputs, check.new_set(ctx, self.variant, inputs)).wrong
 
         with self.phase("extremes"):
             wrong = extremes.complaint(ctx, ready.canonical, judged, thorough=not self.variant.is_library)
@@ -288,17 +295,21 @@ class Session:
             if error:
                 error.add_note(f"closing failed, too: {texts}")
 
-    def _watched_call(
-        self, ctx: Context, launch: Launch, inputs: SimpleNamespace
-    ) -> tuple[str | None, SimpleNamespace]:
-        """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
-        tensors = check.new_set(ctx, self.variant, inputs)
+    def _judged(
+        self, ctx: Context, launch: Launch, inputs: SimpleNamespace, tensors: SimpleNamespace, *, strict: bool = True
+    ) -> comparer.Verdict:
+        """Call the variant with new buffers, and judge inputs, form and values. strict: as in `check.verdict`."""
         watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
         check.leave_poison(ctx, self.variant)
         returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))
-        if wrong := watch.changed() or watch.malformed(tensors, returned):
-            return wrong, tensors
-        return None, check.collect(self.op, self.variant, tensors, returned)
+        # All ranks agree before the reference runs, since it may wait for the other ranks.
+        if wrong := self.group.verdict(watch.changed() or watch.malformed(tensors, returned)):
+            return comparer.Verdict(wrong)
+        after = check.collect(self.op, self.variant, tensors, returned)
+        found = check.verdict(ctx, self.variant, inputs, after, strict=strict)
+        if wrong := self.group.verdict(found.wrong):
+            return comparer.Verdict(wrong)
+        return comparer.Verdict(inexact=self.group.verdict(found.inexact))
 
     def _context(self) -> Context:
         import torch

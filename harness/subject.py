@@ -106,12 +106,13 @@ def subjects(results: Iterable[Result], limits: Limits | None) -> dict[str, Subj
     found: dict[str, Subject] = {}
     groups: dict[str, dict[str, Subject]] = {}
     for result in results:
-        case = cases[result.case.id] = result.case
+        case, key = result.case, result.case.id
+        cases[key] = case
         subject = Subject.of(result, None)
         known = bound(subject.done, subject.state, subject.world)
-        found[case.id] = replace(subject, limits=limits, bound=known, beside=groups.setdefault(case.group, {}))
-        groups[case.group][case.variant] = found[case.id]
-    on_one = {key: replace(case, world=1).id for key, case in cases.items()}
+        group = groups.setdefault(case.group, {})
+        found[key] = group[case.variant] = replace(subject, limits=limits, bound=known, beside=group)
+    on_one = {key: replace(case, world=1).id if case.world > 1 else key for key, case in cases.items()}
     scaled = {on_one[key] for key, case in cases.items() if case.world > 1}
     return {
         key: replace(one, alone=found.get(on_one[key])) if on_one[key] in scaled else one for key, one in found.items()

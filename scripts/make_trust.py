@@ -18,7 +18,8 @@ import yaml
 from committed import ROOT, RUNS
 from tables import table
 
-from harness import compare, units
+from harness import units
+from harness.differences import compare
 from harness.model import Difference, Result, Run
 from harness.ops import Catalogue, known_cases
 from harness.report.text import plural
@@ -137,11 +138,11 @@ def _error(result: Result | None) -> str:
 
 def side_by_side(before: Run, after: Run) -> Iterator[str]:
     """Each case's time without the check and with it, and what the check costs."""
-    found = [one for one in compare.compare(before, after) if one.ratio]
+    found = [one for one in compare(before, after) if one.ratio]
     off = {one.case.id: 1 / one.ratio - 1 for one in found if one.ratio}
     apart = [one for one in found if one.verdict in ("faster", "slower")]
     within = sum(abs(change) <= SAME for change in off.values())
-    lost = [one.case.id for one in compare.compare(before, after) if not one.ratio]
+    lost = [one.case.id for one in compare(before, after) if not one.ratio]
     cost = _seconds(after) / _seconds(before) - 1
     yield "## The same times as without the check"
     yield (

@@ -27,6 +27,11 @@ from harness.session import Session
 
 LEAST_BYTES = 100_000_000
 CALLS = 12
+_METRIC = "gpu__time_duration.sum"
+NCU = [
+    *("ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"),
+    *("--metrics", _METRIC, "--csv", "--page", "raw", "--print-units", "base"),
+]
 BAR_OTHERS, BAR_PROCESSES = 0.02, 0.002
 
 
@@ -121,14 +126,15 @@ def ask_child(mode: str, folder: Path, prefix: list[str]) -> str:
     return done.stdout
 
 
+def launches(output: str) -> list[tuple[str, float]]:
+    """Name and nanoseconds of each kernel, in the order of launches, from what ncu prints."""
+    rows = list(csv.DictReader(io.StringIO(output[output.index('"ID"') :])))[1:]  # the first row holds the units
+    return [(row["Kernel Name"], float(row[_METRIC].replace(",", ""))) for row in rows]
+
+
 def ncu_seconds(folder: Path, cases: list[Case]) -> dict[str, float]:
     """Median gpu__time_duration of each case's calls. Clocks and caches are left as they are."""
-    metric = "gpu__time_duration.sum"
-    ncu = ["ncu", "--clock-control", "none", "--cache-control", "none", "--profile-from-start", "off"]
-    output = ask_child("--ncu", folder, [*ncu, "--metrics", metric, "--csv", "--page", "raw", "--print-units", "base"])
-    table = output[output.index('"ID"') :]
-    rows = list(csv.DictReader(io.StringIO(table)))[1:]  # the first row holds the units
-    nanoseconds = [float(row[metric].replace(",", "")) for row in rows]
+    nanoseconds = [seconds for _, seconds in launches(ask_child("--ncu", folder, NCU))]
     if len(nanoseconds) != CALLS * len(cases):
         sys.exit(f"ncu saw {len(nanoseconds)} kernels where {CALLS} for each of {len(cases)} cases were launched")
     chunks = [nanoseconds[i * CALLS : (i + 1) * CALLS] for i in range(len(cases))]

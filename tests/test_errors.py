@@ -76,3 +76,9 @@ def test_the_frames_of_a_killed_process_name_the_place_too(tmp_path: Path) -> No
 def test_only_a_spelling_that_is_near_is_suggested():
     assert nearest("tunned", ["tuned", "compile"]) == "did you mean 'tuned'?"
     assert nearest("nope", ["tuned", "compile"]) == "allowed: compile, tuned"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("fp16", "float16"), ("half", "float16"), ("bf16", "bfloat16")])
+def test_other_names_of_types_are_known(word: str, meant: str) -> None:
+    assert nearest(word, ["float32", "float16", "bfloat16"]) == f"did you mean '{meant}'?"
+    assert nearest(word, ["float32"]) == "allowed: float32"

@@ -35,17 +35,19 @@ ROWS = [
     {"recheck"},
     {"session"},
     {"measure"},
+    {"interleaved"},
     {"processes"},
     {"runner"},
     {"profile"},
-    {"compare"},
+    {"differences"},
     {"gate"},
     {"explain"},
     {"report"},
     {"judge"},
+    {"api"},
     {"environment"},
     {"cli"},
-    {"__main__"},
+    {"__main__", "pytest_plugin"},
 ]
 COLLECTION_ROWS = [{"collection/models", "collection/ops"}, {"collection/nn"}, {"collection/steps"}, {"nn"}]
 """The collection may import all that stands above it, and of the instrument what plug-ins use, too."""
@@ -53,7 +55,7 @@ ROW_OF = {room: row for rows in (ROWS, COLLECTION_ROWS) for row, rooms in enumer
 IN_COLLECTION = {room for rooms in COLLECTION_ROWS for room in rooms}
 # Rooms that run in the worker, and may load torch inside their functions. Classes of `models` and `nn` need it earlier.
 WORKER = {"ops", "devices", "limits", "check", "contract", "extremes", "rotation", "recheck", "session", "measure"}
-WORKER |= {"processes", "ranks", "cuda", "profile", "judge", *IN_COLLECTION}
+WORKER |= {"interleaved", "api", "processes", "ranks", "cuda", "profile", "judge", *IN_COLLECTION}
 
 
 def room(file: Path) -> str:

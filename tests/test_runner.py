@@ -139,7 +139,7 @@ def test_much_more_than_a_gpu_can_do_is_no_time(wreck, monkeypatch, share, statu
     *_, slow, _ = wreck[0].measurements
     slow = replace(slow, case=replace(slow.case, device="cuda"))
     monkeypatch.setitem(metrics.METRICS, "of_ceiling", replace(metrics.METRICS["of_ceiling"], value=lambda _: share))
-    found = runner._checked(slow, wreck[0].header.limits)
+    found = runner.judged(slow, wreck[0].header.limits)
     assert (found.status, found.time is None) == (status, status != "ok")
     assert [w.code for w in found.warnings if w.code == "above-ceiling"] == ["above-ceiling"] * warned
 
@@ -279,7 +279,7 @@ def test_resume_refuses_another_run_and_says_in_what_it_differs(
     here = devices.kinds()["cpu"].machine().name
     assert caught.value.message.removeprefix(f"{folder}: can't be resumed: ").split("; ") == [
         f"the machine was A processor, this is {here}",
-        "the cases or their timing differ",
+        "the cases or their timing differ: there were 2, now there are 1",
         "--repeat was 1, now it is 3",
     ]
     assert store.load(folder).header == header
@@ -328,13 +328,13 @@ def test_resume_refuses_results_of_other_code_and_names_the_op(
 def test_a_measurement_that_cannot_be_true_is_a_crashed_case(job: MakeJob) -> None:
     """A run with it couldn't be read again, and all its other results with it."""
     measured = Measurement(job("fine").case, "ok", (0.0, 1e-6), process=2, code=Code("fault", "c0de"))
-    checked = runner._checked(measured, Limits())
+    checked = runner.judged(measured, Limits())
     assert (checked.status, checked.case, checked.process) == ("crashed", measured.case, 2)
     assert checked.code == measured.code
     assert checked.error
     assert checked.error.startswith("what was measured can't be true: a call takes 0.0 s")
     sound = replace(measured, samples=(1e-6,))
-    assert runner._checked(sound, Limits()) == sound
+    assert runner.judged(sound, Limits()) == sound
 
 
 def test_limits_are_asked_for_as_the_work_needs_them(job: MakeJob) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,15 +20,16 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "\b\nExamples:\n"
-    "  harness check --ops mine.py           every op of the file, at small sizes\n"
-    "  harness check mine.yaml --ops mine.py\n"
+    "  harness check prelu softmax    small and awkward sizes of their ops, in 20 s\n"
+    "  harness check prelu --all      every case of the scenario\n"
+    "  harness check --ops mine.py    every op of the file\n"
     "  harness check quick --variants eager\n"
     "\n\b\nExit codes:\n"
     "  0 no result is wrong, and at least one is right\n"
     "  5 some case crashed, took too long or was wrong, or none could be checked"
 )
-_ALONE = 4096  # elements of an op with one symbol
-_SEVERAL = 8  # the sizes of several symbols are multiples of it
+_SECONDS = 20.0
+"""How long small cases are checked, after each variant was checked once."""
 
 
 def command(
@@ -37,16 +38,21 @@ def command(
     only: Only = None,
     variants: Variants = None,
     device: Device = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Check every case of the scenarios, however long it takes; --only implies it.")
+    ] = False,
 ) -> None:
     """Check results against the reference, and time nothing.
 
-    Without SCENARIO, the ops in the files of --ops are checked at small sizes that are chosen for them. Each case is
-    checked in a process that may crash, as in 'harness run'.
+    The ops of the scenarios, or of the files of --ops, are checked at small and awkward sizes: odd ones, a single row,
+    multiples of 8; each also with unaligned tensors and extreme values. Each variant is checked, and more cases for 20
+    seconds. Each case is checked in a process that may crash, as in 'harness run'.
     """
     from harness import devices, runner, scenario
     from harness.cli import values
     from harness.cli.check_progress import Told
     from harness.cli.console import open_console
+    from harness.cli.small_cases import ordered
     from harness.ops import Catalogue
 
     if not scenarios and not ops:
@@ -54,29 +60,61 @@ def command(
     plugins = tuple(ops or ())
     catalogue = Catalogue(plugins)
     kind = devices.choose(device)
-    definitions = scenario.load(scenario.find(scenarios), catalogue) if scenarios else _chosen(catalogue, plugins)
+    whole = bool(scenarios) and (every or bool(only))
+    definitions = _definitions(scenarios or (), catalogue, plugins, whole=whole)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), variants=values.names(variants))
     plan = scenario.plan(definitions, catalogue, selection)
     if plan.left_out:
         typer.echo(plan.left_out, err=True)
+    jobs, always = (plan.jobs, len(plan.jobs)) if whole else ordered(plan.jobs, plan.ops)
     try:
         with Told(open_console(), open_console(err=True), catalogue) as told:
-            runner.check(plan.jobs, kind, plugins, told)
+            found = runner.check(jobs, kind, plugins, told, seconds=_SECONDS, always=always)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    typer.echo(told.summary)
+    left = len(jobs) - len(found)
+    typer.echo(told.summary + (f"; {left} not checked in {_SECONDS:g} s" if left else ""))
     if not told.passed:
         raise typer.Exit(Exit.CASES_FAILED)
 
 
+def _definitions(
+    names: Sequence[str], catalogue: Mapping[str, Op], plugins: Sequence[Path], *, whole: bool
+) -> tuple[Definition, ...]:
+    """The scenarios, or small ones for their ops; a name may also be an op's. whole: as the scenarios are."""
+    from harness import paths, scenario
+    from harness.cli.small_cases import definition
+
+    if not names:
+        return _chosen(catalogue, plugins)
+    alone = [name for name in names if name in catalogue and not (paths.data("scenarios") / f"{name}.yaml").is_file()]
+    files = scenario.find([name for name in names if name not in alone])
+    loaded = scenario.load(files, catalogue)
+    if whole and not alone:
+        return loaded
+    if whole:
+        raise UsageError(f"{alone[0]} is an op, no scenario", "leave out --all and --only")
+    named = dict.fromkeys([*(each.op for each in loaded), *alone])
+    return tuple(_small(definition(catalogue[op], [d for d in loaded if d.op == op]), catalogue[op]) for op in named)
+
+
+def _small(found: Definition | None, op: Op) -> Definition:
+    """The scenario of small sizes. Raises UsageError where there is none."""
+    if found is None:
+        raise UsageError(f"{op.file}: op '{op.name}' needs sizes of a scenario", "name one")
+    return found
+
+
 def _chosen(catalogue: Mapping[str, Op], plugins: Sequence[Path]) -> tuple[Definition, ...]:
     """A scenario for each op that has variants and comes from one of the files. Raises UsageError if there is none."""
+    from harness.cli.small_cases import definition
+
     files = {plugin.resolve() for plugin in plugins}
     own = [op for op in map(partial(_of_files, files), catalogue.values()) if op.variants]
     if not own:
         names = ", ".join(map(str, plugins))
         raise UsageError(f"{names}: no op has a variant, so there is nothing to check", "add one with @OP.variant(...)")
-    return tuple(map(_definition, own))
+    return tuple(_small(definition(op), op) for op in own)
 
 
 def _of_files(files: Collection[Path], op: Op) -> Op:
@@ -85,32 +123,3 @@ def _of_files(files: Collection[Path], op: Op) -> Op:
         return op
     added = {name: variant for name, variant in op.variants.items() if variant.file in files}
     return replace(op, variants=added)
-
-
-def _definition(op: Op) -> Definition:
-    """A scenario of one small shape, with every dtype and variant of the op."""
-    from harness.expressions import ExpressionError, evaluate
-    from harness.scenario import Definition, Setting
-
-    sizes: dict[str, int] = {}
-    free = [symbol for symbol in op.symbols if symbol not in op.defaults]
-    # Different sizes, so that a result whose dimensions are mixed up is found.
-    for number, symbol in enumerate(free):
-        sizes[symbol] = _ALONE if len(free) == 1 else _SEVERAL * (number + 2)
-    try:
-        for symbol, text in op.defaults.items():
-            sizes[symbol] = evaluate(text, sizes)
-    except ExpressionError as error:
-        raise UsageError(f"{op.file}: op '{op.name}' needs sizes of a scenario: {error}", "name one") from error
-    shape = tuple((symbol, sizes[symbol]) for symbol in op.symbols)
-    choices = tuple((name, choice.usual) for name, choice in op.choices.items())
-    return Definition(
-        name=op.name,
-        file=op.file or Path(),
-        title=op.summary,
-        op=op.name,
-        settings=(Setting(shape, choices),),
-        dtypes=op.dtypes,
-        variants=tuple(op.variants),
-        baseline=next(iter(op.variants)),
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,27 +15,42 @@ from harness.cli.group import QuickGroup
 from harness.cli.options import Ops
 from harness.units import plural
 
+
+class ListGroup(QuickGroup):
+    """The group of listings. `harness list --ops FILE` lists everything: an option of its own would load pydantic."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments parsed, with the command that options without one are of."""
+        return super().parse_args(ctx, ["everything", *args] if args and args[0].startswith("--ops") else args)
+
+
 # Subcommands, not an argument: typer would load pydantic to convert it.
 app = typer.Typer(
-    cls=QuickGroup,
+    cls=ListGroup,
     invoke_without_command=True,
     help="List ops, scenarios, report formats and devices.",
-    epilog="\b\nExamples:\n  harness list\n  harness list ops\n  harness list op softmax\n"
-    "  harness list op softmax --ops mine.py\n  harness list scenario quick",
+    epilog="\b\nExamples:\n  harness list\n  harness list --ops mine.py\n  harness list ops\n"
+    "  harness list op softmax\n  harness list op softmax --ops mine.py\n  harness list scenario quick",
 )
 
 
 @app.callback()
-def everything(ctx: typer.Context) -> None:
+def nothing_named(ctx: typer.Context) -> None:
     """List the names of everything, unless one kind is named."""
     # Loading modules makes no garbage, and to search for it would take a twentieth of the time.
     gc.disable()
     if ctx.invoked_subcommand is None:
-        lines: list[str] = []
-        for name, (rows, more) in _KINDS.items():
-            names = [row[0] for row in rows()]
-            lines += [f"{len(names)} {name} ({more})", *filled(names)]
-        typer.echo("\n".join(lines))
+        everything()
+
+
+@app.command()
+def everything(ops: Ops = None) -> None:
+    """All of this, as without a command."""
+    lines: list[str] = []
+    for name, (rows, more) in _KINDS.items():
+        names = [row[0] for row in (_ops(tuple(ops or ())) if name == "ops" else rows())]
+        lines += [f"{len(names)} {name} ({more})", *filled(names)]
+    typer.echo("\n".join(lines))
 
 
 @app.command()

@@ -210,15 +210,10 @@ def write_report(folder: Path, plugins: Sequence[Path]) -> None:
 
     Raises typer.Exit with the exit code of that process if it fails.
     """
-    import subprocess
+    from harness.report.apart import write_apart
 
-    from harness.processes import python
-
-    known = [argument for plugin in plugins for argument in ("--ops", str(plugin))]
-    command = python.command("harness", ["report", str(folder), *known])
-    written = subprocess.run(command, stdout=subprocess.DEVNULL, env=python.environment(), check=False)
-    if written.returncode:
-        raise typer.Exit(written.returncode)
+    if code := write_apart(folder, plugins):
+        raise typer.Exit(code)
 
 
 def _tell_how_to_resume(run: Run, again: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from harness.model import Attachment, Result, Run, by_group
 
 TOOLS = ("ncu", "nsys", "torch")
 """Tools whose kernels are read, the one that tells most first."""
+_PARTS = 4  # of an id, at least
 _NEAREST = 3  # ids that an error names
 
 
@@ -140,13 +141,17 @@ def _siblings(result: Result, group: Iterable[Result], attachments: Iterable[Att
     return tuple(sorted(timed, key=lambda sibling: sibling.time))
 
 
-def _unknown(pattern: str, every: Iterable[str], folders: list[Path]) -> UsageError:
+def _unknown(pattern: str, every: Collection[str], folders: list[Path]) -> UsageError:
     if not folders:
         return UsageError(
             f"no run has '{pattern}': there is no run to look in",
             "measure it by 'harness run', or name a folder by --run",
         )
     where = str(folders[0]) if len(folders) == 1 else f"{len(folders)} runs"
+    parts = pattern.count("/") + 1
+    if parts < _PARTS and any(key.startswith(f"{pattern}/") for key in every):
+        found = f"'{pattern}' has {parts} part{'s' * (parts > 1)}; an id has {_PARTS} or more: op/variant/type/size"
+        return UsageError(found, f"give all of them, or a glob: '{pattern}/*'")
     close = difflib.get_close_matches(pattern, list(every), n=_NEAREST, cutoff=0.5)
     advice = (
         f"did you mean {', '.join(close)}?" if close else "give an id as tables have it, or a glob such as 'prelu/*'"

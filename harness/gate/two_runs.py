@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import compare
+from harness.differences import other_harness, other_setup
 from harness.errors import UsageError
 from harness.gate import deciding, noise_store
 from harness.gate.case_lists import is_control, scenario_of
@@ -41,7 +41,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         )
     differences = tuple(_differences(before, after))
     # Another version of the harness is a part of what is judged, where its own kernels are: no reason to refuse.
-    noted = (*differences, *compare.other_harness(before, after))
+    noted = (*differences, *other_harness(before, after))
     refused = () if advisory else differences
     cases = () if refused else tuple(_cases(before, after, margin, noise))
     scenarios = after.header.scenarios
@@ -75,7 +75,7 @@ def _is_same(before: Run, after: Run) -> bool:
 
 def _differences(before: Run, after: Run) -> Iterator[str]:
     """Why a change between the two runs need not be a change of the code, one sentence each."""
-    yield from compare.other_setup(before, after)
+    yield from other_setup(before, after)
     for name, run in (("the reference", before), ("the run", after)):
         if not run.header.finished:
             yield f"{name} isn't finished: finish it with --resume"

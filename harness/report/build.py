@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
 from harness import units
-from harness.compare import Verdict
 from harness.errors import brief
-from harness.metrics import METRICS
-from harness.model import FAILED, Attachment, Difference, Limits, Machine, Result, Run, Scenario
+from harness.model import FAILED, Attachment, Limits, Machine, Result, Run, Scenario
 from harness.report import (
     audit,
     claim_tables,
@@ -33,8 +31,6 @@ from harness.report.plotting import Plot
 from harness.report.text import as_text, plural
 from harness.report.tree import (
     Block,
-    Cell,
-    Column,
     CommandLine,
     Contents,
     Details,
@@ -44,7 +40,6 @@ from harness.report.tree import (
     Note,
     Page,
     Prose,
-    Range,
     Section,
     Table,
     Terms,
@@ -57,7 +52,6 @@ CEILINGS = "ceilings.svg"
 """The plot of the streams, among a run's plots."""
 _MOST_FAILURES = 10
 _OF_KERNELS = "What profilers saw of each kernel. Figures are of one launch; launches: how many a call makes."
-_VERDICTS: dict[Verdict, Kind] = {"faster": "good", "slower": "failure", "~": "", "missing": "warning"}
 
 
 # ---- The page of a run.
@@ -291,49 +285,3 @@ def _limits_blocks(limits: Limits, figure: str) -> Iterator[Block]:
     yield from limit_tables.tables(limits)
     if limits.points:
         yield Figure(figure, "Bandwidth of plain streams by mix and size")
-
-
-# ---- Comparisons.
-
-
-def differences(found: Sequence[Difference]) -> Page:
-    """Both times of each case, their ratio (reference over run) with its 95% interval, and the verdict."""
-    unit = METRICS["time"].unit
-    table = Table(
-        (
-            text_column("case", (d.case.id for d in found), code=True),
-            Column("reference ({unit})", tuple(_or_nothing(d.reference) for d in found), unit),
-            Column("run ({unit})", tuple(_or_nothing(d.run) for d in found), unit),
-            Column("ratio", tuple(_or_nothing(d.ratio) for d in found), units.FINE_RATIO),
-            Column("95% interval", tuple(map(_interval, found)), units.FINE_RATIO, keep=3),
-            text_column("verdict", (d.verdict for d in found)),
-            Column("samples", tuple(str(d.samples or "") for d in found), keep=2),
-        ),
-        kinds=tuple(_VERDICTS[d.verdict] for d in found),
-    )
-    verdicts = Counter(d.verdict for d in found)
-    counts = [f"{verdicts[name]} {name}" for name in _VERDICTS if verdicts[name]]
-    notes = [
-        Note(f"{note}: {cases[0]}" + (f" and {len(cases) - 1} more" if len(cases) > 1 else ""))
-        for note, cases in _by_note(found).items()
-    ]
-    outcome = Note(", ".join(counts) or "no case in either run", "strong")
-    return Page("", (table, Section("", (*notes, outcome))))
-
-
-def _or_nothing(value: float | None) -> Cell:
-    return "" if value is None else value
-
-
-def _interval(difference: Difference) -> Cell:
-    if difference.low is None or difference.high is None:
-        return ""
-    return Range(difference.low, difference.high)
-
-
-def _by_note(found: Sequence[Difference]) -> dict[str, list[str]]:
-    cases: dict[str, list[str]] = defaultdict(list)
-    for difference in found:
-        if difference.note:
-            cases[difference.note].append(difference.case.id)
-    return cases

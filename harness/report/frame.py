@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -62,16 +62,26 @@ def _lines(run: Run) -> Iterator[Line]:
         for group in by_group(measured).values():
             baseline = {result.case.variant: subjects[result.case.id] for result in group}.get(scenario.baseline)
             for result in group:
-                case = result.case
-                own = tuple(attachments[case.id])
-                subject = subjects[case.id].against(baseline)
-                on_one = replace(case, world=1)
-                if case.world > 1 and (on_one.id not in results or results[on_one.id].status == "unsupported"):
-                    subject = replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
-                told = metrics.told(tool_figures.every(own), result.time)
-                subject = replace(subject, facts={**subject.facts, **told})
+                case, key = result.case, result.case.id
+                own = tuple(attachments.get(key, ()))
+                subject = subjects[key].against(baseline)
+                if case.world > 1:
+                    subject = _beside_one(subject, case, scenario, results, subjects)
+                if own:
+                    told = metrics.told(tool_figures.every(own), result.time)
+                    subject = replace(subject, facts={**subject.facts, **told})
                 attached = tool_figures.of_call(own)
                 yield Line(scenario, result, role[case.variant], subject, metrics.values(subject), attached, own)
+
+
+def _beside_one(
+    subject: Subject, case: Case, scenario: Scenario, results: Mapping[str, Result], subjects: Mapping[str, Subject]
+) -> Subject:
+    """The subject of a case of several devices, compared with the baseline on one where the variant needs several."""
+    on_one = replace(case, world=1)
+    if on_one.id in results and results[on_one.id].status != "unsupported":
+        return subject
+    return replace(subject, alone=subjects.get(replace(on_one, variant=scenario.baseline).id))
 
 
 @lru_cache(maxsize=1)

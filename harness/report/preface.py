@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 
 from harness import units
-from harness.model import DeviceFacts, Machine, Run, Scenario, Warning
+from harness.model import DeviceFacts, Machine, Result, Run, Scenario, Warning
 from harness.ops.codes import Codes
 from harness.report.text import plural
 from harness.report.tree import Facts, Note
-from harness.stats import range_over_median
+from harness.stats import range_over_median, relative_width
 
 DIGEST = 12
 """Characters of a hash that are shown: enough to tell two apart."""
@@ -108,15 +108,25 @@ def processes(run: Run) -> str:
 
 
 def warnings(run: Run) -> list[Note]:
-    """Every code of a warning once, the most frequent first; the first case that has it is the example."""
-    found: dict[str, list[tuple[Warning, str]]] = defaultdict(list)
+    """Every code of a warning once, the most frequent first; the first case that has it is the example.
+
+    Of noise the worst case is the example, since its advice holds for all others, too.
+    """
+    found: dict[str, list[tuple[Warning, Result]]] = defaultdict(list)
     for result in run.results:
         for warning in result.warnings:
-            found[warning.code].append((warning, result.case.id))
-    return [
-        Note(told[0][0].message, "warning", _how_often(code, len(told)), told[0][1], told[0][0].advice)
-        for code, told in sorted(found.items(), key=lambda item: -len(item[1]))
-    ]
+            found[warning.code].append((warning, result))
+    notes = []
+    for code, told in sorted(found.items(), key=lambda item: -len(item[1])):
+        warning, result = max(told, key=lambda each: _noise(each[1])) if code == "noisy" else told[0]
+        example = _how_often(code, len(told))
+        notes.append(Note(warning.message, "warning", example, result.case.id, warning.advice))
+    return notes
+
+
+def _noise(result: Result) -> float:
+    """The relative width of the widest interval of a process."""
+    return max((relative_width(m.samples) for m in result.measurements if m.samples), default=0.0)
 
 
 def _how_often(code: str, cases: int) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from harness.metrics import ALWAYS
-from harness.model import Difference, Limits, Machine, Run
+from harness.model import Limits, Machine, Run
 from harness.report.text import TextColumn, as_text
 from harness.report.tree import (
     Block,
@@ -56,13 +56,6 @@ def render_limits(machine: Machine, limits: Limits, console: Console) -> None:
     from harness.report import build
 
     show(build.screen_of_limits(machine, limits), console)
-
-
-def render_differences(differences: Sequence[Difference], console: Console) -> None:
-    """Both times of each case, their ratio (reference over run) and its 95% interval, and the verdict."""
-    from harness.report import build
-
-    show(build.differences(differences), console)
 
 
 def show(page: Page, console: Console) -> None:

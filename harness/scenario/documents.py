@@ -5,6 +5,7 @@ A file holds one scenario, or several as YAML documents, which `---` separates.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -291,10 +292,11 @@ def _named(name: str) -> list[Path]:
         return inside
     if path.is_dir():
         raise InputError([Problem(name, "this folder holds no scenario", "scenarios are files named *.yaml")])
-    known = [*bundled, *map(str, islice(path.parent.glob("*.yaml"), _MOST_FILES))]
-    raise InputError(
-        [Problem(name, "no scenario file or folder, and none bundled, has this name", nearest(name, known))]
-    )
+    known = [*bundled, *map(str, islice(path.parent.glob("[!.]*.yaml"), _MOST_FILES))]
+    near = difflib.get_close_matches(name, known, n=1)
+    # All bundled names would be a page of text.
+    advice = nearest(name, near) if near else "'harness list scenarios' shows the bundled ones"
+    raise InputError([Problem(name, "no scenario file or folder, and none bundled, has this name", advice)])
 
 
 def shown(value: object) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from harness.store.codec import dump, parse, write
 from harness.store.files import room
-from harness.store.folder import ATTACHMENTS, HEADER, RESULTS, Writer, attach, create, load, reopen
+from harness.store.folder import ATTACHMENTS, HEADER, RESULTS, Writer, attach, by_name, create, load, place, reopen
 
 __all__ = [
     "ATTACHMENTS",
@@ -15,10 +15,12 @@ __all__ = [
     "RESULTS",
     "Writer",
     "attach",
+    "by_name",
     "create",
     "dump",
     "load",
     "parse",
+    "place",
     "reopen",
     "room",
     "write",

@@ -11,7 +11,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -201,3 +201,41 @@ def _lock(folder: Path) -> int:
             f"{folder}: another run is being written there", "wait until it ends, or choose another --output"
         ) from error
     return descriptor
+
+
+LAST = "@last"
+"""What stands for the newest run in place of a folder."""
+
+
+def place(named: Path | str, below: Path = Path("reports")) -> Path:
+    """The folder that a user names: '@last' is the run below `below` that was begun last.
+
+    Raises UsageError if '@last' finds no run.
+    """
+    if str(named) != LAST:
+        return Path(named)
+    begun = {file.parent: _begun(file) for file in below.rglob(HEADER)}
+    if not any(begun.values()):
+        raise UsageError(f"{LAST}: there is no run in {below}{os.sep}", "name the folder of a run")
+    return max(begun, key=lambda folder: (begun[folder], str(folder)))
+
+
+def _begun(file: Path) -> str:
+    """When a run was begun, as its header says; '' for a file that isn't a header."""
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return ""
+    started = found.get("started") if isinstance(found, dict) else None
+    return started if isinstance(started, str) else ""
+
+
+def by_name(folders: Sequence[Path | str]) -> dict[str, Path]:
+    """Folders of runs by short names: the last part of each path where no two are alike, else the whole path."""
+    places = [place(folder) for folder in folders]
+    short = [each.resolve().name for each in places]
+    names = short if len({*short}) == len(short) else [str(each) for each in places]
+    found: dict[str, Path] = {}
+    for name, each in zip(names, places, strict=True):
+        found[name if name not in found else f"{name} ({1 + sum(p == each for p in found.values())})"] = each
+    return found

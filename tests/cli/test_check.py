@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
-from harness.cli import check
+from harness.cli import app, check, small_cases
 from harness.cli.check_progress import Told
 from harness.errors import UsageError
-from harness.model import Measurement, Warning
+from harness.model import Case, Job, Measurement, Warning, Work
 from harness.ops import Catalogue, Choice, Op, Tensor
+from harness.scenario import find, load
 
 Harness = Callable[..., subprocess.CompletedProcess[str]]
 MINE = """
@@ -47,14 +49,16 @@ def test_a_file_is_checked_without_a_scenario(harness: Harness, folder: Path) ->
     (folder / "mine.py").write_text(MINE)
     done = harness("check", "--ops=mine.py", "--device=cpu")
     assert done.returncode == 5
-    right, wrong, why, broken, where, summary = done.stdout.splitlines()
-    assert right.split() == ["ok", "mine/right/float32/M16-N24"]
-    assert wrong.split() == ["wrong", "mine/wrong/float32/M16-N24"]
-    assert "384 of 384 elements are wrong" in why
-    assert broken.split() == ["crashed", "mine/broken/float32/M16-N24"]
-    assert where.strip().startswith("RuntimeError: ")
-    assert where.endswith("(mine.py:20 in <lambda>: return lambda t: t.y.copy_(t.x[:, 1:]))")
-    assert summary == "1 ok, 1 wrong, 1 crashed"
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["ok", "mine/right/float32/M3-N7"]
+    assert lines[1].split() == ["wrong", "mine/wrong/float32/M3-N7"]
+    assert "21 of 21 elements are wrong" in lines[2]
+    assert lines[3].split() == ["crashed", "mine/broken/float32/M3-N7"]
+    assert lines[4].strip().startswith("RuntimeError: ")
+    assert lines[4].endswith("(mine.py:20 in <lambda>: return lambda t: t.y.copy_(t.x[:, 1:]))")
+    checked = {line.split()[1] for line in lines if "mine/right/" in line}
+    assert checked == {f"mine/right/float32/{shape}" for shape in ("M3-N7", "M1-N7", "M16-N24")}
+    assert lines[-1] == "3 ok, 3 wrong, 3 crashed"
     assert done.stderr == "left out on cpu: mine/kernel (needs cuda)\n"
 
 
@@ -101,12 +105,114 @@ def test_an_op_without_a_reference_is_not_said_to_be_right(measurement: Callable
 def test_sizes_differ_and_follow_defaults() -> None:
     op = Op("o", "", {"M": "", "N": "", "K": ""}, defaults={"K": "M * N"}, choices={"p": Choice("", ("a", "b"))})
     op.variant("v", "")(lambda _: print)
-    [setting] = check._definition(op).settings
-    assert setting.shape == (("M", 16), ("N", 24), ("K", 384))
-    assert setting.choices == (("p", "a"),)
+    made = small_cases.definition(op)
+    assert made
+    assert [setting.shape for setting in made.settings] == [
+        (("M", 3), ("N", 7), ("K", 21)),
+        (("M", 1), ("N", 7), ("K", 7)),
+        (("M", 16), ("N", 24), ("K", 384)),
+    ]
+    assert made.settings[0].choices == (("p", "a"),)
     alone = Op("o", "", {"N": ""}, inputs=(Tensor("x", ("N",)),))
     alone.variant("v", "")(lambda _: print)
-    assert check._definition(alone).settings[0].shape == (("N", 4096),)
+    found = small_cases.definition(alone)
+    assert found
+    assert [dict(setting.shape)["N"] for setting in found.settings] == [1023, 1, 4096]
+
+
+def test_sizes_that_an_op_refuses_are_left_out() -> None:
+    op = Op("o", "", {"M": "", "N": ""}, inputs=(Tensor("x", ("M", "N")),))
+
+    def even(symbols: Mapping[str, int], _: int) -> Work:
+        if symbols["N"] % 8:
+            raise UsageError("N is no multiple of 8")
+        return Work(1, 1)
+
+    op.work = even
+    op.variant("v", "")(lambda _: print)
+    made = small_cases.definition(op)
+    assert made
+    assert [dict(setting.shape) for setting in made.settings] == [{"M": 16, "N": 24}]
+
+
+def test_an_op_with_inputs_of_its_own_has_the_smallest_sizes_of_its_scenario() -> None:
+    catalogue = Catalogue()
+    [scenario] = load(find(["softmax_grad"]), catalogue)
+    own = catalogue["softmax_grad"]
+    assert own.make is not None
+    made = small_cases.definition(own, [scenario])
+    assert made
+    assert set(made.settings) < set(scenario.settings)
+    assert len(made.settings) == 2
+
+
+def test_each_variant_comes_first_and_libraries_last() -> None:
+    op = Op("o", "", {"N": ""})
+    op.variant("eager", "", role="baseline")(lambda _: print)
+    op.variant("ours", "")(lambda _: print)
+    cases = [Case("o", name, "float32", (("N", n),)) for n in (1, 2) for name in ("eager", "ours")]
+    jobs, always = small_cases.ordered([Job(case) for case in cases], {"o": op})
+    assert [job.case.id.split("/", 1)[1] for job in jobs] == [
+        "eager/float32/N1",
+        "ours/float32/N1",
+        "ours/float32/N2",
+        "eager/float32/N2",
+    ]
+    assert always == 2
+
+
+def test_time_that_is_up_leaves_cases_out(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    (folder / "mine.py").write_text(MINE)
+    monkeypatch.setattr(check, "_SECONDS", 0.0)
+    done = CliRunner().invoke(app, ["check", f"--ops={folder / 'mine.py'}", "--device=cpu", "--variants=right"])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1] == "1 ok; 2 not checked in 0 s"
+
+
+AWKWARD = """
+import torch
+from harness.ops import Op, Tensor
+
+OP = Op(
+    "row", "softmax", symbols={"M": "rows", "N": "columns"}, dtypes=("float32",),
+    inputs=(Tensor("x", ("M", "N")),), outputs=(Tensor("y", ("M", "N")),),
+    reference=lambda _, t: {"y": torch.softmax(t.x.double(), 1)}, tolerance={"float32": (1e-5, 1e-7)},
+)
+
+@OP.variant("right", "softmax", devices=("cpu",))
+def right(ctx):
+    return lambda t: t.y.copy_(torch.softmax(t.x, 1))
+
+@OP.variant("overflows", "without the maximum", devices=("cpu",))
+def overflows(ctx):
+    def launch(t):
+        powers = torch.exp(t.x)
+        t.y.copy_(powers / powers.sum(1, keepdim=True))
+    return launch
+
+@OP.variant("aligned", "needs addresses that 16 divides", devices=("cpu",))
+def aligned(ctx):
+    return lambda t: t.y.copy_(torch.softmax(t.x, 1)) if t.x.data_ptr() % 16 == 0 else t.y.zero_()
+"""
+
+
+def test_extreme_values_and_unaligned_tensors_are_tried(harness: Harness, folder: Path) -> None:
+    (folder / "awkward.py").write_text(AWKWARD)
+    done = harness("check", "--ops=awkward.py", "--device=cpu")
+    assert done.returncode == 5
+    text = done.stdout
+    assert text.count("with 100, -100, 0, -0, 1e-05, -1e-05 among the inputs, y: ") == 3
+    assert text.count("with tensors at addresses that 16 doesn't divide, y: ") == 3
+    assert not any(line.startswith("wrong") and "row/right" in line for line in text.splitlines())
+
+
+def test_ops_and_scenarios_are_named(harness: Harness) -> None:
+    done = harness("check", "softmax", "quick", "--device=cpu", "--variants=eager")
+    assert done.returncode == 0, done.stdout
+    assert "softmax/eager/float32/M3-N7" in done.stdout
+    assert "prelu/eager/float32/N3-C7-H13-W19" in done.stdout
+    whole = harness("check", "quick", "--all", "--device=cpu", "--variants=eager")
+    assert "prelu/eager/float32/N8-C512-H7-W7" in whole.stdout
 
 
 def test_a_file_without_variants_is_nothing_to_check(tmp_path: Path) -> None:

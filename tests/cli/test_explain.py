@@ -175,3 +175,10 @@ def test_ids_are_completed(tmp_path, monkeypatch, reference):
     assert "prelu/naive/float32/N134217728-C1-H1-W1" in list(completion.cases("prelu/naive/float32"))
     (tmp_path / "reports" / "prelu" / "run.json").write_text("[1]")
     assert list(completion.cases("")) == []
+
+
+@pytest.mark.parametrize(("pattern", "parts"), [("softmax/tuned", "2 parts"), ("softmax", "1 part")])
+def test_a_part_of_an_id_is_told_from_an_id(pattern: str, parts: str, reference: Callable[[str], Path]) -> None:
+    said = words(explained(pattern, "--run", reference("softmax"), code=2))
+    assert f"'{pattern}' has {parts}; an id has 4 or more: op/variant/type/size" in said
+    assert f"'{pattern}/*'" in said

@@ -118,3 +118,12 @@ def test_a_shell_completes_names_without_torch(
         timeout=60,
     )
     assert done.stdout.split() == [completed], done.stderr
+
+
+def test_a_whole_listing_has_the_ops_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        'from harness.ops import Op\nOP = Op("of_mine", "y = x", symbols={}, unchecked="it has no result")\n'
+    )
+    assert "of_mine" in listed("--ops", str(file))
+    assert "of_mine" in listed(f"--ops={file}")

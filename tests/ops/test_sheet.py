@@ -65,7 +65,7 @@ def test_a_choice_must_not_have_the_name_of_a_size():
     ("options", "wrong", "advice"),
     [
         ({"dtypes": ("float32", "float33")}, "op 'o' has the dtype 'float33'", "did you mean 'float32'"),
-        ({"tolerance": {"half": (0, 0)}}, "op 'o' has the dtype 'half'", "allowed: bfloat16, bool"),
+        ({"tolerance": {"half": (0, 0)}}, "op 'o' has the dtype 'half'", "did you mean 'float16'?"),
         ({"outputs": (Tensor("y", ("2 * M",)),)}, "no symbol 'M', which its '2 \\* M' uses", "allowed: N, kind, world"),
         ({"defaults": {"N": "cdiv(R, 2)"}}, "no symbol 'R'", "allowed: N, kind, world"),
         ({"flops": {"case": "2 * n"}}, "no symbol 'n', which its '2 \\* n' uses", "allowed: N, kind, world"),

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.compare import compare
+from harness.differences import compare_all
 from harness.model import Claim, Expectation, KernelFacts, Limits, Machine, Measurement, Run, Work
 from harness.ops import Catalogue
-from harness.report import terminal
+from harness.report import comparison, terminal
 
 SHAPE = (("N", 64), ("C", 128))
 
@@ -38,7 +38,8 @@ def test_differences(run: Run, width: int, golden: Callable[[str, str], None]) -
     factors = (1.0, 1.1, 0.9, 1.0005, 1.0, 1.0, 1.0)
     changed = [slower(m, factor) for m, factor in zip(run.measurements, factors, strict=False)]
     after = replace(run, measurements=(*changed, *run.measurements[8:]))
-    text = drawn(terminal.render_differences, compare(run, after), width=width)
+    made = compare_all("before", {"before": run, "after": after})
+    text = drawn(terminal.show, comparison.page(made), width=width)
     assert max(map(len, text.splitlines())) <= width
     golden(f"compare-{width}.txt", text)
 
@@ -153,5 +154,7 @@ def test_a_run_without_results_says_so(run: Run) -> None:
     assert drawn(terminal.render, empty).endswith("A GPU: no case was measured\n")
 
 
-def test_nothing_to_compare() -> None:
-    assert drawn(terminal.render_differences, []).strip() == "no case in either run"
+def test_nothing_to_compare(run: Run) -> None:
+    empty = Run(replace(run.header, scenarios=()), ())
+    made = compare_all("a", {"a": empty, "b": empty})
+    assert drawn(terminal.show, comparison.page(made)).strip() == "no case in either run"

@@ -122,3 +122,13 @@ def test_overview_and_plan_leave_pydantic_alone() -> None:
     code = "import sys; from harness import scenario; scenario.overview(); print('pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_a_file_that_is_not_there_is_no_reason_to_list_all_that_are(tmp_path: Path) -> None:
+    (tmp_path / ".hidden.yaml").write_text("")
+    with pytest.raises(InputError) as caught:
+        find([str(tmp_path / "nofile.yaml")])
+    assert caught.value.problems[0].advice == "'harness list scenarios' shows the bundled ones"
+    with pytest.raises(InputError, match="no scenario file") as near:
+        find(["sofmax"])
+    assert near.value.problems[0].advice == "did you mean 'softmax'?"

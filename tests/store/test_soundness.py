@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import compare, explain, store
+from harness import differences, explain, store
 from harness.errors import UsageError
 from harness.model import (
     Attachment,
@@ -204,7 +204,7 @@ def test_no_value_of_a_stored_run_is_a_bug_of_a_command(folder: Path, data: st.D
         return
     finally:
         (folder / name).write_text(whole)
-    compare.compare(run, run)
+    differences.compare(run, run)
     render(build.page(run))
     text(run)
     for result in run.results:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness import compare
+from harness import differences
 from harness.gate.evidence import Evidence
 from harness.gate.records import Finding
 from harness.model import Measurement, Work
@@ -21,7 +21,7 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     differing: list[str] = []
     for found in evidence.cases:
         before, after = _work(found.base), _work(found.now)
-        fields = compare.work_fields(before, after, strict=True) if before and after else ()
+        fields = differences.work_fields(before, after, strict=True) if before and after else ()
         if fields:
             differing.append(f"{found.case.id} ({', '.join(fields)})")
     if differing:

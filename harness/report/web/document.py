@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote
 
-from harness.compare import compare, mismatches
-from harness.model import Run
-from harness.report import build
+from harness.differences import Compared, compare, mismatches
+from harness.model import Difference, Run
+from harness.report import build, comparison
 from harness.report.summary import summarise
 from harness.report.tree import Block, Details, Note, Section
 from harness.report.web import cases, first, parts
@@ -78,13 +78,15 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
     missing = [d for d in found if d.verdict == "missing"]
     told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}."
     blocks: list[Block] = [Note(told), *(Note(f"{note}.", "warning") for note in mismatches(before.run, run))]
-    blocks += (
-        build.differences(changed).blocks if changed else [Note("No time differs by more than its noise.", "good")]
-    )
+    blocks += _differences(before, changed) if changed else [Note("No time differs by more than its noise.", "good")]
     if missing:
-        blocks.append(Details(f"{len(missing)} without a time in one of the runs", build.differences(missing).blocks))
-    blocks.append(Details(f"All {len(found)} cases", build.differences(found).blocks))
+        blocks.append(Details(f"{len(missing)} without a time in one of the runs", _differences(before, missing)))
+    blocks.append(Details(f"All {len(found)} cases", _differences(before, found)))
     return f"<section id='changes'><h2>What changed</h2>{markup.blocks(blocks, 3)}</section>"
+
+
+def _differences(before: Before, found: Sequence[Difference]) -> tuple[Block, ...]:
+    return comparison.page(Compared(before.name, ("this run",), (tuple(found),))).blocks
 
 
 def _folded(sections: Sequence[Section], markup: Markup) -> Iterator[str]:

@@ -1,14 +1,72 @@
-"""Two runs, case by case: which times differ by more than their noise."""
+"""Runs beside a baseline, case by case: which times differ by more than their noise."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from harness import units
 from harness.metrics import interval
 from harness.model import Case, Difference, Machine, Measurement, Result, Run, Work
 
 Verdict = Literal["faster", "slower", "~", "missing"]
+_PEAKS_ALIKE = 0.05
+"""Relative difference up to which the peaks of two runs are alike: streams of one machine repeat within that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """Runs beside a baseline.
+
+    baseline: its name. names: of the other runs. differences: of each of them, the same cases in the same order.
+    notes: what differs besides times, and could explain a change; one sentence for each difference.
+    """
+
+    baseline: str
+    names: tuple[str, ...]
+    differences: tuple[tuple[Difference, ...], ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, name: str) -> tuple[Difference, ...]:
+        """The differences of a run."""
+        return self.differences[self.names.index(name)]
+
+    def geomean(self, name: str) -> float | None:
+        """The geometric mean of the ratios of a run, over the cases with a time in both; None if there is none."""
+        ratios = [each.ratio for each in self.of(name) if each.ratio]
+        return statistics.geometric_mean(ratios) if ratios else None
+
+    def slower(self, by: float = 0.0) -> tuple[tuple[str, Difference], ...]:
+        """The runs and cases that take longer than the baseline by more than `by`, a share of the baseline's time.
+
+        The whole 95% interval of the ratio must say so: what noise could have done isn't slower.
+        """
+        if not 0 <= by < math.inf:
+            raise ValueError(f"by is a share from 0 on, such as 0.01, found {by}")
+        found = ((name, each) for name in self.names for each in self.of(name))
+        return tuple((name, each) for name, each in found if each.verdict == "slower" and _is_above(each, by))
+
+
+def _is_above(difference: Difference, by: float) -> bool:
+    """Whether the interval's end that is nearest to the baseline is slower by more than a share."""
+    return difference.high is not None and 1 / difference.high - 1 > by
+
+
+def compare_all(baseline: str, runs: Mapping[str, Run]) -> Compared:
+    """All runs beside the one that is named `baseline`: each case of any run, the baseline's first."""
+    reference = runs[baseline]
+    names = tuple(name for name in runs if name != baseline)
+    by_id = [{each.case.id: each for each in compare(reference, runs[name])} for name in names]
+    cases = {key: each.case for found in by_id for key, each in found.items()}
+    absent = {key: _difference(case, None, None) for key, case in cases.items()}
+    differences = tuple(tuple(found.get(key, absent[key]) for key in cases) for found in by_id)
+    notes = [
+        (f"{name}: {text}" if len(names) > 1 else text) for name in names for text in mismatches(reference, runs[name])
+    ]
+    return Compared(baseline, names, differences, tuple(notes))
 
 
 def compare(reference: Run, run: Run) -> list[Difference]:
@@ -53,7 +111,8 @@ def _samples(result: Result) -> int:
 
 def mismatches(reference: Run, run: Run) -> list[str]:
     """What differs between the two runs besides times, and could explain a change; one sentence for each difference."""
-    return [*other_harness(reference, run), *other_setup(reference, run), *_works(reference, run)]
+    setup = other_setup(reference, run)
+    return [*other_harness(reference, run), *setup, *_peaks(reference, run), *_works(reference, run)]
 
 
 def other_harness(reference: Run, run: Run) -> list[str]:
@@ -100,6 +159,15 @@ def _machines(before: Machine, after: Machine) -> Iterator[str]:
     changed = [f"{k} {old.get(k) or 'none'} -> {new.get(k) or 'none'}" for k in old | new if old.get(k) != new.get(k)]
     if changed:
         yield f"the software differs: {', '.join(changed)}"
+
+
+def _peaks(reference: Run, run: Run) -> Iterator[str]:
+    before, after = (side.limits.peak if side.limits else None for side in (reference, run))
+    if before and after and abs(after / before - 1) > _PEAKS_ALIKE:
+        yield (
+            f"the best copies differ: {units.rate(before)} in the reference, {units.rate(after)} in the run "
+            f"({after / before:.2f}x), so times may differ by the machine, or by other work on it"
+        )
 
 
 def _timers(reference: Run, run: Run) -> Iterator[str]:

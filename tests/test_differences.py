@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from harness.compare import compare, mismatches, work_fields
-from harness.model import Case, DeviceFacts, Header, Machine, Measurement, Run, Work
+from harness.differences import compare, compare_all, mismatches, work_fields
+from harness.model import Case, DeviceFacts, Header, Limits, Machine, Measurement, Run, StreamPoint, Work
 
 CASE = Case("copy", "eager", "float32", (("N", 8),))
 OTHER = Case("copy", "tuned", "float32", (("N", 8),))
@@ -135,3 +135,46 @@ def test_processes_that_disagree_are_noise() -> None:
     twice = run_of(timed(9.0, 10.0, 10.5), timed(11.5, 12.0, 12.2, process=1))
     (difference,) = compare(twice, run_of(timed(8.0, 9.1, 9.2)))
     assert (difference.verdict, difference.low, difference.high) == ("~", 9.0 / 9.2, 12.2 / 8.0)
+
+
+def test_several_runs_have_the_same_cases_in_the_same_order_and_a_mean_each() -> None:
+    one, other = timed(9.0, 10.0, 11.0), timed(19.0, 20.0, 21.0, OTHER)
+    runs = {
+        "a": run_of(one),
+        "base": run_of(one, other),
+        "b": run_of(timed(4.9, 5.0, 5.1), timed(79.0, 80.0, 81.0, OTHER)),
+    }
+    made = compare_all("base", runs)
+    assert made.names == ("a", "b")
+    assert [[each.case for each in found] for found in made.differences] == [[CASE, OTHER]] * 2
+    assert made.of("a")[1].verdict == "missing"
+    assert made.geomean("a") == 1.0
+    assert made.geomean("b") == pytest.approx((2.0 * 0.25) ** 0.5)
+    assert [(name, each.case) for name, each in made.slower()] == [("b", OTHER)]
+
+
+def test_a_case_that_only_another_run_has_is_missing_everywhere_else() -> None:
+    runs = {"a": run_of(timed(1.0, 2.0, 3.0)), "b": run_of(), "c": run_of(timed(1.0, 2.0, 3.0, OTHER))}
+    made = compare_all("a", runs)
+    assert [[each.verdict for each in found] for found in made.differences] == [["missing"] * 2] * 2
+    assert made.geomean("b") is None
+
+
+def test_slower_by_a_share_needs_the_whole_interval() -> None:
+    made = compare_all("a", {"a": run_of(timed(9.9, 10.0, 10.1)), "b": run_of(timed(10.9, 11.0, 11.1))})
+    low = 10.9 / 10.1 - 1
+    assert [len(made.slower(by)) for by in (0.0, low - 1e-3, low + 1e-3)] == [1, 1, 0]
+    with pytest.raises(ValueError, match="found -1"):
+        made.slower(-1)
+
+
+@pytest.mark.parametrize(("peak", "told"), [(23.9e9, True), (15.6e9, False)])
+def test_copies_of_other_speeds_are_told(peak: float, told: bool) -> None:
+    def with_peak(bandwidth: float) -> Run:
+        run = run_of(timed(9.0, 10.0, 11.0))
+        copies = Limits((StreamPoint(10**9, 10**9, 2e9 / bandwidth, "memcpy", is_copy=True),))
+        return replace(run, header=replace(run.header, limits=copies))
+
+    notes = mismatches(with_peak(15.4e9), with_peak(peak))
+    assert [note.split(",")[0] for note in notes] == ["the best copies differ: 15.4 GB/s in the reference"] * told
+    assert not told or "23.9 GB/s in the run (1.55x)" in notes[0]

@@ -68,12 +68,20 @@ def command(
     max_time: options.MaxTime = None,
     seed: options.Seed = None,
     noise: options.NoiseFile = None,
+    prepare: options.Prepare = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Revision whose measuring code measures both sides. Default: the working tree's."
+        ),
+    ] = None,
+    always: Annotated[bool, typer.Option("--always", help="Measure, even if both sides use the same code.")] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer or code; may "
-            "be repeated. Every output says so.",
+            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer, code, "
+            "measuring or software; may be repeated. Every output says so.",
         ),
     ] = None,
     advisory: Annotated[bool, typer.Option("--advisory", help="End with exit code 0, whatever is found.")] = False,
@@ -105,10 +113,13 @@ def command(
             noise=noise,
             advisory=advisory,
             accept=accepted,
+            prepare=prepare,
+            harness=harness,
+            always=always,
         )
         made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
     else:
-        measuring = {"--device": device, "--only": only, "--seed": seed}
+        measuring = {"--device": device, "--only": only, "--seed": seed, "--prepare": prepare, "--harness": harness}
         _refuse(measuring | {"--precision": precision, "--max-time": max_time})
         Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
         made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"

@@ -14,7 +14,7 @@ from rich.console import Console
 from harness import units
 from harness.cli.console import open_console
 from harness.cli.progress import Bar, outcome
-from harness.gate.records import Decision, Revision, Side, Stage
+from harness.gate.records import Decision, Revision, Side, Stage, UsedCode
 from harness.model import Job, Machine, Measurement
 
 _MOST_NAMED = 5
@@ -72,17 +72,19 @@ class Teller:
             self._bar.note(text)
 
     def comparing(
-        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
+        self, base: Revision, now: Revision, cases: int, machine: Machine, used: UsedCode | None, same: bool
     ) -> None:
         """Print what is compared with what, of which repository, and what isn't compared."""
         self._labels = {"base": base.label, "now": now.label}
         count = units.plural(cases, "case")
         where = f" in {base.repository}" if base.repository else ""
         self.say(f"comparing {_named(now)} with {_named(base)}{where}: {count} on {machine.name}")
-        if same_code:
-            self.say(f"not compared, since both sides use the same files: {', '.join(same_code[:_MOST_NAMED])}")
-        elif base.digest == now.digest:
-            self.say("both have the same code, so every difference is noise")
+        if used and used.shared:
+            self.say(f"not compared, since both sides use the same files: {', '.join(used.shared[:_MOST_NAMED])}")
+        elif used and used.same:
+            files = units.plural(len(used.now), "file")
+            end = "nothing is measured; --always measures" if same else "every difference is noise"
+            self.say(f"both sides use the same code ({files}, each alike): {end}")
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
         """Start a new bar for the stage."""

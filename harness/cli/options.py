@@ -63,6 +63,14 @@ NoiseFile = Annotated[
     Path | None,
     typer.Option("--noise", metavar="FILE", help="Noise file. Default: one in the cache folder."),
 ]
+Prepare = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CMD",
+        help="Command that installs the packages of each side, e.g. 'pip install --no-deps --target {site} {root}': "
+        "{site} is a folder of that side's packages, {root} its code. May be repeated.",
+    ),
+]
 
 
 def gate_request(
@@ -79,6 +87,9 @@ def gate_request(
     noise: Path | None,
     advisory: bool = False,
     accept: Sequence[str] = (),
+    prepare: Sequence[str] | None = None,
+    harness: str | None = None,
+    always: bool = False,
 ) -> Request:
     """The gate's request, from these options. Raises UsageError for scenarios and a device that don't exist."""
     from harness import devices, scenario
@@ -99,4 +110,7 @@ def gate_request(
         noise=noise,
         advisory=advisory,
         command=("harness", *sys.argv[1:]),
+        prepare=tuple(prepare or ()),
+        harness=harness,
+        always=always,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from harness.gate.records import Decision, Revision, Side, Stage
+from harness.gate.records import Decision, Revision, Side, Stage, UsedCode
 from harness.model import Job, Machine, Measurement
 
 
@@ -19,9 +19,13 @@ class GateObserver(Protocol):
         """Something takes time, and meanwhile nothing is measured."""
 
     def comparing(
-        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
+        self, base: Revision, now: Revision, cases: int, machine: Machine, used: UsedCode | None, same: bool
     ) -> None:
-        """What is compared with what, before anything is measured. same_code: files that both sides use alike."""
+        """What is compared with what, before anything is measured.
+
+        used: the files that both sides use; None if one revision is compared with itself. same: whether nothing is
+        measured, since both sides have the same code.
+        """
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
         """A stage begins, of `pairs` pairs of processes with `measurements` measurements in all."""

@@ -17,16 +17,16 @@ from harness.gate.noise_store import Noise
 from harness.gate.observer import GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
-from harness.gate.records import GateRun, Side
+from harness.gate.records import GateRun, Side, UsedCode
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
-from harness.gate.same_code import same_code
+from harness.gate.inquiry import Asking, inquire
+from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.limits import Needs
 from harness.metrics import METRICS
 from harness.model import Limits, Machine
 from harness.ops import Catalogue
-from harness.processes.supervisor import Workers
 from harness.scenario import Selection
 
 _MOST_AHEAD = 4
@@ -38,6 +38,9 @@ class Request:
     """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
 
     folders: which of the named folders `files` has scenarios of. accept: rules whose findings pass.
+
+    prepare: commands that install the packages of a side. harness: the revision whose harness measures both sides; None
+    for the working tree's. always: measure, even if both sides use the same code.
 
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
     of noise; in the user's cache folder if None. command: the command line, program first.
@@ -54,6 +57,9 @@ class Request:
     noise: Path | None = None
     advisory: bool = False
     command: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
+    harness: str | None = None
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +79,9 @@ class Start:
 class Sides:
     """The two codes on one machine, and the observer.
 
-    shared: who else used the device before anything ran. same_code: code of the repository that both sides use.
+    shared: who else used the device before anything ran. used: the files that both sides use; None where one revision
+    is compared with itself. same: whether nothing need be measured, since both sides have the same code and scenarios.
+    measuring: why the times of both sides can't be compared, since the code that measures changed; "" if they can.
     """
 
     codes: Mapping[Side, Checkout]
@@ -81,7 +89,9 @@ class Sides:
     cases: Cases
     shared: str
     observer: GateObserver
-    same_code: tuple[str, ...] = ()
+    used: UsedCode | None = None
+    same: bool = False
+    measuring: str = ""
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -92,8 +102,8 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     """
     start = Start.now()
     repository = Repository.find(request.plugins, request.files)
-    with repository.worktree(request.base, "base") as base:
-        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer, repository)
+    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes:
+        sides = prepare(request, codes, observer, repository)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
 
 
@@ -111,20 +121,20 @@ def prepare(
     if asked.left_out:
         observer.say(asked.left_out)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
-    base = codes["base"]
-    old = repository.old(base, request.files, request.folders) if repository else ()
-    # In a process of its own, so that all processes that measure have done the same before they measure.
-    with Workers(device.kind, base.plugins, base.root, base.digest) as workers:
-        surveyed = workers.survey((*asked.files, *asked.broken, *old), asked.jobs)
-        cases = common(asked, surveyed, catalogue, request.selection, old)
-        new = repository.new(base, request.files, request.folders) if repository else ()
-        unheard = (
-            f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new
+    if repository is None:
+        with codes["base"].workers(device.kind) as workers:
+            surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
+        sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
+    else:
+        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer)
+        found = inquire(asking, repository, codes, device.kind)
+        sides = Sides(
+            found.codes, device.machine(), found.cases, shared, observer, found.used, measuring=found.measuring
         )
-        cases = replace(cases, untold=(*cases.untold, *unheard))
-        same = same_code(repository, base, cases, catalogue, workers) if repository else ()
-    sides = Sides(codes, device.machine(), cases, shared, observer, same)
-    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine, same)
+        sides = replace(sides, same=found.same and not request.always)
+    observer.comparing(
+        codes["base"].code, codes["now"].code, len(sides.cases.all), sides.machine, sides.used, sides.same
+    )
     return sides
 
 
@@ -132,7 +142,9 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     """Screen and confirm once, and let the rules judge."""
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
     pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
-    found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
+    # The same code has the same times, so there is nothing to find out.
+    procedure = Procedure(pairs, sides.cases, request.margin, noise, sides.observer)
+    found = () if sides.same else procedure.carry_out()
     cases, scenarios = sides.cases, sides.cases.scenarios
     evidence = Evidence(
         sides.codes["base"].code.label,
@@ -143,7 +155,9 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         asked=cases.asked,
         before=cases.before,
         untold=cases.untold,
-        same_code=sides.same_code,
+        used=sides.used,
+        same=sides.same,
+        measuring=sides.measuring,
         laxer=cases.laxer,
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
@@ -162,6 +176,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         command=request.command,
         advisory=request.advisory,
         accept=request.accept,
+        used=sides.used,
     )
 
 
@@ -177,5 +192,5 @@ def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
         return None
     needs = Needs.of((work, found.case.world) for found in held for m in found.now if (work := m.work_done))
     now = sides.codes["now"]
-    with Workers(sides.machine.kind, now.plugins, now.root, now.digest) as workers:
+    with now.workers(sides.machine.kind) as workers:
         return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -63,14 +63,10 @@ class MeasureLimitsAgain(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class SurveyCode(_Numbered):
-    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know.
-
-    top: a folder whose files the process notes from now on, if it uses them; empty for none.
-    """
+    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know."""
 
     files: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
-    top: str = ""
     kind: Literal["survey"] = "survey"
 
 
@@ -120,14 +116,14 @@ class Surveyed(_Numbered):
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
-    used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked;
+    used: path and SHA-256 of each file that a process which listens has used. checks: how strictly the ops of the files are checked;
     None from an earlier harness, which doesn't tell it.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
     known: tuple[str, ...]
     scenarios: tuple[tuple[Scenario, ...], ...] = ()
-    used: tuple[str, ...] = ()
+    used: tuple[tuple[str, str], ...] = ()
     checks: tuple[Strictness, ...] | None = None
     kind: Literal["surveyed"] = "surveyed"
 

@@ -28,6 +28,7 @@ from harness.processes.messages import (
     Surveyed,
 )
 from harness.processes.rank import GRACE, PREFIX, Beginning, Meeting, Rank
+from harness.processes.surroundings import Surroundings
 from harness.processes.torchrun import RankHandle, leader
 
 _START_LIMIT = 300.0
@@ -61,8 +62,18 @@ class LostError(Exception):
 class Team:
     """`size` ranks that measure together: every one gets each question and answers it. If one dies, all are killed."""
 
-    def __init__(self, device: str, plugins: Sequence[Path], size: int, root: Path | None = None) -> None:
-        """Start them. root: the folder whose `harness` they import; the parent's own unless told."""
+    def __init__(
+        self,
+        device: str,
+        plugins: Sequence[Path],
+        size: int,
+        root: Path | None = None,
+        around: Surroundings | None = None,
+    ) -> None:
+        """Start them. root: the folder whose `harness` they import; the parent's own unless told.
+
+        around: what they see in place of what the parent sees.
+        """
         self.size = size
         self.ready: Ready | None = None
         self._is_another = root is not None and root.resolve() != python.own_root()
@@ -76,7 +87,8 @@ class Team:
         try:
             address = leads.address if leads and not self._folder else "127.0.0.1"
             folder = Path(self._folder.name) if self._folder else None
-            begin = Beginning(device, tuple(plugins), Meeting(size, size, address, _free_port(address), folder), root)
+            meeting = Meeting(size, size, address, _free_port(address), folder)
+            begin = Beginning(device, tuple(plugins), meeting, root, around=around)
             for number in range(size):
                 self._ranks.append(leads.rank(number, begin) if leads else Rank(number, begin))
         except BaseException:

@@ -16,6 +16,10 @@ _ACCEPT = "if that is known: --accept uncompared"
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Undecided findings for cases without a decision, and for a gate that compared no case of ours."""
+    if evidence.same:
+        text = "nothing was measured, since both sides used the same code"
+        yield Finding("uncompared", "note", text, "measure it all the same: --always")
+        return
     findings = list(filter(None, (_judge(found, evidence.base) for found in evidence.cases)))
     yield from findings
     if any(finding.severity == "undecided" for finding in findings):

@@ -13,7 +13,7 @@ _LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFI
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without what git sets for its hooks, which would name another repository."""
+    """The environment of this process without what git sets for its hooks, which would name another repository."""
     return {name: value for name, value in os.environ.items() if name not in _LOCATIONS}
 
 

@@ -65,15 +65,17 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
     scenarios = {file.resolve() for file in (*files, *old)}
-    with used_code.watched(repository, codes.values()) as opened:
-        with base.workers(kind, listen=(*base.trees, repository.top)) as workers:
-            surveyed = workers.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
-            cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
-            before = used_code.probe(workers, _alone(cases.jobs["base"]), opened)
+    trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
+    with (
+        used_code.watched(repository, codes.values()) as opened,
+        base.workers(kind, listen=trees["base"]) as workers,
+    ):
+        surveyed = workers.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
+        cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
+        before = used_code.probe(workers, _alone(cases.jobs["base"]), opened)
     asking.observer.note(f"asking {now.code.label} which files it uses")
-    with used_code.watched(repository, codes.values()) as opened:
-        with now.workers(kind, listen=(*now.trees, repository.top)) as workers:
-            after = used_code.probe(workers, _alone(cases.jobs["now"]), opened)
+    with used_code.watched(repository, codes.values()) as opened, now.workers(kind, listen=trees["now"]) as workers:
+        after = used_code.probe(workers, _alone(cases.jobs["now"]), opened)
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     cases = replace(cases, untold=(*cases.untold, *unheard))
     used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)

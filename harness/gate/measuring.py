@@ -24,7 +24,7 @@ _CODE = frozenset({".py", ".c", ".cu", ".cuh", ".h"})
 
 
 def with_instrument(code: Checkout, instrument: Path) -> Checkout:
-    """The side, measured by the harness that lies in `instrument`; as it is where that has the side's own instrument."""
+    """The side, measured by the harness in the folder `instrument`; as it is if both instruments are the same."""
     if code.root is None or code.home is None or not any(_differing(code.root, instrument)):
         return code
     made = code.home / FOLDER
@@ -50,7 +50,7 @@ def _copy(path: Path, target: Path, skipped: object) -> None:
 
 
 def changed(before: Path, now: Path, used: Mapping[str, str], inside: Path) -> list[str]:
-    """Files of the instrument that a side used and that differ between the roots. inside: the root in the repository."""
+    """Files of the instrument that a side used and that differ between the roots. inside: where the root lies."""
     differing = {str(inside / "harness" / name) for name in _differing(before, now)}
     return sorted(differing & used.keys())
 

@@ -59,7 +59,7 @@ def _version(repository: Repository, version: str) -> str:
 
 @contextmanager
 def _seen(codes: Mapping[Side, Checkout]) -> Iterator[Mapping[Side, Checkout]]:
-    """This process sees the packages of the working tree, so that their ops are found; the base sees its own."""
+    """Have this process see the packages of the working tree, whose ops it looks for; the base sees its own."""
     sites = {side: code.around.site for side, code in codes.items()}
     old, now = sites["base"], sites["now"]
     if old is None or now is None:

@@ -13,14 +13,14 @@ from harness import devices, units
 from harness.gate import deciding, noise_store
 from harness.gate.case_lists import Cases, common, wanted
 from harness.gate.evidence import Evidence
+from harness.gate.inquiry import Asking, inquire
 from harness.gate.noise_store import Noise
-from harness.gate.observer import GateObserver
+from harness.gate.observer import Comparison, GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
 from harness.gate.records import GateRun, Side, UsedCode
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
-from harness.gate.inquiry import Asking, inquire
 from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.limits import Needs
@@ -132,9 +132,9 @@ def prepare(
             found.codes, device.machine(), found.cases, shared, observer, found.used, measuring=found.measuring
         )
         sides = replace(sides, same=found.same and not request.always)
-    observer.comparing(
-        codes["base"].code, codes["now"].code, len(sides.cases.all), sides.machine, sides.used, sides.same
-    )
+    cases, machine = len(sides.cases.all), sides.machine
+    compared = Comparison(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
+    observer.comparing(compared)
     return sides
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
-import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
@@ -41,7 +40,7 @@ class Checkout:
     plugins: tuple[Path, ...]
     folder: Path | None = None
     home: Path | None = None
-    around: Surroundings = Surroundings()
+    around: Surroundings = field(default_factory=Surroundings)
     own_root: Path | None = None
 
     @property
@@ -98,7 +97,7 @@ class Repository:
 
     @contextmanager
     def here(self) -> Iterator[Checkout]:
-        """The code that lies in the working tree, with a folder for what is made for it, which is removed in the end."""
+        """The working tree's code, with a folder for what is made for it, which is removed in the end."""
         with _slot(self.top, "now") as home:
             try:
                 shutil.rmtree(home, ignore_errors=True)

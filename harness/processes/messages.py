@@ -116,8 +116,8 @@ class Surveyed(_Numbered):
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
-    used: path and SHA-256 of each file that a process which listens has used. checks: how strictly the ops of the files are checked;
-    None from an earlier harness, which doesn't tell it.
+    used: path and SHA-256 of each file that the process has used, if it listens. checks: how strictly the ops of the
+    files are checked; None from an earlier harness, which doesn't tell it.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]

@@ -15,9 +15,9 @@ _FILLER = "HARNESS_FILLER"
 class Surroundings:
     """In place of what the parent sees.
 
-    site: a folder with packages, which come before all others; None for none. moved: pairs of folders: what
-    the environment and the path of modules name below the first is taken from the second, if it is there. variables: more
-    environment variables. listen: the process tells which files it uses, and which of them lie in one of these folders.
+    site: a folder with packages, which come before all others; None for none. moved: pairs of folders: what the
+    environment and the path of modules name below the first is taken from the second, if it is there. variables: more
+    environment variables. listen: if there are any, the process tells which files it uses. The folders hold its code.
     """
 
     site: Path | None = None

@@ -104,7 +104,7 @@ class Leader:
         """Start a rank of a team. Ranks keep torchrun's order. Raises UsageError for another revision's rank."""
         if begin.around or (begin.root and begin.root.resolve() != self._place.root.resolve()):
             raise UsageError(
-                f"under torchrun no rank can measure another revision's code, such as that in {begin.root or begin.plugins}",
+                f"under torchrun no rank can measure another revision's code, such as that in {begin.root}",
                 "start harness gate --base without torchrun, or measure both revisions and judge the two runs: "
                 "harness gate REF RUN",
             )

@@ -23,7 +23,7 @@ from harness import paths
 _OWN = Path(__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = tuple(
-    map(Path, ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/proc", "/sys", "/dev", "/run"))
+    Path(f"/{name}") for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run"]
 )
 # What torch compiled is kept there by its content, so that no side can get what another one made.
 _BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
@@ -74,10 +74,10 @@ class UsedFiles:
         pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
         if tree is None:
             kept = [Path(folder) for name in _BY_CONTENT if (folder := os.environ.get(name))]
-            own = (_OWN, paths.data("kernels"), paths.data("scenarios"))
+            own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
             left_out = [*pythons, *kept, *own, paths.cache().resolve(), *_SYSTEM]
         else:
-            # A repository may hold a virtual environment or the cache, or lie below a Python that was installed for all.
+            # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
             left_out = [f for f in (*pythons, paths.cache().resolve()) if f.is_relative_to(tree) and f != tree]
         inside = path.relative_to(tree) if tree else path
         return (

@@ -11,8 +11,8 @@ ACCEPT = "code that both sides used alike, such as an installed package or a kep
 _MOST_NAMED = 3
 _MOST_UNUSED = 20
 _ADVICE = (
-    "give each side its own: --prepare 'pip install --no-deps --target {site} {root}' for a package, a folder below the "
-    "repository for what a build keeps; if this code didn't change: --accept code"
+    "give each side its own: a package by --prepare 'pip install --no-deps --target {site} {root}', what a build keeps "
+    "by a folder in the repository; if this code didn't change: --accept code"
 )
 
 

@@ -130,14 +130,17 @@ class Session:
             return EndedError("out_of_memory", f"needs {units.size(needed)}, {units.size(free)} are free on the device")
         return None
 
-    def prepare(self) -> None:
-        """Make the inputs, prepare the variant, and call it once. Raises EndedError if there is an obstacle."""
+    def prepare(self, inputs: SimpleNamespace | None = None) -> None:
+        """Make the inputs, prepare the variant, and call it once. Raises EndedError if there is an obstacle.
+
+        inputs: to be taken in place of the op's own.
+        """
         with self._together():
             if obstacle := self.obstacle():
                 raise obstacle
         with self.phase("setup"):
-            self._ctx = ctx = self._context()
-            canonical = check.make_inputs(ctx)
+            self._ctx = ctx = self.context()
+            canonical = check.make_inputs(ctx) if inputs is None else inputs
         with self.phase("compile"):
             launch = self.variant.prepare(ctx)
             first = check.new_set(ctx, self.variant, canonical)
@@ -165,6 +168,13 @@ class Session:
                 advice = "compare times with this in mind: our own variants are held to the tolerance"
                 self.warn("inexact", inexact, advice)
             return None
+
+    def outcome(self) -> tuple[str | None, SimpleNamespace]:
+        """What is wrong with the form of a call, None for nothing; and the tensors of the op after the call."""
+        ctx, ready = self._ready()
+        with self.phase("check"):
+            fault, after = self._watched_call(ctx, ready)
+            return fault, after if fault else check.decoded(ctx, self.variant, after)
 
     def rotation(self) -> Rotation:
         """Sets of buffers, with the variant's launch bound to each.
@@ -278,7 +288,8 @@ class Session:
             return wrong, tensors
         return None, check.collect(self.op, self.variant, tensors, returned)
 
-    def _context(self) -> Context:
+    def context(self) -> Context:
+        """What the op and the variant get to know of the case, anew."""
         import torch
 
         place = self.device.torch_device

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.gate.case_lists import Broken, role_of
-from harness.gate.records import CaseEvidence, UsedCode
+from harness.gate.records import CaseEvidence, Judged, UsedCode
 from harness.model import LIBRARY_ROLES, Case, Limits, Scenario
 
 
@@ -21,7 +21,8 @@ class Evidence:
     the scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all
     known. used: the files that both sides used; None for stored runs. same: whether nothing was measured, since both
     sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
-    changed; empty if they can. laxer: what is checked less strictly than by the base, one sentence each.
+    changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
+    is checked less strictly than by the base, one sentence each.
     """
 
     base: str
@@ -36,6 +37,7 @@ class Evidence:
     used: UsedCode | None = None
     same: bool = False
     measuring: str = ""
+    judged: tuple[Judged, ...] = ()
     laxer: tuple[str, ...] = ()
 
     @cached_property

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError, brief, described
-from harness.gate import measuring, used_code
+from harness.gate import judging, measuring, used_code
 from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.observer import GateObserver
-from harness.gate.records import Side, UsedCode
+from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import Probed
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
@@ -34,7 +34,7 @@ class Asking:
 class Found:
     """What both sides said. codes: as they are measured. same: whether code and scenarios are the same on both sides.
 
-    measuring: what changed in the code that measures, as a sentence; "" if nothing did.
+    measuring: what changed in the code that measures, as a sentence; "" if nothing did. judged: as in `Sides`.
     """
 
     codes: Mapping[Side, Checkout]
@@ -42,6 +42,7 @@ class Found:
     used: UsedCode
     same: bool
     measuring: str
+    judged: tuple[Judged, ...]
 
 
 def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Found:
@@ -67,19 +68,28 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     scenarios = {file.resolve() for file in (*files, *old)}
     trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
     with (
-        used_code.watched(repository, codes.values()) as opened,
-        base.workers(kind, listen=trees["base"]) as workers,
+        base.workers(kind, listen=trees["base"]) as of_base,
+        now.workers(kind, listen=trees["now"]) as of_now,
     ):
-        surveyed = workers.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
-        cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
-        before = used_code.probe(workers, _alone(cases.jobs["base"]), opened)
-    asking.observer.note(f"asking {now.code.label} which files it uses")
-    with used_code.watched(repository, codes.values()) as opened, now.workers(kind, listen=trees["now"]) as workers:
-        after = used_code.probe(workers, _alone(cases.jobs["now"]), opened)
+        with used_code.watched(repository, codes.values()) as opened:
+            surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
+            cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
+            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened)
+        asking.observer.note(f"asking {now.code.label} which files it uses")
+        with used_code.watched(repository, codes.values()) as opened:
+            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened)
+        used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
+        # What is right may be said by any file, so the same code alone needs no judge.
+        judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     cases = replace(cases, untold=(*cases.untold, *unheard))
-    used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
-    return Found(codes, cases, used, _same(cases, used, (before, after)), _measuring(repository, codes, used))
+    same = _same(cases, used, (before, after))
+    return Found(codes, cases, used, same, _measuring(repository, codes, used), judged)
+
+
+def _to_judge(cases: Cases, right: frozenset[str]) -> list[Job]:
+    """The jobs that each side finds right, on one device: what several ranks make together isn't written into files."""
+    return [job for job in cases.jobs["now"] if job.case.id in right and job.case.world == 1]
 
 
 def _alone(jobs: Sequence[Job]) -> list[Job]:

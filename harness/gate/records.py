@@ -167,6 +167,18 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the base's reference, check and inputs say of a case of the working tree.
+
+    wrong: what is wrong with its outputs. unable: why the base can't judge them. One of the two is empty.
+    """
+
+    case: Case
+    wrong: str = ""
+    unable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class UsedCode:
     """Which files the processes of both sides used, for all cases that are measured.
 

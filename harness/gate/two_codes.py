@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness import devices, units
 from harness.gate import deciding, noise_store
+from harness.gate.alike import unlike
 from harness.gate.case_lists import Cases, common, wanted
 from harness.gate.evidence import Evidence
 from harness.gate.inquiry import Asking, inquire
@@ -18,7 +19,7 @@ from harness.gate.noise_store import Noise
 from harness.gate.observer import Comparison, GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
-from harness.gate.records import GateRun, Side, UsedCode
+from harness.gate.records import GateRun, Judged, Side, UsedCode
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
 from harness.gate.sides import two_sides
@@ -82,6 +83,7 @@ class Sides:
     shared: who else used the device before anything ran. used: the files that both sides use; None where one revision
     is compared with itself. same: whether nothing need be measured, since both sides have the same code and scenarios.
     measuring: why the times of both sides can't be compared, since the code that measures changed; "" if they can.
+    judged: cases of the working tree that the base finds wrong, or can't judge.
     """
 
     codes: Mapping[Side, Checkout]
@@ -92,6 +94,7 @@ class Sides:
     used: UsedCode | None = None
     same: bool = False
     measuring: str = ""
+    judged: tuple[Judged, ...] = ()
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -128,9 +131,8 @@ def prepare(
     else:
         asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer)
         found = inquire(asking, repository, codes, device.kind)
-        sides = Sides(
-            found.codes, device.machine(), found.cases, shared, observer, found.used, measuring=found.measuring
-        )
+        sides = Sides(found.codes, device.machine(), found.cases, shared, observer)
+        sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged)
         sides = replace(sides, same=found.same and not request.always)
     cases, machine = len(sides.cases.all), sides.machine
     compared = Comparison(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
@@ -141,6 +143,7 @@ def prepare(
 def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     """Screen and confirm once, and let the rules judge."""
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
+    sides = _measured_alike(request, sides, noise, seed)
     pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
     # The same code has the same times, so there is nothing to find out.
     procedure = Procedure(pairs, sides.cases, request.margin, noise, sides.observer)
@@ -158,6 +161,7 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         used=sides.used,
         same=sides.same,
         measuring=sides.measuring,
+        judged=sides.judged,
         laxer=cases.laxer,
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
@@ -178,6 +182,18 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         accept=request.accept,
         used=sides.used,
     )
+
+
+def _measured_alike(request: Request, sides: Sides, noise: Noise, seed: int) -> Sides:
+    """The sides, without a reason to doubt where the code that measures changed, but measures the base as before."""
+    base = sides.codes["base"]
+    if not sides.measuring or base.own_root is None:
+        return sides
+    sides.observer.say("the code that measures changed: the kernels of the base are measured by the old and the new")
+    codes: Mapping[Side, Checkout] = {"base": replace(base, root=base.own_root, own_root=None), "now": base}
+    pairs = PairMeasurer(sides.machine.kind, codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    why = unlike(pairs, sides.cases.jobs["base"], request.margin, noise)
+    return replace(sides, measuring=f"{sides.measuring}; the kernels of the base are {why}" if why else "")
 
 
 def _ahead(machine: Machine) -> int:

@@ -29,25 +29,28 @@ _HARMLESS = frozenset({"ok", "unsupported", "skipped"})
 class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
-    fine: whether every case was right, or can't be run here.
+    fine: whether every case was right, or can't be run here. right: ids of the cases that were right.
     """
 
     files: Mapping[Path, str]
     opened: frozenset[Path]
     complete: bool
     fine: bool
+    right: frozenset[str]
 
 
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
     """Check each case once. workers: they listen."""
     files: dict[Path, str] = {}
-    fine = True
+    ended: dict[str, str] = {}
     for job in jobs:
-        fine &= workers.measure(job, timed=False).status in _HARMLESS
+        ended[job.case.id] = workers.measure(job, timed=False).status
         opened.so_far()
         # Each time, since a process that crashes takes with it what it knows.
         files |= {Path(path): digest for path, digest in workers.survey().used}
-    return Probed(files, opened.so_far(), opened.complete, fine)
+    fine = all(status in _HARMLESS for status in ended.values())
+    right = frozenset(key for key, status in ended.items() if status == "ok")
+    return Probed(files, opened.so_far(), opened.complete, fine, right)
 
 
 def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:

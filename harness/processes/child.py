@@ -23,9 +23,11 @@ from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
 from harness.ops.known_cases import recognised
-from harness.processes import descendants, python
+from harness.processes import descendants, exchange, python
 from harness.processes.messages import (
     VERSION,
+    Exchange,
+    Exchanged,
     Failed,
     LimitsMeasured,
     Measure,
@@ -88,6 +90,9 @@ class Worker:
                 return LimitsMeasured(limits.ready(self._device, needs, fresh, self._progress))
             case MeasureLimitsAgain(start):
                 return LimitsMeasured(limits.again(self._device, start))
+            case Exchange(step, job, folder):
+                job = replace(job, case=recognised(job.case, self._ops))
+                return Exchanged(*exchange.take(step, job, self._ops[job.case.op], self._device, Path(folder)))
             case SurveyCode(files, jobs):
                 known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]

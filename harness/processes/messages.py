@@ -15,6 +15,7 @@ from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement, Scenario
+from harness.processes.exchange import Step
 from harness.processes.strictness import Strictness
 
 VERSION = 2
@@ -68,6 +69,16 @@ class SurveyCode(_Numbered):
     files: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     kind: Literal["survey"] = "survey"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(_Numbered):
+    """Asks for `Exchanged`: one step of judging a call by another code. folder: for the files of the steps."""
+
+    step: Step
+    job: Job
+    folder: str
+    kind: Literal["exchange"] = "exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +140,15 @@ class Surveyed(_Numbered):
 
 
 @dataclass(frozen=True, slots=True)
+class Exchanged(_Numbered):
+    """Answers `Exchange`. wrong, unable: as `exchange.take` gives them."""
+
+    wrong: str
+    unable: str
+    kind: Literal["exchanged"] = "exchanged"
+
+
+@dataclass(frozen=True, slots=True)
 class Failed(_Numbered):
     """Comes in place of any answer: a HarnessError to raise in the parent."""
 
@@ -138,8 +158,8 @@ class Failed(_Numbered):
     kind: Literal["failed"] = "failed"
 
 
-Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode
-Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Failed
+Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode | Exchange
+Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Exchanged | Failed
 
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

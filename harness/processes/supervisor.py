@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Self
 
 from harness import devices, source
-from harness.errors import HarnessError, MachineError
+from harness.errors import HarnessError, MachineError, brief
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
 from harness.processes import python
+from harness.processes.exchange import Step
 from harness.processes.messages import (
     ANOTHER_CODE,
     VERSION,
+    Exchange,
+    Exchanged,
     LimitsMeasured,
     Measure,
     Measured,
@@ -110,6 +113,19 @@ class Workers:
         except LostError as lost:
             self._team = None
             raise MachineError(f"the scenarios can't be read: {lost.text}", "run 'harness env'") from lost
+
+    def exchange(self, step: Step, job: Job, folder: Path) -> tuple[str, str]:
+        """(wrong, unable): what is wrong with the job's outputs, why this step of judging them can't be taken.
+
+        The death of the process is a reason too. Raises as `measure` does.
+        """
+        team = self._ready(1)
+        try:
+            answer = team.ask(Exchange(step, job, str(folder)), Exchanged, job.timing.timeout)[0]
+        except LostError as lost:
+            self._team = None
+            return "", brief(lost.text)
+        return answer.wrong, answer.unable
 
     def begin(self, size: int = 1) -> None:
         """Start `size` processes ahead of their turn, without waiting. They load torch, but don't touch the device."""

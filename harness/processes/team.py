@@ -17,6 +17,7 @@ from harness.errors import CompileError, HarnessError, MachineError, UsageError,
 from harness.processes import messages, python
 from harness.processes.messages import (
     ANOTHER_CODE,
+    Exchanged,
     Failed,
     LimitsMeasured,
     Measure,
@@ -39,7 +40,7 @@ _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Exchanged)
 
 
 EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion, values
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
@@ -95,6 +96,11 @@ def gate_request(
     from harness import devices, scenario
     from harness.gate import Request
 
+    if missing := [str(file) for file in ops or () if not file.is_file()]:
+        raise UsageError(
+            f"--ops {missing[0]}: no such file",
+            "name the file as it is called now; if its ops should go, so should the command that gates them",
+        )
     files = tuple(scenario.find(scenarios))
     kind = devices.choose(device)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), precision=precision, max_time=max_time)

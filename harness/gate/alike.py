@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.errors import HarnessError, brief, described
+from harness.errors import HarnessError
 from harness.gate import deciding
 from harness.gate.noise_store import Noise, timer
 from harness.gate.pairing import PairMeasurer
@@ -30,7 +30,7 @@ def unlike(pairs: PairMeasurer, jobs: Sequence[Job], asked: float, noise: Noise)
                 pairs.measure(stage, count, {"base": going, "now": going})
             going = [job for job in going if not _is_alike(pairs, job.case.id, asked, noise)]
     except HarnessError as error:
-        return f"measured by one of them alone: {brief(described(error))}"
+        return f"measured by one of them alone: {error.message}"
     named = ", ".join(job.case.id for job in going[:_MOST_NAMED])
     more = f" and {len(going) - _MOST_NAMED} more" if len(going) > _MOST_NAMED else ""
     return f"not measured alike, or too few pairs say so: {named}{more}" if going else ""

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -196,6 +197,11 @@ class UsedCode:
     unused: tuple[str, ...] = ()
     software: tuple[str, ...] = ()
     complete: bool = False
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """The SHA-256 over all files of the base, and of the working tree."""
+        return tuple(hashlib.sha256(repr(files).encode()).hexdigest() for files in (self.base, self.now))  # type: ignore[return-value]
 
     @property
     def same(self) -> bool:

@@ -46,7 +46,8 @@ def changed(top: Path, base: str) -> Iterator[str]:
 
 def _changed(top: Path, base: str) -> Iterator[str]:
     yield from filter(None, git(top, "diff", "--name-only", "--no-renames", "-z", base).split("\0"))
-    yield from filter(None, git(top, "ls-files", "-z", "--others", "--exclude-standard").split("\0"))
+    new = git(top, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    yield from (name for name in new if name and "__pycache__" not in name)
 
 
 def fill(top: Path, folder: Path, revision: str) -> None:

@@ -46,6 +46,8 @@ class UsedFiles:
         self._opened: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._digests: dict[Path, str] = {}
+        # What starts this process comes from outside of the code that is measured.
+        self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         sys.addaudithook(self._hear)
 
     def so_far(self) -> tuple[tuple[str, str], ...]:
@@ -64,13 +66,20 @@ class UsedFiles:
         installed = {*_packages(self._trees), *_installed_from(self._trees[-1])} - {"harness"}
         mine = {file for name, file in modules.items() if name.partition(".")[0] in installed and not _standard(file)}
         heard = {_source(os.path.realpath(file)) for file in (*self._opened, *self._named())}
-        counted = {path for file in {*modules.values(), *heard} if self._counts(path := Path(file))}
+        early = {_source(os.path.realpath(file)) for file in self._before}
+        every = {file for file in modules.values() if file not in early or self._tree(Path(file))} | heard
+        counted = {path for file in every if self._counts(path := Path(file))}
         return {*map(Path, mine), *counted}
+
+    def _tree(self, path: Path) -> Path | None:
+        """The innermost folder of code that a file lies in; None if it lies in none."""
+        around = (tree for tree in self._trees if path.is_relative_to(tree))
+        return max(around, key=lambda tree: len(tree.parts), default=None)
 
     def _counts(self, path: Path) -> bool:
         if not os.path.isfile(path) or not os.access(path, os.R_OK):  # noqa: PTH113 - hundreds of thousands of them
             return False
-        tree = max((t for t in self._trees if path.is_relative_to(t)), key=lambda t: len(t.parts), default=None)
+        tree = self._tree(path)
         pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
         if tree is None:
             kept = [Path(folder) for name in _BY_CONTENT if (folder := os.environ.get(name))]

@@ -14,7 +14,7 @@ from rich.console import Console
 from harness import units
 from harness.cli.console import open_console
 from harness.cli.progress import Bar, outcome
-from harness.gate.observer import Comparison
+from harness.gate.observer import Comparing
 from harness.gate.records import Decision, Revision, Side, Stage
 from harness.model import Job, Measurement
 
@@ -72,7 +72,7 @@ class Teller:
         if self._bar:
             self._bar.note(text)
 
-    def comparing(self, compared: Comparison) -> None:
+    def comparing(self, compared: Comparing) -> None:
         """Print what is compared with what, of which repository, and what isn't compared."""
         base, now, used = compared.base, compared.now, compared.used
         self._labels = {"base": base.label, "now": now.label}

@@ -31,7 +31,7 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Inquired:
     """What both sides said. codes: as they are measured. same: whether code and scenarios are the same on both sides.
 
     measuring: what changed in the code that measures, as a sentence; "" if nothing did. judged: as in `Sides`.
@@ -45,7 +45,7 @@ class Found:
     judged: tuple[Judged, ...]
 
 
-def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Found:
+def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
     """Ask the base, then the working tree. Raises what `Workers.survey` and `common` raise."""
     try:
         return _inquire(asking, repository, codes, kind)
@@ -61,7 +61,7 @@ def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkou
         return replace(found, same=False, measuring=f"{text}: {why}")
 
 
-def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Found:
+def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
     base, now = codes["base"], codes["now"]
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
@@ -84,7 +84,7 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
     cases = replace(cases, untold=(*cases.untold, *unheard))
     same = _same(cases, used, (before, after))
-    return Found(codes, cases, used, same, _measuring(repository, codes, used), judged)
+    return Inquired(codes, cases, used, same, _measuring(repository, codes, used), judged)
 
 
 def _to_judge(cases: Cases, right: frozenset[str]) -> list[Job]:

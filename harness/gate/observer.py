@@ -11,7 +11,7 @@ from harness.model import Job, Machine, Measurement
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparing:
     """What a gate compares. cases: how many.
 
     used: the files that both sides use; None if one revision is compared with itself. same: whether nothing is
@@ -35,7 +35,7 @@ class GateObserver(Protocol):
     def note(self, text: str) -> None:
         """Something takes time, and meanwhile nothing is measured."""
 
-    def comparing(self, compared: Comparison) -> None:
+    def comparing(self, compared: Comparing) -> None:
         """What is compared with what, before anything is measured."""
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:

@@ -16,7 +16,7 @@ from harness.gate.case_lists import Cases, common, wanted
 from harness.gate.evidence import Evidence
 from harness.gate.inquiry import Asking, inquire
 from harness.gate.noise_store import Noise
-from harness.gate.observer import Comparison, GateObserver
+from harness.gate.observer import Comparing, GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
 from harness.gate.records import GateRun, Judged, Side, UsedCode
@@ -135,7 +135,7 @@ def prepare(
         sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged)
         sides = replace(sides, same=found.same and not request.always)
     cases, machine = len(sides.cases.all), sides.machine
-    compared = Comparison(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
+    compared = Comparing(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
     observer.comparing(compared)
     return sides
 

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from harness.cli.gate_progress import Teller, follow
-from harness.gate.observer import Comparison
+from harness.gate.observer import Comparing
 from harness.gate.records import Decision, Outcome, Revision, UsedCode
 from harness.model import Job, Machine, Measurement
 
@@ -26,7 +26,7 @@ def tell(machine: Machine) -> Callable[..., tuple[Teller, io.StringIO]]:
     def make(terminal: bool = False, base: Revision = BASE) -> tuple[Teller, io.StringIO]:
         drawn = io.StringIO()
         teller = Teller(Console(file=drawn, force_terminal=terminal, width=200))
-        teller.comparing(Comparison(base, NOW, 12, machine))
+        teller.comparing(Comparing(base, NOW, 12, machine))
         return teller, drawn
 
     return make
@@ -48,7 +48,7 @@ def test_the_repository_is_named_and_so_is_what_is_not_compared(
     teller, drawn = tell()
     same = replace(BASE, digest=NOW.digest, repository="/home/me/mykern")
     used = UsedCode(shared=("src/mykern/__init__.py",))
-    teller.comparing(Comparison(same, NOW, 1, machine, used))
+    teller.comparing(Comparing(same, NOW, 1, machine, used))
     *_, first, second = drawn.getvalue().splitlines()
     assert first.endswith("with main (0123456789) in /home/me/mykern: 1 case on A processor")
     # "the same code" would say that nothing can differ.
@@ -67,7 +67,7 @@ def test_the_same_code_is_said_of_the_files_that_both_sides_used(
 ) -> None:
     teller, drawn = tell()
     files = (("mine.py", "d" * 64),)
-    teller.comparing(Comparison(BASE, NOW, 1, machine, UsedCode(files, files, complete=True), same))
+    teller.comparing(Comparing(BASE, NOW, 1, machine, UsedCode(files, files, complete=True), same))
     last = drawn.getvalue().splitlines()[-1]
     assert last.startswith("both sides use the same code (1 file): ")
     assert last.endswith(end)

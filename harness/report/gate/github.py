@@ -15,7 +15,7 @@ MOST = 10
 _LONGEST = 4000  # characters of a message; past some limit GitHub cuts or drops it
 
 
-class Said(NamedTuple):
+class Annotation(NamedTuple):
     """What an annotation says: the rule, the message, and the file that it is shown beside."""
 
     rule: str
@@ -30,13 +30,13 @@ def lines(run: GateRun) -> list[str]:
 
     Under --advisory there are warnings only.
     """
-    messages: dict[Level, list[Said]] = {"error": [], "warning": []}
+    messages: dict[Level, list[Annotation]] = {"error": [], "warning": []}
     for difference in run.refused:
-        messages["error"].append(Said("comparison", f"the runs can't be compared: {difference}"))
+        messages["error"].append(Annotation("comparison", f"the runs can't be compared: {difference}"))
     for finding in findings(run):
         if finding.severity != "note":
             level: Level = "warning" if finding.severity in ("undecided", "accepted") else "error"
-            messages[level].append(Said(finding.rule, told(finding), changed_file(run, finding)))
+            messages[level].append(Annotation(finding.rule, told(finding), changed_file(run, finding)))
     if run.advisory:
         messages = {"warning": messages["error"] + messages["warning"]}
     return [line for level, found in messages.items() for line in _of(level, found)]
@@ -57,7 +57,7 @@ def changed_file(run: GateRun, finding: Finding) -> str:
     return next((f for f in run.used.changed if PurePosixPath(f).stem == op), next(iter(run.used.changed), ""))
 
 
-def _of(level: Level, found: list[Said]) -> list[str]:
+def _of(level: Level, found: list[Annotation]) -> list[str]:
     made = [command(level, *said) for said in found]
     return limited(made, MOST, command(level, "more", "and {} more: see the step's summary, or gate.md"))
 

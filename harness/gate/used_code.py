@@ -7,7 +7,6 @@ working tree isn't its own.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from harness.gate.worktree import Checkout, Repository
 from harness.model import Job
 from harness.processes import python
 from harness.processes.supervisor import Workers
+from harness.processes.used import digest
 
 MADE = "{made}"
 _OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
@@ -48,7 +48,7 @@ def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
         ended[job.case.id] = workers.measure(job, timed=False).status
         opened.so_far()
         # Each time, since a process that crashes takes with it what it knows.
-        files |= {Path(path): digest for path, digest in workers.survey().used}
+        files |= {Path(path): content for path, content in workers.survey().used}
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
     # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
@@ -72,10 +72,11 @@ def compared(
     named = {side: _Names(codes[side], package) for side in codes}
     found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], scenarios)) for side in probed}
     top = repository.top
-    used = {*found["base"], *found["now"]}
     scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
     differing = {*submodules.changed(top, codes["base"].code.revision)} - {*submodules.at(top, "HEAD")}
     changed = sorted(differing - scenario_names)
+    folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
+    used = {name for name in changed if any(_is_used(name, folders[side], found[side]) for side in found)}
     return UsedCode(
         base=tuple(sorted(found["base"].items())),
         now=tuple(sorted(found["now"].items())),
@@ -85,6 +86,14 @@ def compared(
         software=tuple(software.changed(changed, codes["base"].folder or top, top)),
         complete=all(side.complete for side in probed.values()),
     )
+
+
+def _is_used(name: str, folder: Path, found: Mapping[str, str]) -> bool:
+    """Whether a side used a file of its folder, or a copy of it, as an installation makes one."""
+    if name in found:
+        return True
+    content = digest(folder / name)
+    return bool(content) and content in found.values()
 
 
 def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
@@ -120,16 +129,9 @@ class _Names:
 
 def _files(probed: Probed, names: _Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
     """Name and digest of each file of a side. What only pip reads of a package isn't code."""
-    heard = {file: _digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
-    for file, digest in {**probed.files, **heard}.items():
+    heard = {file: digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
+    for file, content in {**probed.files, **heard}.items():
         name = names.of(file)
         of_pip = name is not None and name.startswith(MADE) and file.name in _OF_PIP
-        if file not in scenarios and digest and not of_pip:
-            yield name or str(file), digest
-
-
-def _digest(file: Path) -> str:
-    try:
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    except OSError:  # it is gone, or can't be read
-        return ""
+        if file not in scenarios and content and not of_pip:
+            yield name or str(file), content

@@ -14,6 +14,7 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -46,6 +47,7 @@ class UsedFiles:
         self._opened: set[str] = set()
         self._started: set[tuple[str, ...]] = set()
         self._digests: dict[Path, str] = {}
+        self._installed: frozenset[str] | None = None
         # What starts this process comes from outside of the code that is measured.
         self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         sys.addaudithook(self._hear)
@@ -54,19 +56,21 @@ class UsedFiles:
         """The full path and the SHA-256 of each file, sorted."""
         for path in self._paths():
             if path not in self._digests:
-                self._digests[path] = hashlib.sha256(path.read_bytes()).hexdigest()
+                self._digests[path] = digest(path)
         return tuple(sorted((str(path), digest) for path, digest in self._digests.items()))
 
     def _paths(self) -> set[Path]:
+        if self._installed is None:
+            self._installed = frozenset({*_packages(self._trees), *_installed_from(self._trees[-1])} - {"harness"})
         modules = {
-            name: _source(os.path.realpath(file))
+            name: _source(file)
             for name, module in list(sys.modules.items())
             if isinstance(file := getattr(module, "__file__", None), str)
         }
-        installed = {*_packages(self._trees), *_installed_from(self._trees[-1])} - {"harness"}
-        mine = {file for name, file in modules.items() if name.partition(".")[0] in installed and not _standard(file)}
-        heard = {_source(os.path.realpath(file)) for file in (*self._opened, *self._named())}
-        early = {_source(os.path.realpath(file)) for file in self._before}
+        named = {file for name, file in modules.items() if name.partition(".")[0] in self._installed}
+        mine = {file for file in named if not _standard(file)}
+        heard = {_source(file) for file in (*self._opened, *self._named())}
+        early = {_source(file) for file in self._before}
         every = {file for file in modules.values() if file not in early or self._tree(Path(file))} | heard
         counted = {path for file in every if self._counts(path := Path(file))}
         return {*map(Path, mine), *counted}
@@ -118,6 +122,15 @@ class UsedFiles:
         self._opened.add(name if name.startswith("/") else str(_here() / name))
 
 
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, which may be larger than the memory; "" for one that is gone or can't be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
 def _words(event: str, arguments: tuple[Any, ...]) -> Iterator[str]:
     """The folder in which a process is started, and the words of its command."""
     given = arguments[2] if event == "subprocess.Popen" else None
@@ -146,8 +159,10 @@ def _here() -> Path:
         return Path("/")
 
 
+@cache
 def _source(file: str) -> str:
-    """The source of a module that Python has kept compiled; any other file as it is."""
+    """The full path of a file without links; of the source where Python has kept a module compiled."""
+    file = os.path.realpath(file)
     if not file.endswith(".pyc"):
         return file
     try:

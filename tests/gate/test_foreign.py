@@ -122,8 +122,8 @@ def test_other_software_than_both_sides_ran_with_is_named(worse: Gated) -> None:
 def test_what_changed_is_told_used_or_not_and_never_called_the_same_code(worse: Gated) -> None:
     used = worse.run.used
     assert used
-    assert {"third/vendored/vendored_kernels.py", "wrong.py"} <= {*used.changed}
-    # The package's sources were installed: what is used is the installed copy.
+    # The package's source was installed: a copy of it is used.
+    assert {"third/vendored/vendored_kernels.py", "wrong.py", "src/mykern/double.py"} <= {*used.changed}
     assert "{made}/site/mykern/double.py" in dict(used.now)
     assert "notes.py" in used.unused
     assert any("notes.py" in finding.message for finding in worse.about("code"))

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from harness import source
 from harness.errors import UsageError
 from harness.gate import measuring, submodules
 from harness.gate.opened import Opened
 from harness.gate.preparing import prepared
 from harness.gate.records import Revision
+from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.processes.surroundings import Surroundings
 from tests.gate.foreign import git, write
@@ -135,3 +137,56 @@ def test_files_that_any_process_opens_are_noted(tmp_path: Path) -> None:
         assert opened.so_far() == ({tmp_path / "a.h"} if opened.complete else frozenset())
     with Opened([tmp_path / "gone"]) as nothing:
         assert not nothing.complete
+
+
+class Quiet:
+    """An observer that keeps nothing."""
+
+    def note(self, text: str) -> None:
+        assert text
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a harness in place of the one that runs; the version 1.0 has another measuring code."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "own"
+    root.mkdir()
+    git(root, "init", "--quiet", "--initial-branch=main")
+    for version in ("1.0", "2.0"):
+        for name in ("__init__", "source", "measure", "processes/child", "collection/a"):
+            write(root / "harness" / f"{name}.py", f"version = {version}\n")
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", f"--message={version}")
+        git(root, "tag", f"v{version}")
+    monkeypatch.setattr(source, "__file__", str(root / "harness" / "source.py"))
+    return root
+
+
+def versions(code: Checkout) -> tuple[str, str]:
+    """Of the instrument that measures a side, and of the collection that is measured."""
+    assert code.root
+    texts = [(code.root / "harness" / name).read_text() for name in ("measure.py", "collection/a.py")]
+    return texts[0].split()[-1], texts[1].split()[-1]
+
+
+@pytest.mark.parametrize(("asked", "measured"), [(None, "2.0"), ("1.0", "1.0"), ("v2.0", "2.0")])
+def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for(
+    asked: str | None, measured: str, own: Path
+) -> None:
+    with two_sides(Repository.find(()), "v1.0", (), asked, Quiet()) as codes:
+        assert {side: versions(code) for side, code in codes.items()} == {
+            "base": (measured, "1.0"),
+            "now": (measured, "2.0"),
+        }
+    assert git(own, "worktree", "list").count("\n") == 1
+    assert not [*(own.parent / "cache" / "worktrees").glob("*/*/")]
+
+
+def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:
+    write(top / "mine.py", "OP = 1")
+    with (
+        pytest.raises(UsageError, match=r"--harness 1\.0: the harness isn't part of"),
+        two_sides(Repository.find((top / "mine.py",)), "one", (), "1.0", Quiet()),
+    ):
+        pass

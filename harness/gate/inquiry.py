@@ -102,7 +102,9 @@ def _same(cases: Cases, used: UsedCode, probed: Sequence[Probed]) -> bool:
     jobs = cases.jobs
     whole = not (cases.broken or cases.untold or cases.laxer)
     same_cases = bool(jobs["now"]) and jobs["base"] == jobs["now"] and cases.asked == cases.before
-    return used.same and whole and same_cases and all(side.fine for side in probed)
+    # Several ranks may use files that one doesn't.
+    alone = all(job.case.world == 1 for job in jobs["now"])
+    return used.same and whole and same_cases and alone and all(side.fine for side in probed)
 
 
 def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: UsedCode) -> str:

@@ -29,22 +29,21 @@ def with_instrument(code: Checkout, instrument: Path) -> Checkout:
         return code
     made = code.home / FOLDER
     shutil.rmtree(made, ignore_errors=True)
-    skipped = shutil.ignore_patterns("__pycache__", "_data")
     (made / "harness").mkdir(parents=True)
     for place, wanted in ((instrument, False), (code.root, True)):
         for path in (place / "harness").iterdir():
             if (path.stem in COLLECTION) == wanted and path.name not in ("__pycache__", "_data"):
-                _copy(path, made / "harness" / path.name, skipped)
+                _copy(path, made / "harness" / path.name)
     for name in _MEASURED:
         if (code.root / name).exists():
-            _copy(code.root / name, made / name, skipped)
+            _copy(code.root / name, made / name)
     digest = source.digest(code.plugins, made)
     return replace(code, root=made, own_root=code.root, code=replace(code.code, digest=digest))
 
 
-def _copy(path: Path, target: Path, skipped: object) -> None:
+def _copy(path: Path, target: Path) -> None:
     if path.is_dir():
-        shutil.copytree(path, target, ignore=skipped)  # type: ignore[arg-type] # what ignore_patterns made
+        shutil.copytree(path, target, ignore=shutil.ignore_patterns("__pycache__", "_data"))
     else:
         shutil.copy2(path, target)
 

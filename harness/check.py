@@ -152,9 +152,19 @@ def verdict(
     return comparer.judged(_found(ctx, variant, before, after), leeway)
 
 
+def verdict_of(ctx: Context, variant: Variant, before: SimpleNamespace, own: SimpleNamespace) -> comparer.Verdict:
+    """Judge as `verdict` does. own: the op's tensors after a call, as `decoded` gives them."""
+    leeway = LEEWAY if variant.role in ("baseline", "peer") else 0.0
+    return comparer.judged(_wanted(ctx, before, own), leeway)
+
+
 def _found(ctx: Context, variant: Variant, before: SimpleNamespace, after: SimpleNamespace) -> Iterable[Expected | str]:
     """What the outputs must be, by the op's own check or its reference; nothing where it has neither."""
-    op, own = ctx.op, decoded(ctx, variant, after)
+    return _wanted(ctx, before, decoded(ctx, variant, after))
+
+
+def _wanted(ctx: Context, before: SimpleNamespace, own: SimpleNamespace) -> Iterable[Expected | str]:
+    op = ctx.op
     if op.check is not None:
         return op.check(ctx, merged(own, SimpleNamespace(before=before)))
     return () if op.reference is None else _expected(ctx, own, op.reference(ctx, before))

@@ -131,14 +131,17 @@ class Session:
             return EndedError("out_of_memory", f"needs {units.size(needed)}, {units.size(free)} are free on the device")
         return None
 
-    def prepare(self) -> None:
-        """Make the inputs, prepare the variant, and call it once. Raises EndedError if there is an obstacle."""
+    def prepare(self, inputs: SimpleNamespace | None = None) -> None:
+        """Make the inputs, prepare the variant, and call it once. Raises EndedError if there is an obstacle.
+
+        inputs: to be taken in place of the op's own.
+        """
         with self._together():
             if obstacle := self.obstacle():
                 raise obstacle
         with self.phase("setup"):
-            self._ctx = ctx = self._context()
-            canonical = check.make_inputs(ctx)
+            self._ctx = ctx = self.context()
+            canonical = check.make_inputs(ctx) if inputs is None else inputs
         with self.phase("compile"):
             launch = self.variant.prepare(ctx)
             first = check.new_set(ctx, self.variant, canonical)
@@ -192,6 +195,14 @@ class Session:
             self.warn("extremes", wrong, "compare times with this in mind: our own variants must be right here")
             return None
         return wrong
+
+    def outcome(self) -> tuple[str | None, SimpleNamespace]:
+        """What is wrong with the form of a call, None for nothing; and the tensors of the op after the call."""
+        ctx, ready = self._ready()
+        with self.phase("check"):
+            tensors = check.new_set(ctx, self.variant, ready.canonical)
+            fault, after = self._watched_call(ctx, ready.launch, ready.canonical, tensors)
+            return fault, after if fault else check.decoded(ctx, self.variant, after)
 
     def rotation(self) -> Rotation:
         """Sets of buffers, with the variant's launch bound to each.
@@ -299,19 +310,28 @@ class Session:
         self, ctx: Context, launch: Launch, inputs: SimpleNamespace, tensors: SimpleNamespace, *, strict: bool = True
     ) -> comparer.Verdict:
         """Call the variant with new buffers, and judge inputs, form and values. strict: as in `check.verdict`."""
-        watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
-        check.leave_poison(ctx, self.variant)
-        returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))
+        fault, after = self._watched_call(ctx, launch, inputs, tensors)
         # All ranks agree before the reference runs, since it may wait for the other ranks.
-        if wrong := self.group.verdict(watch.changed() or watch.malformed(tensors, returned)):
+        if wrong := self.group.verdict(fault):
             return comparer.Verdict(wrong)
-        after = check.collect(self.op, self.variant, tensors, returned)
         found = check.verdict(ctx, self.variant, inputs, after, strict=strict)
         if wrong := self.group.verdict(found.wrong):
             return comparer.Verdict(wrong)
         return comparer.Verdict(inexact=self.group.verdict(found.inexact))
 
-    def _context(self) -> Context:
+    def _watched_call(
+        self, ctx: Context, launch: Launch, inputs: SimpleNamespace, tensors: SimpleNamespace
+    ) -> tuple[str | None, SimpleNamespace]:
+        """Call the variant with new buffers. Gives what is wrong with inputs and form, and the tensors after it."""
+        watch = Watch(ctx, self.variant, inputs, tensors, encoded=True)
+        check.leave_poison(ctx, self.variant)
+        returned = check.as_tuple(ctx, self.variant, self._call_once(launch, tensors))
+        if wrong := watch.changed() or watch.malformed(tensors, returned):
+            return wrong, tensors
+        return None, check.collect(self.op, self.variant, tensors, returned)
+
+    def context(self) -> Context:
+        """What the op and the variant get to know of the case, anew."""
         import torch
 
         place = self.device.torch_device

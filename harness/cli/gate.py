@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from typer.core import TyperCommand
 
 from harness.cli import options
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
@@ -68,12 +69,20 @@ def command(
     max_time: options.MaxTime = None,
     seed: options.Seed = None,
     noise: options.NoiseFile = None,
+    prepare: options.Prepare = None,
+    harness: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERSION", help="Revision whose measuring code measures both sides. Default: the working tree's."
+        ),
+    ] = None,
+    always: Annotated[bool, typer.Option("--always", help="Measure, even if both sides use the same code.")] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer or code; may "
-            "be repeated. Every output says so.",
+            help="Let what this rule found pass: missing, uncompared, floor, scenario, check, work, timer, code, "
+            "measuring or software; may be repeated. Every output says so.",
         ),
     ] = None,
     advisory: Annotated[bool, typer.Option("--advisory", help="End with exit code 0, whatever is found.")] = False,
@@ -86,34 +95,58 @@ def command(
     With --base, the working tree and that revision are measured now, in pairs of fresh processes in random order: three
     pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
     """
-    from harness import gate
-    from harness.ops import Catalogue
+    with _stopping(output):
+        from harness import gate
+        from harness.ops import Catalogue
 
-    accepted = tuple(dict.fromkeys(accept or ()))
-    gate.check_accept(accepted)
-    if base is not None:
-        asked = options.gate_request(
-            base,
-            arguments,
-            device=device,
-            only=only,
-            ops=ops,
-            precision=precision,
-            max_time=max_time,
-            margin=margin,
-            seed=seed,
-            noise=noise,
-            advisory=advisory,
-            accept=accepted,
-        )
-        made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
-    else:
-        measuring = {"--device": device, "--only": only, "--seed": seed}
-        _refuse(measuring | {"--precision": precision, "--max-time": max_time})
-        Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
-        made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"
-    now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-    raise typer.Exit(_finish(made, output or Path("reports") / f"gate-{name}-{now}"))
+        accepted = tuple(dict.fromkeys(accept or ()))
+        gate.check_accept(accepted)
+        if base is not None:
+            asked = options.gate_request(
+                base,
+                arguments,
+                device=device,
+                only=only,
+                ops=ops,
+                precision=precision,
+                max_time=max_time,
+                margin=margin,
+                seed=seed,
+                noise=noise,
+                advisory=advisory,
+                accept=accepted,
+                prepare=prepare,
+                harness=harness,
+                always=always,
+            )
+            made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
+        else:
+            measuring: dict[str, object] = {"--device": device, "--only": only, "--seed": seed, "--prepare": prepare}
+            measuring |= {"--precision": precision, "--max-time": max_time, "--harness": harness}
+            _refuse(measuring | {"--always": always or None})
+            Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
+            made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"
+        now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+        code = _finish(made, output or Path("reports") / f"gate-{name}-{now}")
+    raise typer.Exit(code)
+
+
+@contextmanager
+def _stopping(output: Path | None) -> Iterator[None]:
+    """If the gate ends by an error, write the files and tell GitHub so, as far as they were asked for."""
+    try:
+        yield
+    except typer.Exit:
+        raise
+    except (Exception, SystemExit) as error:
+        from harness.report.gate import stopped
+
+        told = stopped.Stopped.by(error, ("harness", *sys.argv[1:]))
+        with suppress(HarnessError, OSError):  # what ends the gate is told, and not what comes after it
+            for path in stopped.write(told, output) if output else ():
+                typer.echo(path, err=True)
+            stopped.publish(told, os.environ, Path.cwd())
+        raise
 
 
 def _paired(asked: Request) -> GateRun:

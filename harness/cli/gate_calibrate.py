@@ -44,6 +44,7 @@ def command(
     max_time: options.MaxTime = None,
     seed: options.Seed = None,
     noise: options.NoiseFile = None,
+    prepare: options.Prepare = None,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder for the gate run of each block. Default: none is kept.")
     ] = None,
@@ -69,6 +70,7 @@ def command(
         margin=margin,
         seed=seed,
         noise=noise,
+        prepare=prepare,
     )
     runs: list[GateRun] = []
     with follow("stopped; the noise of the finished blocks is kept") as teller:

@@ -14,8 +14,9 @@ from rich.console import Console
 from harness import units
 from harness.cli.console import open_console
 from harness.cli.progress import Bar, outcome
+from harness.gate.observer import Comparing
 from harness.gate.records import Decision, Revision, Side, Stage
-from harness.model import Job, Machine, Measurement
+from harness.model import Job, Measurement
 
 _MOST_NAMED = 5
 
@@ -71,18 +72,19 @@ class Teller:
         if self._bar:
             self._bar.note(text)
 
-    def comparing(
-        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
-    ) -> None:
+    def comparing(self, compared: Comparing) -> None:
         """Print what is compared with what, of which repository, and what isn't compared."""
+        base, now, used = compared.base, compared.now, compared.used
         self._labels = {"base": base.label, "now": now.label}
-        count = units.plural(cases, "case")
+        count = units.plural(compared.cases, "case")
         where = f" in {base.repository}" if base.repository else ""
-        self.say(f"comparing {_named(now)} with {_named(base)}{where}: {count} on {machine.name}")
-        if same_code:
-            self.say(f"not compared, since both sides use the same files: {', '.join(same_code[:_MOST_NAMED])}")
-        elif base.digest == now.digest:
-            self.say("both have the same code, so every difference is noise")
+        self.say(f"comparing {_named(now)} with {_named(base)}{where}: {count} on {compared.machine.name}")
+        if used and used.shared:
+            self.say(f"not compared, since both sides use the same files: {', '.join(used.shared[:_MOST_NAMED])}")
+        elif used and used.same:
+            files = units.plural(len(used.now), "file")
+            end = "nothing is measured; --always measures" if compared.same else "every difference is noise"
+            self.say(f"both sides use the same code ({files}): {end}")
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
         """Start a new bar for the stage."""

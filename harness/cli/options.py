@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.cli import completion, values
+from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
@@ -63,6 +64,14 @@ NoiseFile = Annotated[
     Path | None,
     typer.Option("--noise", metavar="FILE", help="Noise file. Default: one in the cache folder."),
 ]
+Prepare = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="CMD",
+        help="Command that installs the packages of each side, e.g. 'pip install --no-deps --target {site} {root}': "
+        "{site} is a folder of that side's packages, {root} its code. May be repeated.",
+    ),
+]
 
 
 def gate_request(
@@ -79,11 +88,19 @@ def gate_request(
     noise: Path | None,
     advisory: bool = False,
     accept: Sequence[str] = (),
+    prepare: Sequence[str] | None = None,
+    harness: str | None = None,
+    always: bool = False,
 ) -> Request:
     """The gate's request, from these options. Raises UsageError for scenarios and a device that don't exist."""
     from harness import devices, scenario
     from harness.gate import Request
 
+    if missing := [str(file) for file in ops or () if not file.is_file()]:
+        raise UsageError(
+            f"--ops {missing[0]}: no such file",
+            "name the file as it is called now; if its ops should go, so should the command that gates them",
+        )
     files = tuple(scenario.find(scenarios))
     kind = devices.choose(device)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), precision=precision, max_time=max_time)
@@ -99,4 +116,7 @@ def gate_request(
         noise=noise,
         advisory=advisory,
         command=("harness", *sys.argv[1:]),
+        prepare=tuple(prepare or ()),
+        harness=harness,
+        always=always,
     )

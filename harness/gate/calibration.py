@@ -11,9 +11,10 @@ from harness.errors import MachineError, UsageError
 from harness.gate import deciding, noise_store
 from harness.gate.case_lists import Cases
 from harness.gate.observer import GateObserver
-from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, share
+from harness.gate.preparing import prepared
+from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, Side, share
 from harness.gate.two_codes import Request, Sides, Start, prepare, run
-from harness.gate.worktree import Repository
+from harness.gate.worktree import Checkout, Repository
 from harness.model import Case
 
 
@@ -41,7 +42,8 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
     repository = Repository.find(request.plugins, request.files)
     with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
         again = replace(same, code=replace(same.code, label=f"{request.base} again"))
-        sides = _same(prepare(request, {"base": base, "now": again}, observer))
+        codes: dict[Side, Checkout] = {"base": prepared(base, request.prepare), "now": prepared(again, request.prepare)}
+        sides = _same(prepare(request, codes, observer))
         before = noise_store.load(sides.machine, request.noise)
         for block in range(blocks):
             seed = None if request.seed is None else request.seed + block

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.gate.case_lists import Broken, role_of
-from harness.gate.records import CaseEvidence
+from harness.gate.records import CaseEvidence, Judged, UsedCode
 from harness.model import LIBRARY_ROLES, Case, Limits, Scenario
 
 
@@ -19,8 +19,10 @@ class Evidence:
     files that only the base can load. shared: who else used the device before the first measurement; empty if nobody
     did. asked: the scenarios of the working tree with all their cases, also the cases that --only leaves out. before:
     the scenarios of the base, as its own revision of the files has them. untold: why the base's scenarios aren't all
-    known. same_code: code that both sides used though it belongs to the repository, so that it wasn't compared. laxer:
-    what is checked less strictly than by the base, one sentence each.
+    known. used: the files that both sides used; None for stored runs. same: whether nothing was measured, since both
+    sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
+    changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
+    is checked less strictly than by the base, one sentence each.
     """
 
     base: str
@@ -32,7 +34,10 @@ class Evidence:
     asked: tuple[Scenario, ...] = ()
     before: tuple[Scenario, ...] = ()
     untold: tuple[str, ...] = ()
-    same_code: tuple[str, ...] = ()
+    used: UsedCode | None = None
+    same: bool = False
+    measuring: str = ""
+    judged: tuple[Judged, ...] = ()
     laxer: tuple[str, ...] = ()
 
     @cached_property

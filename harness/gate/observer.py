@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
-from harness.gate.records import Decision, Revision, Side, Stage
+from harness.gate.records import Decision, Revision, Side, Stage, UsedCode
 from harness.model import Job, Machine, Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """What a gate compares. cases: how many.
+
+    used: the files that both sides use; None if one revision is compared with itself. same: whether nothing is
+    measured, since both sides have the same code.
+    """
+
+    base: Revision
+    now: Revision
+    cases: int
+    machine: Machine
+    used: UsedCode | None = None
+    same: bool = False
 
 
 class GateObserver(Protocol):
@@ -18,10 +35,8 @@ class GateObserver(Protocol):
     def note(self, text: str) -> None:
         """Something takes time, and meanwhile nothing is measured."""
 
-    def comparing(
-        self, base: Revision, now: Revision, cases: int, machine: Machine, same_code: Sequence[str] = ()
-    ) -> None:
-        """What is compared with what, before anything is measured. same_code: files that both sides use alike."""
+    def comparing(self, compared: Comparing) -> None:
+        """What is compared with what, before anything is measured."""
 
     def planned(self, stage: Stage, pairs: int, measurements: int) -> None:
         """A stage begins, of `pairs` pairs of processes with `measurements` measurements in all."""

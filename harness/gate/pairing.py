@@ -82,8 +82,7 @@ class PairMeasurer:
         self._begun += count
 
     def _workers(self, side: Side) -> Workers:
-        code = self.codes[side]
-        return Workers(self.device, code.plugins, code.root, code.digest)
+        return self.codes[side].workers(self.device)
 
     def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
         for job in jobs:

@@ -7,6 +7,7 @@ read.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 from typing import Literal
@@ -167,11 +168,53 @@ class Revision:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """What the base's reference, check and inputs say of a case of the working tree.
+
+    wrong: what is wrong with its outputs. unable: why the base can't judge them. One of the two is empty.
+    """
+
+    case: Case
+    wrong: str = ""
+    unable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UsedCode:
+    """Which files the processes of both sides used, for all cases that are measured.
+
+    base, now: path and SHA-256 of each file, sorted. Paths in a side's tree begin at its top, paths of what was made
+    for it at '{made}'; other paths are full. shared: files that both sides used, in the repository or outside of both
+    trees, so that they weren't compared. changed: files that differ between base and working tree, and that a side
+    used. unused: the others that differ. software: those by which other software would be installed. complete: whether
+    all files are known.
+    """
+
+    base: tuple[tuple[str, str], ...] = ()
+    now: tuple[tuple[str, str], ...] = ()
+    shared: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
+    software: tuple[str, ...] = ()
+    complete: bool = False
+
+    @property
+    def digests(self) -> tuple[str, str]:
+        """The SHA-256 over all files of the base, and of the working tree."""
+        return tuple(hashlib.sha256(repr(files).encode()).hexdigest() for files in (self.base, self.now))  # type: ignore[return-value]
+
+    @property
+    def same(self) -> bool:
+        """Whether both sides used the same code, each its own."""
+        return self.complete and bool(self.now) and not self.shared and self.base == self.now
+
+
+@dataclass(frozen=True, slots=True)
 class GateRun:
     """A gate run as `gate.json` holds it. seconds: wall-clock, from the start of the command.
 
     refused: what differs between two stored runs; empty if they may be compared, or with --advisory. accept: the rules
-    that --accept names.
+    that --accept names. used: the files that both sides used; None for stored runs.
     """
 
     mode: Literal["paired", "stored"]
@@ -190,6 +233,7 @@ class GateRun:
     refused: tuple[str, ...] = ()
     accept: tuple[str, ...] = ()
     schema: int = SCHEMA
+    used: UsedCode | None = None
 
     @property
     def exit(self) -> Exit:

@@ -11,22 +11,23 @@ from pathlib import Path
 
 from harness import devices, units
 from harness.gate import deciding, noise_store
+from harness.gate.alike import unlike
 from harness.gate.case_lists import Cases, common, wanted
 from harness.gate.evidence import Evidence
+from harness.gate.inquiry import Asking, inquire
 from harness.gate.noise_store import Noise
-from harness.gate.observer import GateObserver
+from harness.gate.observer import Comparing, GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
-from harness.gate.records import GateRun, Side
+from harness.gate.records import GateRun, Judged, Side, UsedCode
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
-from harness.gate.same_code import same_code
+from harness.gate.sides import two_sides
 from harness.gate.worktree import Checkout, Repository
 from harness.limits import Needs
 from harness.metrics import METRICS
 from harness.model import Limits, Machine
 from harness.ops import Catalogue
-from harness.processes.supervisor import Workers
 from harness.scenario import Selection
 
 _MOST_AHEAD = 4
@@ -38,6 +39,9 @@ class Request:
     """What to compare and how. files: scenarios; plugins: files with more ops; selection: its device works here.
 
     folders: which of the named folders `files` has scenarios of. accept: rules whose findings pass.
+
+    prepare: commands that install the packages of a side. harness: the revision whose harness measures both sides; None
+    for the working tree's. always: measure, even if both sides use the same code.
 
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
     of noise; in the user's cache folder if None. command: the command line, program first.
@@ -54,6 +58,9 @@ class Request:
     noise: Path | None = None
     advisory: bool = False
     command: tuple[str, ...] = ()
+    prepare: tuple[str, ...] = ()
+    harness: str | None = None
+    always: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +80,10 @@ class Start:
 class Sides:
     """The two codes on one machine, and the observer.
 
-    shared: who else used the device before anything ran. same_code: code of the repository that both sides use.
+    shared: who else used the device before anything ran. used: the files that both sides use; None where one revision
+    is compared with itself. same: whether nothing need be measured, since both sides have the same code and scenarios.
+    measuring: why the times of both sides can't be compared, since the code that measures changed; "" if they can.
+    judged: cases of the working tree that the base finds wrong, or can't judge.
     """
 
     codes: Mapping[Side, Checkout]
@@ -81,7 +91,10 @@ class Sides:
     cases: Cases
     shared: str
     observer: GateObserver
-    same_code: tuple[str, ...] = ()
+    used: UsedCode | None = None
+    same: bool = False
+    measuring: str = ""
+    judged: tuple[Judged, ...] = ()
 
 
 def paired(request: Request, observer: GateObserver) -> GateRun:
@@ -92,8 +105,8 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     """
     start = Start.now()
     repository = Repository.find(request.plugins, request.files)
-    with repository.worktree(request.base, "base") as base:
-        sides = prepare(request, {"base": base, "now": repository.working_tree()}, observer, repository)
+    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes:
+        sides = prepare(request, codes, observer, repository)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
 
 
@@ -111,28 +124,30 @@ def prepare(
     if asked.left_out:
         observer.say(asked.left_out)
     observer.note(f"asking {codes['base'].code.label} what it can measure")
-    base = codes["base"]
-    old = repository.old(base, request.files, request.folders) if repository else ()
-    # In a process of its own, so that all processes that measure have done the same before they measure.
-    with Workers(device.kind, base.plugins, base.root, base.digest) as workers:
-        surveyed = workers.survey((*asked.files, *asked.broken, *old), asked.jobs)
-        cases = common(asked, surveyed, catalogue, request.selection, old)
-        new = repository.new(base, request.files, request.folders) if repository else ()
-        unheard = (
-            f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new
-        )
-        cases = replace(cases, untold=(*cases.untold, *unheard))
-        same = same_code(repository, base, cases, catalogue, workers) if repository else ()
-    sides = Sides(codes, device.machine(), cases, shared, observer, same)
-    observer.comparing(base.code, codes["now"].code, len(cases.all), sides.machine, same)
+    if repository is None:
+        with codes["base"].workers(device.kind) as workers:
+            surveyed = workers.survey((*asked.files, *asked.broken), asked.jobs)
+        sides = Sides(codes, device.machine(), common(asked, surveyed, catalogue, request.selection), shared, observer)
+    else:
+        asking = Asking(request.files, request.folders, asked, catalogue, request.selection, observer)
+        found = inquire(asking, repository, codes, device.kind)
+        sides = Sides(found.codes, device.machine(), found.cases, shared, observer)
+        sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged)
+        sides = replace(sides, same=found.same and not request.always)
+    cases, machine = len(sides.cases.all), sides.machine
+    compared = Comparing(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
+    observer.comparing(compared)
     return sides
 
 
 def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     """Screen and confirm once, and let the rules judge."""
     seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
+    sides = _measured_alike(request, sides, noise, seed)
     pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
-    found = Procedure(pairs, sides.cases, request.margin, noise, sides.observer).carry_out()
+    # The same code has the same times, so there is nothing to find out.
+    procedure = Procedure(pairs, sides.cases, request.margin, noise, sides.observer)
+    found = () if sides.same else procedure.carry_out()
     cases, scenarios = sides.cases, sides.cases.scenarios
     evidence = Evidence(
         sides.codes["base"].code.label,
@@ -143,7 +158,10 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         asked=cases.asked,
         before=cases.before,
         untold=cases.untold,
-        same_code=sides.same_code,
+        used=sides.used,
+        same=sides.same,
+        measuring=sides.measuring,
+        judged=sides.judged,
         laxer=cases.laxer,
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
@@ -162,7 +180,20 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         command=request.command,
         advisory=request.advisory,
         accept=request.accept,
+        used=sides.used,
     )
+
+
+def _measured_alike(request: Request, sides: Sides, noise: Noise, seed: int) -> Sides:
+    """The sides, without a reason to doubt where the code that measures changed, but measures the base as before."""
+    base = sides.codes["base"]
+    if not sides.measuring or base.own_root is None:
+        return sides
+    sides.observer.say("the code that measures changed: the kernels of the base are measured by the old and the new")
+    codes: Mapping[Side, Checkout] = {"base": replace(base, root=base.own_root, own_root=None), "now": base}
+    pairs = PairMeasurer(sides.machine.kind, codes, random.Random(seed), _ahead(sides.machine), sides.observer)
+    why = unlike(pairs, sides.cases.jobs["base"], request.margin, noise)
+    return replace(sides, measuring=f"{sides.measuring}; the kernels of the base are {why}" if why else "")
 
 
 def _ahead(machine: Machine) -> int:
@@ -177,5 +208,5 @@ def _limits(evidence: Evidence, sides: Sides) -> Limits | None:
         return None
     needs = Needs.of((work, found.case.world) for found in held for m in found.now if (work := m.work_done))
     now = sides.codes["now"]
-    with Workers(sides.machine.kind, now.plugins, now.root, now.digest) as workers:
+    with now.workers(sides.machine.kind) as workers:
         return workers.limits(needs, lambda text, done: sides.observer.note(f"{text} ({units.percent(done, 0)})"))

@@ -5,39 +5,48 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import itertools
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from harness import kept, paths, source
 from harness.discover import entry_points
 from harness.errors import MachineError, UsageError
+from harness.gate import submodules
+from harness.gate.git import git
 from harness.gate.records import Revision
 from harness.processes import python
+from harness.processes.supervisor import Workers
+from harness.processes.surroundings import Surroundings
 
 _MEASURES = Path("processes", "child.py")
 """The file in a harness that starts a measuring process."""
-_GIT_TIMEOUT = 120
 _FOREIGN = "dubious ownership"  # git's words for a checkout of another user, as in many containers
-_GIT_LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
 
 
 @dataclass(frozen=True, slots=True)
 class Checkout:
     """A code that can be measured. root: the folder with its package, None for the installation that runs.
 
-    plugins: its own files with more ops. folder: where all of it lies.
+    plugins: its own files with more ops. folder: where all of it lies. home: a folder for what is made for this side,
+    such as its packages. around: what its processes see. own_root: where its own harness lies, if another one measures.
     """
 
     code: Revision
     root: Path | None
     plugins: tuple[Path, ...]
     folder: Path | None = None
+    home: Path | None = None
+    around: Surroundings = field(default_factory=Surroundings)
+    own_root: Path | None = None
+
+    @property
+    def trees(self) -> tuple[Path, ...]:
+        """The folders that hold its code."""
+        return tuple(place for place in (self.home, self.folder) if place)
 
     @property
     def digest(self) -> str:
@@ -48,6 +57,11 @@ class Checkout:
         """
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
+
+    def workers(self, device: str, *, listen: tuple[Path, ...] = ()) -> Workers:
+        """Processes of this side. listen: folders of code; the processes tell which files they use."""
+        around = replace(self.around, listen=listen)
+        return Workers(device, self.plugins, self.root, self.digest, around)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +95,21 @@ class Repository:
         own = Path(source.__file__).resolve()
         return own.parents[1].relative_to(self.top) if _top(own) == self.top else None
 
+    @contextmanager
+    def here(self) -> Iterator[Checkout]:
+        """The working tree's code, with a folder for what is made for it, which is removed in the end."""
+        with _slot(self.top, "now") as home:
+            try:
+                shutil.rmtree(home, ignore_errors=True)
+                home.mkdir()
+                yield replace(self.working_tree(), home=home, around=Surroundings(variables=_variables(home)))
+            finally:
+                shutil.rmtree(home, ignore_errors=True)
+
     def working_tree(self) -> Checkout:
         """The code that runs now."""
         root = None if self.package is None else self.top / self.package
-        changed = _git(self.top, "status", "--porcelain", "--", *self._judged())
+        changed = git(self.top, "status", "--porcelain", "--", *self._judged())
         digest = source.digest(self.plugins, root)
         code = Revision("the working tree", self.commit("HEAD"), bool(changed), digest, str(self.top))
         return Checkout(code, root, self.plugins, self.top)
@@ -103,17 +128,6 @@ class Repository:
         named = [file for file in scenarios if file.resolve().parent not in {folder.resolve() for folder in folders}]
         return tuple(file for file in named if not self._moved(file.resolve(), base).is_file())
 
-    def belonging(self, files: Sequence[str]) -> list[str]:
-        """The files that are code of this repository, by their paths in it.
-
-        All files that git doesn't ignore belong to the repository, and so do libraries, which a build puts beside them.
-        """
-        inside = {file: str(Path(file).relative_to(self.top)) for file in files if Path(file).is_relative_to(self.top)}
-        listed = ["ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *inside.values()]
-        known = set(_git(self.top, *listed).split("\0")) if inside else set()
-        # A module that was installed from the repository lies elsewhere.
-        return [inside.get(f, f) for f in files if f not in inside or inside[f] in known or f.endswith(".so")]
-
     def _moved(self, file: Path, base: Checkout) -> Path:
         """The file of the base's revision in place of the working tree's."""
         if base.folder is None or not file.is_relative_to(self.top):
@@ -123,7 +137,7 @@ class Repository:
     def commit(self, rev: str) -> str:
         """The full hash of a revision. Raises UsageError if there is no such revision here."""
         try:
-            return _git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}").strip()
+            return git(self.top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{rev}^{{commit}}").strip()
         except UsageError as error:
             raise UsageError(
                 f"{self.top}: git knows no revision '{rev}'",
@@ -133,21 +147,24 @@ class Repository:
 
     @contextmanager
     def worktree(self, rev: str, side: str) -> Iterator[Checkout]:
-        """A revision checked out in a worktree of its own, which is removed in the end, whatever happens.
+        """A revision checked out in a worktree of its own, with its submodules, which is removed in the end.
 
         The worktree lies in the same folder each time, since compiled kernels are kept by their path too. Raises
         UsageError for an unknown revision and one without a harness, MachineError if the folder can't be written.
         """
         commit = self.commit(rev)
         with _slot(self.top, side) as folder:
+            home = folder.with_name(f"{folder.name}.made")
             try:
-                self._remove(folder)  # left by a gate that was killed
-                _git(self.top, "worktree", "add", "--detach", str(folder), commit)
-                yield self._checkout(folder, rev, commit)
+                self._remove(folder, home)  # left by a gate that was killed
+                git(self.top, "worktree", "add", "--detach", str(folder), commit)
+                submodules.fill(self.top, folder, commit)
+                home.mkdir()
+                yield self._checkout(folder, home, rev, commit)
             finally:
-                self._remove(folder)
+                self._remove(folder, home)
 
-    def _checkout(self, folder: Path, rev: str, commit: str) -> Checkout:
+    def _checkout(self, folder: Path, home: Path, rev: str, commit: str) -> Checkout:
         root = None if self.package is None else folder / self.package
         if root and not (root / "harness" / _MEASURES).is_file():
             raise UsageError(f"revision '{rev}' has no harness that can measure", "name a later revision as the base")
@@ -157,7 +174,9 @@ class Repository:
         moved = [folder / p.relative_to(self.top) if p.is_relative_to(self.top) else p for p in self.plugins]
         plugins = tuple(plugin for plugin in moved if plugin.is_file())
         code = Revision(rev, commit, False, source.digest(plugins, root), str(self.top))
-        return Checkout(code, root, plugins, folder)
+        # What the environment names in the working tree is this revision's for its processes.
+        around = Surroundings(moved=((self.top, folder),), variables=_variables(home))
+        return Checkout(code, root, plugins, folder, home, around)
 
     def _refuse_other_layout(self, root: Path, rev: str) -> None:
         """Raise UsageError for a revision before 0.2.0: the installed entry points name modules that it lacks."""
@@ -179,11 +198,18 @@ class Repository:
         own = [] if self.package is None else [self.package / "harness", self.package / "kernels"]
         return [*map(str, own), *(str(p.parent) for p in self.plugins if p.is_relative_to(self.top))]
 
-    def _remove(self, folder: Path) -> None:
+    def _remove(self, folder: Path, home: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(home, ignore_errors=True)
         # Not `prune`, which also drops worktrees whose folders can't be reached for a while. Fails if there was none.
         with suppress(UsageError):
-            _git(self.top, "worktree", "remove", "--force", str(folder))
+            git(self.top, "worktree", "remove", "--force", str(folder))
+
+
+def _variables(home: Path) -> tuple[tuple[str, str], ...]:
+    """What keeps each side from what the other one has compiled: torch keeps extensions by their name alone."""
+    cache = {"HARNESS_CACHE": str(paths.cache().resolve())}  # the working folder of a process may be another one
+    return tuple({"TORCH_EXTENSIONS_DIR": str(home / "extensions"), **cache}.items())
 
 
 def _is_module(path: Path) -> bool:
@@ -228,37 +254,9 @@ def _around(file: Path, *first: str) -> Path | None:
     """The top of the repository around a file, tracked or not; None if there is none, or the command `first` fails."""
     try:
         if first:
-            _git(file.parent, *first)
-        return Path(_git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
+            git(file.parent, *first)
+        return Path(git(file.parent, "rev-parse", "--show-toplevel").strip()).resolve()
     except UsageError as error:
         if _FOREIGN in error.message:
             raise
         return None
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises UsageError with git's own message, MachineError if git can't be run."""
-    # Without the user's hooks, which may do anything to a new worktree.
-    command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
-    # A hook of git may have started the gate. What git sets for its hooks would name another repository.
-    environment = {name: value for name, value in os.environ.items() if name not in _GIT_LOCATIONS} | {"LC_ALL": "C"}
-    try:
-        # In a session of its own, so that a second Ctrl-C can't stop the removal of a worktree.
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_GIT_TIMEOUT,
-            env=environment,
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        raise MachineError("git isn't installed", "install git: --base names one of its revisions") from error
-    except subprocess.TimeoutExpired as error:
-        raise MachineError(
-            f"git {arguments[0]} took longer than {_GIT_TIMEOUT} s", "find out why git hangs, then run the gate again"
-        ) from error
-    if done.returncode:
-        raise UsageError(f"git {arguments[0]} failed: {done.stderr.strip()}", "")
-    return done.stdout

@@ -141,7 +141,11 @@ def _loading(what: str) -> Iterator[None]:
         raise UsageError(f"{what}: {error.message}", error.advice) from error
     except SyntaxError as error:
         # It names the line itself, and the innermost frame is the import, not the mistake.
-        raise UsageError(f"{what}: {type(error).__name__}: {error}", "the plug-in isn't valid Python") from error
+        place = f"{error.filename or what}:{error.lineno}" if error.lineno else what
+        needed = "" if place.startswith(what) else f" (needed by {what})"
+        raise UsageError(
+            f"{place}: {type(error).__name__}: {error.msg}{needed}", "the file isn't valid Python: correct that line"
+        ) from error
     except BaseException as error:
         # With the exit code of a plug-in, a command that has measured nothing would look passed.
         advice = "the plug-in raised while being loaded" if isinstance(error, Exception) else NO_EXIT

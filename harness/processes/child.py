@@ -15,7 +15,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +23,13 @@ from harness.errors import HarnessError, InputError, UsageError, described
 from harness.model import Case, Measurement
 from harness.ops import Catalogue
 from harness.ops.known_cases import recognised
-from harness.processes import descendants, python
+from harness.processes import descendants, exchange, python
 from harness.processes.messages import (
     VERSION,
     Confirm,
     Confirmed,
+    Exchange,
+    Exchanged,
     Failed,
     LimitsMeasured,
     Measure,
@@ -53,11 +54,12 @@ _PR_SET_PDEATHSIG = 1
 class Worker:
     """Answers questions in a measuring process, with its device, the ops, and the other ranks."""
 
-    def __init__(self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None]) -> None:
+    def __init__(
+        self, device: str, plugins: Sequence[Path], send: Callable[[Reply], None], heard: UsedFiles | None = None
+    ) -> None:
         self._device = devices.kinds()[devices.choose(device)]
-        self._plugins = tuple(plugins)
         self._send = send
-        self._watched: UsedFiles | None = None
+        self._heard = heard
         # Imported now, so that 'ready' is true and no case pays for the import. It doesn't touch the device: the gate
         # starts this process while another one measures. Nearly all that the import makes stays, so a search for
         # garbage meanwhile would only take time: a quarter of the whole. A search that came later, and went through all
@@ -73,7 +75,7 @@ class Worker:
         self._ops = Catalogue(plugins)
         self._group = ranks.from_environment()
 
-    def answer(self, question: Question) -> Reply:
+    def answer(self, question: Question) -> Reply:  # noqa: PLR0911 - one return for each question
         """The answer to one question. Raises errors after which the device's context may be unusable."""
         match question:
             case Measure(job, process, timed):
@@ -93,13 +95,17 @@ class Worker:
                 return LimitsMeasured(limits.again(self._device, start))
             case Confirm():
                 return Confirmed()
-            case SurveyCode(files, jobs, top):
+            case Exchange(step, job, folder):
+                job = replace(job, case=recognised(job.case, self._ops))
+                return Exchanged(*exchange.take(step, job, self._ops[job.case.op], self._device, Path(folder)))
+            case SurveyCode(files, jobs):
                 known = tuple(job.case.id for job in jobs if self._knows(recognised(job.case, self._ops)))
                 plans = [self._plan(Path(file)) for file in files]
                 asked = tuple(plan.jobs if plan else None for plan in plans)
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
-                return Surveyed(asked, known, scenarios, self._used(top), strictness(ops.values()))
+                used = self._heard.so_far() if self._heard else ()
+                return Surveyed(asked, known, scenarios, used, strictness(ops.values()))
 
     def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file.
@@ -113,16 +119,6 @@ class Worker:
             return None
         except UsageError:
             return scenario.Plan((), ())
-
-    def _used(self, top: str) -> tuple[str, ...]:
-        """Files below `top` that this process has used since it was first asked for them."""
-        if top and self._watched is None:
-            self._watched = UsedFiles(Path(top))
-            # A plug-in may read its sources while it is loaded, so it is loaded once more. What can't be done twice,
-            # such as adding a metric, was done before.
-            with suppress(HarnessError):
-                Catalogue(self._plugins)
-        return self._watched.so_far() if top and self._watched else ()
 
     def _knows(self, case: Case) -> bool:
         """Whether this code can measure the case: it may have another op of that name, or none."""
@@ -168,13 +164,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", required=True)
     parser.add_argument("--replies", type=int, required=True, metavar="FD")
     parser.add_argument("--ops", type=Path, nargs="*", default=[], metavar="FILE")
+    parser.add_argument("--listen", type=Path, nargs="*", default=[], metavar="FOLDER")
     options = parser.parse_args(arguments)
     _tie_to_parent()
     pipe = _Pipe(options.replies)
     send = pipe.send  # bound before any code of a plug-in runs
     try:
         digest = source.digest(options.ops)  # before the rest is imported, so that it isn't of later code
-        worker = Worker(options.device, options.ops, send)
+        heard = UsedFiles(options.listen) if options.listen else None
+        worker = Worker(options.device, options.ops, send, heard)
         send(Ready(VERSION, str(python.own_root()), digest))
         for line in sys.stdin:
             question = decode_question(line)

@@ -15,6 +15,7 @@ from harness import store
 from harness.errors import Exit
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement, Scenario
+from harness.processes.exchange import Step
 from harness.processes.strictness import Strictness
 
 VERSION = 2
@@ -63,14 +64,10 @@ class MeasureLimitsAgain(_Numbered):
 
 @dataclass(frozen=True, slots=True)
 class SurveyCode(_Numbered):
-    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know.
-
-    top: a folder whose files the process notes from now on, if it uses them; empty for none.
-    """
+    """Asks for `Surveyed`. files: scenarios to read. jobs: cases of another code, some of which it may know."""
 
     files: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
-    top: str = ""
     kind: Literal["survey"] = "survey"
 
 
@@ -79,6 +76,16 @@ class Confirm(_Numbered):
     """Asks for `Confirmed`: the process that gave the answer before still answers, and has said no more."""
 
     kind: Literal["confirm"] = "confirm"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange(_Numbered):
+    """Asks for `Exchanged`: one step of judging a call by another code. folder: for the files of the steps."""
+
+    step: Step
+    job: Job
+    folder: str
+    kind: Literal["exchange"] = "exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +134,14 @@ class Surveyed(_Numbered):
 
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
-    used: files of the folder `top` that the process has used. checks: how strictly the ops of the files are checked;
-    None from an earlier harness, which doesn't tell it.
+    used: path and SHA-256 of each file that the process has used, if it listens. checks: how strictly the ops of the
+    files are checked; None from an earlier harness, which doesn't tell it.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
     known: tuple[str, ...]
     scenarios: tuple[tuple[Scenario, ...], ...] = ()
-    used: tuple[str, ...] = ()
+    used: tuple[tuple[str, str], ...] = ()
     checks: tuple[Strictness, ...] | None = None
     kind: Literal["surveyed"] = "surveyed"
 
@@ -147,6 +154,15 @@ class Confirmed(_Numbered):
 
 
 @dataclass(frozen=True, slots=True)
+class Exchanged(_Numbered):
+    """Answers `Exchange`. wrong, unable: as `exchange.take` gives them."""
+
+    wrong: str
+    unable: str
+    kind: Literal["exchanged"] = "exchanged"
+
+
+@dataclass(frozen=True, slots=True)
 class Failed(_Numbered):
     """Comes in place of any answer: a HarnessError to raise in the parent."""
 
@@ -156,8 +172,8 @@ class Failed(_Numbered):
     kind: Literal["failed"] = "failed"
 
 
-Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode | Confirm
-Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Confirmed | Failed
+Question = Measure | MeasureLimits | MeasureLimitsAgain | SurveyCode | Exchange | Confirm
+Reply = Ready | Progress | Measured | LimitsMeasured | Surveyed | Exchanged | Exchange | Confirmed | Failed
 
 _QUESTION: TypeAdapter[Question] = TypeAdapter(Annotated[Question, Field(discriminator="kind")])
 _REPLY: TypeAdapter[Reply] = TypeAdapter(Annotated[Reply, Field(discriminator="kind")])

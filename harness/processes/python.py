@@ -14,6 +14,7 @@ from pathlib import Path
 import harness
 from harness import paths
 from harness.processes import start
+from harness.processes.surroundings import Surroundings
 
 _PATH_LENGTH = 256
 
@@ -28,11 +29,16 @@ def command(module: str, arguments: Sequence[str] = ()) -> list[str]:
     return [sys.executable, "-P", start.__file__, module, *arguments]
 
 
-def environment(root: Path | None = None) -> dict[str, str]:
-    """The environment of a process of ours. root: the folder whose harness it imports; this process's if None."""
+def environment(root: Path | None = None, around: Surroundings | None = None) -> dict[str, str]:
+    """The environment of a process of ours. root: the folder whose harness it imports; this process's if None.
+
+    around: what one side of a comparison has in place of this process's packages, folders and variables.
+    """
     own = own_root()
     root = root.resolve() if root else own
-    path = [None if Path(entry).resolve() == own else entry for entry in paths.import_folders()]
+    place = around.place if around else str
+    path = [None if Path(entry).resolve() == own else place(entry) for entry in paths.import_folders()]
+    path = [str(around.site), *path] if around and around.site else path
     # Processes that a library starts there may need the package too. They find it last, behind all other modules.
     path += [] if None in path else [None]
     imports = {"root": str(root), "path": path, "refused": "" if root == own else str(own)}
@@ -41,8 +47,10 @@ def environment(root: Path | None = None) -> dict[str, str]:
     # The processes that a library starts there don't look into the working folder either.
     variables = {**os.environ, "PYTHONSAFEPATH": "1", start.VARIABLE: json.dumps(imports) + room}
     named = [_named(entry, own, root) for entry in paths.python_path()]
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, named))
-    return variables
+    sites = [str(around.site)] if around and around.site else []
+    # Set before the rest is moved, so that an entry of the harness stays the harness that was asked for.
+    variables["PYTHONPATH"] = os.pathsep.join([*sites, *map(place, filter(None, named))])
+    return around.applied(variables) if around else variables
 
 
 def _named(entry: str, own: Path, root: Path) -> str:

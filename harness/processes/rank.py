@@ -15,6 +15,7 @@ from pathlib import Path
 
 from harness import ranks
 from harness.processes import descendants, python
+from harness.processes.surroundings import Surroundings
 
 GRACE = 2.0
 """Seconds in which a process that should end, or answer, does so."""
@@ -64,7 +65,7 @@ class Meeting:
 class Beginning:
     """What a rank is started with.
 
-    root: as in `Team`. local: the number of its device on its host; the rank's unless told.
+    root, around: as in `Team`. local: the number of its device on its host; the rank's unless told.
     """
 
     device: str
@@ -72,6 +73,7 @@ class Beginning:
     meeting: Meeting
     root: Path | None = None
     local: int | None = None
+    around: Surroundings | None = None
 
 
 class Rank:
@@ -97,8 +99,9 @@ class Rank:
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=[sink],
-                env={**python.environment(begin.root), **begin.meeting.environment(), **environment},
+                env={**python.environment(begin.root, begin.around), **begin.meeting.environment(), **environment},
                 start_new_session=True,
+                cwd=begin.around.working_folder() if begin.around else None,
             )
         finally:
             os.close(sink)
@@ -194,4 +197,6 @@ class Rank:
 def _command(begin: Beginning, replies: int) -> list[str]:
     arguments = ["--device", begin.device, "--replies", str(replies)]
     plugins = ["--ops", *map(str, begin.plugins)] if begin.plugins else []
-    return python.command(_MODULE, [*arguments, *plugins])
+    trees = begin.around.listen if begin.around else ()
+    listen = ["--listen", *map(str, trees)] if trees else []
+    return python.command(_MODULE, [*arguments, *plugins, *listen])

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Self
 
 from harness import devices, source
-from harness.errors import HarnessError, MachineError
+from harness.errors import HarnessError, MachineError, brief
 from harness.limits import Needs
 from harness.model import Job, Limits, Measurement
 from harness.processes import python
+from harness.processes.exchange import Step
 from harness.processes.messages import (
     ANOTHER_CODE,
     VERSION,
+    Exchange,
+    Exchanged,
     LimitsMeasured,
     Measure,
     Measured,
@@ -24,6 +27,7 @@ from harness.processes.messages import (
     SurveyCode,
     Surveyed,
 )
+from harness.processes.surroundings import Surroundings
 from harness.processes.team import EDITED, LostError, Report, Team
 from harness.processes.torchrun import leader
 
@@ -38,15 +42,23 @@ class Workers:
 
     root: a folder with another revision of the harness, whose ops and kernels are to be measured. digest: the hash that
     the code of every process must have, as `source.digest` gives it; "" for the digest of the code as it lies there
-    now.
+    now. around: what the processes see in place of what this process sees.
     """
 
-    def __init__(self, device: str, plugins: Sequence[Path] = (), root: Path | None = None, digest: str = "") -> None:
+    def __init__(
+        self,
+        device: str,
+        plugins: Sequence[Path] = (),
+        root: Path | None = None,
+        digest: str = "",
+        around: Surroundings | None = None,
+    ) -> None:
         self._device = device
         self._plugins = tuple(plugins)
         self._root = (root or python.own_root()).resolve()
         # Another revision may make its hash in another way. Then the first process's hash stands for all of them.
         self._digest = digest or (source.digest(self._plugins) if self._root == python.own_root() else "")
+        self._around = around
         self._team: Team | None = None
 
     def measure(self, job: Job, process: int = 0, *, timed: bool = True) -> Measurement:
@@ -97,19 +109,31 @@ class Workers:
         """The limits that the start of a run measured, with `end` filled in. Raises as `limits` does."""
         return self._limits(MeasureLimitsAgain(start), report)
 
-    def survey(self, files: Sequence[Path] = (), jobs: Sequence[Job] = (), top: Path | None = None) -> Surveyed:
+    def survey(self, files: Sequence[Path] = (), jobs: Sequence[Job] = ()) -> Surveyed:
         """The jobs of each scenario file as this code understands it, and which of `jobs` it knows.
 
-        top: a folder; the answer names its files that the process has used since it was first asked for them. Raises as
-        `limits` does.
+        A process that listens tells which files it has used until now. Raises as `limits` does.
         """
         team = self._ready(1)
-        question = SurveyCode(tuple(map(str, files)), tuple(jobs), str(top or ""))
+        question = SurveyCode(tuple(map(str, files)), tuple(jobs))
         try:
             return team.ask(question, Surveyed, _SURVEY_LIMIT)[0]
         except LostError as lost:
             self._team = None
             raise MachineError(f"the scenarios can't be read: {lost.text}", "run 'harness env'") from lost
+
+    def exchange(self, step: Step, job: Job, folder: Path) -> tuple[str, str]:
+        """(wrong, unable): what is wrong with the job's outputs, why this step of judging them can't be taken.
+
+        The death of the process is a reason too. Raises as `measure` does.
+        """
+        team = self._ready(1)
+        try:
+            answer = team.ask(Exchange(step, job, str(folder)), Exchanged, job.timing.timeout)[0]
+        except LostError as lost:
+            self._team = None
+            return "", brief(lost.text)
+        return answer.wrong, answer.unable
 
     def begin(self, size: int = 1) -> None:
         """Start `size` processes ahead of their turn, without waiting. They load torch, but don't touch the device."""
@@ -157,7 +181,7 @@ class Workers:
         return self._team
 
     def _spawn(self, size: int) -> Team:
-        return Team(self._device, self._plugins, size, self._root)
+        return Team(self._device, self._plugins, size, self._root, self._around)
 
     def _check(self, team: Team) -> None:
         """Wait until the team is ready. Raises MachineError if its code is too old, or isn't the one to measure."""

@@ -19,6 +19,7 @@ from harness.processes.messages import (
     ANOTHER_CODE,
     Confirm,
     Confirmed,
+    Exchanged,
     Failed,
     LimitsMeasured,
     Measure,
@@ -30,6 +31,7 @@ from harness.processes.messages import (
     Surveyed,
 )
 from harness.processes.rank import GRACE, PREFIX, Beginning, Meeting, Rank
+from harness.processes.surroundings import Surroundings
 from harness.processes.torchrun import RankHandle, leader
 
 _START_LIMIT = 300.0
@@ -40,7 +42,7 @@ _MOST_SAID = 300  # characters of what is wrong with a reply
 _ERRORS = {error.exit_code: error for error in (UsageError, MachineError, CompileError)}
 
 Report = Callable[[str, float], None]
-Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Confirmed)
+Answer = TypeVar("Answer", Ready, Measured, LimitsMeasured, Surveyed, Exchanged, Confirmed)
 
 
 EDITED = "leave the code as it is while it is measured, and start again; a run goes on by harness run --resume FOLDER"
@@ -63,8 +65,18 @@ class LostError(Exception):
 class Team:
     """`size` ranks that measure together: every one gets each question and answers it. If one dies, all are killed."""
 
-    def __init__(self, device: str, plugins: Sequence[Path], size: int, root: Path | None = None) -> None:
-        """Start them. root: the folder whose `harness` they import; the parent's own unless told."""
+    def __init__(
+        self,
+        device: str,
+        plugins: Sequence[Path],
+        size: int,
+        root: Path | None = None,
+        around: Surroundings | None = None,
+    ) -> None:
+        """Start them. root: the folder whose `harness` they import; the parent's own unless told.
+
+        around: what they see in place of what the parent sees.
+        """
         self.size = size
         self.ready: Ready | None = None
         self._is_another = root is not None and root.resolve() != python.own_root()
@@ -78,7 +90,8 @@ class Team:
         try:
             address = leads.address if leads and not self._folder else "127.0.0.1"
             folder = Path(self._folder.name) if self._folder else None
-            begin = Beginning(device, tuple(plugins), Meeting(size, size, address, _free_port(address), folder), root)
+            meeting = Meeting(size, size, address, _free_port(address), folder)
+            begin = Beginning(device, tuple(plugins), meeting, root, around=around)
             for number in range(size):
                 self._ranks.append(leads.rank(number, begin) if leads else Rank(number, begin))
         except BaseException:

@@ -102,7 +102,7 @@ class Leader:
 
     def rank(self, number: int, begin: Beginning) -> RankHandle:
         """Start a rank of a team. Ranks keep torchrun's order. Raises UsageError for another revision's rank."""
-        if begin.root and begin.root.resolve() != self._place.root.resolve():
+        if begin.around or (begin.root and begin.root.resolve() != self._place.root.resolve()):
             raise UsageError(
                 f"under torchrun no rank can measure another revision's code, such as that in {begin.root}",
                 "start harness gate --base without torchrun, or measure both revisions and judge the two runs: "

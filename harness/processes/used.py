@@ -1,16 +1,20 @@
-"""Which files of a folder this process uses: so the gate learns which code it measured on both sides.
+"""Which files this process uses: so the gate learns which code it measures on each side.
 
 Two sides that load one and the same file measure the same code there, whatever their revisions say.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
+import shlex
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -19,55 +23,152 @@ from harness import paths
 
 _OWN = Path(__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
+_SYSTEM = tuple(
+    Path(f"/{name}") for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run"]
+)
+# What torch compiled is kept there by its content, so that no side can get what another one made.
+_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+_KEPT_BY_TORCH = ("torchinductor_", ".triton")
+_LONGEST_PATH = 4096
+_STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 
 
 class UsedFiles:
-    """Files below `top` that this process has loaded as modules, and files that it opens from now on.
+    """Files that this process has loaded as modules, has opened to read, or has named to a process that it started.
 
-    Modules that were installed from `top` count too, wherever they lie. What lies in the folders of this Python, of the
-    harness and of its cache doesn't count.
+    trees: folders of the code that is measured, the repository's last. What lies in none of them counts unless it is of
+    this Python, of the system, of the harness or of its cache. Modules that were installed from the repository count
+    wherever they lie.
     """
 
-    def __init__(self, top: Path) -> None:
+    def __init__(self, trees: Sequence[Path]) -> None:
         """Begin to listen. A process can't stop listening: make one object, in a process that will end soon."""
-        self._top = top.resolve()
+        self._trees = [tree.resolve() for tree in trees]
         self._opened: set[str] = set()
+        self._started: set[tuple[str, ...]] = set()
+        self._digests: dict[Path, str] = {}
+        self._installed: frozenset[str] | None = None
+        # What starts this process comes from outside of the code that is measured.
+        self._before = {f for m in list(sys.modules.values()) if isinstance(f := getattr(m, "__file__", None), str)}
         sys.addaudithook(self._hear)
 
-    def so_far(self) -> tuple[str, ...]:
-        """The full paths, sorted."""
+    def so_far(self) -> tuple[tuple[str, str], ...]:
+        """The full path and the SHA-256 of each file, sorted."""
+        for path in self._paths():
+            if path not in self._digests:
+                self._digests[path] = digest(path)
+        return tuple(sorted((str(path), digest) for path, digest in self._digests.items()))
+
+    def _paths(self) -> set[Path]:
+        if self._installed is None:
+            self._installed = frozenset({*_packages(self._trees), *_installed_from(self._trees[-1])} - {"harness"})
         modules = {
-            name: os.path.realpath(file)
+            name: _source(file)
             for name, module in list(sys.modules.items())
             if isinstance(file := getattr(module, "__file__", None), str)
         }
-        installed = {*_packages(self._top), *_installed_from(self._top)} - {"harness"}
-        from_top = {
-            file for name, file in modules.items() if name.partition(".")[0] in installed and not _standard(file)
-        }
-        heard = map(os.path.realpath, tuple(self._opened))
-        below = {Path(file) for file in (*modules.values(), *heard) if file.startswith(f"{self._top}{os.sep}")}
-        return tuple(sorted(from_top | {str(path) for path in below if self._counts(path)}))
+        named = {file for name, file in modules.items() if name.partition(".")[0] in self._installed}
+        mine = {file for file in named if not _standard(file)}
+        heard = {_source(file) for file in (*self._opened, *self._named())}
+        early = {_source(file) for file in self._before}
+        every = {file for file in modules.values() if file not in early or self._tree(Path(file))} | heard
+        counted = {path for file in every if self._counts(path := Path(file))}
+        return {*map(Path, mine), *counted}
+
+    def _tree(self, path: Path) -> Path | None:
+        """The innermost folder of code that a file lies in; None if it lies in none."""
+        around = (tree for tree in self._trees if path.is_relative_to(tree))
+        return max(around, key=lambda tree: len(tree.parts), default=None)
 
     def _counts(self, path: Path) -> bool:
-        # A repository may hold a virtual environment, or lie below a Python that was installed for all.
-        pythons = [found for found in map(Path, (sys.prefix, sys.base_prefix)) if found.is_relative_to(self._top)]
-        elsewhere = (_OWN, paths.data("kernels"), paths.data("scenarios"), paths.cache().resolve(), *pythons)
+        if not os.path.isfile(path) or not os.access(path, os.R_OK):  # noqa: PTH113 - hundreds of thousands of them
+            return False
+        tree = self._tree(path)
+        pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
+        if tree is None:
+            kept = [Path(folder) for name in _BY_CONTENT if (folder := os.environ.get(name))]
+            own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
+            left_out = [*pythons, *kept, *own, paths.cache().resolve(), *_SYSTEM]
+        else:
+            # A repository may hold a virtual environment or the cache. It may also lie below a Python for all users.
+            left_out = [f for f in (*pythons, paths.cache().resolve()) if f.is_relative_to(tree) and f != tree]
+        inside = path.relative_to(tree) if tree else path
         return (
-            path.is_file()
-            and "__pycache__" not in path.parts
-            and not _INSTALLED & {*path.parts}
-            and not any(path.is_relative_to(folder) for folder in elsewhere)
+            "__pycache__" not in path.parts
+            and not _INSTALLED & {*inside.parts}
+            and ".git" not in inside.parts
+            and (tree is not None or not any(part.startswith(_KEPT_BY_TORCH) for part in path.parts))
+            and not any(path.is_relative_to(folder) for folder in left_out)
         )
+
+    def _named(self) -> Iterator[str]:
+        """What the commands of started processes name, as far as it is a file."""
+        for folder, *words in self._started:
+            for word in words:
+                if word and len(word) < _LONGEST_PATH:
+                    yield os.path.join(folder, word)  # noqa: PTH118 - may be any text
 
     def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
         """An audit hook: called for everything that this process does, so it must be quick and never raise."""
+        if event in _STARTS:
+            self._started.add(tuple(_words(event, arguments)))
+            return
         named = {"open": 0, "ctypes.dlopen": 0, "import": 1}.get(event)
         if named is None or not isinstance(arguments[named], str):
             return
         if event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR):
             return  # what a process writes is no code of it
-        self._opened.add(str(Path.cwd() / arguments[named]))
+        name = arguments[named]
+        self._opened.add(name if name.startswith("/") else str(_here() / name))
+
+
+def digest(file: Path) -> str:
+    """The SHA-256 of a file, which may be larger than the memory; "" for one that is gone or can't be read."""
+    try:
+        with file.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def _words(event: str, arguments: tuple[Any, ...]) -> Iterator[str]:
+    """The folder in which a process is started, and the words of its command."""
+    given = arguments[2] if event == "subprocess.Popen" else None
+    yield str(_here() / os.fsdecode(given)) if isinstance(given, (str, bytes, os.PathLike)) else str(_here())
+    first, more = (arguments[0], ()) if event == "os.system" else arguments[:2]
+    texts = [*(more if isinstance(more, (list, tuple)) else [more]), first]
+    for text in texts:
+        if isinstance(text, (str, bytes, os.PathLike)):
+            word = os.fsdecode(text)
+            yield word
+            if " " in word:  # a line for a shell
+                yield from _split(word)
+
+
+def _split(line: str) -> Iterable[str]:
+    try:
+        return shlex.split(line)
+    except ValueError:
+        return line.split()
+
+
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except OSError:  # somebody has removed it
+        return Path("/")
+
+
+@cache
+def _source(file: str) -> str:
+    """The full path of a file without links; of the source where Python has kept a module compiled."""
+    file = os.path.realpath(file)
+    if not file.endswith(".pyc"):
+        return file
+    try:
+        return importlib.util.source_from_cache(file)
+    except ValueError:
+        return file
 
 
 def _standard(file: str) -> bool:
@@ -76,11 +177,12 @@ def _standard(file: str) -> bool:
     return found.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve()) and not _INSTALLED & {*found.parts}
 
 
-def _packages(top: Path) -> Iterator[str]:
-    """Names of the packages whose sources lie in the repository: at its top, or in a folder such as src."""
-    for found in (*top.glob("*/__init__.py"), *top.glob("*/*/__init__.py")):
-        if not (found.parents[1] / "__init__.py").is_file():
-            yield found.parent.name
+def _packages(trees: Iterable[Path]) -> Iterator[str]:
+    """Names of the packages whose sources lie in a repository: at its top, or in a folder such as src."""
+    for top in trees:
+        for found in (*top.glob("*/__init__.py"), *top.glob("*/*/__init__.py")):
+            if not (found.parents[1] / "__init__.py").is_file():
+                yield found.parent.name
 
 
 def _installed_from(top: Path) -> Iterator[str]:

@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from harness.cli.gate_progress import Teller, follow
-from harness.gate.records import Decision, Outcome, Revision
+from harness.gate.observer import Comparing
+from harness.gate.records import Decision, Outcome, Revision, UsedCode
 from harness.model import Job, Machine, Measurement
 
 BASE = Revision("main", "0123456789abcdef", False, "b" * 64)
@@ -25,7 +26,7 @@ def tell(machine: Machine) -> Callable[..., tuple[Teller, io.StringIO]]:
     def make(terminal: bool = False, base: Revision = BASE) -> tuple[Teller, io.StringIO]:
         drawn = io.StringIO()
         teller = Teller(Console(file=drawn, force_terminal=terminal, width=200))
-        teller.comparing(base, NOW, 12, machine)
+        teller.comparing(Comparing(base, NOW, 12, machine))
         return teller, drawn
 
     return make
@@ -46,19 +47,30 @@ def test_the_repository_is_named_and_so_is_what_is_not_compared(
 ) -> None:
     teller, drawn = tell()
     same = replace(BASE, digest=NOW.digest, repository="/home/me/mykern")
-    teller.comparing(same, NOW, 1, machine, ("src/mykern/__init__.py",))
+    used = UsedCode(shared=("src/mykern/__init__.py",))
+    teller.comparing(Comparing(same, NOW, 1, machine, used))
     *_, first, second = drawn.getvalue().splitlines()
     assert first.endswith("with main (0123456789) in /home/me/mykern: 1 case on A processor")
-    # "both have the same code" would say that nothing can differ.
+    # "the same code" would say that nothing can differ.
     assert second == "not compared, since both sides use the same files: src/mykern/__init__.py"
 
 
-def test_identical_code_and_a_commit_as_its_own_name_are_told(
-    tell: Callable[..., tuple[Teller, io.StringIO]],
-) -> None:
+def test_a_commit_as_its_own_name_is_told(tell: Callable[..., tuple[Teller, io.StringIO]]) -> None:
     _, drawn = tell(base=Revision("0123456", "0123456789abcdef", False, "a" * 64))
     assert " with 0123456: " in drawn.getvalue()
-    assert drawn.getvalue().endswith("both have the same code, so every difference is noise\n")
+    assert "same code" not in drawn.getvalue(), "equal digests of the plug-ins say nothing about what they import"
+
+
+@pytest.mark.parametrize(("same", "end"), [(True, "nothing is measured; --always measures"), (False, "is noise")])
+def test_the_same_code_is_said_of_the_files_that_both_sides_used(
+    same: bool, end: str, tell: Callable[..., tuple[Teller, io.StringIO]], machine: Machine
+) -> None:
+    teller, drawn = tell()
+    files = (("mine.py", "d" * 64),)
+    teller.comparing(Comparing(BASE, NOW, 1, machine, UsedCode(files, files, complete=True), same))
+    last = drawn.getvalue().splitlines()[-1]
+    assert last.startswith("both sides use the same code (1 file): ")
+    assert last.endswith(end)
 
 
 @pytest.mark.parametrize(

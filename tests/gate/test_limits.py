@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import pytest
 
-from harness.gate import Evidence, two_codes
+from harness.gate import Evidence, two_codes, worktree
 from harness.gate.case_lists import Cases
 from harness.gate.records import CaseEvidence, Revision
 from harness.gate.two_codes import Sides
@@ -28,7 +28,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
     told: list[Needs] = []
 
     class Fake:
-        def __init__(self, device: str, plugins: Any, root: Path, digest: str) -> None:
+        def __init__(self, device: str, plugins: Any, root: Path, digest: str, around: Any) -> None:
             assert (device, plugins, root, digest) == ("cpu", NOW.plugins, NOW.root, NOW.digest)
 
         def __enter__(self) -> Self:
@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
             report("streams", 0.5)
             return LIMITS
 
-    monkeypatch.setattr(two_codes, "Workers", Fake)
+    monkeypatch.setattr(worktree, "Workers", Fake)
     return told
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from harness.gate import pairing
+from harness.gate import pairing, worktree
 from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Revision, Side
 from harness.gate.worktree import Checkout
@@ -42,7 +42,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
 
     class Fake:
-        def __init__(self, device: str, plugins: Any, root: Path | None, digest: str) -> None:
+        def __init__(self, device: str, plugins: Any, root: Path | None, digest: str, around: Any) -> None:
             if root is None:
                 told.append(("now", f"code {digest}"))
             root = root or Path("/now")
@@ -68,7 +68,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             work = Work(22 if self.side == "now" and job.case.op == "heavier" else 11, 0)
             return Measurement(job.case, "ok", samples=(seconds,), work=work, process=process)
 
-    monkeypatch.setattr(pairing, "Workers", Fake)
+    monkeypatch.setattr(worktree, "Workers", Fake)
     return told
 
 
@@ -120,7 +120,7 @@ def test_a_steady_drift_of_the_machine_cancels_in_every_look(
     def measure(self: Any, job: Job, process: int) -> Measurement:
         return Measurement(job.case, "ok", samples=(1.01 ** next(started),), process=process)
 
-    monkeypatch.setattr("harness.gate.pairing.Workers.measure", measure)
+    monkeypatch.setattr("harness.gate.worktree.Workers.measure", measure)
     made, _ = pairs(seed=seed)
     both = jobs("a")
     for stage, count in (("screen", 3), ("confirm", 10), ("confirm", 10)):

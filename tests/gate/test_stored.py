@@ -101,7 +101,7 @@ def test_one_bad_block_of_a_calibration_hides_no_loss_and_a_noisy_machine_never_
 def test_single_processes_decide_nothing(make_run: MakeRun) -> None:
     made = judge(make_run(1), make_run(1))
     assert made.exit == Exit.UNDECIDED
-    assert {finding.message for finding in made.findings} == {"too few processes to decide (pairs: 1)"}
+    assert {finding.message for finding in made.findings} == {"2 cases have too few processes to decide (pairs: 1)"}
 
 
 @pytest.mark.parametrize(

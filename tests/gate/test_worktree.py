@@ -171,16 +171,6 @@ def test_the_base_has_its_own_scenarios(theirs: Path, tmp_path: Path) -> None:
         assert repository.new(base, files, []) == (folder / "c.yaml", theirs / "new.yaml")
 
 
-def test_what_git_ignores_is_no_code_of_the_repository_except_libraries(theirs: Path) -> None:
-    inside = ["src/mykern/__init__.py", "new.py", "out/log.txt", "src/mykern/fast.so"]
-    for name in inside[1:]:
-        write(theirs / name)
-    repository = Repository.find([theirs / "mine.py"])
-    found = repository.belonging([*(str(theirs / name) for name in inside), "/usr/lib/site-packages/mykern.py"])
-    assert found == [inside[0], inside[1], inside[3], "/usr/lib/site-packages/mykern.py"]
-    assert repository.belonging([]) == []
-
-
 def test_an_installed_harness_compares_the_repository_of_the_plugins(
     top: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

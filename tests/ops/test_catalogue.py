@@ -78,7 +78,7 @@ def test_a_plugin_is_found_with_its_own_kernels(tmp_path):
         ),
         ("x = 1\n", "bad.py: defines no op"),
         ("\n1 / 0\n", r"bad.py: ZeroDivisionError: division by zero \(.*bad\.py:2 in <module>: 1 / 0\)"),
-        ("def f(:\n", "bad.py: SyntaxError"),
+        ("def f(:\n", r"bad.py:1: SyntaxError"),
         ("import sys\nsys.exit(0)\n", "bad.py: SystemExit: 0"),
         ("raise GeneratorExit\n", "bad.py: GeneratorExit"),
         (

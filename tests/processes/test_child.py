@@ -232,7 +232,10 @@ def test_a_question_is_one_line_and_comes_back_equal(message: messages.Question)
     [
         READY,
         messages.Surveyed((None, ()), ("copy/eager/float32/N8",)),
-        messages.Surveyed((), (), ((Scenario("s", "t", "copy", ("copy/eager/float32/N8",)),),), ("src/mykern.py",)),
+        messages.Surveyed(
+            (), (), ((Scenario("s", "t", "copy", ("copy/eager/float32/N8",)),),), (("src/mykern.py", "d" * 64),)
+        ),
+        messages.Exchanged("y is wrong", ""),
         messages.Progress("16 MB", 0.25),
         messages.Failed("several\nlines", "do this", Exit.ENVIRONMENT),
         messages.LimitsMeasured(Limits(), number=4),

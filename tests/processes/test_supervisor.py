@@ -30,7 +30,7 @@ class FakeTeam:
     made: list[FakeTeam]
     starts: list[Ready | Exception]
 
-    def __init__(self, device: str, plugins: Any, size: int, root: Path | None) -> None:
+    def __init__(self, device: str, plugins: Any, size: int, root: Path | None, around: object = None) -> None:
         self.size, self.root, self.alive = size, root, True
         self.ready: Ready | None = None
         self.made.append(self)

@@ -20,9 +20,9 @@ top = Path(sys.argv[1])
 os.chdir(top)
 sys.path[:0] = [str(top), str(top / "src")]
 import early
-watch = UsedFiles(top)
+watch = UsedFiles([top])
 exec(sys.argv[2])
-print(json.dumps(watch.so_far()))
+print(json.dumps([path for path, digest in watch.so_far() if len(digest) == 64]))
 """
 
 
@@ -100,3 +100,23 @@ def test_a_module_that_was_installed_from_the_folder_is_told(
         (site / f"{name}-1.0.dist-info" / "direct_url.json").write_text(json.dumps({"url": top.as_uri()}))
     code = f"sys.path.insert(0, {str(site)!r}); import {name}, theirs"
     assert used_by(top, code) == sorted([str(site / f"{name}.py"), "early.py"], key=lambda f: str(top / f))
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("open({outside!r}).read()", ["{outside}"]),
+        ("subprocess.run(['cat', {outside!r}], stdout=subprocess.DEVNULL)", ["{outside}"]),
+        ("subprocess.run('cat ' + {outside!r}, shell=True, stdout=subprocess.DEVNULL)", ["{outside}"]),
+        ("subprocess.run(['cat', 'kernel.cu'], stdout=subprocess.DEVNULL)", ["kernel.cu"]),
+        ("open('/etc/hosts').read()", []),
+    ],
+)
+def test_files_outside_and_what_commands_name_are_told(
+    top: Path, tmp_path_factory: pytest.TempPathFactory, code: str, more: list[str]
+) -> None:
+    """As an artefact that is kept by its name, and a source that a compiler gets."""
+    outside = tmp_path_factory.mktemp("kept") / "fast.so"
+    outside.write_text("")
+    found = used_by(top, f"import subprocess; {code.format(outside=str(outside))}")
+    assert found == sorted(["early.py", *(file.format(outside=outside) for file in more)], key=lambda f: str(top / f))

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.gate.evidence import Evidence
 from harness.gate.records import Finding
 
-ACCEPT = "code that both sides used alike, such as an installed package, isn't compared"
+ACCEPT = "code that both sides used alike, such as an installed package or a kept artefact, isn't compared"
 _MOST_NAMED = 3
+_MOST_UNUSED = 20
 _ADVICE = (
-    "build and measure each revision by itself: harness run --repeat 10 with each, then harness gate REF RUN; if this "
-    "code didn't change: --accept code"
+    "give each side its own: a package by --prepare 'pip install --no-deps --target {site} {root}', what a build keeps "
+    "by a folder in the repository; if this code didn't change: --accept code"
 )
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """One undecided finding that names the code."""
-    if evidence.same_code:
-        more = len(evidence.same_code) - _MOST_NAMED
-        named = ", ".join(evidence.same_code[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    """An undecided finding that names code that wasn't compared, and a note about changed files that nothing used."""
+    used = evidence.used
+    if used is None:
+        return
+    if used.shared:
+        named = _named(used.shared, _MOST_NAMED)
         message = f"this code was not compared, since {evidence.base} used the same files as the working tree: {named}"
         yield Finding("code", "undecided", message, _ADVICE)
+    elif not used.now:
+        message = "no file of the repository was used, so no code of it was compared"
+        yield Finding(
+            "code", "undecided", message, "name the file with your ops: --ops mine.py, or --prepare a package"
+        )
+    if used.unused:
+        message = f"changed, but used by neither side in these cases: {_named(used.unused, _MOST_UNUSED)}"
+        yield Finding("code", "note", message)
+
+
+def _named(files: Sequence[str], most: int) -> str:
+    more = len(files) - most
+    return ", ".join(files[:most]) + (f" and {more} more" if more > 0 else "")

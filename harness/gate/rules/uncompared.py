@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.gate.deciding import CONFIRM_PAIRS
 from harness.gate.ended import complaint, is_worse, is_wrong, needs_other, never_timed
@@ -16,7 +16,14 @@ _ACCEPT = "if that is known: --accept uncompared"
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Undecided findings for cases without a decision, and for a gate that compared no case of ours."""
-    findings = list(filter(None, (_judge(found, evidence.base) for found in evidence.cases)))
+    if evidence.same:
+        text = "nothing was measured, since both sides used the same code"
+        yield Finding("uncompared", "note", text, "measure it all the same: --always")
+        return
+    few = [found for found in evidence.cases if _is_short(found)]
+    together = few if len(few) > 1 else []
+    findings = [found for case in evidence.cases if case not in together if (found := _judge(case, evidence.base))]
+    findings += [_all_too_few(together)] if together else []
     yield from findings
     if any(finding.severity == "undecided" for finding in findings):
         return
@@ -43,6 +50,20 @@ def _judge(found: CaseEvidence, base: str) -> Finding | None:
     if needs_other(needs):  # the machine or its software can't do it, so it says nothing about the code
         return Finding("uncompared", "note", text, "", found.case)
     return Finding("uncompared", "undecided", text, f"name a base that can measure it; {_ACCEPT}", found.case)
+
+
+def _is_short(found: CaseEvidence) -> bool:
+    """Whether a case lacks nothing but processes: each that there is has a time."""
+    fine = found.base and found.now and not complaint(found.base) and not complaint(found.now)
+    return bool(fine) and found.decision is None
+
+
+def _all_too_few(cases: Sequence[CaseEvidence]) -> Finding:
+    """One finding about all cases that lack nothing but processes, since the reason is how the runs were made."""
+    pairs = sorted({len(found.pairs) for found in cases})
+    counts = f"{pairs[0]}" if len(pairs) == 1 else f"{pairs[0]} to {pairs[-1]}"
+    message = f"{len(cases)} cases have too few processes to decide (pairs: {counts})"
+    return Finding("uncompared", "undecided", message, _ENOUGH)
 
 
 def _too_few(found: CaseEvidence, base: str, before: str, after: str) -> Finding:

@@ -60,13 +60,20 @@ def _facts(run: GateRun) -> Facts:
         **({"repository": run.now.repository} if run.now.repository else {}),
         "base": revision(run.base),
         "now": revision(run.now),
-        "code": f"{run.base.digest[:_DIGEST]}, now {run.now.digest[:_DIGEST]}",
+        **_code(run),
         "device": f"{machine.name} ({machine.fingerprint})",
         "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
         "started": run.started,
         "took": units.seconds(run.seconds, 3),
     }
     return Facts(tuple(facts.items()))
+
+
+def _code(run: GateRun) -> dict[str, str]:
+    """The digests of both codes: over all files that each side used, where these are known."""
+    before, now = run.used.digests if run.used else (run.base.digest, run.now.digest)
+    count = f", of {plural(len(run.used.now), 'file')} that it used" if run.used else ""
+    return {"code": f"{before[:_DIGEST]}, now {now[:_DIGEST]}{count}"}
 
 
 def _software(machine: Machine) -> list[tuple[str, str]]:

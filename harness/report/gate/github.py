@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from pathlib import PurePosixPath
+from typing import Literal, NamedTuple
 
-from harness.gate.records import GateRun
+from harness.gate.records import Finding, GateRun
 from harness.report.gate.content import findings, limited, told
 
 Level = Literal["error", "warning"]
@@ -14,6 +15,14 @@ MOST = 10
 _LONGEST = 4000  # characters of a message; past some limit GitHub cuts or drops it
 
 
+class Annotation(NamedTuple):
+    """What an annotation says: the rule, the message, and the file that it is shown beside."""
+
+    rule: str
+    message: str
+    file: str = ""
+
+
 def lines(run: GateRun) -> list[str]:
     """At most MOST errors (failures, a machine that can't tell) and MOST warnings (undecided, accepted).
 
@@ -21,27 +30,46 @@ def lines(run: GateRun) -> list[str]:
 
     Under --advisory there are warnings only.
     """
-    messages: dict[Level, list[tuple[str, str]]] = {"error": [], "warning": []}
+    messages: dict[Level, list[Annotation]] = {"error": [], "warning": []}
     for difference in run.refused:
-        messages["error"].append(("comparison", f"the runs can't be compared: {difference}"))
+        messages["error"].append(Annotation("comparison", f"the runs can't be compared: {difference}"))
     for finding in findings(run):
         if finding.severity != "note":
             level: Level = "warning" if finding.severity in ("undecided", "accepted") else "error"
-            messages[level].append((finding.rule, told(finding)))
+            messages[level].append(Annotation(finding.rule, told(finding), changed_file(run, finding)))
     if run.advisory:
         messages = {"warning": messages["error"] + messages["warning"]}
     return [line for level, found in messages.items() for line in _of(level, found)]
 
 
-def _of(level: Level, found: list[tuple[str, str]]) -> list[str]:
-    made = [command(level, rule, message) for rule, message in found]
+def changed_file(run: GateRun, finding: Finding) -> str:
+    """The file that a finding is most likely about, from the repository's top on; "" if no file is known to differ.
+
+    That is a file that the rule itself names; else a changed file that a side used: the one with the name of the op,
+    or the first.
+    """
+    if run.used is None:
+        return ""
+    of_rule = {"software": run.used.software, "code": [f for f in run.used.shared if not f.startswith("/")]}
+    if own := of_rule.get(finding.rule):
+        return own[0]
+    op = finding.case.op if finding.case else ""
+    return next((f for f in run.used.changed if PurePosixPath(f).stem == op), next(iter(run.used.changed), ""))
+
+
+def _of(level: Level, found: list[Annotation]) -> list[str]:
+    made = [command(level, *said) for said in found]
     return limited(made, MOST, command(level, "more", "and {} more: see the step's summary, or gate.md"))
 
 
-def command(level: Level, rule: str, message: str) -> str:
-    """A workflow command. Whatever `message` holds, it stays one command on one line."""
+def command(level: Level, rule: str, message: str, file: str = "", line: int = 0) -> str:
+    """A workflow command. Whatever `message` holds, it stays one command on one line.
+
+    file: where GitHub shows it, from the top of the repository on; line: in that file; nowhere unless told.
+    """
     short = message if len(message) <= _LONGEST else message[: _LONGEST - 1] + "…"
-    return f"::{level} title={_property(f'gate, {rule}')}::{_data(short)}"
+    where = (f"file={_property(file)}," if file else "") + (f"line={line}," if file and line else "")
+    return f"::{level} {where}title={_property(f'gate, {rule}')}::{_data(short)}"
 
 
 def _data(text: str) -> str:

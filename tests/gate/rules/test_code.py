@@ -3,12 +3,30 @@
 from __future__ import annotations
 
 from harness.gate import Evidence
+from harness.gate.records import UsedCode
 from harness.gate.rules import code
+
+FILES = (("mine.py", "d" * 64),)
 
 
 def test_shared_code_is_named_and_undecided() -> None:
-    [finding] = code.judge(Evidence("main", (), (), same_code=("mykern/a.py", "b.so", "c.py", "d.py")))
+    used = UsedCode(FILES, FILES, shared=("mykern/a.py", "b.so", "c.py", "d.py"))
+    [finding] = code.judge(Evidence("main", (), (), used=used))
     assert (finding.severity, finding.case) == ("undecided", None)
     assert finding.message.startswith("this code was not compared, since main used the same files")
     assert finding.message.endswith("mykern/a.py, b.so, c.py and 1 more")
     assert not list(code.judge(Evidence("main", (), ())))
+    assert not list(code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES))))
+
+
+def test_a_gate_that_used_no_file_of_the_repository_is_undecided() -> None:
+    [finding] = code.judge(Evidence("main", (), (), used=UsedCode()))
+    assert (finding.severity, "--ops mine.py" in finding.advice) == ("undecided", True)
+
+
+def test_changed_files_that_nothing_used_are_listed() -> None:
+    unused = tuple(f"part{i}.py" for i in range(22))
+    [finding] = code.judge(Evidence("main", (), (), used=UsedCode(FILES, FILES, unused=unused)))
+    assert finding.severity == "note"
+    assert "part0.py, part1.py" in finding.message
+    assert finding.message.endswith("part19.py and 2 more")

@@ -155,3 +155,23 @@ def test_one_case_of_ours_is_enough_to_have_compared_something(
     pairs = (Pair(1e-3, 1e-3, "base", "screen"),)
     cases = (evidence("inconclusive", pairs=pairs), evidence(None, of=case(n=3), base=(), pairs=()))
     assert [f.severity for f in uncompared.judge(Evidence("main", (), cases))] == ["note"]
+
+
+def test_runs_of_one_process_each_give_one_finding(
+    case: Callable[..., Case], evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement]
+) -> None:
+    """The reason is the same for all cases. A case with a reason of its own is told by itself."""
+    short = [evidence(None, of=case(n=n), pairs=()) for n in range(1, 559)]
+    bad = case(n=559)
+    own = evidence(
+        None, of=bad, pairs=(), base=(measured(of=bad), measured(of=bad, status="wrong")), now=(measured(of=bad),)
+    )
+    found = list(uncompared.judge(Evidence("main", (), (*short, own))))
+    assert [finding.case for finding in found] == [bad, None]
+    assert found[1].message == "558 cases have too few processes to decide (pairs: 0)"
+    assert "--repeat" in found[1].advice
+
+
+def test_the_same_code_needs_no_comparison() -> None:
+    [note] = uncompared.judge(Evidence("main", (), (), same=True))
+    assert (note.severity, "--always" in note.advice) == ("note", True)

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from harness.gate.records import Finding, GateRun
+from harness.gate.records import Finding, GateRun, UsedCode
+from harness.model import Case
 from harness.report.gate import github
 
 MakeGate = Callable[..., GateRun]
@@ -54,3 +55,23 @@ def test_an_advisory_run_only_warns(gate_run: GateRun) -> None:
     assert len(lines) == 5
     assert all(line.startswith("::warning ") for line in lines)
     assert lines[0].endswith("::the runs can't be compared: the machines differ")
+
+
+@pytest.mark.parametrize(
+    ("rule", "op", "file"),
+    [
+        ("slower", "prelu", "kernels/prelu.cu"),
+        ("slower", "softmax", "a.py"),
+        ("slower", "", "a.py"),
+        ("software", "", "uv.lock"),
+        ("code", "", "src/b.py"),
+    ],
+)
+def test_an_annotation_names_the_changed_file_that_it_is_about(
+    rule: str, op: str, file: str, make_gate: MakeGate, case: Callable[..., Case]
+) -> None:
+    changed = ("a.py", "kernels/prelu.cu")
+    used = UsedCode(changed=changed, shared=("/kept/b.so", "src/b.py"), software=("uv.lock",))
+    finding = Finding(rule, "failure", "found", case=case(op) if op else None)
+    [line] = github.lines(make_gate([], [finding], used=used))
+    assert line.startswith(f"::error file={file},title=gate%2C {rule}::")

@@ -48,14 +48,14 @@ def _suite(run: GateRun) -> ET.Element:
     more = {"repository": run.now.repository, "accepted": ", ".join(run.accept)}
     facts |= {name: value for name, value in more.items() if value}
     for name, value in facts.items():
-        ET.SubElement(properties, "property", name=name, value=_clean(value))
+        ET.SubElement(properties, "property", name=name, value=clean(value))
     suite.extend(tests)
     return suite
 
 
 def _test(run: GateRun, row: CaseRow) -> ET.Element:
     evidence = row.evidence
-    test = ET.Element("testcase", classname=_clean(f"gate.{evidence.scenario}"), name=_clean(row.case))
+    test = ET.Element("testcase", classname=clean(f"gate.{evidence.scenario}"), name=clean(row.case))
     spent = sum(seconds for m in (*evidence.base, *evidence.now) for _, seconds in m.phases)
     test.set("time", f"{spent:.3f}")
     columns = as_text(table([row])).columns[1:]
@@ -74,7 +74,7 @@ def _of_the_run(run: GateRun) -> list[ET.Element]:
     for difference in run.refused:
         about.setdefault("comparison", []).append(Finding("comparison", "environment", difference))
     for rule, found in about.items():
-        test = ET.Element("testcase", classname="gate", name=_clean(rule), time="0.000")
+        test = ET.Element("testcase", classname="gate", name=clean(rule), time="0.000")
         _add(run, test, tuple(found), "")
         made.append(test)
     return made
@@ -85,16 +85,16 @@ def _add(run: GateRun, test: ET.Element, found: tuple[Finding, ...], numbers: st
     tag = _ELEMENTS.get(found[0].severity) if found else None
     if tag is None:
         return
-    element = ET.SubElement(test, "skipped" if run.advisory else tag, message=_clean(_headed(found[0])))
+    element = ET.SubElement(test, "skipped" if run.advisory else tag, message=clean(_headed(found[0])))
     if element.tag != "skipped":
-        element.set("type", _clean(found[0].rule))
-    element.text = _clean("\n".join(filter(None, [*map(told, found), numbers])))
+        element.set("type", clean(found[0].rule))
+    element.text = clean("\n".join(filter(None, [*map(told, found), numbers])))
 
 
 def _headed(finding: Finding) -> str:
     return f"accepted: {finding.message}" if finding.severity == "accepted" else finding.message
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Text without what XML can't hold, such as the colours of a compiler's log."""
     return _NOT_XML.sub("\ufffd", text)

@@ -1,0 +1,118 @@
+"""What there is to measure, and with which files: both sides are asked, before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.errors import HarnessError, brief, described
+from harness.gate import judging, measuring, used_code
+from harness.gate.case_lists import Cases, Wanted, common
+from harness.gate.observer import GateObserver
+from harness.gate.records import Judged, Side, UsedCode
+from harness.gate.used_code import Probed
+from harness.gate.worktree import Checkout, Repository
+from harness.model import Job
+from harness.ops import Catalogue
+from harness.scenario import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """What the user asks for. files: scenarios; folders: which of them were named as folders; wanted: their cases."""
+
+    files: tuple[Path, ...]
+    folders: tuple[Path, ...]
+    wanted: Wanted
+    catalogue: Catalogue
+    selection: Selection
+    observer: GateObserver
+
+
+@dataclass(frozen=True, slots=True)
+class Inquired:
+    """What both sides said. codes: as they are measured. same: whether code and scenarios are the same on both sides.
+
+    measuring: what changed in the code that measures, as a sentence; "" if nothing did. judged: as in `Sides`.
+    """
+
+    codes: Mapping[Side, Checkout]
+    cases: Cases
+    used: UsedCode
+    same: bool
+    measuring: str
+    judged: tuple[Judged, ...]
+
+
+def inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
+    """Ask the base, then the working tree. Raises what `Workers.survey` and `common` raise."""
+    try:
+        return _inquire(asking, repository, codes, kind)
+    except HarnessError as error:
+        base = codes["base"]
+        if base.own_root is None:
+            raise
+        # The harness that measures doesn't understand the ops of the base. The base's own harness does.
+        alone = {**codes, "base": replace(base, root=base.own_root, own_root=None)}
+        found = _inquire(asking, repository, alone, kind)
+        why = brief(described(error))
+        text = f"the harness that measures now can't measure {base.code.label}, so each side was measured by its own"
+        return replace(found, same=False, measuring=f"{text}: {why}")
+
+
+def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checkout], kind: str) -> Inquired:
+    base, now = codes["base"], codes["now"]
+    wanted, files, folders = asking.wanted, asking.files, asking.folders
+    old, new = repository.old(base, files, folders), repository.new(base, files, folders)
+    scenarios = {file.resolve() for file in (*files, *old)}
+    trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
+    with (
+        base.workers(kind, listen=trees["base"]) as of_base,
+        now.workers(kind, listen=trees["now"]) as of_now,
+    ):
+        with used_code.watched(repository, codes.values()) as opened:
+            surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)
+            cases = common(wanted, surveyed, asking.catalogue, asking.selection, old)
+            before = used_code.probe(of_base, _alone(cases.jobs["base"]), opened)
+        asking.observer.note(f"asking {now.code.label} which files it uses")
+        with used_code.watched(repository, codes.values()) as opened:
+            after = used_code.probe(of_now, _alone(cases.jobs["now"]), opened)
+        used = used_code.compared(repository, codes, {"base": before, "now": after}, scenarios)
+        # What is right may be said by any file, so the same code alone needs no judge.
+        judged = () if used.same else judging.judged(of_base, of_now, _to_judge(cases, before.right & after.right))
+    unheard = (f"the base has no {file.name}, so nobody knows which cases and floors it should have" for file in new)
+    cases = replace(cases, untold=(*cases.untold, *unheard))
+    same = _same(cases, used, (before, after))
+    return Inquired(codes, cases, used, same, _measuring(repository, codes, used), judged)
+
+
+def _to_judge(cases: Cases, right: frozenset[str]) -> list[Job]:
+    """The jobs that each side finds right, on one device: what several ranks make together isn't written into files."""
+    return [job for job in cases.jobs["now"] if job.case.id in right and job.case.world == 1]
+
+
+def _alone(jobs: Sequence[Job]) -> list[Job]:
+    """The jobs on one device each, since one process is asked."""
+    return [replace(job, case=replace(job.case, world=1)) for job in jobs]
+
+
+def _same(cases: Cases, used: UsedCode, probed: Sequence[Probed]) -> bool:
+    """Whether a comparison would compare a thing with itself."""
+    jobs = cases.jobs
+    whole = not (cases.broken or cases.untold or cases.laxer)
+    same_cases = bool(jobs["now"]) and jobs["base"] == jobs["now"] and cases.asked == cases.before
+    # Several ranks may use files that one doesn't.
+    alone = all(job.case.world == 1 for job in jobs["now"])
+    return used.same and whole and same_cases and alone and all(side.fine for side in probed)
+
+
+def _measuring(repository: Repository, codes: Mapping[Side, Checkout], used: UsedCode) -> str:
+    """What changed in the code that measures both sides, as a sentence; "" if nothing did."""
+    before, now = codes["base"].own_root, codes["now"].root
+    if before is None or now is None:
+        return ""
+    package = repository.package or Path()
+    files = measuring.changed(before, now, dict(used.now), package)
+    more = f" and {len(files) - 1} more" if len(files) > 1 else ""
+    return f"the code that measures both sides changed: {files[0]}{more}" if files else ""

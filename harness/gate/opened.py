@@ -1,0 +1,64 @@
+"""Which files of some folders any process opens: by inotify, which also sees compilers that a process starts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Self
+
+_OPEN = 0x20
+_LOST = 0x4000
+_EVENT = struct.Struct("iIII")
+_MOST = 1 << 20
+
+
+class Opened:
+    """A context in which the kernel notes every file of `folders` that is opened, not of the folders below them.
+
+    complete: whether it could note all of them. Who opens a file isn't known.
+    """
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        self._folders = sorted(set(folders))
+        self._watched: dict[int, Path] = {}
+        self._found: set[Path] = set()
+        self._descriptor = -1
+        self.complete = False
+
+    def __enter__(self) -> Self:
+        library = ctypes.CDLL(None, use_errno=True)
+        if not hasattr(library, "inotify_init1"):
+            return self
+        self._descriptor = library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        for folder in self._folders if self._descriptor >= 0 else ():
+            number = library.inotify_add_watch(self._descriptor, os.fsencode(folder), _OPEN)
+            if number >= 0:
+                self._watched[number] = folder
+        self.complete = self._descriptor >= 0 and len(self._watched) == len(self._folders)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def so_far(self) -> frozenset[Path]:
+        """The files that were opened since the context was entered. Ask often: the kernel keeps some thousands."""
+        while self._descriptor >= 0:
+            try:
+                data = os.read(self._descriptor, _MOST)
+            except BlockingIOError:
+                break
+            place = 0
+            while place < len(data):
+                number, mask, _, length = _EVENT.unpack_from(data, place)
+                name = data[place + _EVENT.size : place + _EVENT.size + length].rstrip(b"\0")
+                place += _EVENT.size + length
+                if mask & _LOST:
+                    self.complete = False
+                elif name and number in self._watched:
+                    self._found.add(self._watched[number] / os.fsdecode(name))
+        return frozenset(file for file in self._found if file.is_file())

@@ -1,0 +1,22 @@
+"""Rule: both sides run with the software that is installed, so a change of what should be installed isn't compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.gate.evidence import Evidence
+from harness.gate.records import Finding
+
+ACCEPT = "files that say which software is installed changed, but both sides ran with the same software"
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    """One undecided finding that names the files."""
+    if evidence.used and evidence.used.software:
+        named = ", ".join(evidence.used.software)
+        text = f"the software to install changed, but both sides ran with what is installed here: {named}"
+        advice = (
+            "install the software of each revision, measure it with harness run --repeat 10, and compare: harness gate "
+            "REF RUN; if no time depends on it: --accept software"
+        )
+        yield Finding("software", "undecided", text, advice)

@@ -1,0 +1,87 @@
+"""Submodules: where they lie, at which commit a revision has them, and how they come into its worktree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import UsageError
+from harness.gate.git import git
+
+_LINK = "160000"
+
+
+def at(top: Path, revision: str) -> dict[str, str]:
+    """The commit of each submodule that a revision has, by its path."""
+    listed = git(top, "ls-tree", "-r", "-z", revision).split("\0")
+    entries = [entry.split("\t", 1) for entry in listed if entry.startswith(_LINK)]
+    return {path: about.split()[2] for about, path in entries}
+
+
+def here(top: Path) -> list[Path]:
+    """The folders of all submodules that are checked out below a repository, those of submodules too."""
+    entries = [entry for entry in git(top, "ls-files", "-z", "--stage").split("\0") if entry.startswith(_LINK)]
+    found = [top / entry.split("\t", 1)[1] for entry in entries]
+    own = [folder for folder in found if (folder / ".git").exists()]
+    return [*own, *(inner for folder in own for inner in here(folder))]
+
+
+def listed(top: Path) -> Iterator[str]:
+    """Paths of all files that git doesn't ignore, also in submodules, from the top on. Some may be gone."""
+    for folder in (top, *here(top)):
+        known = git(folder, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        inside = folder.relative_to(top)
+        yield from (str(inside / name) for name in known if name)
+
+
+def changed(top: Path, base: str) -> Iterator[str]:
+    """Paths of the files that differ between a revision and the working tree, also in submodules, from the top on."""
+    before = at(top, base)
+    yield from _changed(top, base)
+    for path, commit in before.items():
+        folder = top / path
+        if (folder / ".git").exists() and _has(folder, commit):
+            yield from (f"{path}/{name}" for name in changed(folder, commit))
+
+
+def _changed(top: Path, base: str) -> Iterator[str]:
+    yield from filter(None, git(top, "diff", "--name-only", "--no-renames", "-z", base).split("\0"))
+    new = git(top, "ls-files", "-z", "--others", "--exclude-standard").split("\0")
+    yield from (name for name in new if name and "__pycache__" not in name)
+
+
+def fill(top: Path, folder: Path, revision: str) -> None:
+    """Check out in `folder`, a worktree of `top` at a revision, the submodules that are checked out in `top`.
+
+    Each is a clone that shares the objects of the submodule here. Raises UsageError where a submodule lacks the commit.
+    """
+    for path, commit in at(top, revision).items():
+        source = _source(top, path)
+        if source is None:
+            continue
+        if not _has(source, commit):
+            raise UsageError(
+                f"the submodule {path} doesn't have the commit {commit[:12]} that the base needs",
+                f"fetch it: git -C {top / path} fetch --unshallow, or git -C {top / path} fetch origin {commit}",
+            )
+        git(top, "clone", "--quiet", "--shared", "--no-checkout", str(source), str(folder / path))
+        git(folder / path, "checkout", "--quiet", "--detach", commit)
+        if source == top / path:
+            fill(source, folder / path, commit)
+
+
+def _source(top: Path, path: str) -> Path | None:
+    """The repository of a submodule: in its folder, or where git keeps the repository of one that is gone now."""
+    if (top / path / ".git").exists():
+        return top / path
+    common = Path(git(top, "rev-parse", "--path-format=absolute", "--git-common-dir").strip())
+    kept = common / "modules" / path
+    return kept if (kept / "HEAD").is_file() else None
+
+
+def _has(folder: Path, commit: str) -> bool:
+    try:
+        git(folder, "cat-file", "-e", f"{commit}^{{commit}}")
+    except UsageError:
+        return False
+    return True

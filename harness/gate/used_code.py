@@ -1,0 +1,137 @@
+"""Which files each side uses for the cases that are measured, found out before anything is measured.
+
+A process of each side checks every case once. It tells which modules and files it used, and the kernel tells which
+files of the trees were opened meanwhile, by compilers too. The base works first and alone: whatever it opens in the
+working tree isn't its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.gate import measuring, software, submodules
+from harness.gate.opened import Opened
+from harness.gate.records import Side, UsedCode
+from harness.gate.worktree import Checkout, Repository
+from harness.model import Job
+from harness.processes import python
+from harness.processes.supervisor import Workers
+from harness.processes.used import digest
+
+MADE = "{made}"
+_OF_PIP = frozenset({"RECORD", "direct_url.json", "INSTALLER", "REQUESTED", "WHEEL"})
+_HARMLESS = frozenset({"ok", "unsupported", "skipped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
+
+    fine: whether every case was right, or can't be run here. right: ids of the cases that were right.
+    """
+
+    files: Mapping[Path, str]
+    opened: frozenset[Path]
+    complete: bool
+    fine: bool
+    right: frozenset[str]
+
+
+def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
+    """Check each case once. workers: they listen."""
+    files: dict[Path, str] = {}
+    ended: dict[str, str] = {}
+    for job in jobs:
+        ended[job.case.id] = workers.measure(job, timed=False).status
+        opened.so_far()
+        # Each time, since a process that crashes takes with it what it knows.
+        files |= {Path(path): content for path, content in workers.survey().used}
+    fine = all(status in _HARMLESS for status in ended.values())
+    right = frozenset(key for key, status in ended.items() if status == "ok")
+    # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
+    own = python.own_root() / "harness"
+    seen = frozenset(file for file in opened.so_far() if not file.is_relative_to(own))
+    return Probed(files, seen, opened.complete, fine, right)
+
+
+def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:
+    """Notes what is opened in the folders of the repository, and in the same folders of the sides' own trees."""
+    folders = {Path(name).parent for name in submodules.listed(repository.top)}
+    tops = {repository.top, *(code.folder for code in codes if code.folder)}
+    return Opened(place for top in tops for folder in folders if (place := top / folder).is_dir())
+
+
+def compared(
+    repository: Repository, codes: Mapping[Side, Checkout], probed: Mapping[Side, Probed], scenarios: set[Path]
+) -> UsedCode:
+    """What both sides used. scenarios: the files with them, which both sides read."""
+    package = repository.package or Path()
+    named = {side: _Names(codes[side], package) for side in codes}
+    found: dict[Side, dict[str, str]] = {side: dict(_files(probed[side], named[side], scenarios)) for side in probed}
+    top = repository.top
+    scenario_names = {str(f.relative_to(top)) for f in scenarios if f.is_relative_to(top)}
+    differing = {*submodules.changed(top, codes["base"].code.revision)} - {*submodules.at(top, "HEAD")}
+    changed = sorted(differing - scenario_names)
+    folders: Mapping[Side, Path] = {"base": codes["base"].folder or top, "now": top}
+    used = {name for name in changed if any(_is_used(name, folders[side], found[side]) for side in found)}
+    return UsedCode(
+        base=tuple(sorted(found["base"].items())),
+        now=tuple(sorted(found["now"].items())),
+        shared=tuple(sorted(_shared(top, named["base"], probed, scenarios))),
+        changed=tuple(name for name in changed if name in used),
+        unused=tuple(name for name in changed if name not in used),
+        software=tuple(software.changed(changed, codes["base"].folder or top, top)),
+        complete=all(side.complete for side in probed.values()),
+    )
+
+
+def _is_used(name: str, folder: Path, found: Mapping[str, str]) -> bool:
+    """Whether a side used a file of its folder, or a copy of it, as an installation makes one."""
+    if name in found:
+        return True
+    content = digest(folder / name)
+    return bool(content) and content in found.values()
+
+
+def _shared(top: Path, names: _Names, probed: Mapping[Side, Probed], scenarios: set[Path]) -> Iterator[str]:
+    """Files that the base used though they aren't its own: all in the working tree, others if both sides used them."""
+    before, now = probed["base"], probed["now"]
+    used_now = {*now.files, *now.opened}
+    certain = {file for file in before.files if names.of(file) is None}
+    # Another program may have opened a file of the working tree meanwhile.
+    seen = {file for file in before.opened & used_now if names.of(file) is None}
+    for file in (certain | seen) - scenarios:
+        if file.is_relative_to(top):
+            yield str(file.relative_to(top))
+        elif file in used_now:
+            yield str(file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The paths of a side's files as both sides have them. package: where in the repository the harness lies."""
+
+    code: Checkout
+    package: Path
+
+    def of(self, file: Path) -> str | None:
+        """The path from the top on, or below what was made for the side; None for a file of neither."""
+        home, folder = self.code.home, self.code.folder
+        if home and file.is_relative_to(home / measuring.FOLDER):
+            return str(self.package / file.relative_to(home / measuring.FOLDER))
+        if home and file.is_relative_to(home):
+            return f"{MADE}/{file.relative_to(home)}"
+        return str(file.relative_to(folder)) if folder and file.is_relative_to(folder) else None
+
+
+def _files(probed: Probed, names: _Names, scenarios: set[Path]) -> Iterator[tuple[str, str]]:
+    """Name and digest of each file of a side. What only pip reads of a package isn't code."""
+    heard = {file: digest(file) for file in probed.opened if names.of(file) and file not in probed.files}
+    for file, content in {**probed.files, **heard}.items():
+        name = names.of(file)
+        of_pip = name is not None and name.startswith(MADE) and file.name in _OF_PIP
+        if file not in scenarios and content and not of_pip:
+            yield name or str(file), content

@@ -1,0 +1,116 @@
+"""A call of one code judged by another one: inputs and outputs go through files, each code stays in its process.
+
+So the reference, the check and the inputs of the base can judge a kernel of the working tree, whatever its commit has
+changed in them. Three steps: 'give' writes the inputs, 'work' calls the variant and writes what it leaves, 'judge'
+compares that with what is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
+
+from harness import check
+from harness.devices import Device
+from harness.model import Job
+from harness.ops import Context, Op
+from harness.session import EndedError, Session
+
+if TYPE_CHECKING:
+    import torch
+
+Step = Literal["give", "work", "judge"]
+_INPUTS, _OUTPUTS = "inputs.pt", "outputs.pt"
+_MOST = 8 << 30
+"""Bytes of inputs that are written."""
+
+
+def take(step: Step, job: Job, op: Op, device: Device, folder: Path) -> tuple[str, str]:
+    """Take a step. Gives (wrong, unable): what is wrong with the outputs, why the step can't be taken; "" for nothing.
+
+    folder: where the steps before have left their files.
+    """
+    try:
+        with Session(job.case, op, device) as session:
+            if obstacle := session.obstacle():
+                raise obstacle
+            if step == "give":
+                return "", _give(session, folder)
+            return _work(session, folder) if step == "work" else _judge(session, folder)
+    except EndedError as ended:
+        return "", f"{ended.status.replace('_', ' ')}: {ended.text}"
+
+
+def _give(session: Session, folder: Path) -> str:
+    inputs = vars(check.make_inputs(session.context()))
+    if others := [name for name, value in inputs.items() if not _can_be_written(value)]:
+        return f"its input {others[0]} isn't a tensor"
+    size = sum(tensor.nbytes for value in inputs.values() for tensor in _tensors(value))
+    if size > _MOST:
+        return f"its inputs have more than {_MOST >> 30} GiB"
+    _write(folder / _INPUTS, inputs)
+    return ""
+
+
+def _work(session: Session, folder: Path) -> tuple[str, str]:
+    op = session.op
+    given = _read(folder / _INPUTS, session.context())
+    missing = [tensor.name for tensor in op.inputs if not hasattr(given, tensor.name)]
+    if missing:
+        return "", f"it has an input {missing[0]}, which the base's op doesn't have"
+    session.prepare(given)
+    fault, after = session.outcome()
+    if fault:
+        return fault, ""
+    wanted = [tensor.name for tensor in (*op.outputs, *op.inputs)]
+    left = {name: value for name in wanted if _can_be_written(value := getattr(after, name, None))}
+    _write(folder / _OUTPUTS, left)
+    return "", ""
+
+
+def _judge(session: Session, folder: Path) -> tuple[str, str]:
+    ctx, op = session.context(), session.op
+    before, after = (_read(folder / name, ctx) for name in (_INPUTS, _OUTPUTS))
+    named = [tensor.name for tensor in (*op.outputs, *op.inputs)]
+    if missing := [name for name in named if not hasattr(after, name)]:
+        return "", f"the working tree's op has no {missing[0]}, which the base's op has"
+    return check.verdict_of(ctx, session.variant, before, after).wrong or "", ""
+
+
+def _can_be_written(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return all(map(_can_be_written, value))
+    return isinstance(value, (torch.Tensor, int, float, bool, str))
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return [tensor for each in value for tensor in _tensors(each)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _write(file: Path, values: Mapping[str, Any]) -> None:
+    import torch
+
+    torch.save({name: _moved(value, "cpu") for name, value in values.items()}, file)
+
+
+def _read(file: Path, ctx: Context) -> SimpleNamespace:
+    import torch
+
+    values = torch.load(file, map_location="cpu", weights_only=True)
+    return SimpleNamespace(**{name: _moved(value, ctx.device) for name, value in values.items()})
+
+
+def _moved(value: Any, place: Any) -> Any:
+    import torch
+
+    if isinstance(value, (list, tuple)):
+        return [_moved(each, place) for each in value]
+    return value.detach().to(place).clone() if isinstance(value, torch.Tensor) else value

@@ -1,0 +1,58 @@
+"""What a process of one side of a comparison sees around it: its packages, its folders, its variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_ROOM = 16384
+_FILLER = "HARNESS_FILLER"
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """In place of what the parent sees.
+
+    site: a folder with packages, which come before all others; None for none. moved: pairs of folders: what the
+    environment and the path of modules name below the first is taken from the second, if it is there. variables: more
+    environment variables. listen: if there are any, the process tells which files it uses. The folders hold its code.
+    """
+
+    site: Path | None = None
+    moved: tuple[tuple[Path, Path], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    listen: tuple[Path, ...] = ()
+
+    def place(self, path: str) -> str:
+        """The path, moved if it lies in the folder that is moved and is there in the other one."""
+        if not os.path.isabs(path):  # noqa: PTH117 - may be any text
+            return path
+        named = (Path(os.path.normpath(path)), Path(os.path.realpath(path)))
+        for source, target in self.moved:
+            for name in named:
+                if name.is_relative_to(source) and (there := target / name.relative_to(source)).exists():
+                    return str(there)
+        return path
+
+    def working_folder(self) -> str | None:
+        """The folder in which the process works: the parent's, moved; None for the parent's as it is."""
+        here = str(Path.cwd())
+        there = self.place(here)
+        return None if there == here else there
+
+    def applied(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """The environment with what this side has in place of it.
+
+        Its size is the same for all sides, since the size of the environment decides where a process's stack lies.
+        """
+        made = {
+            name: os.pathsep.join(map(self.place, value.split(os.pathsep))) for name, value in variables.items()
+        } | dict(self.variables)
+        room = _size(os.environ) + _ROOM - _size(made) - len(_FILLER) - 2
+        return made | {_FILLER: " " * max(0, room)}
+
+
+def _size(variables: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) + 2 for name, value in variables.items())

@@ -1,0 +1,50 @@
+"""The rule about the software that is installed, and which files say so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.gate import Evidence
+from harness.gate import software as files
+from harness.gate.records import UsedCode
+from harness.gate.rules import software
+
+PROJECT = "[project]\nname = 'mine'\ndependencies = ['torch>={}']\n[tool.ruff]\nline-length = {}\n"
+
+
+def test_changed_software_is_undecided() -> None:
+    [finding] = software.judge(Evidence("main", (), (), used=UsedCode(software=("uv.lock",))))
+    assert (finding.severity, finding.message.endswith(": uv.lock")) == ("undecided", True)
+    assert not list(software.judge(Evidence("main", (), (), used=UsedCode())))
+    assert not list(software.judge(Evidence("main", (), ())))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("constraints.txt", True),
+        ("ci/requirements-gpu.txt", True),
+        ("requirements/base.in", True),
+        ("uv.lock", True),
+        ("docker/Dockerfile", True),
+        ("notes.txt", False),
+        ("src/lock.py", False),
+    ],
+)
+def test_files_are_known_by_their_names(name: str, counts: bool, tmp_path: Path) -> None:
+    assert files.changed([name], tmp_path, tmp_path) == ([name] if counts else [])
+
+
+@pytest.mark.parametrize(
+    ("now", "counts"),
+    [(PROJECT.format(2, 120), True), (PROJECT.format(1, 80), False), ("[project", True), (None, True)],
+)
+def test_a_project_counts_if_it_depends_on_something_else(now: str | None, counts: bool, tmp_path: Path) -> None:
+    for side, text in (("base", PROJECT.format(1, 120)), ("now", now)):
+        (tmp_path / side).mkdir()
+        if text is not None:
+            (tmp_path / side / "pyproject.toml").write_text(text)
+    found = files.changed(["pyproject.toml"], tmp_path / "base", tmp_path / "now")
+    assert found == (["pyproject.toml"] if counts else [])

@@ -1,0 +1,192 @@
+"""What each side has for itself: submodules, packages, folders, and the harness that measures both."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness import source
+from harness.errors import UsageError
+from harness.gate import measuring, submodules
+from harness.gate.opened import Opened
+from harness.gate.preparing import prepared
+from harness.gate.records import Revision
+from harness.gate.sides import two_sides
+from harness.gate.worktree import Checkout, Repository
+from harness.processes.surroundings import Surroundings
+from tests.gate.foreign import git, write
+
+pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+CODE = Revision("main", "0" * 40, False, "d" * 64)
+
+
+@pytest.fixture
+def top(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a submodule that has a submodule, of two commits each; the tag `one` has the first ones."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    inner, outer, root = (tmp_path / name for name in ("inner", "outer", "root"))
+    for repository in (inner, outer, root):
+        repository.mkdir()
+        git(repository, "init", "--quiet", "--initial-branch=main")
+        write(repository / "a.py", "first")
+        if repository is not inner:
+            git(repository, "submodule", "add", "--quiet", str(inner if repository is outer else outer), "sub")
+            git(repository, "submodule", "update", "--quiet", "--init", "--recursive")
+        git(repository, "add", ".")
+        git(repository, "commit", "--quiet", "--message=first")
+    git(root, "tag", "one")
+    for place in (root / "sub" / "sub", root / "sub", root):
+        write(place / "a.py", "second")
+        git(place, "commit", "--quiet", "--all", "--message=second")
+    return root
+
+
+def test_submodules_have_the_commits_of_the_base(top: Path) -> None:
+    with Repository(top, ()).worktree("one", "base") as base:
+        assert base.folder
+        for place in ("a.py", "sub/a.py", "sub/sub/a.py"):
+            assert ((base.folder / place).read_text(), (top / place).read_text()) == ("first", "second")
+    assert set(submodules.listed(top)) >= {"a.py", "sub/a.py", "sub/sub/a.py"}
+    assert {"a.py", "sub/a.py", "sub/sub/a.py"} <= set(submodules.changed(top, "one"))
+
+
+def test_a_submodule_without_the_commit_is_named_with_what_to_do(top: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submodules, "_has", lambda folder, commit: False)
+    with pytest.raises(UsageError, match="the submodule sub doesn't have the commit") as caught:
+        submodules.fill(top, top.parent / "base", "one")
+    assert "fetch" in caught.value.advice
+
+
+def test_what_the_environment_names_in_the_repository_is_moved_where_the_base_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, base = tmp_path / "now", tmp_path / "base"
+    for folder in (now / "src", now / "venv", base / "src"):
+        folder.mkdir(parents=True)
+    monkeypatch.chdir(now / "src")
+    around = Surroundings(moved=((now, base),), variables=(("MORE", "1"),))
+    assert around.working_folder() == str(base / "src")
+    given = {"CPATH": f"{now}/src:{now}/venv:/usr/include:src", "URL": "http://a/b"}
+    applied = around.applied(given)
+    assert applied["CPATH"] == f"{base}/src:{now}/venv:/usr/include:src"
+    assert (applied["URL"], applied["MORE"]) == ("http://a/b", "1")
+    plain = Surroundings()
+    assert plain.working_folder() is None
+    sizes = {sum(len(k) + len(v) + 2 for k, v in side.applied(given).items()) for side in (around, plain)}
+    assert len(sizes) == 1
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Checkout:
+    for name in ("code", "made"):
+        (tmp_path / name).mkdir()
+    return Checkout(CODE, None, (), tmp_path / "code", tmp_path / "made")
+
+
+def test_a_side_is_prepared_in_its_folders(side: Checkout) -> None:
+    command = "python -c \"import sys; open(sys.argv[1] + '/a.py', 'w').write(sys.argv[2])\" {site} '{root} x'"
+    made = prepared(side, [command])
+    assert made.around.site
+    assert (made.around.site / "a.py").read_text() == f"{side.folder} x"
+    assert prepared(side, []) is side
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("python -c 'print(7); raise SystemExit(3)'", r"--prepare failed for main with exit status 3.*\n7"),
+        ("no-such-program {site}", "--prepare can't be run for main"),
+        ("pip 'install", "No closing quotation"),
+        (" ", "names no command"),
+    ],
+)
+def test_a_command_that_fails_is_told_with_what_it_said(side: Checkout, command: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        prepared(side, [command])
+
+
+def test_one_instrument_measures_both_collections(tmp_path: Path, side: Checkout) -> None:
+    base, now = tmp_path / "base", tmp_path / "now"
+    for root, text in ((base, "old = 1\n"), (now, "new = 1\n")):
+        for name in ("__init__.py", "measure.py", "collection/ops/a.py", "nn.py"):
+            write(root / "harness" / name, text)
+        write(root / "kernels" / "a.cu", text)
+    own = Checkout(CODE, base, (), base, side.home)
+    made = measuring.with_instrument(own, now)
+    assert made.root
+    assert made.own_root == base
+    texts = {str(file.relative_to(made.root)): file.read_text() for file in made.root.rglob("*.*") if file.is_file()}
+    assert texts.pop("harness/__init__.py") == texts.pop("harness/measure.py") == "new = 1\n"
+    assert set(texts.values()) == {"old = 1\n"}
+    used = {"harness/measure.py": "d", "harness/collection/ops/a.py": "d"}
+    assert measuring.changed(base, now, used, Path()) == ["harness/measure.py"]
+    for name in ("__init__.py", "measure.py"):
+        write(base / "harness" / name, "new = 1  # as the other one says it\n")
+    assert measuring.with_instrument(own, now) is own
+
+
+def test_files_that_any_process_opens_are_noted(tmp_path: Path) -> None:
+    write(tmp_path / "a.h", "")
+    write(tmp_path / "b.h", "")
+    write(tmp_path / "sub" / "c.h", "")
+    with Opened([tmp_path]) as opened:
+        for name in ("a.h", "sub/c.h"):
+            (tmp_path / name).read_text()
+        assert opened.so_far() == ({tmp_path / "a.h"} if opened.complete else frozenset())
+    with Opened([tmp_path / "gone"]) as nothing:
+        assert not nothing.complete
+
+
+class Quiet:
+    """An observer that keeps nothing."""
+
+    def note(self, text: str) -> None:
+        assert text
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with a harness in place of the one that runs; the version 1.0 has another measuring code."""
+    monkeypatch.setenv("HARNESS_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "own"
+    root.mkdir()
+    git(root, "init", "--quiet", "--initial-branch=main")
+    for version in ("1.0", "2.0"):
+        for name in ("__init__", "source", "measure", "processes/child", "collection/a"):
+            write(root / "harness" / f"{name}.py", f"version = {version}\n")
+        git(root, "add", ".")
+        git(root, "commit", "--quiet", f"--message={version}")
+        git(root, "tag", f"v{version}")
+    monkeypatch.setattr(source, "__file__", str(root / "harness" / "source.py"))
+    return root
+
+
+def versions(code: Checkout) -> tuple[str, str]:
+    """Of the instrument that measures a side, and of the collection that is measured."""
+    assert code.root
+    texts = [(code.root / "harness" / name).read_text() for name in ("measure.py", "collection/a.py")]
+    return texts[0].split()[-1], texts[1].split()[-1]
+
+
+@pytest.mark.parametrize(("asked", "measured"), [(None, "2.0"), ("1.0", "1.0"), ("v2.0", "2.0")])
+def test_both_sides_are_measured_by_the_working_tree_or_by_the_version_asked_for(
+    asked: str | None, measured: str, own: Path
+) -> None:
+    with two_sides(Repository.find(()), "v1.0", (), asked, Quiet()) as codes:
+        assert {side: versions(code) for side, code in codes.items()} == {
+            "base": (measured, "1.0"),
+            "now": (measured, "2.0"),
+        }
+    assert git(own, "worktree", "list").count("\n") == 1
+    assert not [*(own.parent / "cache" / "worktrees").glob("*/*/")]
+
+
+def test_an_installed_harness_has_one_version(own: Path, top: Path) -> None:
+    write(top / "mine.py", "OP = 1")
+    with (
+        pytest.raises(UsageError, match=r"--harness 1\.0: the harness isn't part of"),
+        two_sides(Repository.find((top / "mine.py",)), "one", (), "1.0", Quiet()),
+    ):
+        pass

@@ -214,10 +214,8 @@ def _refuse_types(where: str, metric: object, after: object) -> None:
 def _caller() -> str:
     """The file and line that declares a metric: outside of this module, but for the metrics that stand here."""
     frame = sys._getframe(1)
-    while (
-        (outer := frame.f_back) and frame.f_code.co_filename == __file__ and "<frozen" not in outer.f_code.co_filename
-    ):
-        frame = outer
+    while frame.f_back and frame.f_code.co_filename == __file__ and frame.f_code.co_name != "<module>":
+        frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 

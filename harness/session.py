@@ -18,10 +18,10 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace, TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast
+from typing import Any, Self, cast
 
 from harness import check, extremes, units
 from harness.contract import Watch
@@ -29,6 +29,7 @@ from harness.devices import FEWEST_SETS, Batch, Device, covering_sets, is_out_of
 from harness.errors import described
 from harness.model import Case, KernelFacts, Status, Timer, Warning
 from harness.ops import Context, Launch, Op, Variant, comparer
+from harness.ops.closing import Closers
 from harness.ranges import NvtxRange
 from harness.ranks import ALONE, Group, PeerError
 from harness.recheck import Recheck
@@ -38,9 +39,6 @@ _MEMORY_SHARE = 0.8  # of the free memory that a case may plan to use; the rest 
 _MOST_SETS = 1024  # beyond, a rotation of tiny sets takes longer than the time there is
 _MOST_UNALIGNED = 2**26  # bytes of a set of buffers up to which a call on unaligned tensors is made
 _WIDEST = 8  # bytes an element of the reference may take
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 class EndedError(Exception):
@@ -91,7 +89,7 @@ class Session:
         self.group = group
         self.warnings: list[Warning] = []
         self.phases: list[tuple[str, float]] = []
-        self._closers = _Closers()
+        self._closers = Closers()
         self._ctx: Context | None = None
         self._prepared: _Prepared | None = None
         self._range = NvtxRange(f"case: {case.id}")
@@ -398,31 +396,3 @@ def _ending(error: Exception) -> tuple[Status, str]:
 
 def _ended(failure: PeerError) -> EndedError:
     return EndedError(cast(Status, failure.status), failure.text)
-
-
-class _Closers(ExitStack):
-    """Calls every callback, whatever another one raises, and keeps all errors, of which ExitStack raises the last."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._errors: list[Exception] = []
-
-    def callback(self, callback: Callable[_P, _T], /, *args: _P.args, **kwds: _P.kwargs) -> Callable[_P, _T]:
-        """Add a callback."""
-
-        def guarded() -> None:
-            try:
-                callback(*args, **kwds)
-            except Exception as error:
-                self._errors.append(error)
-
-        super().callback(guarded)
-        return callback
-
-    def close_all(self) -> list[Exception]:
-        """Call the callbacks, the last one first. Gives the errors that they raised, in that order."""
-        try:
-            self.close()
-        except Exception as error:  # of a context manager that was entered
-            self._errors.append(error)
-        return self._errors

@@ -60,4 +60,5 @@ def _notebook_display() -> Any:
         return None
     from IPython.display import display  # type: ignore[import-not-found, unused-ignore]
 
-    return display({"text/plain": ""}, raw=True, display_id=True)
+    show: Any = display
+    return show({"text/plain": ""}, raw=True, display_id=True)

@@ -201,7 +201,7 @@ def test_extreme_values_and_unaligned_tensors_are_tried(harness: Harness, folder
     done = harness("check", "--ops=awkward.py", "--device=cpu")
     assert done.returncode == 5
     text = done.stdout
-    assert text.count("with 100, -100, 0, -0, 1e-05, -1e-05 among the inputs, y: ") == 3
+    assert text.count("where inputs have ") == 3
     assert text.count("with tensors at addresses that 16 doesn't divide, y: ") == 3
     assert not any(line.startswith("wrong") and "row/right" in line for line in text.splitlines())
 

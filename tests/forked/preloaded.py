@@ -63,7 +63,10 @@ class Preloaded(MetaPathFinder, Loader):
                 setattr(sys.modules[parent], last, module)
             if other != name:
                 sys.modules.setdefault(other, module)
-        return spec_from_loader(name, self)
+        spec = spec_from_loader(name, self)
+        if spec and hasattr(self._modules[name], "__path__"):
+            spec.submodule_search_locations = list(self._modules[name].__path__)
+        return spec
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         """The module as it was loaded."""

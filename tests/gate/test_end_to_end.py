@@ -292,8 +292,8 @@ def test_a_commit_that_makes_its_numbers_small_hides_no_slower_op(repository: Pa
     """One code measures both sides, and it must give the kernels of the base the times that they had."""
     measure = repository / "harness" / "measure.py"
     text = measure.read_text()
-    assert '"samples": tuple(samples),' in text
-    small = text.replace('"samples": tuple(samples),', '"samples": tuple(seconds / 1000 for seconds in samples),')
+    assert '"samples": tuple(self.samples),' in text
+    small = text.replace("tuple(self.samples),", "tuple(seconds / 1000 for seconds in self.samples),")
     measure.write_text(small)
     write_op(repository, "removed", passes=500, more=OTHER)
     done = gate("--base=HEAD", "removed", *ON_CPU, MARGIN, "--output=out")

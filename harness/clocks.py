@@ -53,22 +53,27 @@ class Clocks:
         self._rounds.append(_Round(elapsed, ended - begin, perf_counter() - ended))
         return samples
 
-    def complaint(self) -> str | None:
-        """What the rounds took that isn't in the device's time; None if that is all."""
+    def complaint(self, *, may_leave: bool = False) -> str | None:
+        """What the rounds took that isn't in the device's time; None if that is all.
+
+        may_leave: whether calls may leave work behind, as `Op.works_ahead` says.
+        """
         if not self._device.is_asynchronous:
             return None
         left, few = min(self._rounds, key=lambda one: one.left), len(self._rounds) < _FEW
-        if left.left > max(_HELD_UP if few else _NOTICED, _LEFT_SHARE * left.device):
+        if not may_leave and left.left > max(_HELD_UP if few else _NOTICED, _LEFT_SHARE * left.device):
             return (
                 f"the device works for {units.seconds(left.left)} after the calls have ended: they leave work on other "
-                "streams or in threads, which isn't in the time; let the current stream wait for it"
+                "streams or in threads, which isn't in the time; let the current stream wait for it. Another process "
+                "that uses the device looks the same: end it"
             )
         times = _LONGER_ONCE if few else _LONGER
         best = min(self._rounds, key=lambda one: one.host - one.device)
         if best.host - best.device > _HELD_UP and best.host > times * best.device:
             return (
                 f"calls that took {units.seconds(best.host)} by the host's clock took {units.seconds(best.device)} by "
-                "the device's: part of their work isn't in the time, or the clock was changed"
+                "the device's: part of their work isn't in the time, the clock was changed, or another process uses "
+                "the device"
             )
         return None
 
@@ -86,5 +91,5 @@ def left_behind(loops: Sequence[tuple[float, int]], samples: Sequence[float]) ->
         return None
     return (
         f"the device works for {units.seconds(left)} after {calls} calls were issued, which by their times take "
-        f"{units.seconds(calls * each)}: part of their work isn't in the time"
+        f"{units.seconds(calls * each)}: part of their work isn't in the time, or another process uses the device"
     )

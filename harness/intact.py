@@ -40,7 +40,9 @@ def replaced() -> str | None:
         for name, (value, inside) in things.items():
             before, then = known.get(name, (_NOTHING, None))
             if inside != then if before is value else not _is_of_torch(owner, value):
-                return f"{owner}.{name} was replaced while the case ran: what it measured can't be believed"
+                # A function whose code was changed is found in every module that has it.
+                home = value.__module__ if before is value and isinstance(value, FunctionType) else owner
+                return f"{home}.{name} was replaced while the case ran: what it measured can't be believed"
     return _mode()
 
 

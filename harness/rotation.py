@@ -191,7 +191,16 @@ def _copy(pairs: Sequence[tuple[Any, Any]]) -> None:
             sources[at] = source.clone()
     if targets:
         with torch.inference_mode():  # which may write into tensors of any mode
-            torch._foreach_copy_(targets, sources)
+            torch._foreach_copy_([*map(_once, targets)], [*map(_once, sources, targets)])
+
+
+def _once(tensor: torch.Tensor, expanded: torch.Tensor | None = None) -> torch.Tensor:
+    """The part of a tensor that has each place in memory once, where `expanded`, or the tensor itself, is expanded."""
+    of = tensor if expanded is None else expanded
+    for dimension, (size, stride) in enumerate(zip(of.shape, of.stride(), strict=True)):
+        if size > 1 and not stride:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
 
 
 def _parts(value: Any) -> Iterator[torch.Tensor]:

@@ -50,12 +50,12 @@ class FakeGpu(Cpu):
         return [took / count] * count
 
 
-def complaint(monkeypatch: pytest.MonkeyPatch, device: FakeGpu, rounds: int) -> str | None:
+def complaint(monkeypatch: pytest.MonkeyPatch, device: FakeGpu, rounds: int, **may: bool) -> str | None:
     monkeypatch.setattr(clocks, "perf_counter", lambda: device.now)
     watched = Clocks(device)
     for _ in range(rounds):
         watched.run(Batch(device.run, 1, "graph", 1e-3), 10)
-    return watched.complaint()
+    return watched.complaint(**may)
 
 
 @pytest.mark.parametrize("rounds", [1, 4])
@@ -143,6 +143,12 @@ def test_work_that_goes_on_after_the_calls(monkeypatch, left, rounds, found):
     said = complaint(monkeypatch, FakeGpu([0.05], left=left), rounds)
     assert (said is not None) == found
     assert said is None or "after the calls have ended" in said
+
+
+def test_calls_that_may_leave_work_behind(monkeypatch):
+    assert complaint(monkeypatch, FakeGpu([0.05], left=[0.05]), 3, may_leave=True) is None
+    told = complaint(monkeypatch, FakeGpu([0.05], share=0.2, left=[0.05]), 3, may_leave=True)
+    assert "by the host's clock" in str(told)
 
 
 @pytest.mark.parametrize(("left", "found"), [(0.49e-3, False), (0.51e-3, True)])

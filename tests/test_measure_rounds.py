@@ -62,7 +62,7 @@ def test_what_is_wrong_with_the_timed_calls_ends_the_case(monkeypatch):
 
 @pytest.mark.parametrize("where", ["intact.replaced", "Clocks.complaint"])
 def test_what_is_wrong_with_the_time_ends_the_case(monkeypatch, where):
-    monkeypatch.setattr(f"harness.measure.{where}", lambda *_: "part of it isn't in the time")
+    monkeypatch.setattr(f"harness.measure.{where}", lambda *_, **__: "part of it isn't in the time")
     found = run(FakeDevice([1e-6]))
     assert (found.status, found.error, found.samples) == ("wrong", "part of it isn't in the time", ())
 

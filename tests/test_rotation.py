@@ -105,3 +105,14 @@ def test_what_is_encoded_to_another_form_each_time_stays_as_it_is():
 
 def test_what_holds_a_graph_of_autograd_is_not_renewed():
     assert not rotation(lambda _, t: {"kept": (t.x.clone().requires_grad_() * 2,)}).is_renewable
+
+
+def test_what_was_encoded_to_an_expanded_tensor_is_encoded_anew_too():
+    """Such as the same bias for all heads: each place in memory is written once."""
+    sets = rotation(lambda _, t: {"x": t.x.clone(), "wide": t.x.clone().view(1, -1, 1).expand(3, -1, 2)})
+    before = [call.tensors.wide.data_ptr() for call in sets.calls]
+    sets.renew()
+    for place, call in enumerate(sets.calls):
+        assert call.tensors.wide.data_ptr() == before[place]
+        assert call.tensors.wide.shape == (3, 64, 2)
+        assert torch.equal(call.tensors.wide[1, :, 1], sets.values(place).x)

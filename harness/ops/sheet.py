@@ -46,8 +46,9 @@ class Context:
     """What a variant is prepared with.
 
     case, s: the case, and its sizes and choices as attributes (`ctx.s.N`, `ctx.s.layout`). dtype, device: torch's.
-    generator: seeded by the group of cases, so that every variant gets the same data. group: the ranks of the case;
-    where it has several, torch.distributed has a default group of them, gloo's.
+    generator: seeded by the group of cases, so that every variant gets the same data, and anew for each set of inputs.
+    seed: what `generator` began with, the same for all sets. group: the ranks of the case; where it has several,
+    torch.distributed has a default group of them, gloo's.
     """
 
     case: Case
@@ -60,8 +61,10 @@ class Context:
     facts: dict[str, float] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
     later: list[Callable[[], object]] = field(default_factory=list)
+    seed: int = field(init=False)
 
     def __post_init__(self) -> None:
+        self.seed = int(self.generator.initial_seed()) if self.generator else 0
         variant = self.op.variants.get(self.case.variant)
         if variant and (kept := self.op.kept_by(variant, self.case.values, self.case.dtype)):
             self.facts[metrics.KEPT] = float(kept)
@@ -147,6 +150,8 @@ class Op:
     reports have of the op beside the table of its cases, as the name of a module, or a function that gives it;
     harness.report.sections says what it may have.
 
+    works_ahead: what calls leave for the device to do when they have ended, such as 'the next batch'; steady samples
+    have it in their time. Calls of other ops may leave nothing.
     unchecked: why an op without `reference` and `check` may be timed all the same; each of its cases says so.
     origin: the plug-in file that defines the op, None for an op of an installed package. added: the variants that
     plug-in files add to the op, by file; a catalogue shows the variants of the files that it has loaded.
@@ -175,6 +180,7 @@ class Op:
     item: str = ""
     timer: Timer = "graph"
     unchecked: str = ""
+    works_ahead: str = ""
     pages: str | Callable[[], object] = ""
     file: Path | None = None
     variants: dict[str, Variant] = field(default_factory=dict)
@@ -201,6 +207,7 @@ class Op:
 
     def _check_types(self, whose: str) -> None:
         check_text(whose, summary=self.summary, items=self.items, item=self.item, unchecked=self.unchecked)
+        check_text(whose, works_ahead=self.works_ahead)
         check_text(whose, place=self.place)
         check_mapping(whose, self.symbols, "symbols", str, "{'N': 'elements'}")
         check_mapping(whose, self.defaults, "defaults", str, "{'K': '3'}")

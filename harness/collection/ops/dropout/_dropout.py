@@ -25,7 +25,9 @@ CALL = Tensor("call", ("1",), "int64")
 It lies in the memory of the device, so that a captured graph can advance it. Two layers with the same seed and the
 same number of the call draw the same mask.
 """
-_SIGMAS = 5
+_UNLIKELY = math.log(1e9)
+"""A mask so unlikely that fewer than one in 1e9 is as far off is wrong: a suite of tests draws thousands."""
+_ROUNDED = 2.0**-17  # what the probability of a library may be off, whose numbers have some number of bits, too
 _UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """The most that a rounding changes a number, relative to it."""
 _LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
@@ -77,8 +79,8 @@ def scale(ctx: Context) -> float:
 
 
 def seed(ctx: Context) -> int:
-    """The key of the case's random numbers."""
-    return int(ctx.generator.initial_seed())
+    """The key of the case's random numbers, the same for all sets of inputs."""
+    return ctx.seed
 
 
 def arguments(ctx: Context, bits: int) -> tuple[Any, ...]:
@@ -107,15 +109,21 @@ def split(count: int, bits: int) -> tuple[int, int]:
 
 
 def expected_share(ctx: Context, mask: torch.Tensor) -> Iterator[str]:
-    """A complaint if the share of elements that `mask` (bool) keeps is off by more than 5 standard deviations.
-
-    Numbers of a library have some number of bits, too: its probability may be 2**-17 off.
-    """
+    """A complaint if so few or so many of the elements of `mask` (bool) are kept that chance hardly explains it."""
     count, kept = mask.numel(), int(mask.sum())
     wanted = 1 - ctx.s.p if _of_library(ctx) else _keep(ctx).probability
-    allowed = _SIGMAS * math.sqrt(count * wanted * (1 - wanted)) + (count * 2.0**-17 if _of_library(ctx) else 0.0)
-    if abs(kept - count * wanted) > allowed:
-        yield f"{kept} of {count} elements are kept; expected are {count * wanted:.0f} within {allowed:.0f}"
+    nearest = min(max(kept / max(count, 1), wanted - _ROUNDED), wanted + _ROUNDED) if _of_library(ctx) else wanted
+    if unlikely(count, kept, min(1.0, max(0.0, nearest))) > _UNLIKELY:
+        yield f"{kept} of {count} elements are kept; expected are {count * wanted:.0f}"
+
+
+def unlikely(count: int, kept: int, share: float) -> float:
+    """How unlikely it is that chance keeps so few of `count` elements, or so many: -log(p), or less than that.
+
+    share: of the elements that it keeps on average. Source: Chernoff's bound, which holds for few elements, where a binomial distribution isn't normal.
+    """
+    pairs = ((kept / max(count, 1), share), (1 - kept / max(count, 1), 1 - share))
+    return count * sum(found * (math.log(found / wanted) if wanted else math.inf) for found, wanted in pairs if found)
 
 
 def expected_y(ctx: Context, t: Tensors, x: torch.Tensor, addend: torch.Tensor | None = None) -> Iterator[Expected]:

@@ -71,6 +71,7 @@ OP = Op(
     recheck=recheck,
     work=work,
     timer="steady",
+    works_ahead="the next batches are decoded, resized and copied meanwhile",
     pages="harness.collection.steps.pipeline._report",
 )
 

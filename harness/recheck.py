@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _MOST = 8  # sets whose results are compared, if there is time
 _FEWEST = 2
 _FEWEST_ROUNDS, _ROUNDS = 3, 7  # of calls on new inputs, and on inputs that they have seen
+_PATIENCE = 10.0  # seconds beyond its time for which a suspicion is looked into
 _QUICK = 20e-3  # seconds of a call from which on it isn't made again alone
 _SLOWER, _LEAST, _LEAST_ON_HOST = {3: 1.5, 4: 1.3, 5: 1.2}, 1.1, 1.5
 """By rounds: how many times as long calls on new inputs must take, in every round, to be told from noise, and from what
@@ -104,10 +105,10 @@ class Recheck:
         new: list[float] = []
         seen: list[float] = []
         # What the host does for the first time takes long, so the first round doesn't count. A suspicion is looked into
-        # by all rounds, however long they take.
+        # by all rounds, unless they take very long.
         while len(new) <= _ROUNDS and (
             len(new) <= _FEWEST_ROUNDS
-            or self._are_slower(new[1:], seen[1:])
+            or (self._are_slower(new[1:], seen[1:]) and group.agree(time.monotonic() < deadline + _PATIENCE))
             or group.agree(time.monotonic() < deadline)
         ):
             for anew in (True, False):

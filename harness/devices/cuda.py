@@ -294,8 +294,13 @@ class Cuda:
                 # Ending a capture that failed raises an error too, which would hide the reason.
                 with suppress(RuntimeError):
                     graph.capture_end()
+                _end_capture_of_random_numbers()
                 raise
-            graph.capture_end()
+            try:
+                graph.capture_end()
+            except RuntimeError:
+                _end_capture_of_random_numbers()
+                raise
         replay: Callable[[], object] = graph.replay
         return replay
 
@@ -308,6 +313,17 @@ class Cuda:
 
 
 KIND = Cuda
+
+
+def _end_capture_of_random_numbers() -> None:
+    """Give torch's generator a state outside of a capture. A capture that fails leaves the old state within it.
+
+    Then torch.randn() would fail from there on, in a process that may be a user's own.
+    """
+    import torch
+
+    generator = torch.cuda.default_generators[torch.cuda.current_device()]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def _bound(kernel: Any) -> Callable[[Sequence[Any], Sequence[Any]], Callable[[], object]]:

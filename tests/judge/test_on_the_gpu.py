@@ -100,7 +100,10 @@ pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 
 def judged(folder: Path, *arguments: object) -> tuple[int, dict[str, Any]]:
     command = [sys.executable, "-P", "-m", "harness", "judge", *map(str, arguments), "--device=cuda", "--max-time=0.2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]),
+    }
     done = subprocess.run(
         [*command, f"--output={folder / 'page.json'}"], cwd=folder, env=environment, capture_output=True, text=True,
         check=False,

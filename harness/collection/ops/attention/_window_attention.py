@@ -29,14 +29,14 @@ APART = -100.0
 
 
 def extremes(scores: float, apart: dict[str, int], *values: str) -> Extremes:
-    """The extreme values of an op. scores: the largest number of float16. values: inputs that weights multiply."""
+    """The extreme values of an op. scores: the largest number of halves. values: inputs that weights multiply."""
     infinities = [f"{name}.{kind}" for name in values for kind in ("infinity", "minus_infinity", "masked")]
     return Extremes(
         exempt=dict.fromkeys(
             infinities, "a weight that rounds to 0 in halves makes NaN of it, and infinity in float64"
         ),
-        largest={"float16": scores, "bfloat16": 2.0**46, "mask": math.inf},
-        why="scores are halves in torch's ways and in `unfused`, and floats beside the lowest number of a mask",
+        largest={"float16": scores, "bfloat16": scores, "mask": math.inf},
+        why="scores are halves in torch's ways; and rounding decides which of two large scores is the larger one",
         apart=apart,
     )
 

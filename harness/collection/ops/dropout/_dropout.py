@@ -120,7 +120,8 @@ def expected_share(ctx: Context, mask: torch.Tensor) -> Iterator[str]:
 def unlikely(count: int, kept: int, share: float) -> float:
     """How unlikely it is that chance keeps so few of `count` elements, or so many: -log(p), or less than that.
 
-    share: of the elements that it keeps on average. Source: Chernoff's bound, which holds for few elements, where a binomial distribution isn't normal.
+    share: of the elements that it keeps on average. Source: Chernoff's bound, which holds for few elements, too, where
+    a binomial distribution isn't normal.
     """
     pairs = ((kept / max(count, 1), share), (1 - kept / max(count, 1), 1 - share))
     return count * sum(found * (math.log(found / wanted) if wanted else math.inf) for found, wanted in pairs if found)

@@ -131,6 +131,8 @@ def test_variants_are_right_for_extreme_values_on_a_gpu(op: Op, size: int) -> No
     """A library's results may differ there. At 40 most inputs have rows enough for all kinds in one call."""
     found = {}
     for case in cases(op, "cuda") if op.inputs else ():
+        if size != 8 and 8 not in case.symbols.values():
+            continue  # its sizes are those of a list of tensors, which are the same again
         most = min(size, MOST_OF.get(op.name, size))
         sizes = tuple((name, most if extent == 8 else extent) for name, extent in case.symbols.items())
         with Session(replace(case, shape=sizes), op, devices.kinds()["cuda"]) as session:

@@ -11,7 +11,8 @@ import torch
 from harness.devices.cpu import Cpu
 from harness.model import Case
 from harness.ops import Context, Op, Tensor, Tensors
-from harness.rotation import MOST_DRAWN, Rotation
+from harness.ranks import ALONE
+from harness.rotation import MOST_DRAWN, Renewal, Rotation
 from harness.session import Session
 
 
@@ -116,3 +117,34 @@ def test_what_was_encoded_to_an_expanded_tensor_is_encoded_anew_too():
         assert call.tensors.wide.data_ptr() == before[place]
         assert call.tensors.wide.shape == (3, 64, 2)
         assert torch.equal(call.tensors.wide[1, :, 1], sets.values(place).x)
+
+
+class Waited(SmallCpu):
+    """A device that counts how often it was waited for."""
+
+    waits = 0
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+
+def test_sets_are_renewed_at_first_and_then_in_a_twentieth_of_the_time(monkeypatch):
+    """A renewal takes 0.1 s here. It is made if all renewals with the next one take 5% of the time at most."""
+    now, device, sets = [100.0], Waited(), rotation()
+    renewed: list[float] = []
+
+    def renew() -> None:
+        renewed.append(now[0])
+        now[0] += 0.1
+
+    monkeypatch.setattr(sets, "renew", renew)
+    monkeypatch.setattr("harness.rotation.time.monotonic", lambda: now[0])
+    renewal = Renewal(ALONE, device, sets)
+    renewal.due()
+    assert (renewed, device.waits) == ([100.0], 1)
+    # 0.1 s were spent, so that with the next 0.1 s it is a twentieth from 4 s on.
+    for moment in (103.9, 104.1, 105.9, 106.1):
+        now[0] = moment
+        renewal.due()
+    assert renewed == [100.0, 104.1, 106.1]
+    assert device.waits == 3

@@ -148,13 +148,14 @@ def verdict(
 
     strict: False for any variant's result, since by chance some numbers are rounded worse than the ones checked before.
     """
-    leeway = LEEWAY if variant.role in ("baseline", "peer") or not strict else 0.0
-    return comparer.judged(_found(ctx, variant, before, after), leeway)
+    return verdict_of(ctx, variant, before, decoded(ctx, variant, after), strict=strict)
 
 
-def verdict_of(ctx: Context, variant: Variant, before: SimpleNamespace, own: SimpleNamespace) -> comparer.Verdict:
+def verdict_of(
+    ctx: Context, variant: Variant, before: SimpleNamespace, own: SimpleNamespace, *, strict: bool = True
+) -> comparer.Verdict:
     """Judge as `verdict` does. own: the op's tensors after a call, as `decoded` gives them."""
-    leeway = LEEWAY if variant.role in ("baseline", "peer") else 0.0
+    leeway = LEEWAY if variant.role in ("baseline", "peer") or not strict else 0.0
     return comparer.judged(_wanted(ctx, before, own), leeway)
 
 

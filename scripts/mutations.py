@@ -23,7 +23,7 @@ _TWINS |= {twin: name for name, twin in _TWINS.items()}
 
 
 Key = tuple[str, str, str, str]
-"""Of a mutant: file, scope, and its lines before and after."""
+"""A mutant: its file, its scope, and its lines before and after."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,7 +189,7 @@ def test_samples_end_with_the_time_but_there_are_six_of_them(clock, max_time, ro
 
 
 def test_variants_of_a_group_get_the_same_data_and_others_do_not():
-    """Of the call that is checked: what is timed gets data that nobody knows before."""
+    """The call that is checked has this seed: what is timed gets data that nobody knows before."""
     first: dict[tuple[str, int], torch.Tensor] = {}
     sheet = op()
     sheet.variants.clear()

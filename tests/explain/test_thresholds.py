@@ -55,7 +55,7 @@ def told(reasons: Iterable[Reason]) -> str:
         ("instructions", {"issue_active": 0.9} | AT_81, {"issue_active": 0.9} | AT_79),
         ("instructions", BUSY | {"pipe_xu": 0.69}, BUSY | {"pipe_xu": 0.71}),
         # One block fits a multiprocessor at a time.
-        # Of 2.2 M loads and stores, 0.55 M are a fifth of all requests.
+        # 2 M loads and stores: from 0.5 M atomics on, a fifth of all requests are atomics.
         ("atomics", BUSY | {"atomic_requests": 0.49 * WARPS}, BUSY | {"atomic_requests": 0.51 * WARPS}),
         ("atomics", BUSY | {"atomic_requests": 9 * WARPS, "issue_active": 0.76},
          BUSY | {"atomic_requests": 9 * WARPS, "issue_active": 0.74}),

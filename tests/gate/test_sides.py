@@ -164,7 +164,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def versions(code: Checkout) -> tuple[str, str]:
-    """Of the instrument that measures a side, and of the collection that is measured."""
+    """The two parts: the instrument that measures a side, and the collection that is measured."""
     assert code.root
     texts = [(code.root / "harness" / name).read_text() for name in ("measure.py", "collection/a.py")]
     return texts[0].split()[-1], texts[1].split()[-1]

@@ -361,7 +361,7 @@ def test_an_interval_wider_than_its_mark_has_an_error_bar(
     axes = drawn(make_run(cases), tmp_path, monkeypatch)
     (bar,) = [found for found in axes.containers if found.get_label() == "95% interval"]
     ((low, high),) = [sorted(end for _, end in part) for part in bar[2][0].get_segments()]
-    # Of 11 samples the second and the tenth bound the median.
+    # The second and the tenth of 11 samples bound the median.
     moved = 2 * 4 * 128 * 64 * 112 / 1e9
     assert (low, high) == pytest.approx((moved / 4.8e-6, moved / 3.2e-6))
 

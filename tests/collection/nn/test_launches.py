@@ -95,7 +95,8 @@ def driver(request, tools, monkeypatch) -> Seen:
         return made
 
     monkeypatch.setattr(_kernels, "_EMPTY", keeping(torch._C._dynamo.guards._empty_strided_cpu))
-    monkeypatch.setattr(torch, "empty", keeping(torch.empty))
+    for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty_strided")):
+        monkeypatch.setattr(owner, name, keeping(getattr(owner, name)))
     monkeypatch.setattr(_kernels, "_obstacle", lambda _: None)
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(_dropout, "_in_turn", lambda _device: None)

@@ -48,7 +48,7 @@ class Recheck:
         self._is_updating = any(tensor.inplace for tensor in (*self._op.inputs, *(self._variant.inputs or ())))
 
     def results(self, seconds: float) -> str | None:
-        """What is wrong with results of the batch, on new inputs. One set is compared at least, and which, nobody knows."""
+        """What is wrong with results of the batch, on new inputs. At least one set is compared, chosen at random."""
         if not (self._op.inputs or self._op.outputs):
             return self._in_its_own_way()
         deadline = time.monotonic() + seconds

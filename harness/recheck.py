@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 _MOST = 8  # sets whose results are compared, if there is time
-_FEWEST = 2
 _FEWEST_ROUNDS, _ROUNDS = 3, 7  # of calls on new inputs, and on inputs that they have seen
 _PATIENCE = 10.0  # seconds beyond its time for which a suspicion is looked into
 _QUICK = 20e-3  # seconds of a call from which on it isn't made again alone
@@ -49,7 +48,7 @@ class Recheck:
         self._is_updating = any(tensor.inplace for tensor in (*self._op.inputs, *(self._variant.inputs or ())))
 
     def results(self, seconds: float) -> str | None:
-        """What is wrong with results of the batch, on new inputs. At least two sets are compared, if there are two."""
+        """What is wrong with results of the batch, on new inputs. At least one set is compared, chosen at random."""
         if not (self._op.inputs or self._op.outputs):
             return self._in_its_own_way()
         deadline = time.monotonic() + seconds
@@ -60,7 +59,7 @@ class Recheck:
         if wrong := self._ctx.group.verdict(self._late()):
             return wrong
         for number, place in enumerate(places):
-            if number >= _FEWEST and not self._ctx.group.agree(time.monotonic() < deadline):
+            if number and not self._ctx.group.agree(time.monotonic() < deadline):
                 break
             if wrong := self._result(place, before[place], passes):
                 return wrong
@@ -115,26 +114,36 @@ class Recheck:
                 rotation.renew(range(len(calls)), anew=anew)
                 (new if anew else seen).extend(group.slowest([self._timed(single, calls)]))
         if not self._are_slower(new[1:], seen[1:]):
-            return self._saved(min(*new[1:], *seen[1:]) / len(calls), len(calls))
+            return self._saved(single, calls, min(*new[1:], *seen[1:]))
         first, second = (statistics.median(times[1:]) / len(calls) for times in (new, seen))
         return (
             f"calls take {first / second:.3g} times as long on inputs that they have not seen as on inputs that they "
             f"have ({first * 1e6:.4g} us beside {second * 1e6:.4g} us): an earlier call's work is used again"
         )
 
-    def _saved(self, once: float, calls: int) -> str | None:
+    def _saved(self, single: Batch, calls: Sequence[Call], once: float) -> str | None:
         """A complaint if calls that are made once take longer than calls of a graph that makes each several times.
 
-        once: seconds of a call, in its best round. calls: how many were made in a round. The later passes of a graph
+        single: these calls, each made once, which took `once` seconds in its best round. The later passes of a graph
         find the inputs of its first pass, whose work a variant may use again while it is captured.
         """
-        several = self._batch.seconds / self._batch.calls
-        is_repeated = self._batch.replay is not None and self._batch.calls > len(self._rotation.calls)
-        if not is_repeated or once < _SAVED * several or calls * (once - several) < _BEGINNING:
+        batch = self._batch
+        is_repeated = batch.replay is not None and batch.calls > len(self._rotation.calls)
+        if not is_repeated or not _is_saving(once, batch.seconds / batch.calls, len(calls)):
+            return None
+        # A suspicion only: what the graph took was measured at another time, and other work may have come between.
+        alone: list[float] = []
+        several: list[float] = []
+        for _ in range(_ROUNDS):
+            self._timed(single, calls)  # so that the caches hold what they hold in a graph's later passes
+            alone.append(self._timed(single, calls))
+            several.append(self._timed(batch, self._rotation.calls) / batch.calls)
+        once, each = min(self._ctx.group.slowest(alone)), min(self._ctx.group.slowest(several))
+        if not _is_saving(once, each, len(calls)):
             return None
         return (
-            f"calls take {once / several:.3g} times as long where each is made once as in the graph that was timed "
-            f"({once * 1e6:.4g} us beside {several * 1e6:.4g} us): its calls share their work"
+            f"calls take {once / len(calls) / each:.3g} times as long where each is made once as in the graph that was "
+            f"timed ({once / len(calls) * 1e6:.4g} us beside {each * 1e6:.4g} us): its calls share their work"
         )
 
     def _are_slower(self, new: Sequence[float], seen: Sequence[float]) -> bool:
@@ -243,6 +252,11 @@ class Recheck:
         for call in (batch.replay,) if batch.replay else calls:
             call()
         return clock.between([begin, clock.mark()])[0]
+
+
+def _is_saving(once: float, each: float, calls: int) -> bool:
+    """Whether so many calls, made once in `once` seconds, take surely longer than calls that take `each` seconds."""
+    return once >= _SAVED * each * calls and once - each * calls >= _BEGINNING
 
 
 def _listed(value: Any) -> Sequence[Any]:

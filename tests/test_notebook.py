@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ def test_the_notebook_of_the_docs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     client = nbclient.NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(ROOT / "docs")}}
     )
-    asyncio.run(client.async_execute())
+    # In a thread of its own: tests of the page in a browser leave an event loop running in this one.
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, client.async_execute()).result()
     texts = {cell.source: shown(cell) for cell in notebook.cells if cell.cell_type == "code"}
 
     def said(begin: str) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from harness.devices import Batch
 from harness.devices.cpu import Cpu
-from harness.measure import measure
+from harness.measure import Sampler, measure
 from harness.model import Case, Job, Measurement, Timer, Timing
 from harness.ops import Context, Launch, Op, Tensor, Tensors
 from harness.rotation import Call
@@ -27,9 +27,9 @@ class Graphs(Cpu):
 
     cache_bytes = 2**15
 
-    def batch(self, calls: Sequence[Any], *, timer: Timer, **_: Any) -> Batch:
+    def batch(self, calls: Sequence[Any], *, timer: Timer, seconds: float, **_: Any) -> Batch:
         assert timer == "graph"
-        nodes = [(call, call()) for _ in range(PASSES) for call in calls]
+        nodes = [(call, call()) for _ in range(PASSES if seconds else 1) for call in calls]
 
         def replay() -> None:
             for call, output in nodes:
@@ -200,3 +200,25 @@ def test_a_call_knows_what_it_returned_last():
     call = Call(lambda t: t.x + 1, Tensors(x=1))
     assert call.returned is None
     assert (call(), call.returned) == (2, 2)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("fault", "told"), [("input", "the input x was changed"), ("type", "float64")])
+def test_a_late_change_of_an_input_or_of_the_result_s_form_is_found(monkeypatch, fault, told):
+    """Until the samples are taken all calls are right."""
+    is_late: list[bool] = []
+    sampled = Sampler.finish
+    monkeypatch.setattr(Sampler, "finish", lambda *given: is_late.append(True) or sampled(*given))
+
+    def launch(t: Tensors) -> torch.Tensor:
+        y = t.x * 2
+        if is_late and fault == "type":
+            return y.double()
+        if is_late:
+            t.x.add_(1.0)
+        return y
+
+    found = measured(launch, returns=True, device=Cpu())
+    assert found.status == "wrong"
+    assert told in found.error
+    assert "(found in the timed calls" in found.error

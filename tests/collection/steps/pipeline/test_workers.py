@@ -134,7 +134,7 @@ def test_a_process_that_is_killed_at_work_is_told(decoders, batches, files, read
         images.both(item)
     monkeypatch.setattr(_workers, "_wait", real)
     assert first_gone()
-    decoders._taken.get_lock().acquire()  # as one of them may have done
+    decoders._taken.get_lock().acquire(block=False)  # nobody gives the lock back, whoever has it
     with pytest.raises(RuntimeError):
         ThreadPoolExecutor(1).submit(images.both, item).result(LIMIT)
 

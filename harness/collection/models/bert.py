@@ -211,3 +211,7 @@ def loss(model: nn.Module, given: BertBatch) -> Tensor:
     words, follows = (one.to(torch.promote_types(one.dtype, torch.float32)) for one in logits)
     language = functional.cross_entropy(words.flatten(0, 1), given.labels.flatten(), ignore_index=IGNORED)
     return language + functional.cross_entropy(follows, given.follows)
+
+
+MODEL, BLOCK, OPERATORS = BertForPreTraining, BertLayer, BertOperators
+"""What steps make of this file: the model, the part of which it has several, and its operators."""

@@ -111,3 +111,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
             elif isinstance(module, Bottleneck) and zero_last_gamma:
                 nn.init.zeros_(module.bn3.weight)
+
+
+MODEL, BLOCK, OPERATORS = ResNet, Bottleneck, ResNetOperators
+"""What steps make of this file: the model, the part of which it has several, and its operators."""

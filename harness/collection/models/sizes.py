@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from harness.errors import UsageError
 
@@ -46,6 +47,14 @@ class ResNetConfig:
     image: int = 224
     zero_last_gamma: bool = False
 
+    module: ClassVar[str] = "resnet"
+    decay: ClassVar[float] = 1e-4
+
+    @property
+    def rate(self) -> float:
+        """A learning rate with which losses fall from the first step on, without a warm-up."""
+        return 3e-3
+
     @property
     def features(self) -> int:
         """Channels of the last stage's output."""
@@ -80,8 +89,32 @@ class ResNetConfig:
         return convolutions + 2 * self.features * self.classes
 
 
+class _OfTokens:
+    """What configurations of language models share."""
+
+    __slots__ = ()
+    hidden: int
+    layers: int
+    vocabulary: int
+
+    @property
+    def rate(self) -> float:
+        """A learning rate with which losses fall from the first step on: smaller for wider models."""
+        return 1e-4 * 768 / self.hidden
+
+    @property
+    def blocks(self) -> int:
+        """Layers that follow on each other."""
+        return self.layers
+
+    @property
+    def classes(self) -> int:
+        """What a label can be."""
+        return self.vocabulary
+
+
 @dataclass(frozen=True, slots=True)
-class BertConfig:
+class BertConfig(_OfTokens):
     """A BERT with both heads of its pre-training: masked language model, and next sentence.
 
     layers, hidden (size of a token's vector), heads, intermediate (size between the two products of a layer's end),
@@ -100,6 +133,9 @@ class BertConfig:
     dropout: float = 0.1
     tokens: int = 128
     predictions: int = 20
+
+    module: ClassVar[str] = "bert"
+    decay: ClassVar[float] = 1e-2
 
     def __post_init__(self) -> None:
         if self.tokens > self.positions:
@@ -151,11 +187,24 @@ class SwinConfig:
     image: int = 224
     drop_path: float = 0.2
 
+    module: ClassVar[str] = "swin"
+    decay: ClassVar[float] = 5e-2
+
     def __post_init__(self) -> None:
         smallest = self.patch * self.window * 2 ** (len(self.depths) - 1)
         if self.image % smallest:
             reason = f"windows of {self.window} can't tile the stages of an image of {self.image}"
             raise UsageError(reason, f"give the image a multiple of {smallest} pixels")
+
+    @property
+    def rate(self) -> float:
+        """A learning rate with which losses fall from the first step on: smaller for wider models."""
+        return 1e-4 * 96 / self.width
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that follow on each other."""
+        return sum(self.depths)
 
     @property
     def features(self) -> int:
@@ -203,6 +252,68 @@ class SwinConfig:
         return self.side(stage) ** 2 * size * (12 * size + 2 * self.window**2)
 
 
+@dataclass(frozen=True, slots=True)
+class LlamaConfig(_OfTokens):
+    """A Llama whose head is the embedding of its tokens.
+
+    layers, hidden (size of a token's vector), heads (of queries), groups (heads of keys and values, each for several of
+    queries), intermediate (size between the products of a layer's end), vocabulary (tokens that there are), theta (the
+    base of the angles of places). tokens: how many a sequence has in training.
+
+    Raises UsageError where heads don't divide the vector, or groups the heads.
+    """
+
+    layers: int = 16
+    hidden: int = 2048
+    heads: int = 32
+    groups: int = 8
+    intermediate: int = 8192
+    vocabulary: int = 128256
+    theta: float = 5e5
+    tokens: int = 2048
+
+    module: ClassVar[str] = "llama"
+    decay: ClassVar[float] = 0.1
+
+    def __post_init__(self) -> None:
+        if self.hidden % (2 * self.heads) or self.heads % self.groups:
+            reason = f"vectors of {self.hidden}, {self.heads} heads and {self.groups} groups don't fit"
+            raise UsageError(reason, "let twice the heads divide the size of a vector, and the groups the heads")
+
+    @property
+    def head(self) -> int:
+        """Numbers of a head."""
+        return self.hidden // self.heads
+
+    @property
+    def _products(self) -> int:
+        """Weights of a layer's products."""
+        return self.hidden * (2 * self.hidden + 2 * self.groups * self.head + 3 * self.intermediate)
+
+    def parameters(self) -> int:
+        """Trained numbers. The embedding counts once, though the head uses it as well."""
+        return self.layers * (self._products + 2 * self.hidden) + self.hidden * (self.vocabulary + 1)
+
+    def flops(self) -> int:
+        """Operations of a forward pass of one sequence. A token attends to itself and to those before it."""
+        tokens = self.tokens
+        attention = tokens * (tokens + 1) * self.hidden  # queries by keys, then probabilities by values
+        return 2 * (self.layers * (tokens * self._products + attention) + tokens * self.hidden * self.vocabulary)
+
+    def flops_of_products(self) -> int:
+        """The operations of `flops` that layers' products have, without attention and the head."""
+        return 2 * self.layers * self.tokens * self._products
+
+    def flops_of_token(self, context: int) -> int:
+        """Operations of the forward pass of one token behind `context` others, whose keys and values are there."""
+        attention = 2 * (context + 1) * self.hidden
+        return 2 * (self.layers * (self._products + attention) + self.hidden * self.vocabulary)
+
+    def numbers_of_token(self) -> int:
+        """Keys and values of one token in all layers."""
+        return 2 * self.layers * self.groups * self.head
+
+
 def _halved(side: int) -> int:
     """Pixels that a stride of 2 leaves, padded by half of the kernel."""
     return -(-side // 2)
@@ -215,7 +326,10 @@ def _linear(size: int, outputs: int) -> int:
 
 _LARGE = (2, 2, 18, 2)
 
-MODELS: Mapping[str, ResNetConfig | BertConfig | SwinConfig] = MappingProxyType(
+Config = ResNetConfig | BertConfig | SwinConfig | LlamaConfig
+"""The configuration of a model: beside its sizes, the file of its model, and the weight decay and the learning rate of
+its training."""
+MODELS: Mapping[str, Config] = MappingProxyType(
     {
         "resnet50": ResNetConfig(),
         "bert_base": BertConfig(),
@@ -223,6 +337,7 @@ MODELS: Mapping[str, ResNetConfig | BertConfig | SwinConfig] = MappingProxyType(
         "swin_small": SwinConfig(depths=_LARGE, drop_path=0.3),
         "swin_base": SwinConfig(width=128, depths=_LARGE, heads=(4, 8, 16, 32), drop_path=0.5),
         "swin_large": SwinConfig(width=192, depths=_LARGE, heads=(6, 12, 24, 48)),
+        "llama_1b": LlamaConfig(),
         # These are small enough for a CPU to train within a test, and have every part of the large ones.
         "resnet_toy": ResNetConfig(depths=(1, 2, 1, 1), width=8, classes=10, image=32),
         "bert_toy": BertConfig(
@@ -235,7 +350,8 @@ MODELS: Mapping[str, ResNetConfig | BertConfig | SwinConfig] = MappingProxyType(
             tokens=16,
             predictions=4,
         ),
+        "llama_toy": LlamaConfig(layers=2, hidden=32, heads=4, groups=2, intermediate=64, vocabulary=99, tokens=16),
         "swin_toy": SwinConfig(width=16, depths=(2, 2), heads=(2, 4), classes=10, image=56),
     }
 )
-"""Configurations by name. The models were published with these probabilities of drop path."""
+"""Configurations by name. Swin was published with these probabilities of drop path. llama_1b has Llama 3.2's sizes."""

@@ -213,3 +213,7 @@ def shift_mask(side: int, window: int, shift: int) -> Tensor:
     part = (place >= side - window).long() + (place >= side - shift).long()
     region = window_partition((3 * part[:, None] + part)[None, :, :, None], window, 0).squeeze(-1)
     return (region[:, None] != region[:, :, None]) * SEPARATED
+
+
+MODEL, BLOCK, OPERATORS = Swin, SwinBlock, SwinOperators
+"""What steps make of this file: the model, the part of which it has several, and its operators."""

@@ -12,14 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from harness.collection.models import MODELS, bert, resnet, swin
-from harness.collection.models.sizes import BertConfig, ResNetConfig, SwinConfig
-
-MODEL_OF = {
-    ResNetConfig: (resnet, resnet.ResNet),
-    BertConfig: (bert, bert.BertForPreTraining),
-    SwinConfig: (swin, swin.Swin),
-}
+from harness.collection.models import MODELS
+from harness.collection.models.files import module_of
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -94,17 +88,18 @@ def tools() -> SimpleNamespace:
     )
 
 
+def _named(name: str) -> SimpleNamespace:
+    module = module_of(name)
+    return SimpleNamespace(name=name, config=MODELS[name], module=module, kind=module.MODEL)
+
+
 @pytest.fixture(params=sorted(MODELS))
 def named(request: pytest.FixtureRequest) -> SimpleNamespace:
     """Each model with its configuration, its module and its class."""
-    config = MODELS[request.param]
-    module, kind = MODEL_OF[type(config)]
-    return SimpleNamespace(name=request.param, config=config, module=module, kind=kind)
+    return _named(request.param)
 
 
-@pytest.fixture(params=["resnet_toy", "bert_toy", "swin_toy"])
+@pytest.fixture(params=["resnet_toy", "bert_toy", "swin_toy", "llama_toy"])
 def toy(request: pytest.FixtureRequest) -> SimpleNamespace:
     """Each of the small models, likewise."""
-    config = MODELS[request.param]
-    module, kind = MODEL_OF[type(config)]
-    return SimpleNamespace(name=request.param, config=config, module=module, kind=kind)
+    return _named(request.param)

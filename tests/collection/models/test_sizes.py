@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.collection.models import MODELS, BertConfig, SwinConfig, bert, resnet, swin
+from harness.collection.models import MODELS, BertConfig, LlamaConfig, SwinConfig, bert, resnet, swin
 from harness.collection.ops.lists import _models
 from harness.errors import UsageError
 
@@ -22,6 +22,7 @@ PARAMETERS = {
     "swin_small": 49_606_258,
     "swin_base": 87_768_224,
     "swin_large": 196_532_476,
+    "llama_1b": 1_235_814_400,
 }
 PUBLISHED = {"resnet50": 4.09e9, "swin_tiny": 4.5e9, "swin_small": 8.7e9, "swin_base": 15.4e9, "swin_large": 34.5e9}
 
@@ -45,7 +46,20 @@ def test_operations_are_those_that_torch_counts(named):
     given = named.module.batch(named.config, size, torch.Generator(), "meta")
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         named.module.loss(model, given)
-    assert counter.get_total_flops() == size * named.config.flops()
+    assert counter.get_total_flops() == size * (named.config.flops() + of_later_tokens(named.config))
+
+
+def of_later_tokens(config):
+    """Operations of a plain causal attention that nobody needs: of scores and values of later tokens."""
+    if not isinstance(config, LlamaConfig):
+        return 0
+    return 2 * config.layers * config.hidden * config.tokens * (config.tokens - 1)
+
+
+def test_a_token_behind_others_costs_what_the_last_one_of_a_sequence_does():
+    config = MODELS["llama_toy"]
+    shorter = replace(config, tokens=config.tokens - 1)
+    assert config.flops_of_token(config.tokens - 1) == config.flops() - shorter.flops()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

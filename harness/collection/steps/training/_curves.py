@@ -1,8 +1,8 @@
 """Longer trainings on a few learnable batches: whether a rung learns as the other rungs do, whatever the seed.
 
 The data of a timed step is noise, which a model can only remember. Here images are their class's coarse pattern with
-noise on it, and the words that BERT predicts stand in its input. So losses fall as they do in real trainings. The data
-is the same for all rungs and seeds; weights and dropout come from the seed.
+noise on it, and the words that BERT and Llama predict stand in their input. So losses fall as they do in real
+trainings. The data is the same for all rungs and seeds; weights and dropout come from the seed.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import BertConfig
+from harness.collection.models import BertConfig, LlamaConfig
+from harness.collection.models.files import module_of
 from harness.collection.steps.training._ladders import rung_of_case
 from harness.collection.steps.training._rungs import clip_of
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
-from harness.collection.steps.training._trainer import Setup, Trainer, module_of
+from harness.collection.steps.training._trainer import Setup, Trainer
 from harness.model import Case
 
 if TYPE_CHECKING:
@@ -132,7 +133,8 @@ def batches(setup: Setup) -> Sequence[Any]:
     generator = torch.Generator(setup.device).manual_seed(_SEED)
     patterns = torch.randn(_CLASSES, 3, _PATTERN, _PATTERN, generator=generator, device=setup.device)
     make = module_of(setup.model).batch
-    learnable = _words if isinstance(setup.config, BertConfig) else lambda given: _images(given, patterns)
+    ways = {BertConfig: _words, LlamaConfig: _next_words}
+    learnable = ways.get(type(setup.config), lambda given: _images(given, patterns))
     return [learnable(make(setup.config, setup.size, generator, setup.device)) for _ in range(BATCHES)]
 
 
@@ -151,6 +153,12 @@ def _words(given: Any) -> Any:
     tokens = (given.tokens % _WORDS + PADDING + 1).where(given.mask, PADDING)
     labels = tokens.gather(1, given.positions).where(given.labels != IGNORED, IGNORED)
     return given._replace(tokens=tokens, labels=labels, follows=tokens[:, 0] % 2)
+
+
+def _next_words(given: Any) -> Any:
+    """The sequences in few words. What is predicted is the word before, which only attention can find."""
+    tokens = given.tokens % _WORDS
+    return given._replace(tokens=tokens, labels=tokens.roll(1, 1))
 
 
 def _free(device: torch.device) -> None:

@@ -20,19 +20,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import BertConfig, ResNetConfig
+from harness.collection.models import Config, ResNetConfig
+from harness.collection.models.files import module_of
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import EAGER, forget_compiled, math_modes, side_stream
-from harness.collection.steps.training._trainer import (
-    DECAYS,
-    Setup,
-    Trainer,
-    batch_of,
-    built,
-    keep_little,
-    module_of,
-    rate,
-)
+from harness.collection.steps.training._trainer import Setup, Trainer, batch_of, built, keep_little
 
 if TYPE_CHECKING:
     import torch
@@ -145,11 +137,12 @@ def allowed(rung: Rung, setup: Setup) -> float:
 
     exact = 2.0**-10 if rung.tf32 else 2.0**-17
     unit = exact if rung.half == "none" else torch.finfo(setup.dtype).eps
+    if rung.fp8:
+        return MOST  # e5m2 has a unit in the last place of 25%
     config = setup.config
     if isinstance(config, ResNetConfig):
         return min(MOST, 2 * TIMES * math.sqrt(unit))
-    depth = config.layers if isinstance(config, BertConfig) else sum(config.depths)
-    return min(MOST, TIMES * unit * math.sqrt(depth) * (4 if _sums_in_halves(rung, setup) else 1))
+    return min(MOST, TIMES * unit * math.sqrt(config.blocks) * (4 if _sums_in_halves(rung, setup) else 1))
 
 
 def _sums_in_halves(rung: Rung, setup: Setup) -> bool:
@@ -241,7 +234,7 @@ def _begin_anew(trainer: Trainer, masters: list[torch.Tensor]) -> None:
 
 def _trained(trainer: Trainer, before: Iterable[torch.Tensor]) -> Iterator[Trained]:
     """What the optimizer's state tells of each weight."""
-    decay, state_of = DECAYS[type(trainer.setup.config)], trainer.optimizer.state
+    decay, state_of = trainer.setup.config.decay, trainer.optimizer.state
     weights = trainer.model.named_parameters()
     for (name, weight), master, first in zip(weights, trainer.masters, before, strict=True):
         state = state_of.get(master, {})
@@ -296,7 +289,7 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f", and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
 
 
-def _distance_of_update(config: object, one: Trained) -> float:
+def _distance_of_update(config: Config, one: Trained) -> float:
     """How far the update is from the first update of AdamW, or of SGD with momentum, over the length of that update.
 
     AdamW's mean of squares is compared, too. The decay of SGD, 1e-4 of a weight, is too small to be missed here.
@@ -309,10 +302,10 @@ def _distance_of_update(config: object, one: Trained) -> float:
         step, off = one.state["momentum_buffer"].double(), 0.0
     else:
         # Both means are corrected for their beginning with 0, so the first step divides the gradient by its size.
-        step = one.grad / (one.grad.abs() + EPSILON) + DECAYS[type(config)] * before
+        step = one.grad / (one.grad.abs() + EPSILON) + config.decay * before
         want = (1 - BETAS[1]) * one.grad.square()
         off = float(_length(squares.double() - want) / _length(want))
-    want = -rate(config) * step
+    want = -config.rate * step
     rounding = torch.finfo(one.after.dtype).eps * _length(before)
     distance = (_length(one.after.double() - before - want) - rounding).clamp(min=0) / _length(want)
     return max(off, float(distance))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import fields
 
-from harness.collection.steps.training._rungs import BERT, RESNET, SWIN, Rung, as_asked
+from harness.collection.steps.training._rungs import BERT, LLAMA, RESNET, SWIN, Rung, as_asked
 from harness.model import Case
 
-LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET}
+LADDERS = {"swin_train": SWIN, "bert_train": BERT, "resnet50_train": RESNET, "llama_train": LLAMA}
 _NAMES = frozenset({"name", "summary", "base", "rows", "role"})
 """The fields of a rung that change nothing in a step."""
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import BertConfig, ResNetConfig, SwinConfig
+from harness.collection.models import BertConfig, LlamaConfig, ResNetConfig, SwinConfig
+from harness.collection.steps.training import _llama
 from harness.collection.steps.training._rungs import Rung
 
 if TYPE_CHECKING:
@@ -43,10 +44,12 @@ def torch_attention(config: object) -> Any:
 def _plain(config: object) -> Any:
     """The operators that a model with attention has unless told."""
     from harness.collection.models.bert import BertOperators
+    from harness.collection.models.llama import LlamaOperators
     from harness.collection.models.swin import SwinOperators
 
-    assert isinstance(config, BertConfig | SwinConfig), f"no attention in {config}"
-    return BertOperators() if isinstance(config, BertConfig) else SwinOperators()
+    kinds: dict[type, type] = {BertConfig: BertOperators, SwinConfig: SwinOperators, LlamaConfig: LlamaOperators}
+    assert type(config) in kinds, f"no attention in {config}"
+    return kinds[type(config)]()
 
 
 def _attention(config: object) -> dict[str, Any]:
@@ -55,6 +58,8 @@ def _attention(config: object) -> dict[str, Any]:
 
 def _of_torch(rung: Rung, config: object) -> dict[str, Any]:
     """Functions of torch that a rung has in place of a model's own operators, or of ours."""
+    if isinstance(config, LlamaConfig):
+        return _llama.operators(rung)
     parts: dict[str, Any] = _attention(config) if rung.sdpa and not rung.attention else {}
     if rung.half_norm:
         parts |= {"layer_norm": layer_norm, "softmax": softmax}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+from harness.collection.models.files import blocks_of
 from harness.ranges import NvtxRange
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ def add_where_wanted(trainer: Trainer) -> None:
     for method, name in PARTS.items():
         setattr(trainer, method, _within(name, getattr(trainer, method)))
     if not trainer.rung.compiled:
-        for name, module in trainer.model.named_modules():
-            if _is_block(module):
-                _watch(module, f"block {name}")
+        for name, block in blocks_of(trainer.model).items():
+            _watch(block, f"block {name}")
 
 
 def _within(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,14 +43,6 @@ def _within(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
             return part(*arguments)
 
     return ranged
-
-
-def _is_block(module: torch.nn.Module) -> bool:
-    from harness.collection.models.bert import BertLayer
-    from harness.collection.models.resnet import Bottleneck
-    from harness.collection.models.swin import SwinBlock
-
-    return isinstance(module, BertLayer | Bottleneck | SwinBlock)
 
 
 def _watch(module: torch.nn.Module, name: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import BertConfig, ResNetConfig, SwinConfig
+from harness.collection.models import Config
 from harness.collection.ops.process_groups import backend_of, process_group
 from harness.collection.steps.training._hidden import AFTER, OVERLAPPED, WITHOUT
 from harness.collection.steps.training._rungs import Rung
@@ -136,11 +136,10 @@ class RankTrainer(Trainer):
         super()._step()
 
 
-def with_few_labels(batch: Any, config: ResNetConfig | BertConfig | SwinConfig) -> Any:
+def with_few_labels(batch: Any, config: Config) -> Any:
     """The batch with labels of few classes. Labels below 0, of what isn't predicted, stay."""
-    classes = config.vocabulary if isinstance(config, BertConfig) else config.classes
     labels = batch.labels
-    return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, classes // 2)))
+    return batch._replace(labels=labels.where(labels < 0, labels % min(LABELS, config.classes // 2)))
 
 
 def trainer_of(way: Way, rung: Rung, setup: Setup, world: int) -> RankTrainer:

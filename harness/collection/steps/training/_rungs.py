@@ -10,6 +10,7 @@ from harness.model import Case
 from harness.ops import MODES, Choice, Role
 
 Half = Literal["none", "mixed", "pure"]
+Backend = Literal["", "flash", "cudnn", "flex"]
 
 DEFAULT, AUTOTUNE = MODES["compile"], MODES["compile_autotune"]
 STEP, GRAPH = "step", "graph"
@@ -30,7 +31,10 @@ class Rung:
     loss, 'pure' for a model in halves, whose optimizer has master weights in float32. loop: whether gradients are
     unscaled by one call each. fused: whether the optimizer is torch's fused one. half_norm: whether torch's LayerNorm
     and softmax leave their input's type, as ours do, where autocast makes float32 of it. sdpa: whether attention is
-    torch's scaled_dot_product_attention. graph: whether a CUDA graph of the whole step is replayed. compiled: the mode
+    torch's scaled_dot_product_attention. backend: which of its kernels, '' for its own choice; 'flex' for torch's
+    flex_attention. chunked: whether the logits of a Llama are made for a part of the tokens at a time, and again in the
+    backward. recomputed: whether blocks keep only what enters them. fp8: whether products of blocks are in float8.
+    graph: whether a CUDA graph of the whole step is replayed. compiled: the mode
     in which torch.compile compiles the model, if it does; the optimizer isn't compiled, since it is one kernel already.
     streams: whether gradients of weights are computed on a second stream.
 
@@ -50,6 +54,10 @@ class Rung:
     fused: bool = False
     half_norm: bool = False
     sdpa: bool = False
+    backend: Backend = ""
+    chunked: bool = False
+    recomputed: bool = False
+    fp8: bool = False
     graph: bool = False
     compiled: str = ""
     streams: bool = False
@@ -215,3 +223,41 @@ SWIN = (
 )
 BERT = (*_EVERY, *_TORCH, _BYTE_MASKS, _BIT_MASKS_ALONE, _BIT_MASKS, _BERT_OURS, *above_ours(_BERT_OURS))
 RESNET = (*_EVERY, *above(FUSED), _FUSED_NORM, *above_ours(_FUSED_NORM))
+
+# A Llama is trained in bfloat16, whose losses need no scale, so nothing is unscaled.
+_LLAMA_AMP = on(TF32, "amp", "autocast to bfloat16 around weights in float32", half="mixed")
+_LLAMA_FUSED = on(_LLAMA_AMP, "fused_optimizer", "torch's fused AdamW", fused=True)
+_LLAMA_SDPA = on(_LLAMA_FUSED, "sdpa", "and attention by scaled_dot_product_attention", sdpa=True)
+_LLAMA_CHUNKED = on(
+    _LLAMA_SDPA, "chunked", "and logits of a part of the tokens at a time, made again in the backward", chunked=True
+)
+_LLAMA_COMPILE = on(_LLAMA_SDPA, "compile", "sdpa with torch.compile of the model and its loss", compiled=DEFAULT)
+_LLAMA_COMPILE_CHUNKED = on(
+    _LLAMA_COMPILE, "compile_chunked", "compile, with logits of a part of the tokens at a time", chunked=True
+)
+LLAMA = (
+    FLOAT32,
+    TF32,
+    _LLAMA_AMP,
+    _LLAMA_FUSED,
+    _LLAMA_SDPA,
+    on(_LLAMA_SDPA, "sdpa_flash", "beside sdpa: FlashAttention's kernel", backend="flash"),
+    on(_LLAMA_SDPA, "sdpa_cudnn", "beside sdpa: cuDNN's kernel", backend="cudnn"),
+    on(_LLAMA_SDPA, "recompute", "beside sdpa: blocks keep only what enters them", recomputed=True),
+    _LLAMA_CHUNKED,
+    on(_LLAMA_CHUNKED, "chunked_graph", "chunked as a CUDA graph of the step", graph=True),
+    on(_LLAMA_CHUNKED, "chunked_half", "chunked with the model in bfloat16, and masters in float32", half="pure"),
+    _LLAMA_COMPILE,
+    on(_LLAMA_COMPILE, "compile_flex", "beside compile: attention by flex_attention", backend="flex"),
+    on(_LLAMA_COMPILE, "compile_recompute", "beside compile: blocks keep only what enters them", recomputed=True),
+    _LLAMA_COMPILE_CHUNKED,
+    on(_LLAMA_COMPILE_CHUNKED, "compile_graph", "compile_chunked as a CUDA graph of the step", graph=True),
+    on(
+        _LLAMA_COMPILE_CHUNKED,
+        "compile_half",
+        "compile_chunked with the model in bfloat16, and masters in float32",
+        half="pure",
+    ),
+    on(_LLAMA_COMPILE_CHUNKED, "compile_fp8", "compile_chunked with products of blocks in float8", fp8=True),
+    on(_LLAMA_COMPILE_CHUNKED, "compile_autotune", f"compile_chunked in mode {AUTOTUNE}", compiled=AUTOTUNE),
+)

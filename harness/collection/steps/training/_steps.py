@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import MODELS
+from harness.collection.models import MODELS, LlamaConfig
 from harness.collection.ops.elementwise import BOTH
-from harness.collection.steps.training import _facts, _first_step
+from harness.collection.steps.training import _facts, _first_step, _float8
 from harness.collection.steps.training._figures import TOKENS
 from harness.collection.steps.training._rungs import (
     AUTOTUNE,
@@ -51,8 +51,8 @@ SMALLEST_FALL = 0.02
 
 def whole_step_op(name: str, summary: str, *, size: str, item: str, **fields: Any) -> Op:
     """An op whose call is a whole step, in halves. size: what B is. item: what B counts. fields: more fields of Op."""
-    fields["work"] = partial(fields["work"], item=item)
-    return Op(name, summary, symbols={"B": size}, dtypes=("float16", "bfloat16"), timer="steady", **fields)
+    fields = {"dtypes": ("float16", "bfloat16"), **fields, "work": partial(fields["work"], item=item)}
+    return Op(name, summary, symbols={"B": size}, timer="steady", **fields)
 
 
 def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[Rung], **fields: Any) -> Op:
@@ -72,7 +72,8 @@ def training_op(name: str, summary: str, models: Sequence[str], rungs: Iterable[
 def add(op: Op, rung: Rung) -> None:
     """Add a rung to an op as a variant. A CPU has no CUDA graphs, none of our kernels, and nothing to tune."""
     devices = ("cuda",) if rung.graph or rung.role == "ours" or rung.compiled == AUTOTUNE else BOTH
-    options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices, "arithmetic": rung.arithmetic}
+    options: dict[str, Any] = {"role": rung.role, "rows": rung.rows, "devices": devices}
+    options["arithmetic"] = _in_float8 if rung.fp8 else rung.arithmetic
     options["unsupported"] = refusal(rung)
     op.variant(rung.name, rung.summary, **options)(partial(prepare, rung=rung))
 
@@ -113,6 +114,13 @@ def work(symbols: Symbols, _itemsize: int, item: str) -> Work:
     """
     forward = MODELS[symbols["model"]].flops()
     return Work(flops=(("case", 3 * forward * symbols["B"]),), items=symbols["B"], item=item)
+
+
+def _in_float8(symbols: Symbols, _itemsize: int) -> tuple[tuple[str, int], ...]:
+    """The operations of a rung by their types."""
+    config = MODELS[symbols["model"]]
+    assert isinstance(config, LlamaConfig), f"no rung of {config} is in float8"
+    return _float8.flops(config, symbols["B"])
 
 
 def make(ctx: Context) -> dict[str, Any]:

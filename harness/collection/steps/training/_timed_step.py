@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from harness.collection.models import ResNetConfig
+from harness.collection.models.files import module_of
 from harness.collection.steps.training._settings import math_modes
-from harness.collection.steps.training._trainer import Trainer, built, module_of
+from harness.collection.steps.training._trainer import Trainer, built
 from harness.ops import Context, Tensors
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from harness.collection.models import MODELS, BertConfig, ResNetConfig, SwinConfig
-from harness.collection.steps.training import _operators, _ranges
+from harness.collection.models import MODELS, Config, ResNetConfig
+from harness.collection.models.files import blocks_of, module_of
+from harness.collection.steps.training import _float8, _operators, _ranges
 from harness.collection.steps.training._rungs import Rung
 from harness.collection.steps.training._settings import captured
 from harness.ops import compiled
@@ -24,14 +24,6 @@ SCALE = 1024.0
 then a rung would skip them, and its losses would lag behind the other rungs' losses."""
 NEVER = 2**30
 """Steps without an overflow after which the scale grows: so it tells how many steps were skipped."""
-DECAYS = {ResNetConfig: 1e-4, BertConfig: 1e-2, SwinConfig: 5e-2}
-
-
-def rate(config: object) -> float:
-    """A learning rate with which losses fall from the first step on, without a warm-up: smaller for wider models."""
-    if isinstance(config, BertConfig):
-        return 1e-4 * 768 / config.hidden
-    return 1e-4 * 96 / config.width if isinstance(config, SwinConfig) else 3e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +45,7 @@ class Setup:
     clip: float | None = None
 
     @property
-    def config(self) -> ResNetConfig | BertConfig | SwinConfig:
+    def config(self) -> Config:
         """The model's configuration."""
         return MODELS[self.model]
 
@@ -72,6 +64,10 @@ class Trainer:
         wide = torch.float64 if setup.dtype == torch.float64 else torch.float32
         kind = setup.dtype if rung.half == "pure" else wide
         self.model = _placed(_cast(_built(rung, setup), kind), setup)
+        if rung.fp8:
+            _float8.in_float8(self.model)
+        if rung.recomputed:
+            keep_little(self.model)
         self.second_stream = _second_stream(self.model, setup) if rung.streams else None
         self.kind = kind
         self.batch = batch_of(setup, kind)
@@ -166,23 +162,13 @@ class Trainer:
                 torch._foreach_copy_([one for one, _ in self.halves], [master for _, master in self.halves])
 
 
-def module_of(model: str) -> ModuleType:
-    """The module of a model, which has its class, its operators, `batch` and `loss`."""
-    from harness.collection.models import bert, resnet, swin
-
-    return {ResNetConfig: resnet, BertConfig: bert, SwinConfig: swin}[type(MODELS[model])]
-
-
 def built(model: str, operators: Any, seed: int, device: torch.device) -> torch.nn.Module:
     """The model on the device, with weights that depend on the seed and the kind of device only."""
     import torch
 
-    from harness.collection.models import bert, resnet, swin
-
-    kinds: Any = {ResNetConfig: resnet.ResNet, BertConfig: bert.BertForPreTraining, SwinConfig: swin.Swin}
     torch.manual_seed(seed)
     with device:
-        made: torch.nn.Module = kinds[type(MODELS[model])](MODELS[model], operators)
+        made: torch.nn.Module = module_of(model).MODEL(MODELS[model], operators)
     return made
 
 
@@ -190,13 +176,8 @@ def keep_little(model: torch.nn.Module) -> None:
     """Let blocks compute anew in the backward what is between their input and output. It changes no number."""
     from torch.utils.checkpoint import checkpoint
 
-    from harness.collection.models.bert import BertLayer
-    from harness.collection.models.resnet import Bottleneck
-    from harness.collection.models.swin import SwinBlock
-
-    for module in model.modules():
-        if isinstance(module, BertLayer | Bottleneck | SwinBlock):
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    for block in blocks_of(model).values():
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
 
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:
@@ -255,14 +236,14 @@ def batch_of(setup: Setup, kind: torch.dtype) -> Any:
     return batch
 
 
-def _optimizer(rung: Rung, config: object, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:
+def _optimizer(rung: Rung, config: Config, weights: list[torch.Tensor], *, capturable: bool) -> torch.optim.Optimizer:
     """SGD with momentum for convolutions, AdamW for transformers: torch's foreach or fused calls, or ours.
 
     capturable: whether its step will be in a graph.
     """
     import torch
 
-    options: dict[str, Any] = {"lr": rate(config), "weight_decay": DECAYS[type(config)]}
+    options: dict[str, Any] = {"lr": config.rate, "weight_decay": config.decay}
     if rung.adam:
         from harness.collection import nn
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.collection.models.sizes import CHANNELS
 from harness.collection.ops.elementwise import BOTH
-from harness.collection.steps.training import _facts, _operators
+from harness.collection.steps.training import _inference, _operators
+from harness.collection.steps.training._inference import Model
 from harness.collection.steps.training._rungs import AUTOTUNE, DEFAULT
-from harness.collection.steps.training._settings import captured, forget_compiled, math_modes, seed_of, side_stream
+from harness.collection.steps.training._settings import forget_compiled, math_modes, seed_of
 from harness.collection.steps.training._swin_check import enliven, judge
 from harness.collection.steps.training._swin_int8 import (
     PLANS,
@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from harness.collection.nn._swin_inference import SwinInference
 
 SWINS = ("swin_tiny", "swin_small", "swin_base", "swin_large", "swin_toy")
-WARM = 3
-"""Calls before a graph is captured or memory is counted, in which libraries choose their kernels."""
 CALIBRATED = 4, 16
 """Batches and their images, at most, that the scales of int8 are measured on; the case's images aren't among them."""
 
@@ -132,7 +130,6 @@ OP = Op(
     timer="steady",
 )
 
-Model = Callable[[Any], Any]
 _TANH = "GELU in its tanh form"
 _TORCH: dict[str, Any] = {"role": "baseline", "rows": ("S16",)}
 _OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
@@ -140,54 +137,12 @@ _OURS: dict[str, Any] = {"role": "ours", "rows": ("S16",)}
 
 def launching(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
     """A call of the model without gradients."""
-    import torch
-
-    before = _facts.allocated(ctx)
-    choosing(ctx)
-    model = make_model(ctx)
-
-    def launch(t: Tensors) -> None:
-        with torch.inference_mode():
-            t.logits = model(t.images)
-
-    own = Tensors(**make(ctx))
-    for _ in range(WARM):
-        launch(own)
-    _facts.report_bytes(ctx, model, partial(launch, own))
-    _facts.with_memory(ctx, partial(launch, own), before)
-    ctx.afterwards(lambda: _facts.report_steps(ctx, partial(launch, own), ctx.s.B))
-    return launch
+    return _inference.launching(ctx, make_model, make, "logits")
 
 
 def replaying(ctx: Context, make_model: Callable[[Context], Model]) -> Launch:
-    """A replay of the model as a CUDA graph. It reads images at one place, so they are copied there first."""
-    import torch
-
-    before = _facts.allocated(ctx)
-    choosing(ctx)
-    model, images = make_model(ctx), make(ctx)["images"]
-    with torch.inference_mode():
-        with side_stream():
-            for _ in range(WARM):
-                model(images)
-            _facts.report_bytes(ctx, model, lambda: model(images))
-        replay = _facts.with_memory(ctx, lambda: captured(lambda: model(images)), before)
-
-    def launch(t: Tensors) -> None:
-        with torch.inference_mode():
-            images.copy_(t.images)
-        t.logits = replay()
-
-    own = Tensors(**make(ctx))
-    ctx.afterwards(lambda: _facts.report_steps(ctx, partial(launch, own), ctx.s.B))
-    return launch
-
-
-def choosing(ctx: Context) -> None:
-    """Let cuDNN try its algorithms until the case is over."""
-    modes = ExitStack()
-    modes.enter_context(math_modes(tf32=False))
-    ctx.defer(modes.close)
+    """A replay of the model as a CUDA graph."""
+    return _inference.replaying(ctx, make_model, make, "logits")
 
 
 # ---- What torch has.

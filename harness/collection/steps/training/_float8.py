@@ -1,0 +1,85 @@
+"""Products in float8 with a scale for each tensor, found anew for each product: forward in e4m3, gradients in e5m2.
+
+Micikevicius et al. (2022) describe the two types. torchao's recipe "tensorwise" does the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+from harness.collection.models import LlamaConfig
+from harness.collection.models.files import blocks_of
+
+if TYPE_CHECKING:
+    import torch
+
+TINY = 1e-12
+"""The least that is taken for the largest element of a tensor, so that zeros have a scale."""
+
+
+def in_float8(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, with the products of its blocks in float8. The head's stays: its logits need more digits."""
+    import torch
+
+    for block in blocks_of(model).values():
+        for module in block.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.forward = partial(linear, module.weight)  # type: ignore[method-assign]
+    return model
+
+
+def flops(config: LlamaConfig, size: int) -> tuple[tuple[str, int], ...]:
+    """The operations of a training step: those of blocks' products in float8, the rest in the case's type."""
+    every, float8 = 3 * size * config.flops(), 3 * size * config.flops_of_products()
+    return (("float8", float8), ("case", every - float8))
+
+
+def linear(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The product of x (..., K) and the weight (M, K): (..., M) in bfloat16.
+
+    Both sizes, and the rows of x, are multiples of 16.
+    """
+    y: torch.Tensor = _function()(x.flatten(0, -2), weight)
+    return y.unflatten(0, x.shape[:-1])
+
+
+def quantised(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tensor in float8, and the scale, a scalar in float32: x is about their product."""
+    import torch
+
+    largest = torch.finfo(dtype).max
+    scale = x.abs().amax().float().clamp(min=TINY) / largest
+    return (x.float() / scale).clamp(-largest, largest).to(dtype), scale
+
+
+def _product(a: Any, b: Any, *, fast: bool) -> torch.Tensor:
+    """The product of two quantised matrices (N, K) and (M, K): (N, M) in bfloat16. fast: sums in fewer digits."""
+    import torch
+
+    (x, scale_x), (y, scale_y) = a, b
+    return torch._scaled_mm(x, y.t(), scale_a=scale_x, scale_b=scale_y, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+
+@cache
+def _function() -> Callable[..., Any]:
+    import torch
+
+    class Float8Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, weight)
+            return _product(quantised(x, torch.float8_e4m3fn), quantised(weight, torch.float8_e4m3fn), fast=True)
+
+        @staticmethod
+        def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            x, weight = ctx.saved_tensors
+            # A factor must have the summed dimension last in memory.
+            dy, scale = quantised(slope, torch.float8_e5m2)
+            of_x, of_weight = (quantised(one.t().contiguous(), torch.float8_e4m3fn) for one in (x, weight))
+            dx = _product((dy, scale), of_weight, fast=False)
+            dweight = _product((dy.t().contiguous(), scale), of_x, fast=False)
+            return dx.to(x.dtype), dweight.to(weight.dtype)
+
+    return Float8Product.apply

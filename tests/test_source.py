@@ -147,7 +147,15 @@ def codes() -> dict[str, Code]:
 
 EVERY = {op.name for op in Catalogue().values()}
 STEPS = {"resnet50_train", "bert_train", "swin_train", "swin_infer"}
-STEPS |= {"resnet50_scaling", "bert_scaling", "swin_scaling", "image_pipeline"}
+STEPS |= {
+    "resnet50_scaling",
+    "bert_scaling",
+    "swin_scaling",
+    "image_pipeline",
+    "llama_train",
+    "llama_scaling",
+    "llama_decode",
+}
 """Ops of whole models, which run other ops by harness.nn."""
 
 

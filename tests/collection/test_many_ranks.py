@@ -16,15 +16,17 @@ from harness.processes.messages import Measure, Measured, decode_reply, encode
 SCRIPT = Path(__file__).parent / "many_ranks.py"
 TIMING = Timing(precision=0.5, max_time=0.02, timeout=60.0)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-SIZES = {"bert_scaling": 4, "resnet50_scaling": 4, "swin_scaling": 2}
+SIZES = {"bert_scaling": 4, "resnet50_scaling": 4, "swin_scaling": 2, "llama_scaling": 4}
 """Images or sequences of a step on each rank: few, but enough that the losses fall."""
 BERT = (("model", "bert_toy"), ("step", "eager"), ("clip", "none"))
+LLAMA = (("model", "llama_toy"), ("step", "eager"), ("clip", "none"))
 RESNET = (("model", "resnet_toy"), ("step", "eager"), ("layout", "nhwc"))
 STEPS: dict[int, list[tuple[str, str, tuple[tuple[str, str], ...]]]] = {
     2: [
         *(("bert_scaling", way, BERT) for way in ("replicas", "no_sync", "after", "ddp")),
         ("resnet50_scaling", "after", RESNET),
         ("swin_scaling", "amp", (("model", "swin_toy"), ("step", "eager"))),
+        ("llama_scaling", "ddp", LLAMA),
     ],
     4: [("resnet50_scaling", "ddp", RESNET)],
     8: [],
@@ -44,7 +46,10 @@ def odd(world: int) -> int:
 
 
 def steps(world: int) -> list[Case]:
-    return [Case(op, way, "float16", (("B", SIZES[op]),), choices, world, "cpu") for op, way, choices in STEPS[world]]
+    return [
+        Case(op, way, "bfloat16" if choices == LLAMA else "float16", (("B", SIZES[op]),), choices, world, "cpu")
+        for op, way, choices in STEPS[world]
+    ]
 
 
 def cases(world: int) -> list[Case]:
@@ -81,7 +86,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> By:
     questions = [Measure(Job(case, TIMING), 0, timed) for case, timed in asked]
     command = [sys.executable, str(SCRIPT), str(folder)]
     done = subprocess.run(
-        command, input=b"".join(map(encode, questions)), capture_output=True, timeout=100, check=False
+        command, input=b"".join(map(encode, questions)), capture_output=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     measurements: By = {}

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from harness import stats
 from harness.gate import centre, looks, noise_store, offsets
 from harness.gate import deciding as gate
 from harness.gate.records import TELL_MOST, Decision, Margin, change
-from harness.stats import Tested
 
 MARGIN = Margin(0.01)
 ONE = {"a": MARGIN}
@@ -313,5 +313,5 @@ def test_a_dozen_cases_at_the_limit_fail_no_more_often_than_one(
     at_the_limit = simulation.Setting("run", "steady", loss, runs=100, cases=12, changed=12)
     chance = 3 * (0.004 * 0.996 / 100) ** 0.5
     assert simulation.result(at_the_limit, 1).run_1 <= 0.004 + chance
-    monkeypatch.setattr(gate, "holm", lambda ps, level, _: [Tested(p <= level, level) for p in ps])
+    monkeypatch.setattr(gate, "holm", lambda ps, level, _: [stats.Tested(p <= level, level) for p in ps])
     assert simulation.result(at_the_limit, 1).run_1 > 0.004 + chance

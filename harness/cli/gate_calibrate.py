@@ -100,7 +100,7 @@ def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
         yield f"{cases} fewer than {LEAST_BLOCKS} blocks and no measured noise yet; calibrate again, blocks add up"
     if noisy := [row for row in rows if row.margin.too_noisy]:
         worst, asked = noisy[0], units.percent(noisy[0].margin.asked, 2)
-        most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.value))
+        most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.noise or 0.0))
         yield (
             f"this machine is too noisy for {len(noisy)} of {len(rows)} cases: with a margin of {asked} a case can "
             f"pass only if its noise is {most} or less, and the noise of {worst.case.id} is {noise}; end other work "

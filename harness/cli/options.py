@@ -75,32 +75,6 @@ Prepare = Annotated[
 ]
 
 
-Pairs = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Confirm a case by so many fresh pairs at most. The gate looks after 10, 20, 40, 80 pairs and so on, up "
-        "to 640, so N is rounded up to one of these. Default: 20.",
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        "--resume",
-        metavar="DIR",
-        help="Go on from the pairs of an undecided gate in this folder, for one look more, or up to --pairs.",
-    ),
-]
-Waivers = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Losses that pass for a while. Default: waivers.yaml at the top of the repository, if there is one.",
-    ),
-]
-
-
 def gate_request(
     base: str,
     scenarios: Sequence[str],

@@ -143,6 +143,12 @@ def test_waivers_that_do_nothing_are_notes(lost: Callable[..., CaseEvidence]) ->
         assert message.endswith(words)
 
 
+def test_nothing_is_said_of_what_is_needed_where_nothing_was_measured() -> None:
+    assert judged(of=(waiver(),)) == []
+    [(severity, message)] = judged(of=(waiver(until="2026-11-24"),))
+    assert (severity, "expired" in message) == ("note", True)
+
+
 def test_a_waiver_of_a_control_covers_nothing(lost: Callable[..., CaseEvidence], case: Callable[..., Case]) -> None:
     control = lost(0.02, of=case("memcpy", op="copy"), control=True)
     [(severity, message)] = judged(control, of=(waiver("copy/*"),))

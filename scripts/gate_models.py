@@ -145,8 +145,8 @@ def simulated(setting: Setting, stream: int) -> Iterator[tuple[dict[str, Margin]
         calibrated = pairs(setting.model, rng, (*blocks, gate.SCREEN_PAIRS)) + offset_of(setting.offset, rng, blocks)
         for screen, confirm, of_cases in zip(screens, confirms, calibrated, strict=True):
             margins = dict(zip(keys, _margins(setting, of_cases), strict=True))
-            named = (dict(zip(keys, values, strict=True)) for values in (screen, confirm))
-            yield margins, gate.decided(*named, margins)
+            screened, confirmed = (dict(zip(keys, values, strict=True)) for values in (screen, confirm))
+            yield margins, gate.decided(screened, confirmed, margins)
 
 
 def _margins(setting: Setting, calibrated: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> list[Margin]:

@@ -108,7 +108,7 @@ def _lasting(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.floa
     """0 or 1 along the last axis: each lasts ten steps in the mean."""
     flips = rng.random(size) < 0.1
     flips[..., 0] = rng.random(size[:-1]) < 0.5
-    return np.cumsum(flips, axis=-1) % 2.0
+    return (np.cumsum(flips, axis=-1) % 2).astype(np.float64)
 
 
 def _later(rng: np.random.Generator, size: tuple[int, ...]) -> NDArray[np.float64]:

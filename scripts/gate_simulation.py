@@ -2,9 +2,8 @@
 
     python scripts/gate_simulation.py reports/h200/gate
 
-Writes simulation.md, .csv and .png there, and ends with 1 if a bar is missed. It takes six minutes of processor time, on two
-cores at once.
-`gate_noise.py` has the noise that is simulated, `gate_models.py` what is simulated.
+Writes simulation.md, .csv and .png there, and ends with 1 if a bar is missed. It takes six minutes of processor
+time, on two cores at once. `gate_noise.py` has the noise that is simulated, `gate_models.py` what is simulated of it.
 """
 
 from __future__ import annotations

@@ -101,6 +101,13 @@ def test_blocks_add_up_over_calibrations(machine: Machine, tmp_path: Path) -> No
     assert [path.name for path in file.parent.iterdir()] == ["noise.json"]
 
 
+def test_blocks_that_are_added_count_at_once(machine: Machine, tmp_path: Path) -> None:
+    noise = noise_store.load(machine, tmp_path / "noise.json")
+    assert noise.margin("a", "graph", 0.01).noise is None
+    noise.add({("a", "graph"): WIDE})
+    assert noise.margin("a", "graph", 0.01).noise == margin(WIDE).noise
+
+
 def test_the_newest_blocks_count(machine: Machine, tmp_path: Path) -> None:
     noise = noise_store.load(machine, tmp_path / "noise.json")
     noise.add({("a", "graph"): [Block(0.5)]})

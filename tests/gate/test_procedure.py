@@ -16,7 +16,7 @@ from harness.gate.case_lists import Cases
 from harness.gate.deciding import SCREEN_PAIRS
 from harness.gate.looks import CONFIRM_PAIRS
 from harness.gate.noise_store import Noise
-from harness.gate.offsets import Block
+from harness.gate.offsets import ASSUMED, Block
 from harness.gate.pairing import Jobs
 from harness.gate.procedure import Procedure
 from harness.gate.records import CaseEvidence, Margin, Pair, Side, Stage
@@ -131,6 +131,11 @@ def test_a_loss_below_the_noise_floor_passes() -> None:
     assert found["noisy"].decision.outcome == "ok"
     assert found["noisy"].margin.value == pytest.approx(0.0164, rel=0.01)
     assert len(pairs.stages) == 1
+
+
+def test_offsets_are_allowed_for_all_cases_that_can_fail_so_not_for_controls() -> None:
+    found, _, _ = carry_out({"a": 0.0, "b": 0.0, "copy": 0.0}, Noise(Path("none"), "f00d", {}))
+    assert {one.margin.failing for one in found.values()} == {-math.expm1(-ASSUMED.allowed(2))}
 
 
 @pytest.mark.parametrize("bad", [1, 3])

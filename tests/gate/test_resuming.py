@@ -106,6 +106,14 @@ def test_only_undecided_cases_go_on_beside_the_controls_to_the_next_look(earlier
     assert after["well"] == before.cases[1]
 
 
+def test_what_may_be_lost_stays_as_it_was_before_the_pairs_were_seen(earlier: Callable[..., GateRun]) -> None:
+    before = earlier(LOSSES)
+    wide = replace(before, cases=tuple(replace(found, margin=Margin(0.01, 0.0, 0.014)) for found in before.cases))
+    after = procedure(Measured(LOSSES), 4).go_on(wide)
+    assert [found.margin for found in after] == [found.margin for found in wide.cases]
+    assert after[0].decision.outcome == "ok"
+
+
 def test_going_on_decides_what_all_looks_at_once_decide(earlier: Callable[..., GateRun]) -> None:
     """Whether somebody has looked at the pairs in between changes nothing: looks and levels are fixed."""
     for loss in (0.0108, 0.0125, 0.009, 0.0095):

@@ -26,9 +26,13 @@ GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "accepte
 """Severities, the gravest first. accepted: a failure or an undecided finding that the user accepts with --accept."""
 
 
+_MOST_CHANGE = 700.0
+"""A bound of few pairs may be larger; its share would be too large for a float."""
+
+
 def share(change: float) -> float:
     """A change as a share of the base's speed: -0.03 is 3% slower."""
-    return math.expm1(change)
+    return math.expm1(min(change, _MOST_CHANGE))
 
 
 def change(of_share: float) -> float:

@@ -15,7 +15,7 @@ import pytest
 from harness import stats
 from harness.gate import centre, looks, noise_store, offsets
 from harness.gate import deciding as gate
-from harness.gate.records import TELL_MOST, Decision, Margin, change
+from harness.gate.records import TELL_MOST, Decision, Margin, change, share
 
 MARGIN = Margin(0.01)
 ONE = {"a": MARGIN}
@@ -129,6 +129,11 @@ def test_holm_among_suspects() -> None:
     all_slow = {str(number): spread(-0.05, 0.001, 10) for number in range(11)} | {"a": changes}
     found = gate.looked(all_slow, dict.fromkeys(all_slow, MARGIN), 2, 12)
     assert {decision.outcome for decision in found.values()} == {"regressed"}
+
+
+def test_a_bound_beyond_all_numbers_is_a_share_all_the_same() -> None:
+    assert share(1e6) > 1e300
+    assert share(-1e6) == -1
 
 
 def test_times_without_any_spread() -> None:

@@ -43,15 +43,15 @@ class TrimmedMean(Mean):
         return self.count - 2 * (self.count // _FIFTH) - 1
 
     def low(self, level: float) -> float:
-        """As `Mean.low`."""
+        """The same as `Mean.low`."""
         return self.value - t_quantile(level, self._freedom) * self.error
 
     def high(self, level: float) -> float:
-        """As `Mean.high`."""
+        """The same as `Mean.high`."""
         return self.value + t_quantile(level, self._freedom) * self.error
 
     def p_below(self, limit: float) -> float:
-        """As `Mean.p_below`."""
+        """The same as `Mean.p_below`."""
         if self.error == 0:
             return 0.0 if self.value < limit else 1.0
         return t_tail((limit - self.value) / self.error, self._freedom)

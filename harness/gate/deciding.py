@@ -117,7 +117,7 @@ def _undecided(centre: Centre, margin: Margin) -> Decision:
 def _confirmed(
     centres: Mapping[str, Centre], margins: Mapping[str, Margin], levels: tuple[float, float], family: int
 ) -> dict[str, Decision]:
-    """levels: for REGRESSED, over all cases together, and for OK, of each case."""
+    """Decisions of one look. levels: for REGRESSED, over all cases together, and for OK, of each case."""
     alpha, passing = levels
     ps = [centre.p_below(margins[key].fail_limit) for key, centre in centres.items()]
     tests = holm(ps, alpha, max(family, len(ps)))

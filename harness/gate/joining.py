@@ -18,7 +18,7 @@ GRAVEST = (Exit.GATE_FAILED, Exit.BUG, Exit.USAGE, Exit.ENVIRONMENT, Exit.UNDECI
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JoinedPart:
     """One verdict. label: the machine, the base, or both; source: the file that it was read from, if it was.
 
     run: None where the gate stopped before it could judge; then `ended` is its exit code, `message` says why.
@@ -39,7 +39,7 @@ class Part:
 class Joined:
     """Several verdicts, and what they are together."""
 
-    joined: tuple[Part, ...]
+    joined: tuple[JoinedPart, ...]
 
     @property
     def exit(self) -> Exit:
@@ -59,27 +59,27 @@ def merge(places: Sequence[Path]) -> Joined:
 
 def against(runs: Sequence[GateRun]) -> Joined:
     """The verdicts of one code against several bases as one."""
-    return Joined(tuple(Part(run.base.label, run) for run in runs))
+    return Joined(tuple(JoinedPart(run.base.label, run) for run in runs))
 
 
-def _parts(place: Path) -> Iterator[Part]:
+def _parts(place: Path) -> Iterator[JoinedPart]:
     file = place / FILE if place.is_dir() else place
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         if stopped := content.get("stopped"):
-            yield Part(str(place), None, int(Exit(stopped["exit"])), str(stopped["message"]), str(place))
+            yield JoinedPart(str(place), None, int(Exit(stopped["exit"])), str(stopped["message"]), str(place))
         elif content.get("joined"):
             for each in content["joined"]:
-                part = codec.build(Part, each)
+                part = codec.build(JoinedPart, each)
                 yield replace(part, source=f"{place}, {part.label}")
         else:
-            yield Part("", codec.build(GateRun, content), source=str(place))
+            yield JoinedPart("", codec.build(GateRun, content), source=str(place))
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
         raise UsageError(f"{file}: holds no verdict of a gate: {reason}", f"name the {FILE} of each gate") from error
 
 
-def _refuse_twice(parts: Sequence[Part]) -> None:
+def _refuse_twice(parts: Sequence[JoinedPart]) -> None:
     """Raise UsageError if one verdict is named twice."""
     seen: dict[tuple[str, ...], str] = {}
     for part in parts:
@@ -113,7 +113,7 @@ def _named(code: Revision) -> str:
     return f"{code.revision[:12] or code.label}{' with changes' if code.dirty else ''}"
 
 
-def _labelled(parts: Sequence[Part]) -> Iterator[Part]:
+def _labelled(parts: Sequence[JoinedPart]) -> Iterator[JoinedPart]:
     """The parts with labels that tell them apart: by machine, by base if there are several, by number if need be."""
     bases = {part.run.base.label for part in parts if part.run}
     counts = Counter[str]()

@@ -14,7 +14,7 @@ from rich.console import Console
 from harness import store
 from harness.errors import Exit, HarnessError, MachineError, UsageError
 from harness.gate import joining
-from harness.gate.joining import Joined, Part
+from harness.gate.joining import Joined, JoinedPart
 from harness.gate.records import CaseEvidence, Finding, GateRun, Margin, Revision
 from harness.model import Case, Machine
 from harness.report import gate as report
@@ -127,8 +127,8 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path, made: Made) -> None:
 def test_every_output_has_every_verdict(
     tmp_path: Path, made: Made, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failed = Part("H300", None, 4, "no device works")
-    both = Joined((Part("H100", made()), Part("H200", made("regressed", "H200")), failed))
+    failed = JoinedPart("H300", None, 4, "no device works")
+    both = Joined((JoinedPart("H100", made()), JoinedPart("H200", made("regressed", "H200")), failed))
     console = Console(width=80, force_terminal=False)
     joined.draw(both, console)
     screen = capsys.readouterr().out
@@ -152,7 +152,7 @@ def test_every_output_has_every_verdict(
 
 
 def test_nothing_is_told_where_all_is_well(tmp_path: Path, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    both = Joined((Part("H100", made()), Part("H200", made(name="H200", cases=made().cases[:1]))))
+    both = Joined((JoinedPart("H100", made()), JoinedPart("H200", made(name="H200", cases=made().cases[:1]))))
     joined.draw(both, Console(width=80))
     assert "gate passed: exit 0" in capsys.readouterr().out
     joined.publish(both, {"GITHUB_ACTIONS": "true"})

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from harness import store, units
 from harness.errors import Exit
-from harness.gate.joining import GRAVEST, Joined, Part
+from harness.gate.joining import GRAVEST, Joined, JoinedPart
 from harness.gate.records import share
 from harness.report.formats.markdown import render
 from harness.report.gate import SUMMARY, build, github
@@ -85,7 +85,7 @@ def _heading(made: Joined) -> str:
     return f"{plural(len(made.joined), 'verdict')} on {codes}"
 
 
-def _endings(parts: Sequence[Part]) -> Table:
+def _endings(parts: Sequence[JoinedPart]) -> Table:
     """A row a verdict, the gravest first."""
     ordered = sorted(parts, key=lambda part: GRAVEST.index(part.exit))
     told = [outcome(part.run) if part.run else part.message.partition("\n")[0] for part in ordered]
@@ -98,7 +98,7 @@ def _endings(parts: Sequence[Part]) -> Table:
     )
 
 
-def _table(parts: Sequence[Part]) -> Table:
+def _table(parts: Sequence[JoinedPart]) -> Table:
     """A row a case, worst first; a column a verdict: the change, and what was decided."""
     found = [{row.case: row for row in rows(part.run)} if part.run else {} for part in parts]
     every = sorted(

@@ -40,8 +40,3 @@ def pass_level(look: int) -> float:
 def looks_for(pairs: int) -> int:
     """The first look that has so many pairs, or the last look that there is."""
     return next((look for look in range(1, MOST_LOOKS) if pairs_at(look) >= pairs), MOST_LOOKS)
-
-
-def looks_done(pairs: int) -> int:
-    """How many looks a case with so many confirming pairs has behind it."""
-    return sum(pairs_at(look) <= pairs for look in range(1, MOST_LOOKS + 1))

@@ -61,6 +61,9 @@ class Procedure:
             if found.decision and found.decision.stage == "confirm" and not found.control
         ]  # fmt: skip
         suspects = [key for key in confirmed if self.decisions[key].pairs_to_tell is not None]
+        if suspects and self.most <= self.made < looks.MOST_LOOKS:
+            found = f"--pairs {looks.pairs_at(self.most)}: this run has {looks.pairs_at(self.made)} pairs to confirm"
+            raise UsageError(found, f"ask for more: --pairs {looks.pairs_at(self.made + 1)}")
         if not suspects or self.made >= looks.MOST_LOOKS:
             advice = "read its findings; measure anew without --resume, or with another --margin"
             raise UsageError("--resume: no case of this run is undecided that more pairs could decide", advice)

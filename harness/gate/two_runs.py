@@ -45,7 +45,9 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     # Another version of the harness is a part of what is judged, where its own kernels are: no reason to refuse.
     noted = (*differences, *other_harness(before, after))
     refused = () if advisory else differences
-    known = waived(waivers, (result.case.id for result in (*after.results, *before.results)), start.day)
+    every = (result.case for result in (*after.results, *before.results))
+    ours = (case.id for case in every if not is_control(case, (*after.header.scenarios, *before.header.scenarios)))
+    known = waived(waivers, ours, start.day)
     cases = () if refused else tuple(_cases(before, after, margin, noise, known))
     scenarios = after.header.scenarios
     old = before.header.scenarios

@@ -158,6 +158,12 @@ def test_a_gate_that_has_decided_does_not_go_on(earlier: Callable[..., GateRun],
         procedure(Measured(losses), 3).go_on(earlier(losses))
 
 
+def test_no_more_pairs_than_there_are_is_refused(earlier: Callable[..., GateRun]) -> None:
+    with pytest.raises(UsageError, match="--pairs 20: this run has 20 pairs to confirm") as caught:
+        procedure(Measured(LOSSES), 2).go_on(earlier(LOSSES))
+    assert caught.value.advice == "ask for more: --pairs 40"
+
+
 def test_after_the_last_look_that_there_is_none_follows(earlier: Callable[..., GateRun]) -> None:
     with pytest.raises(UsageError, match="no case of this run"):
         procedure(Measured(LOSSES), 8).go_on(earlier(LOSSES, looks=looks.MOST_LOOKS))

@@ -13,7 +13,7 @@ from harness import gate
 from harness.errors import Exit, UsageError
 from harness.gate import noise_store
 from harness.gate.offsets import Block
-from harness.gate.records import GateRun
+from harness.gate.records import GateRun, Waiver
 from harness.model import Case, Code, Header, Measurement, Run, Scenario, Work
 
 MakeRun = Callable[..., Run]
@@ -190,3 +190,12 @@ def test_a_case_that_crashed_in_some_process_fails(make_run: MakeRun) -> None:
     made = judge(make_run(), replace(after, measurements=(broken, *after.measurements[1:])))
     assert made.exit == Exit.GATE_FAILED
     assert "ended as crashed in 1 of 12 processes: killed" in made.findings[0].message
+
+
+def test_a_waiver_covers_our_case_and_no_control(make_run: MakeRun) -> None:
+    """Otherwise a waiver of all cases would hide that the machine changed, which the control tells."""
+    waiver = Waiver(("*",), 0.5, "r", "o", "2999-12-31", "w:1")
+    made = judge(make_run(12), make_run(12, 1.5), waivers=(waiver,))
+    waived = {found.control: found.margin.waived for found in made.cases}
+    assert waived == {True: 0.0, False: 0.5}
+    assert [finding.severity for finding in made.findings if finding.rule == "waivers"] == ["accepted"]

@@ -175,13 +175,8 @@ def _errors(run: GateRun) -> str:
     rest = sum(found.margin.noise is None for found in known)
     measured = "as they were calibrated on this machine"
     assumed = f"with a standard deviation of {units.percent(ASSUMED.scale, 2)}, which is assumed"
-    offsets = (
-        measured
-        if not rest
-        else assumed
-        if rest == len(known)
-        else f"{measured}, or {assumed} for {plural(rest, 'case')}"
-    )
+    mixed = f"{measured}, or {assumed} for {plural(rest, 'case')}"
+    offsets = measured if not rest else assumed if rest == len(known) else mixed
     return (
         f"Identical code fails in {units.percent(run.alpha)} of runs at most, if what all pairs of a run share, its "
         f"offsets, are normal, {offsets}; by them alone in {units.percent(run.chance, 2)} of runs of these "

@@ -178,8 +178,8 @@ def _errors(run: GateRun) -> str:
     mixed = f"{measured}, or {assumed} for {plural(rest, 'case')}"
     offsets = measured if not rest else assumed if rest == len(known) else mixed
     return (
-        f"Identical code fails in {units.percent(run.alpha)} of runs at most, if what all pairs of a run share, its "
-        f"offsets, are normal, {offsets}; by them alone in {units.percent(run.chance, 2)} of runs of these "
+        f"Identical code fails in {units.percent(run.alpha)} of runs at most, if offsets, which all pairs of a "
+        f"run share, are normal, {offsets}; by offsets alone in {units.percent(run.chance, 2)} of runs of these "
         f"{plural(len(known), 'case')}. So does a loss of exactly the margin, if pairs share nothing."
     )
 

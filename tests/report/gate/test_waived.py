@@ -73,7 +73,7 @@ def test_the_sentence_about_errors_names_its_condition(
         control = evidence(case("copy", "memcpy"), control=True, margin=Margin(0.01, None, chance=0.5))
         return content.method(make_gate([*cases, control]))
 
-    assert "are normal, as they were calibrated on this machine; by offsets alone in 0.02% of runs" in told(known, known)
+    assert "normal, as they were calibrated on this machine; by offsets alone in 0.02% of runs" in told(known, known)
     assert "normal, with a standard deviation of 0.40%, which is assumed; by offsets alone in 0.03%" in told(unknown)
     assert "or with a standard deviation of 0.40%, which is assumed for 1 case;" in told(known, unknown)
     assert "of runs of these 2 cases" in told(known, unknown)

@@ -266,7 +266,7 @@ def main() -> None:
     options = parser.parse_args()
     chosen, file = mutants(options.only), options.output / "mutants.csv"
     with tempfile.TemporaryDirectory() as folder:
-        # Empty, so that no noise widens the margin.
+        # Empty, so that offsets are assumed, as on a machine that was never calibrated.
         noise = Path(folder) / "noise.json"
         for group in groups(chosen):
             device, found = measured(group, noise)

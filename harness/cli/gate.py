@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +27,10 @@ EXAMPLES = (
     "  harness gate --base main ci\n"
     "  harness gate --base HEAD~1 prelu --only 'prelu/tuned/*' --margin 2%\n"
     "  harness gate --base main scenarios --ops mine.py --accept missing\n"
+    "  harness gate --base main --against v1.4 ci    also against the last release\n"
+    "  harness gate --base main ci --resume reports/gate-ci-1 --pairs 80\n"
     "  harness gate reports/before reports/after     stored, with --repeat 10 each\n"
+    "  harness gate merge a/gate.json b/gate.json    of two machines\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower\n"
@@ -37,10 +42,14 @@ EXAMPLES = (
 
 
 class GateCommand(TyperCommand):
-    """`gate`, whose first argument may be the command `calibrate`."""
+    """`gate`, whose first argument may be the command `calibrate` or `merge`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of `gate`, or of `gate calibrate`."""
+        """The context of `gate`, or of the command that the first argument names."""
+        if args[:1] == ["merge"]:
+            from harness.cli import gate_merge
+
+            return gate_merge.as_command().make_context(f"{info_name} merge", args[1:], parent, **extra)
         if args[:1] != ["calibrate"]:
             return super().make_context(info_name, args, parent, **extra)
         from harness.cli import gate_calibrate
@@ -61,7 +70,37 @@ def command(
             "in.",
         ),
     ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REV",
+            help="Compare with this revision too, such as the last release. Has its own verdict; may be repeated.",
+        ),
+    ] = None,
     margin: options.Margin = None,
+    pairs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Confirm a case by so many fresh pairs at most. The gate looks after 10, 20, 40, 80 pairs and so on, "
+            "up to 640, so N is rounded up to one of these. Default: 20.",
+        ),
+    ] = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on from the pairs of an undecided gate in this folder, for one look more, or up to --pairs.",
+        ),
+    ] = None,
+    waivers: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Losses that pass for a while. Default: waivers.yaml at the top of the repository, if there is one.",
+        ),
+    ] = None,
     device: options.Device = None,
     only: options.Only = None,
     ops: options.Ops = None,
@@ -93,7 +132,8 @@ def command(
     """Tell whether anything has become slower, and fail if so.
 
     With --base, the working tree and that revision are measured now, in pairs of fresh processes in random order: three
-    pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
+    pairs of every case, then more pairs of the cases that are still open. --against does the same with more revisions.
+    Without both, two stored runs are compared.
     """
     with _stopping(output):
         from harness import gate
@@ -101,9 +141,12 @@ def command(
 
         accepted = tuple(dict.fromkeys(accept or ()))
         gate.check_accept(accepted)
-        if base is not None:
+        bases = list(dict.fromkeys([*([] if base is None else [base]), *(against or ())]))
+        if bases:
+            if resume and len(bases) > 1:
+                raise UsageError("--resume goes on with one base", "name the folder and the base of each, one by one")
             asked = options.gate_request(
-                base,
+                bases[0],
                 arguments,
                 device=device,
                 only=only,
@@ -118,17 +161,44 @@ def command(
                 prepare=prepare,
                 harness=harness,
                 always=always,
+                pairs=pairs,
+                resume=resume,
+                waivers=waivers,
             )
-            made, name = _paired(asked), "-".join(Path(argument).stem for argument in arguments)
+            name = "-".join(Path(argument).stem for argument in arguments)
+            if len(bases) > 1:
+                raise typer.Exit(_against([replace(asked, base=each) for each in bases], output or _folder(name)))
+            made = _paired(asked)
         else:
             measuring: dict[str, object] = {"--device": device, "--only": only, "--seed": seed, "--prepare": prepare}
             measuring |= {"--precision": precision, "--max-time": max_time, "--harness": harness}
-            _refuse(measuring | {"--always": always or None})
+            _refuse(measuring | {"--always": always or None, "--pairs": pairs, "--resume": resume})
             Catalogue(tuple(ops or ()))  # floors may be of metrics that ops declare
-            made, name = _stored(arguments, margin, noise, advisory, accepted), "stored"
-        now = f"{datetime.now().astimezone():%Y%m%d-%H%M%S}"
-        code = _finish(made, output or Path("reports") / f"gate-{name}-{now}")
+            made, name = _stored(arguments, margin, noise, advisory, accepted, waivers), "stored"
+        code = _finish(made, output or resume or _folder(name))
     raise typer.Exit(code)
+
+
+def _folder(name: str) -> Path:
+    """The folder of a result that isn't to go anywhere else."""
+    return Path("reports") / f"gate-{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _against(requests: Sequence[Request], folder: Path) -> int:
+    """Gate against several bases, one after the other. Returns the exit code of all verdicts together."""
+    from harness.cli.gate_merge import finish
+    from harness.gate import joining
+    from harness.gate.worktree import Repository
+    from harness.report import gate as report
+
+    repository = Repository.find(requests[0].plugins, requests[0].files)
+    for request in requests:
+        repository.commit(request.base)  # raises before anything is measured
+    runs = []
+    for number, request in enumerate(requests, 1):
+        runs.append(_paired(request))
+        report.write(runs[-1], folder / f"{number}-{re.sub('[^A-Za-z0-9._-]+', '-', request.base)}")
+    return finish(joining.against(runs), folder)
 
 
 @contextmanager
@@ -167,7 +237,12 @@ def _refuse(measuring: Mapping[str, object]) -> None:
 
 
 def _stored(
-    arguments: Sequence[str], margin: float | None, noise: Path | None, advisory: bool, accept: tuple[str, ...]
+    arguments: Sequence[str],
+    margin: float | None,
+    noise: Path | None,
+    advisory: bool,
+    accept: tuple[str, ...],
+    waivers: Path | None,
 ) -> GateRun:
     from harness import gate
     from harness.ops import known_cases
@@ -186,6 +261,7 @@ def _stored(
         advisory=advisory,
         accept=accept,
         command=("harness", *sys.argv[1:]),
+        waivers=options.known_waivers(waivers),
     )
 
 

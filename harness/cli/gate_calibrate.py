@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def _warnings(rows: Sequence[CaseNoise]) -> Iterator[str]:
         yield f"{cases} fewer than {LEAST_BLOCKS} blocks and no measured noise yet; calibrate again, blocks add up"
     if noisy := [row for row in rows if row.margin.too_noisy]:
         worst, asked = noisy[0], units.percent(noisy[0].margin.asked, 2)
-        most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.value))
+        most, noise = (units.percent(share, 2) for share in (worst.margin.most, worst.margin.noise or 0.0))
         yield (
             f"this machine is too noisy for {len(noisy)} of {len(rows)} cases: with a margin of {asked} a case can "
             f"pass only if its noise is {most} or less, and the noise of {worst.case.id} is {noise}; end other work "
@@ -116,15 +117,34 @@ def _print(rows: Sequence[CaseNoise]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
-    for title in ("blocks", "median difference", "noise", "decided"):
+    for title in ("blocks", "median difference", "offset", "noise", "decided"):
         table.add_column(title, justify="right")
     for row in rows:
         decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())
         typical = units.percent(row.typical, 2)
         noise = "unknown" if row.margin.noise is None else units.percent(row.margin.noise, 2)
-        table.add_row(row.case.id, str(row.blocks), typical, noise, decided)
+        offset = "unknown" if row.offset is None else units.percent(row.offset, 2)
+        table.add_row(row.case.id, str(row.blocks), typical, offset, noise, decided)
     console = open_console()
     console.print(table)
     total = Counter(outcome for row in rows for outcome in row.outcomes)
     counts = ", ".join(f"{count} {name}" for name, count in total.most_common())
     console.print(f"\ndecisions on identical code: {counts or 'none'}", markup=False)
+    console.print(_offsets(rows), markup=False)
+
+
+def _offsets(rows: Sequence[CaseNoise]) -> str:
+    """What all pairs of a run share on this machine, and how often that alone makes identical code fail."""
+    from harness import units
+
+    known = [row.offset for row in rows if row.offset is not None]
+    if not known:
+        return "offsets, which all pairs of a run share: unknown yet"
+    usual, most = (units.percent(share, 2) for share in (statistics.median(known), max(known)))
+    chance = units.percent(min(1.0, sum(row.margin.chance for row in rows if not row.control)), 2)
+    failing = units.percent(max((row.margin.failing for row in rows if not row.control), default=0.0), 2)
+    return (
+        f"offsets, which all pairs of a run share: a standard deviation of {usual} in the median case, {most} at most. "
+        f"In a run of these {len(rows)} cases a case fails from a loss of its margin on, {failing} at most; identical "
+        f"code fails by its offsets in {chance} of runs"
+    )

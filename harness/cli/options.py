@@ -14,6 +14,7 @@ from harness.errors import UsageError
 
 if TYPE_CHECKING:
     from harness.gate import Request
+    from harness.gate.records import Waiver
 
 USUAL_MARGIN = 0.01
 
@@ -91,10 +92,13 @@ def gate_request(
     prepare: Sequence[str] | None = None,
     harness: str | None = None,
     always: bool = False,
+    pairs: int | None = None,
+    resume: Path | None = None,
+    waivers: Path | None = None,
 ) -> Request:
     """The gate's request, from these options. Raises UsageError for scenarios and a device that don't exist."""
     from harness import devices, scenario
-    from harness.gate import Request
+    from harness.gate import Request, resuming
 
     if missing := [str(file) for file in ops or () if not file.is_file()]:
         raise UsageError(
@@ -102,6 +106,8 @@ def gate_request(
             "name the file as it is called now; if its ops should go, so should the command that gates them",
         )
     files = tuple(scenario.find(scenarios))
+    holding = known_waivers(waivers, tuple(ops or ()), files)
+    asked = USUAL_MARGIN if margin is None else margin
     kind = devices.choose(device)
     selection = scenario.Selection(device=kind, only=tuple(only or ()), precision=precision, max_time=max_time)
     return Request(
@@ -111,7 +117,7 @@ def gate_request(
         plugins=tuple(ops or ()),
         folders=tuple(path for path in map(Path, scenarios) if path.is_dir()),
         accept=tuple(accept),
-        margin=USUAL_MARGIN if margin is None else margin,
+        margin=asked,
         seed=seed,
         noise=noise,
         advisory=advisory,
@@ -119,4 +125,22 @@ def gate_request(
         prepare=tuple(prepare or ()),
         harness=harness,
         always=always,
+        pairs=pairs,
+        earlier=resuming.load(resume, asked, holding) if resume else None,
+        waivers=holding,
     )
+
+
+def known_waivers(
+    file: Path | None, ops: tuple[Path, ...] = (), scenarios: tuple[Path, ...] = ()
+) -> tuple[Waiver, ...]:
+    """The waivers of the file; without one, of the file at the top of the repository that is gated, if it has one."""
+    from harness.gate import waiver_file
+    from harness.gate.worktree import Repository
+
+    if file is not None:
+        return waiver_file.load(file)
+    if not scenarios:
+        return ()
+    usual = Repository.find(ops, scenarios).top / waiver_file.NAME
+    return waiver_file.load(usual, waiver_file.NAME) if usual.is_file() else ()

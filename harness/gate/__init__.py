@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from harness.gate.calibration import CaseNoise, calibrate, summary
 from harness.gate.evidence import Evidence
-from harness.gate.noise_store import LEAST_BLOCKS
 from harness.gate.observer import GateObserver
+from harness.gate.offsets import LEAST_BLOCKS
 from harness.gate.rulebook import acceptable, all_rules, check_accept, findings
 from harness.gate.two_codes import Request, paired
 from harness.gate.two_runs import stored

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.errors import HarnessError
-from harness.gate import deciding
+from harness.gate import deciding, looks
+from harness.gate.centre import Centre
 from harness.gate.noise_store import Noise, timer
 from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Stage
 from harness.model import Job
-from harness.stats import Mean
 
 _MOST_NAMED = 3
 _LOOKS: tuple[Stage, ...] = ("screen", "confirm")
@@ -26,9 +26,9 @@ def unlike(pairs: PairMeasurer, jobs: Sequence[Job], asked: float, noise: Noise)
     try:
         for stage in _LOOKS:
             if going:
-                count = deciding.SCREEN_PAIRS if stage == "screen" else deciding.CONFIRM_PAIRS
+                count = deciding.SCREEN_PAIRS if stage == "screen" else looks.CONFIRM_PAIRS
                 pairs.measure(stage, count, {"base": going, "now": going})
-            going = [job for job in going if not _is_alike(pairs, job.case.id, asked, noise)]
+            going = [job for job in going if not _is_alike(pairs, job.case.id, asked, noise, len(jobs))]
     except HarnessError as error:
         return f"measured by one of them alone: {error.message}"
     named = ", ".join(job.case.id for job in going[:_MOST_NAMED])
@@ -36,13 +36,13 @@ def unlike(pairs: PairMeasurer, jobs: Sequence[Job], asked: float, noise: Noise)
     return f"not measured alike, or too few pairs say so: {named}{more}" if going else ""
 
 
-def _is_alike(pairs: PairMeasurer, key: str, asked: float, noise: Noise) -> bool:
+def _is_alike(pairs: PairMeasurer, key: str, asked: float, noise: Noise, family: int) -> bool:
     changes = [pair.change for pair in pairs.pairs[key]]
     measured = pairs.measurements["base"][key] + pairs.measurements["now"][key]
     if measured and all(m.status in ("unsupported", "skipped") for m in measured):
         return True  # neither measures it
     if len(changes) < deciding.LEAST_PAIRS:
         return False
-    mean, margin = Mean.of(changes), noise.margin(key, timer(pairs.measurements["now"][key]), asked)
-    level = deciding.PASS_LEVEL
-    return not margin.too_noisy and mean.low(level) > margin.limit and mean.high(level) < -margin.limit
+    centre, margin = Centre.of(changes), noise.margin(key, timer(pairs.measurements["now"][key]), asked, family)
+    level = looks.PASS_LEVEL
+    return not margin.too_noisy and centre.low(level) > margin.limit and centre.high(level) < -margin.limit

@@ -11,6 +11,7 @@ from harness.errors import MachineError, UsageError
 from harness.gate import deciding, noise_store
 from harness.gate.case_lists import Cases
 from harness.gate.observer import GateObserver
+from harness.gate.offsets import Block
 from harness.gate.preparing import prepared
 from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, Side, share
 from harness.gate.two_codes import Request, Sides, Start, prepare, run
@@ -20,17 +21,20 @@ from harness.model import Case
 
 @dataclass(frozen=True, slots=True)
 class CaseNoise:
-    """How far identical code has differed in one case. margin: the margin of the case from now on.
+    """How far identical code has differed in one case. margin: of the case from now on, in a run of as many cases.
 
-    typical: the median difference of the case's blocks, as a loss. outcomes: how the gate decided the case in the
-    blocks of this calibration.
+    typical: the median difference of the case's blocks, as a loss. offset: the standard deviation of what all pairs of
+    a run share, as a loss; None with too few blocks. outcomes: how the gate decided the case in the blocks of this
+    calibration. control: whether the case is a library's copy, which never fails.
     """
 
     case: Case
     blocks: int
     typical: float
+    offset: float | None
     margin: Margin
     outcomes: tuple[Outcome, ...]
+    control: bool = False
 
 
 def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator[GateRun]:
@@ -47,10 +51,10 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
         before = noise_store.load(sides.machine, request.noise)
         for block in range(blocks):
             seed = None if request.seed is None else request.seed + block
-            made = run(replace(request, seed=seed), sides, before, Start.now())
-            means = {key: [mean] for case in made.cases if (key := _key(case)) and (mean := _mean(case)) is not None}
-            if means:
-                noise_store.load(sides.machine, request.noise).add(means)
+            made = run(replace(request, seed=seed, waivers=()), sides, before, Start.now())
+            found = {_key(case): [own] for case in made.cases if (own := _block(case)) is not None}
+            if found:
+                noise_store.load(sides.machine, request.noise).add(found)
             yield made
 
 
@@ -67,11 +71,14 @@ def summary(
         for case in made.cases:
             found.setdefault(_key(case), []).append(case)
     rows = []
+    family = sum(not cases[0].control for cases in found.values())
     for key, cases in found.items():
-        if means := known.blocks.get(key):
+        if blocks := known.blocks.get(key):
             outcomes = tuple(case.decision.outcome for case in cases if case.decision)
-            typical = -share(-statistics.median(map(abs, means)))
-            rows.append(CaseNoise(cases[0].case, len(means), typical, known.margin(*key, asked), outcomes))
+            typical = -share(-statistics.median(abs(block.mean) for block in blocks))
+            offset = -share(-known.offsets[key].scale) if key in known.offsets else None
+            margin = known.margin(*key, asked, family)
+            rows.append(CaseNoise(cases[0].case, len(blocks), typical, offset, margin, outcomes, cases[0].control))
     if not rows:
         raise MachineError("no case could be measured", "run 'harness env', then the scenario: harness run")
     return known.file, tuple(sorted(rows, key=lambda row: -(row.margin.noise or 0.0)))
@@ -89,7 +96,7 @@ def _key(found: CaseEvidence) -> noise_store.Key:
     return found.case.id, noise_store.timer(found.now)
 
 
-def _mean(found: CaseEvidence) -> float | None:
-    """Mean change over the block's pairs; None if some have no time, since a mean of fewer pairs varies more."""
+def _block(found: CaseEvidence) -> Block | None:
+    """The screen's pairs as a block; None if some have no time, since a block of fewer pairs varies more."""
     changes = [pair.change for pair in found.pairs if pair.stage == "screen"]
-    return statistics.fmean(changes) if len(changes) >= deciding.SCREEN_PAIRS else None
+    return Block.of(changes) if len(changes) >= deciding.SCREEN_PAIRS else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from harness.gate.case_lists import Broken, role_of
-from harness.gate.records import CaseEvidence, Judged, UsedCode
+from harness.gate.records import CaseEvidence, Judged, UsedCode, Waiver
 from harness.model import LIBRARY_ROLES, Case, Limits, Scenario
 
 
@@ -22,7 +22,7 @@ class Evidence:
     known. used: the files that both sides used; None for stored runs. same: whether nothing was measured, since both
     sides have the same code. measuring: why the times of both sides can't be compared, since the code that measures
     changed; empty if they can. judged: cases of the working tree that the base finds wrong, or can't judge. laxer: what
-    is checked less strictly than by the base, one sentence each.
+    is checked less strictly than by the base, one sentence each. waivers: all of the file. today: as YYYY-MM-DD, UTC.
     """
 
     base: str
@@ -39,6 +39,8 @@ class Evidence:
     measuring: str = ""
     judged: tuple[Judged, ...] = ()
     laxer: tuple[str, ...] = ()
+    waivers: tuple[Waiver, ...] = ()
+    today: str = ""
 
     @cached_property
     def by_id(self) -> Mapping[str, CaseEvidence]:

@@ -1,20 +1,21 @@
 """Noise: how far identical code has differed, by case and machine. Blocks of base against base, kept in a file.
 
 The noise of a case guards against what the pairs of one gate run can't show: differences that all pairs of a run
-share. A block is a small gate run of a code against itself, so blocks show such differences.
+share. `offsets` says what blocks tell of these.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from harness import paths
 from harness.errors import MachineError, UsageError
+from harness.gate.offsets import ASSUMED, Block, Offset, offsets
 from harness.gate.records import Margin
 from harness.model import Machine, Measurement
 from harness.ops.catalogue import LOADED
@@ -22,44 +23,62 @@ from harness.ops.known_cases import translated
 
 KEPT = 20
 """How many blocks of a case are kept: the newest, since a machine changes with time."""
-LEAST_BLOCKS = 5
-"""A case with fewer blocks has no measured noise."""
-OUTLIER = 3.0
-"""Blocks that differ by more than this many robust standard deviations don't raise the noise further."""
-_NORMAL = statistics.NormalDist().inv_cdf(0.75)
-"""Median of the absolute value of a standard normal variable."""
+NOISE_OF = 3.0
+"""The noise of a case is so many standard deviations of its offsets."""
 _MOST = 0.99
 """The largest noise: at a loss of 100% there is no limit to compare with."""
-_SCHEMA = 2
+_SCHEMA = 3
+_READ = (2, _SCHEMA)
+"""Schemas that are read. Blocks of schema 2 have no errors."""
 Key = tuple[str, str]
 """A case's id, and how it was timed."""
 _MachineKey = tuple[str, str, str]
 
 
-@dataclass(slots=True)
+@dataclass
 class Noise:
-    """Blocks of one machine, by case: the mean of ln(time / time again) over the pairs of each block.
+    """Blocks of one machine, by case: of ln(time / time again) over the pairs of each block.
 
     A file may hold blocks of several machines, as a file that CI keeps does. others: the blocks of the other machines.
     """
 
     file: Path
     fingerprint: str
-    blocks: dict[Key, list[float]]
-    others: dict[_MachineKey, list[float]] = field(default_factory=dict)
+    blocks: dict[Key, list[Block]]
+    others: dict[_MachineKey, list[Block]] = field(default_factory=dict)
 
-    def margin(self, case: str, timer: str, asked: float) -> Margin:
-        """What a case may lose: `asked`, or its noise where that is larger."""
-        return Margin(asked, noise_of(self.blocks.get((case, timer), ())))
+    @cached_property
+    def offsets(self) -> dict[Key, Offset]:
+        """The scale of the offsets of each case that has enough blocks."""
+        return offsets(self.blocks)
 
-    def add(self, means: Mapping[Key, Sequence[float]]) -> None:
+    def margin(self, case: str, timer: str, asked: float, family: int = 1, waived: float = 0.0) -> Margin:
+        """What a case may lose in a run of `family` cases: `asked`, or what offsets need where that is larger.
+
+        waived: the largest loss that a waiver lets pass. A case without enough blocks has no noise; its offsets are
+        ASSUMED.
+        """
+        offset = self.offsets.get((case, timer))
+        noise = None if offset is None else _share(NOISE_OF * offset.scale)
+        scale = offset or ASSUMED
+        margin = Margin(asked, noise, _share(scale.allowed(family)), waived=waived)
+        return Margin(asked, noise, margin.allowed, scale.chance(-margin.fail_limit), waived)
+
+    def add(self, found: Mapping[Key, Sequence[Block]]) -> None:
         """Add blocks, and keep the newest KEPT of each case. Raises MachineError if the file can't be written."""
-        for key, values in means.items():
+        for key, values in found.items():
             self.blocks[key] = [*self.blocks.get(key, ()), *values][-KEPT:]
-        own: dict[_MachineKey, list[float]] = {(self.fingerprint, *key): found for key, found in self.blocks.items()}
+        self.__dict__.pop("offsets", None)
+        own: dict[_MachineKey, list[Block]] = {(self.fingerprint, *key): blocks for key, blocks in self.blocks.items()}
         rows = [
-            {"machine": machine, "case": case, "timer": timer, "means": found}
-            for (machine, case, timer), found in sorted({**self.others, **own}.items())
+            {
+                "machine": machine,
+                "case": case,
+                "timer": timer,
+                "means": [block.mean for block in blocks],
+                "errors": [block.error for block in blocks],
+            }
+            for (machine, case, timer), blocks in sorted({**self.others, **own}.items())
         ]
         draft = self.file.with_suffix(".tmp")
         try:
@@ -71,21 +90,9 @@ class Noise:
             raise MachineError(f"{self.file}: can't be written: {error.strerror}", advice) from error
 
 
-def noise_of(means: Sequence[float]) -> float | None:
-    """The noise that blocks with these means give, as a share; None for fewer than LEAST_BLOCKS.
-
-    It is the largest difference of a block, but at most OUTLIER robust standard deviations. So a few bad blocks can't
-    raise it: the robust standard deviation is the median difference over a standard normal variable's, and stays
-    small until half of the blocks are bad. Differences are counted from zero, since the code is identical.
-
-    With n blocks of normal noise, the next block of identical code loses more than this noise with a chance of about
-    1 / (2n + 2), as if the noise were simply the largest difference: 9% for 5 blocks, 5% for 10, 2.4% for 20.
-    """
-    if len(means) < LEAST_BLOCKS:
-        return None
-    differences = [abs(mean) for mean in means]
-    highest = min(max(differences), OUTLIER * statistics.median(differences) / _NORMAL)
-    return min(-math.expm1(-highest), _MOST)
+def _share(change: float) -> float:
+    """A difference of logarithms as the share of the speed that it loses."""
+    return min(-math.expm1(-change), _MOST)
 
 
 def load(machine: Machine, file: Path | None = None) -> Noise:
@@ -99,11 +106,12 @@ def load(machine: Machine, file: Path | None = None) -> Noise:
         return noise
     try:
         content = json.loads(path.read_text())
-        if content["schema"] != _SCHEMA:
-            raise ValueError(f"schema {content['schema']}, this version of the harness reads {_SCHEMA}")
+        if content["schema"] not in _READ:
+            raise ValueError(f"schema {content['schema']}, this version of the harness reads {_READ[0]} and {_SCHEMA}")
         for row in content["blocks"]:
-            means = [float(mean) for mean in row["means"]]
-            if not all(map(math.isfinite, means)):
+            errors = row.get("errors") or [0.0] * len(row["means"])
+            means = [Block(float(mean), float(error)) for mean, error in zip(row["means"], errors, strict=True)]
+            if not all(math.isfinite(number) for block in means for number in block):
                 raise ValueError(f"the blocks of {row['case']} hold something that isn't a number")
             case = translated(row["case"], LOADED)  # an earlier harness wrote whole ids
             if row["machine"] == machine.fingerprint:

@@ -12,7 +12,7 @@ from itertools import cycle, islice
 from typing import TypeGuard
 
 from harness.gate.observer import GateObserver
-from harness.gate.records import Pair, Side, Stage
+from harness.gate.records import CaseEvidence, Pair, Side, Stage
 from harness.gate.worktree import Checkout
 from harness.model import Job, Measurement
 from harness.processes.supervisor import Workers
@@ -54,6 +54,15 @@ class PairMeasurer:
 
     def __post_init__(self) -> None:
         self._order = order(self.draw)
+
+    def take_up(self, cases: Sequence[CaseEvidence]) -> None:
+        """Go on from the pairs of an earlier run with the same seed: in its order, with new numbers of processes."""
+        for found in cases:
+            key = found.case.id
+            self.measurements["base"][key], self.measurements["now"][key] = list(found.base), list(found.now)
+            self.pairs[key] = list(found.pairs)
+        self._begun = 1 + max((m.process for found in cases for m in (*found.base, *found.now)), default=-1)
+        self._order = islice(self._order, self._begun, None)
 
     def changes(self, cases: Sequence[str], stage: Stage) -> dict[str, list[float]]:
         """Changes of the pairs of a stage, by case: ln(time of the base / time now) of each pair."""

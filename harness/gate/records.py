@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from harness.errors import Exit
@@ -25,9 +26,13 @@ GRAVITY: tuple[Severity, ...] = ("environment", "failure", "undecided", "accepte
 """Severities, the gravest first. accepted: a failure or an undecided finding that the user accepts with --accept."""
 
 
+_MOST_CHANGE = 700.0
+"""A bound of few pairs may be larger; its share would be too large for a float."""
+
+
 def share(change: float) -> float:
     """A change as a share of the base's speed: -0.03 is 3% slower."""
-    return math.expm1(change)
+    return math.expm1(min(change, _MOST_CHANGE))
 
 
 def change(of_share: float) -> float:
@@ -59,18 +64,40 @@ NOISE_MOST = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Margin:
-    """The loss that still passes, as a share of the base's speed: the larger of what was asked for and the noise.
+    """The loss that still passes, as a share of the base's speed, and the loss from which on a case fails.
 
-    noise: the noise of the case on this machine, as a share; None if it isn't known. A case whose noise is
-    larger than `most` can't pass, since noise could hide a loss that nobody has accepted. It can still fail.
+    noise: three standard deviations of the offsets of identical code, calibrated on this machine; None if they aren't
+    known. A case whose noise is larger than `most` can't pass, since noise could hide a loss that nobody has accepted.
+    It can still fail. allowed: what the offsets of identical code stay below in all cases of the run, but for a small
+    chance; the noise if None. chance: that the offset of this case alone makes it fail. waived: the largest loss that a
+    waiver lets pass; 0 without one.
     """
 
     asked: float
     noise: float | None = None
+    allowed: float | None = None
+    chance: float = 0.0
+    waived: float = 0.0
 
     @property
     def value(self) -> float:
-        return max(self.asked, self.noise or 0.0)
+        """The loss that passes: what was asked for, or what offsets need, but no more than `most` if they do."""
+        return max(self.waived, self.unwaived)
+
+    @property
+    def unwaived(self) -> float:
+        """The loss that passes without the waiver."""
+        return self._largest if self.too_noisy else max(self.asked, min(self._largest, self.most))
+
+    @property
+    def failing(self) -> float:
+        """The loss from which on the case fails. A loss between `value` and this one is undecided."""
+        return max(self.waived, self._largest)
+
+    @property
+    def _largest(self) -> float:
+        allowed = self.noise if self.allowed is None else self.allowed
+        return max(self.asked, allowed or 0.0)
 
     @property
     def most(self) -> float:
@@ -80,15 +107,20 @@ class Margin:
     @property
     def too_noisy(self) -> bool:
         """Whether the noise is so large that the case can't pass."""
-        return self.value > self.most
+        return max(self.asked, self.noise or 0.0) > self.most
 
     @property
     def limit(self) -> float:
         """The change at which the loss is exactly the margin."""
         return math.log1p(-self.value)
 
+    @property
+    def fail_limit(self) -> float:
+        """The change at which the loss is the one from which on the case fails."""
+        return math.log1p(-self.failing)
 
-TELL_MOST = 200
+
+TELL_MOST = 640
 """The largest number of pairs that `Decision.pairs_to_tell` gives."""
 
 
@@ -98,10 +130,10 @@ class Decision:
 
     The three are from the stage that decided. low has the level for passing (5%): the outcome is 'ok' or 'improved'
     where low lies above the margin's limit. high has the level that Holm's method compared `p` with (5% in the screen,
-    where nothing can fail): the outcome is 'regressed' where high lies below the limit. So low and high are not an
-    interval of one confidence. p: of the confirming test that the loss is no more than the margin, before Holm; None if
-    the screen was enough. pairs_to_tell: how many pairs would most likely decide an inconclusive case; TELL_MOST means
-    that many or more, None that no number of pairs would, since the machine is too noisy.
+    where nothing can fail): the outcome is 'regressed' where high lies below the limit for failing. So low and high are
+    not an interval of one confidence. p: of the confirming test that the loss is too small to fail, before Holm; None
+    if the screen was enough. pairs_to_tell: how many pairs would most likely decide an inconclusive case; TELL_MOST
+    means that many or more, None that no number of pairs would, since the noise hides such a loss.
     """
 
     outcome: Outcome
@@ -151,6 +183,29 @@ class Finding:
     advice: str = ""
     case: Case | None = None
     rests_on: tuple[Side, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Waiver:
+    """Cases that may lose more than the margin for a while. cases: patterns of ids; place: file and line.
+
+    largest_loss: as a share of the base's speed. until: the last day, as YYYY-MM-DD in UTC.
+    """
+
+    cases: tuple[str, ...]
+    largest_loss: float
+    reason: str
+    owner: str
+    until: str
+    place: str
+
+    def covers(self, case: str, today: str) -> bool:
+        """Whether the waiver is about the case with this id, on a day on which it holds."""
+        return today <= self.until and self.names(case)
+
+    def names(self, case: str) -> bool:
+        """Whether a pattern of the waiver fits the id of a case."""
+        return any(fnmatchcase(case, pattern) for pattern in self.cases)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +269,9 @@ class GateRun:
     """A gate run as `gate.json` holds it. seconds: wall-clock, from the start of the command.
 
     refused: what differs between two stored runs; empty if they may be compared, or with --advisory. accept: the rules
-    that --accept names. used: the files that both sides used; None for stored runs.
+    that --accept names. used: the files that both sides used; None for stored runs. looks: how often the confirmation
+    looked. waivers: all of the file, also those that have expired. continues: when the run began from whose pairs this
+    one goes on; empty if it measured all pairs itself.
     """
 
     mode: Literal["paired", "stored"]
@@ -234,6 +291,14 @@ class GateRun:
     accept: tuple[str, ...] = ()
     schema: int = SCHEMA
     used: UsedCode | None = None
+    looks: int = 0
+    waivers: tuple[Waiver, ...] = ()
+    continues: str = ""
+
+    @property
+    def chance(self) -> float:
+        """The chance that identical code fails by its offsets, in any of the cases that were decided, at most."""
+        return min(1.0, math.fsum(found.margin.chance for found in self.cases if found.decision and not found.control))
 
     @property
     def exit(self) -> Exit:

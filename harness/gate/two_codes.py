@@ -10,19 +10,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import devices, units
-from harness.gate import deciding, noise_store
+from harness.gate import deciding, looks, noise_store
 from harness.gate.alike import unlike
-from harness.gate.case_lists import Cases, common, wanted
+from harness.gate.case_lists import Cases, common, is_control, wanted
 from harness.gate.evidence import Evidence
 from harness.gate.inquiry import Asking, inquire
 from harness.gate.noise_store import Noise
 from harness.gate.observer import Comparing, GateObserver
 from harness.gate.pairing import PairMeasurer
 from harness.gate.procedure import Procedure
-from harness.gate.records import GateRun, Judged, Side, UsedCode
+from harness.gate.records import GateRun, Judged, Side, UsedCode, Waiver
+from harness.gate.resuming import check
 from harness.gate.rulebook import findings
 from harness.gate.rules.floor import expected
 from harness.gate.sides import two_sides
+from harness.gate.waiving import waived
 from harness.gate.worktree import Checkout, Repository
 from harness.limits import Needs
 from harness.metrics import METRICS
@@ -45,6 +47,9 @@ class Request:
 
     margin: the loss that passes, as a share. seed: decides the order within each pair; drawn if None. noise: the file
     of noise; in the user's cache folder if None. command: the command line, program first.
+
+    pairs: how many may confirm a case, at most; None for as many as usual, or for one more look at the pairs of an
+    earlier run. earlier: the run from whose pairs this one goes on. waivers: losses that pass for a while.
     """
 
     base: str
@@ -61,6 +66,9 @@ class Request:
     prepare: tuple[str, ...] = ()
     harness: str | None = None
     always: bool = False
+    pairs: int | None = None
+    earlier: GateRun | None = None
+    waivers: tuple[Waiver, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,11 @@ class Start:
     def now(cls) -> Start:
         """The moment of the call."""
         return cls(datetime.now(UTC).isoformat(timespec="seconds"), time.monotonic())
+
+    @property
+    def day(self) -> str:
+        """The day in UTC, as YYYY-MM-DD."""
+        return self.text[:10]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,8 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     repository = Repository.find(request.plugins, request.files)
     with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes:
         sides = prepare(request, codes, observer, repository)
+        if request.earlier:
+            check(request.earlier, sides.codes, sides.machine, sides.cases, sides.used)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
 
 
@@ -133,7 +148,8 @@ def prepare(
         found = inquire(asking, repository, codes, device.kind)
         sides = Sides(found.codes, device.machine(), found.cases, shared, observer)
         sides = replace(sides, used=found.used, measuring=found.measuring, judged=found.judged)
-        sides = replace(sides, same=found.same and not request.always)
+        # An earlier run has pairs, so it measured this code.
+        sides = replace(sides, same=found.same and not request.always and request.earlier is None)
     cases, machine = len(sides.cases.all), sides.machine
     compared = Comparing(codes["base"].code, codes["now"].code, cases, machine, sides.used, sides.same)
     observer.comparing(compared)
@@ -142,12 +158,17 @@ def prepare(
 
 def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
     """Screen and confirm once, and let the rules judge."""
-    seed = random.SystemRandom().randrange(2**32) if request.seed is None else request.seed
+    earlier = request.earlier
+    drawn = earlier.seed if earlier and request.seed is None else request.seed
+    seed = random.SystemRandom().randrange(2**32) if drawn is None else drawn
     sides = _measured_alike(request, sides, noise, seed)
     pairs = PairMeasurer(sides.machine.kind, sides.codes, random.Random(seed), _ahead(sides.machine), sides.observer)
     # The same code has the same times, so there is nothing to find out.
-    procedure = Procedure(pairs, sides.cases, request.margin, noise, sides.observer)
-    found = () if sides.same else procedure.carry_out()
+    # No change of ours can slow a control down, so a waiver that covers one would only hide that the machine changed.
+    ours = (job.case.id for job in sides.cases.all if not is_control(job.case, sides.cases.scenarios))
+    waivable = waived(request.waivers, ours, start.day)
+    procedure = Procedure(pairs, sides.cases, request.margin, noise, sides.observer, _looks(request), waivable)
+    found = () if sides.same else procedure.go_on(earlier) if earlier else procedure.carry_out()
     cases, scenarios = sides.cases, sides.cases.scenarios
     evidence = Evidence(
         sides.codes["base"].code.label,
@@ -163,6 +184,8 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         measuring=sides.measuring,
         judged=sides.judged,
         laxer=cases.laxer,
+        waivers=request.waivers,
+        today=start.day,
     )
     evidence = replace(evidence, limits=_limits(evidence, sides))
     return GateRun(
@@ -181,7 +204,17 @@ def run(request: Request, sides: Sides, noise: Noise, start: Start) -> GateRun:
         advisory=request.advisory,
         accept=request.accept,
         used=sides.used,
+        looks=procedure.made,
+        waivers=request.waivers,
+        continues=earlier.started if earlier else "",
     )
+
+
+def _looks(request: Request) -> int:
+    """How often the confirmation looks, at most."""
+    if request.pairs is not None:
+        return looks.looks_for(request.pairs)
+    return request.earlier.looks + 1 if request.earlier else looks.LOOKS
 
 
 def _measured_alike(request: Request, sides: Sides, noise: Noise, seed: int) -> Sides:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.differences import other_harness, other_setup
@@ -12,9 +12,10 @@ from harness.gate import deciding, noise_store
 from harness.gate.case_lists import is_control, scenario_of
 from harness.gate.evidence import Evidence
 from harness.gate.pairing import pair_of
-from harness.gate.records import CaseEvidence, Finding, GateRun, Pair, Revision
+from harness.gate.records import CaseEvidence, Finding, GateRun, Pair, Revision, Waiver
 from harness.gate.rulebook import findings
 from harness.gate.two_codes import Start
+from harness.gate.waiving import waived
 from harness.model import Result, Run
 
 
@@ -27,6 +28,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     advisory: bool = False,
     accept: tuple[str, ...] = (),
     command: tuple[str, ...] = (),
+    waivers: tuple[Waiver, ...] = (),
 ) -> GateRun:
     """Compare two runs, each given with its folder. Processes of the same index make pairs.
 
@@ -43,10 +45,22 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
     # Another version of the harness is a part of what is judged, where its own kernels are: no reason to refuse.
     noted = (*differences, *other_harness(before, after))
     refused = () if advisory else differences
-    cases = () if refused else tuple(_cases(before, after, margin, noise))
+    every = (result.case for result in (*after.results, *before.results))
+    ours = (case.id for case in every if not is_control(case, (*after.header.scenarios, *before.header.scenarios)))
+    known = waived(waivers, ours, start.day)
+    cases = () if refused else tuple(_cases(before, after, margin, noise, known))
     scenarios = after.header.scenarios
     old = before.header.scenarios
-    evidence = Evidence(str(before_at), scenarios, cases, after.limits, asked=scenarios, before=old)
+    evidence = Evidence(
+        str(before_at),
+        scenarios,
+        cases,
+        after.limits,
+        asked=scenarios,
+        before=old,
+        waivers=waivers,
+        today=start.day,
+    )
     notes = tuple(Finding("environment", "note", f"{text[0].upper()}{text[1:]}") for text in noted)
     return GateRun(
         mode="stored",
@@ -64,6 +78,7 @@ def stored(  # noqa: PLR0913 - the command line passes all of it, by name
         advisory=advisory,
         refused=refused,
         accept=accept,
+        waivers=waivers,
     )
 
 
@@ -99,14 +114,17 @@ def _more(cases: list[str]) -> str:
     return f" and {len(cases) - 1} more" if len(cases) > 1 else ""
 
 
-def _cases(before: Run, after: Run, asked: float, file: Path | None) -> Iterator[CaseEvidence]:
+def _cases(
+    before: Run, after: Run, asked: float, file: Path | None, known: Mapping[str, float]
+) -> Iterator[CaseEvidence]:
     noise = noise_store.load(after.header.machine, file)
     old, new = ({result.case.id: result for result in run.results} for run in (before, after))
     timers = {key: noise_store.timer(result.measurements) for key, result in (old | new).items()}
-    margins = {key: noise.margin(key, timer, asked) for key, timer in timers.items()}
+    scenarios = (*after.header.scenarios, *before.header.scenarios)
+    family = sum(not is_control(old[key].case, scenarios) for key in old if key in new)
+    margins = {key: noise.margin(key, timer, asked, family, known.get(key, 0.0)) for key, timer in timers.items()}
     pairs = {key: tuple(_pairs(old[key], new[key])) for key in old if key in new}
     decisions = deciding.stored({key: [p.change for p in found] for key, found in pairs.items()}, margins)
-    scenarios = (*after.header.scenarios, *before.header.scenarios)
     names = scenario_of(after.header.scenarios)
     for key, result in (new | old).items():
         yield CaseEvidence(

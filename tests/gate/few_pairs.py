@@ -3,9 +3,9 @@
 import sys
 
 from harness.cli import app
-from harness.gate import deciding
+from harness.gate import deciding, looks
 
 deciding.SCREEN_PAIRS = deciding.LEAST_PAIRS = 2
-deciding.CONFIRM_PAIRS, deciding.LOOKS = 2, 1
-deciding.LOOK_ALPHAS = (0.2,)  # type: ignore[assignment] # one look instead of two
+looks.CONFIRM_PAIRS, looks.LOOKS = 2, 1
+looks.LOOK_ALPHAS = (0.2,)  # type: ignore[assignment] # one look instead of two
 app(sys.argv[1:], prog_name="harness")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,14 +78,16 @@ def test_each_block_is_kept_and_judged_without_the_others(calibrate: Started, tm
     assert file == tmp_path / "noise.json"
     assert (row.blocks, row.outcomes) == (5, ("ok",) * 5)
     assert row.margin.asked == 0.02
-    assert row.margin.noise == pytest.approx(1 - 1 / 1.05)
+    square = sum(math.log(1 + 0.01 * block) ** 2 for block in range(1, 6)) / 5
+    assert row.offset == pytest.approx(1 - math.exp(-math.sqrt(square)))
+    assert row.margin.noise == pytest.approx(1 - math.exp(-3 * math.sqrt(square)))
     assert row.margin.too_noisy
     assert row.typical == pytest.approx(1 - 1 / 1.03)
 
 
 def test_a_short_calibration_gives_no_floor_until_its_blocks_have_added_up(calibrate: Started, tmp_path: Path) -> None:
     _, [row] = gate.summary(calibrate(4), tmp_path / "noise.json")
-    assert (row.blocks, row.margin.noise) == (4, None)
+    assert (row.blocks, row.offset, row.margin.noise) == (4, None, None)
 
 
 def test_a_revision_that_knows_nothing_cannot_be_calibrated(calibrate: Started) -> None:

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
 import random
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+from harness import stats
+from harness.gate import centre, looks, noise_store, offsets
 from harness.gate import deciding as gate
-from harness.gate import noise_store, records
-from harness.gate.records import TELL_MOST, Decision, Margin, change
+from harness.gate.records import TELL_MOST, Decision, Margin, change, share
 
 MARGIN = Margin(0.01)
 ONE = {"a": MARGIN}
@@ -116,17 +118,22 @@ def test_verdicts_are_what_the_bounds_say() -> None:
 def test_the_second_look_has_most_of_the_level() -> None:
     changes = spread(-0.015, 0.004, 10)
     assert [looked(changes, look).outcome for look in (1, 2)] == ["inconclusive", "regressed"]
-    assert sum(gate.LOOK_ALPHAS) <= gate.ALPHA
+    assert sum(looks.LOOK_ALPHAS) <= gate.ALPHA
 
 
 def test_holm_among_suspects() -> None:
-    changes = spread(-0.015, 0.004, 10)  # p = 0.0017
+    changes = spread(-0.0165, 0.004, 10)  # p = 0.0003
     assert looked(changes, 2, suspects=5).outcome == "regressed"
     assert looked(changes, 2, suspects=12).outcome == "inconclusive"
     # Eleven that are clearly slow leave the twelfth its whole level.
     all_slow = {str(number): spread(-0.05, 0.001, 10) for number in range(11)} | {"a": changes}
     found = gate.looked(all_slow, dict.fromkeys(all_slow, MARGIN), 2, 12)
     assert {decision.outcome for decision in found.values()} == {"regressed"}
+
+
+def test_a_bound_beyond_all_numbers_is_a_share_all_the_same() -> None:
+    assert share(1e6) > 1e300
+    assert share(-1e6) == -1
 
 
 def test_times_without_any_spread() -> None:
@@ -141,7 +148,7 @@ def test_times_without_any_spread() -> None:
 def test_as_many_pairs_as_it_says_would_tell(mean: float, noise: float) -> None:
     found = looked(spread(mean, noise, 10), look=2)
     assert found.outcome == "inconclusive"
-    assert gate.CONFIRM_PAIRS < found.pairs_to_tell < TELL_MOST
+    assert looks.CONFIRM_PAIRS < found.pairs_to_tell < TELL_MOST
     more = looked(spread(mean, noise, found.pairs_to_tell), look=2)
     assert more.outcome == ("regressed" if mean < MARGIN.limit else "ok")
 
@@ -202,72 +209,114 @@ def test_only_the_undecided_go_on() -> None:
 
 
 def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
-    late = [*spread(-0.01, 0.004, 10), *spread(-0.0171, 0.004, 10)]  # p = 0.002 after both looks
+    late = [*spread(-0.01, 0.004, 10), *spread(-0.022, 0.004, 10)]  # p = 0.002 after both looks
     slow, never = spread(-0.05, 0.001, 10) * 2, spread(-0.01, 0.02, 10) * 2
     for others, outcome in ((slow, "regressed"), (never, "inconclusive")):
         confirm = {str(number): others for number in range(9)} | {"late": late}
         screen = dict.fromkeys(confirm, spread(0.0, 0.02, 4))
         found = gate.decided(screen, confirm, dict.fromkeys(confirm, MARGIN))["late"]
         assert (found.outcome, found.pairs) == (outcome, 20)
-        assert 0.009 / 10 < found.p < 0.009
+        assert 0.003 / 10 < found.p < 0.003
+
+
+# --- looks ---
+
+
+def test_the_levels_of_all_looks_there_can_be_add_up_to_what_pairs_may_spend() -> None:
+    every = range(1, looks.MOST_LOOKS + 1)
+    assert [looks.pairs_at(look) for look in every] == [10, 20, 40, 80, 160, 320, 640] == [*map(looks.pairs_at, every)]
+    assert [looks.look_alpha(look) for look in (1, 2)] == [0.001, 0.003]
+    assert looks.PAIRS_ALPHA * 0.98 < sum(map(looks.look_alpha, every)) < looks.PAIRS_ALPHA
+    assert sum(looks.look_alpha(look) for look in range(1, 60)) == pytest.approx(looks.PAIRS_ALPHA)
+    assert pytest.approx(0.01) == gate.ALPHA
+    assert sum(looks.pass_level(look) for look in range(3, 60)) == pytest.approx(looks.PASS_LEVEL)
+    assert [looks.looks_for(pairs) for pairs in (1, 10, 11, 40, 41, 640, 9999)] == [1, 1, 2, 3, 4, 7, 7]
+
+
+@pytest.mark.parametrize("mean", [-0.0115, -0.0085])
+def test_more_looks_decide_what_two_leave_open(mean: float) -> None:
+    screen, confirm = {"a": spread(0.0, 0.02, 3)}, {"a": [mean + 0.004 * (-1) ** pair for pair in range(160)]}
+    assert gate.decided(screen, confirm, ONE)["a"].outcome == "inconclusive"
+    found = gate.decided(screen, confirm, ONE, most=5)["a"]
+    assert found.outcome == ("regressed" if mean < MARGIN.limit else "ok")
+    assert found.pairs in (40, 80, 160)
+
+
+def test_a_loss_between_what_passes_and_what_fails_is_undecided_whatever_the_pairs() -> None:
+    """Noise could make identical code look so slow, but nobody has accepted so large a loss."""
+    margin = Margin(0.01, 0.015, 0.03)
+    assert (margin.value, margin.failing) == (0.02, 0.03)
+    outcomes = {}
+    for loss in (0.019, 0.025, 0.031):
+        found = looked(spread(change(-loss), 0.0001, 20), look=2, margin=margin)
+        outcomes[loss] = found.outcome, found.pairs_to_tell
+    assert outcomes == {0.019: ("ok", None), 0.025: ("inconclusive", None), 0.031: ("regressed", None)}
+
+
+def test_a_waiver_moves_both_limits() -> None:
+    waived = Margin(0.01, 0.001, 0.002, waived=0.03)
+    for loss, outcome in ((0.029, "ok"), (0.031, "regressed"), (0.0, "ok")):
+        assert looked(spread(change(-loss), 0.0001, 10), margin=waived).outcome == outcome
 
 
 # --- how often it errs: the simulation of scripts/gate_simulation.py, short ---
 
 
 @pytest.fixture(scope="module")
-def simulation() -> ModuleType:
-    file = Path(__file__).parents[2] / "scripts" / "gate_models.py"
-    spec = importlib.util.spec_from_file_location("gate_models", file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up here
-    spec.loader.exec_module(module)
-    return module
+def simulation() -> Iterator[ModuleType]:
+    folder = str(Path(__file__).parents[2] / "scripts")
+    sys.path.insert(0, folder)
+    try:
+        yield importlib.import_module("gate_models")
+    finally:
+        sys.path.remove(folder)
 
 
 def missed(simulation: ModuleType, blocks: int, models: Collection[str]) -> set[str]:
-    """The bars of these models of noise that don't hold."""
-    bars = [bar for bar in simulation.BARS if bar.model in models]
+    """The bars of these models of noise that don't hold, of single cases and of runs of a dozen."""
+    bars = [bar for bar in simulation.BARS if bar.model in models and bar.cases <= 12]
     wanted = [setting for setting in simulation.settings() if any(bar.about(setting) for bar in bars)]
-    results = [simulation.result(replace(s, runs=blocks), stream) for stream, s in enumerate(wanted)]
-    assert len(results) == len(bars)
-    return {f"{bar.model} {bar.loss}{' passed' * bar.passed}" for bar in bars if not bar.holds(results)}
+    results = [simulation.result(replace(s, runs=max(60, blocks // s.cases)), n) for n, s in enumerate(wanted)]
+    return {_named(bar) for bar in bars if not bar.holds([replaced(results, wanted, bar)])}
 
 
-@pytest.mark.parametrize("model", ["steady", "slow", "heavy", "outliers", "bimodal", "drifting"])
+def replaced(results: Sequence[Any], wanted: Sequence[Any], bar: Any) -> Any:
+    return next(found for found, setting in zip(results, wanted, strict=True) if bar.about(setting))
+
+
+def _named(bar: Any) -> str:
+    return f"{bar.model} {bar.loss} {bar.figure}"
+
+
+@pytest.mark.parametrize("model", ["steady", "slow", "heavy", "outliers", "bimodal", "drifting", "ordered"])
 def test_errors_are_as_rare_as_asked_for(simulation: ModuleType, model: str) -> None:
-    assert missed(simulation, 1_500, [model]) == set()
-
-
-def largest(means: Sequence[float]) -> float | None:
-    """The noise of harness 0.1.0."""
-    return 1 - math.exp(-max(map(abs, means))) if means else None
+    assert missed(simulation, 500, [model]) == set()
 
 
 @pytest.mark.parametrize(
     ("target", "name", "value", "bars"),
     [
-        (gate, "LOOK_ALPHAS", (0.02, 0.02), {"steady 0.01", "slow 0.01"}),
-        (gate, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03"}),
-        (Margin, "limit", 0.0, {"steady 0.0", "steady 0.01"}),
-        (noise_store, "noise_of", largest, {"outliers 0.03 passed"}),
+        (looks, "LOOK_ALPHAS", (1e-6, 1e-6), {"slow 0.03 regressed"}),
+        (Margin, "fail_limit", 0.0, {"steady 0.01 regressed"}),
+        (noise_store, "ASSUMED", offsets.Offset(1e-6), {"steady 0.0 run_1"}),
+        (offsets, "OFFSET_ALPHA", 0.9, {"steady 0.0 run_1"}),
+        (centre, "LEAST_TRIMMED", math.inf, {"outliers 0.0 run_3", "outliers 0.03 found"}),
     ],
-    ids=["too severe", "too lenient", "tests zero, not the margin", "no cap, not robust"],
+    ids=["too lenient", "tests zero, not the margin", "no offsets", "offsets of one case", "the plain mean"],
 )
 def test_the_simulation_notices(
     simulation: ModuleType, monkeypatch: pytest.MonkeyPatch, target: object, name: str, value: object, bars: set[str]
 ) -> None:
     monkeypatch.setattr(target, name, value)
-    if target is noise_store:
-        monkeypatch.setattr(records, "NOISE_MOST", math.inf)
-    assert missed(simulation, 500, {bar.partition(" ")[0] for bar in bars}) >= bars
+    assert missed(simulation, 400, {bar.partition(" ")[0] for bar in bars}) >= bars
 
 
-def test_a_dozen_cases_at_the_margin_fail_no_more_often_than_one(
+def test_a_dozen_cases_at_the_limit_fail_no_more_often_than_one(
     simulation: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_the_margin = simulation.Setting("run", "steady", 0.01, runs=200, cases=12, changed=12)
-    chance = 3 * (0.01 * 0.99 / 200) ** 0.5
-    assert simulation.result(at_the_margin, 1).run_1 <= 0.01 + chance
-    monkeypatch.setattr(gate, "LOOK_ALPHAS", tuple(12 * alpha for alpha in gate.LOOK_ALPHAS))  # as without Holm
-    assert simulation.result(at_the_margin, 1).run_1 > 0.01 + chance
+    loss = noise_store.Noise(Path("none"), "", {}).margin("a", "", 0.01, 12).failing
+    at_the_limit = simulation.Setting("run", "steady", loss, runs=100, cases=12, changed=12)
+    chance = 3 * (0.004 * 0.996 / 100) ** 0.5
+    assert simulation.result(at_the_limit, 1).run_1 <= 0.004 + chance
+    monkeypatch.setattr(gate, "holm", lambda ps, level, _: [stats.Tested(p <= level, level) for p in ps])
+    assert simulation.result(at_the_limit, 1).run_1 > 0.004 + chance

@@ -13,11 +13,13 @@ import pytest
 
 from harness.gate import deciding
 from harness.gate.case_lists import Cases
-from harness.gate.deciding import CONFIRM_PAIRS, SCREEN_PAIRS
+from harness.gate.deciding import SCREEN_PAIRS
+from harness.gate.looks import CONFIRM_PAIRS
 from harness.gate.noise_store import Noise
+from harness.gate.offsets import ASSUMED, Block
 from harness.gate.pairing import Jobs
 from harness.gate.procedure import Procedure
-from harness.gate.records import CaseEvidence, Pair, Side, Stage
+from harness.gate.records import CaseEvidence, Margin, Pair, Side, Stage
 from harness.model import Case, Job, Measurement
 
 NOISE = 0.0005
@@ -56,6 +58,13 @@ class FakePairs:
         return {key: [pair.change for pair in self.pairs[key] if pair.stage == stage] for key in keys}
 
 
+class Quiet(Noise):
+    """A machine whose offsets are known to be tiny: the margin is what was asked for."""
+
+    def margin(self, case: str, timer: str, asked: float, family: int = 1, waived: float = 0.0) -> Margin:
+        return Margin(asked, 0.0, waived=waived)
+
+
 class Watch:
     """An observer that keeps what was settled."""
 
@@ -70,7 +79,7 @@ def carry_out(losses: dict[str, Any], noise: Noise | None = None) -> tuple[dict[
     ops = {"copy": "memcpy"}
     jobs = tuple(Job(Case(op, ops.get(op, "tuned"), "float32", (("N", 8),))) for op in losses)
     pairs, watch = FakePairs(losses), Watch()
-    known = noise or Noise(Path("none"), "f00d", {})
+    known = noise or Quiet(Path("none"), "f00d", {})
     procedure = Procedure(pairs, Cases((), {"base": jobs, "now": jobs}), 0.01, known, watch)
     return {e.case.op: e for e in procedure.carry_out()}, pairs, watch
 
@@ -116,16 +125,22 @@ def test_a_control_alone_is_not_worth_a_confirmation() -> None:
 
 
 def test_a_loss_below_the_noise_floor_passes() -> None:
-    noise = Noise(Path("none"), "f00d", {("noisy/tuned/float32/N8", "graph"): [0.012, -0.018, 0.014, 0.01, 0.011]})
-    found, pairs, _ = carry_out({"noisy": 0.015}, noise)
+    blocks = [Block(mean) for mean in (0.005, -0.006, 0.005, 0.006, -0.005)]
+    noise = Noise(Path("none"), "f00d", {("noisy/tuned/float32/N8", "graph"): blocks})
+    found, pairs, _ = carry_out({"noisy": 0.014}, noise)
     assert found["noisy"].decision.outcome == "ok"
-    assert found["noisy"].margin.value == pytest.approx(1 - math.exp(-0.018))
+    assert found["noisy"].margin.value == pytest.approx(0.0164, rel=0.01)
     assert len(pairs.stages) == 1
+
+
+def test_offsets_are_allowed_for_all_cases_that_can_fail_so_not_for_controls() -> None:
+    found, _, _ = carry_out({"a": 0.0, "b": 0.0, "copy": 0.0}, Noise(Path("none"), "f00d", {}))
+    assert {one.margin.failing for one in found.values()} == {-math.expm1(-ASSUMED.allowed(2))}
 
 
 @pytest.mark.parametrize("bad", [1, 3])
 def test_one_bad_block_does_not_let_twice_as_slow_pass_nor_do_many(bad: int) -> None:
-    blocks = [0.8] * bad + [0.001] * (5 - bad)
+    blocks = [Block(0.8)] * bad + [Block(0.001)] * (5 - bad)
     noise = Noise(Path("none"), "f00d", {("slow/tuned/float32/N8", "graph"): blocks})
     found, pairs, _ = carry_out({"slow": 0.5, "well": 0.0}, noise)
     assert found["slow"].decision.outcome == ("regressed" if bad == 1 else "inconclusive")
@@ -163,7 +178,7 @@ def test_pairs_that_are_measured_decide_what_the_same_pairs_decide_at_once(contr
 
 
 def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
-    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.0171, 0.004, 10)]  # p = 0.002 after both looks
+    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.022, 0.004, 10)]  # p = 0.002 after both looks
     slow, never = alternating(-0.05, 0.001, 20), alternating(-0.01, 0.02, 20)
     for others, outcome in ((slow, "regressed"), (never, "inconclusive")):
         losses = {f"op{number}": {"screen": 0.05, "confirm": others} for number in range(9)}
@@ -173,7 +188,7 @@ def test_who_is_found_regressed_leaves_the_others_more_of_the_level() -> None:
 
 def test_a_control_is_judged_among_the_controls_and_keeps_a_loss_that_a_look_found() -> None:
     """Its own family is the controls that haven't been found yet, however many suspects there are."""
-    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.0171, 0.004, 10)]
+    late = [*alternating(-0.01, 0.004, 10), *alternating(-0.022, 0.004, 10)]
     never = {f"op{number}": {"screen": 0.05, "confirm": alternating(-0.01, 0.02, 20)} for number in range(9)}
     found, pairs, _ = carry_out(never | {"copy": {"screen": 0.05, "confirm": late}})
     assert (found["copy"].decision.outcome, found["copy"].decision.pairs) == ("regressed", 2 * CONFIRM_PAIRS)

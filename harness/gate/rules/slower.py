@@ -19,19 +19,22 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Finding]:
-    margin = units.percent(found.margin.value, 2)
+    margin, failing = units.percent(found.margin.value, 2), units.percent(found.margin.failing, 2)
+    limit = f"the waived {failing}" if found.margin.failing == found.margin.waived else f"the margin of {failing}"
     estimate = units.percent(abs(share(decision.estimate)), 2)
     bounds = f"{units.change(share(decision.low))} to {units.change(share(decision.high))}"
     what = f"{decision.pairs} pairs, {bounds}"
     match decision.outcome:
         case "regressed":
-            message = f"{estimate} slower than {base} ({what}), more than the margin of {margin}"
+            message = f"{estimate} slower than {base} ({what}), more than {limit}"
             advice = f"look at what changed in {found.case.op}, or allow it with --margin"
             yield Finding("slower", "failure", message, advice, found.case, _TIMES)
         # The rule `calibration` says why a case that is too noisy is undecided: more pairs wouldn't help.
         case "inconclusive" if not found.too_noisy:
             estimate = units.change(share(decision.estimate))
+            fails = f", and fails from {failing} on" if found.margin.failing > found.margin.value else ""
             message = f"{estimate} against {base} ({what}): the loss may be more than the margin of {margin}, or less"
+            message += fails
             yield Finding("slower", "undecided", message, _more(decision), found.case, _TIMES)
         case "improved":
             yield Finding("slower", "note", f"{estimate} faster than {base} ({what})", "", found.case, _TIMES)
@@ -39,6 +42,11 @@ def _judge(found: CaseEvidence, decision: Decision, base: str) -> Iterator[Findi
 
 def _more(decision: Decision) -> str:
     """What the user can do to get a decision."""
-    count = decision.pairs_to_tell or TELL_MOST
+    count = decision.pairs_to_tell
+    if count is None:
+        return "pairs can't tell such a loss from noise: calibrate, end other work on the machine, or raise --margin"
     pairs = f"{count} or more" if count >= TELL_MOST else f"about {count}"
-    return f"{pairs} pairs would decide (stored runs: --repeat); end other work on the machine, or raise --margin"
+    return (
+        f"{pairs} pairs would decide: go on with --resume FOLDER --pairs {count} (stored runs: --repeat); "
+        "end other work on the machine, or raise --margin"
+    )

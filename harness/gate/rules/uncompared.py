@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.gate.deciding import CONFIRM_PAIRS
 from harness.gate.ended import complaint, is_worse, is_wrong, needs_other, never_timed
 from harness.gate.evidence import Evidence
+from harness.gate.looks import CONFIRM_PAIRS
 from harness.gate.records import CaseEvidence, Finding
 
 ACCEPT = "cases aren't compared, since the base couldn't measure them or too few pairs could"

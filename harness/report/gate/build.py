@@ -8,7 +8,19 @@ from collections.abc import Iterator
 from harness import units
 from harness.gate.records import Finding, GateRun
 from harness.model import Machine
-from harness.report.gate.content import KINDS, ending, findings, limited, method, outcome, revision, rows, table, told
+from harness.report.gate.content import (
+    KINDS,
+    WAIVERS,
+    ending,
+    findings,
+    limited,
+    method,
+    outcome,
+    revision,
+    rows,
+    table,
+    told,
+)
 from harness.report.text import plural
 from harness.report.tree import Block, CommandLine, Facts, Figure, Items, Note, Page, Section, Terms
 
@@ -17,8 +29,9 @@ _MOST_NOTES = 10
 _TERMS = {
     "change": "mean over the pairs of the speed now over the speed of the base; a minus is a loss",
     "interval": "bounds of the change, each one-sided and at the level that the decision takes",
-    "margin": "the loss that still passes, the larger of what was asked for and the noise that was calibrated for the "
-    "case on this machine; where that noise is more than twice what was asked for, the case can't pass",
+    "margin": "the loss that still passes, the largest of what was asked for, what the case's offsets on this machine "
+    "need in a run of so many cases, and what a waiver lets pass; where the noise, three standard deviations of the "
+    "offsets, is more than twice what was asked for, the case can't pass",
     "pairs": "to screen + to confirm; the last stage alone decides",
     "verdict": "regressed only where the whole interval lies below the margin, ok only where it lies above. A control "
     "is the library's copy, which never fails: if a control gets slower, the machine has changed, not the code",
@@ -33,14 +46,20 @@ def page(run: GateRun, figure: str = "") -> Page:
     if run.cases:
         blocks.append(table(rows(run)))
     if about := findings(run):
-        blocks.append(Section("Findings", (Items(tuple(map(_note, about))),)))
+        blocks.append(Section("Findings", (Items(tuple(map(note, about))),)))
     if figure:
         blocks.append(Figure(figure, "Every pair of every case, with the margin"))
     blocks.append(Section("How it was measured", tuple(_method(run))))
     return Page(f"Gate {word}", tuple(blocks))
 
 
-def _note(finding: Finding) -> Note:
+def is_told(finding: Finding) -> bool:
+    """Whether a finding is more than a note, or a note about a waiver."""
+    return finding.severity != "note" or finding.rule == WAIVERS
+
+
+def note(finding: Finding) -> Note:
+    """A finding as it stands on a page."""
     label = f"{finding.severity} ({finding.rule})"
     about = finding.case.id if finding.case else ""
     return Note(finding.message, KINDS[finding.severity], label, about, finding.advice)
@@ -64,6 +83,8 @@ def _facts(run: GateRun) -> Facts:
         "device": f"{machine.name} ({machine.fingerprint})",
         "software": ", ".join(f"{name} {version}" for name, version in _software(machine)),
         "started": run.started,
+        **({"goes on from": f"the pairs of {run.continues}"} if run.continues else {}),
+        **({"waivers": ", ".join(f"{w.place} until {w.until}" for w in run.waivers)} if run.waivers else {}),
         "took": units.seconds(run.seconds, 3),
     }
     return Facts(tuple(facts.items()))
@@ -95,10 +116,10 @@ def _told(run: GateRun) -> Iterator[Note]:
         yield Note(f"can't be compared: {difference}", "environment")
     for finding in findings(run):
         if finding.severity != "note":
-            yield _note(finding)
+            yield note(finding)
     notes = [f"note ({finding.rule}) {told(finding)}" for finding in findings(run) if finding.severity == "note"]
-    for note in limited(notes, _MOST_NOTES, "note: and {} more, see gate.md"):
-        yield Note(note)
+    for text in limited(notes, _MOST_NOTES, "note: and {} more, see gate.md"):
+        yield Note(text)
     word, meaning = ending(run)
     pairs = max((len(evidence.pairs) for evidence in run.cases), default=0)
     yield Note(f"{outcome(run)}; {plural(pairs, 'pair')} at most, {run.seconds:.0f} s")

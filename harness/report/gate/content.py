@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from harness import units
 from harness.errors import Exit
+from harness.gate.offsets import ASSUMED
 from harness.gate.records import GRAVITY, CaseEvidence, Decision, Finding, GateRun, Revision, Severity, Stage, share
 from harness.report.text import plural
 from harness.report.tree import Cell, Column, Kind, Range, Table, text_column
@@ -22,6 +23,8 @@ MEANINGS = {
 KINDS: dict[Severity, Kind] = {
     "environment": "environment", "failure": "failure", "undecided": "undecided", "accepted": "undecided", "note": "",
 }  # fmt: skip
+WAIVERS = "waivers"
+"""The rule whose notes are told wherever findings are, since somebody has to change a line of a file."""
 _REVISION = 12  # digits: enough to tell revisions apart in any repository
 
 
@@ -69,11 +72,17 @@ def _row(evidence: CaseEvidence, about: tuple[Finding, ...]) -> CaseRow:
     # The outcome already says what the rule `slower` found.
     rules = [f.rule for f in about if KINDS[f.severity] and (f.rule != "slower" or decision is None)]
     accepted = {f.rule for f in about if f.severity == "accepted"}
-    names = [f"{rule} (accepted)" if rule in accepted else rule for rule in dict.fromkeys(rules)]
+    names = [_called(rule, rule in accepted) for rule in dict.fromkeys(rules)]
     # An 'ok' beside the name of a rule that fails the case would mislead.
     outcomes = [decision.outcome] if decision and not (rules and decision.outcome in ("ok", "improved")) else []
     words = " + ".join([*outcomes, *names]) or "not compared"
     return CaseRow(evidence, about, f"{words} (control)" if evidence.control else words)
+
+
+def _called(rule: str, accepted: bool) -> str:
+    if rule == WAIVERS:
+        return "waived"
+    return f"{rule} (accepted)" if accepted else rule
 
 
 def _rank(row: CaseRow) -> tuple[int, float]:
@@ -123,7 +132,7 @@ def ending(run: GateRun) -> tuple[str, str]:
     if run.advisory:
         strict = replace(run, advisory=False).exit
         meaning = f"with --advisory it never fails; without, the exit code would be {strict:d}, {MEANINGS[strict][0]}"
-    return word, f"{meaning}{accepted(run)}"
+    return word, f"{meaning}{accepted(run)}{waived(run)}"
 
 
 def accepted(run: GateRun) -> str:
@@ -131,6 +140,12 @@ def accepted(run: GateRun) -> str:
     counts = Counter(finding.rule for finding in run.findings if finding.severity == "accepted")
     told = [f"{rule} ({plural(counts[rule], 'finding') if counts[rule] else 'none found'})" for rule in run.accept]
     return f"; accepted with --accept: {', '.join(told)}" if told else ""
+
+
+def waived(run: GateRun) -> str:
+    """What waivers let pass, as the end of a sentence: '; waived: 2 cases'."""
+    count = sum(finding.rule == WAIVERS and finding.severity == "accepted" for finding in run.findings)
+    return f"; waived: {plural(count, 'case')}" if count else ""
 
 
 def revision(side: Revision) -> str:
@@ -149,7 +164,24 @@ def method(run: GateRun) -> str:
         "paired": f"Pairs of fresh processes, at most {most}, their order drawn with seed {run.seed}",
         "stored": f"Processes of two stored runs, paired by their index: {most}",
     }
-    return f"{ways[run.mode]}. Losses no larger than the margin fail {units.percent(run.alpha)} of runs at most."
+    if not any(found.decision for found in run.cases):
+        return f"{ways[run.mode]}."
+    return f"{ways[run.mode]}. {_errors(run)}"
+
+
+def _errors(run: GateRun) -> str:
+    """How often identical code fails, and under which condition."""
+    known = [found for found in run.cases if found.decision and not found.control]
+    rest = sum(found.margin.noise is None for found in known)
+    measured = "as they were calibrated on this machine"
+    assumed = f"with a standard deviation of {units.percent(ASSUMED.scale, 2)}, which is assumed"
+    mixed = f"{measured}, or {assumed} for {plural(rest, 'case')}"
+    offsets = measured if not rest else assumed if rest == len(known) else mixed
+    return (
+        f"Identical code fails in {units.percent(run.alpha)} of runs at most, if offsets, which all pairs of a "
+        f"run share, are normal, {offsets}; by offsets alone in {units.percent(run.chance, 2)} of runs of these "
+        f"{plural(len(known), 'case')}. So does a loss of exactly the margin, if pairs share nothing."
+    )
 
 
 def limited(items: Iterable[str], most: int, rest: str) -> list[str]:

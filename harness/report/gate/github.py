@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 from typing import Literal, NamedTuple
 
 from harness.gate.records import Finding, GateRun
-from harness.report.gate.content import findings, limited, told
+from harness.report.gate.content import WAIVERS, findings, limited, told
 
 Level = Literal["error", "warning"]
 
@@ -16,19 +16,20 @@ _LONGEST = 4000  # characters of a message; past some limit GitHub cuts or drops
 
 
 class Annotation(NamedTuple):
-    """What an annotation says: the rule, the message, and the file that it is shown beside."""
+    """What an annotation says: the rule, the message, and the file and line that it is shown beside."""
 
     rule: str
     message: str
     file: str = ""
+    line: int = 0
 
 
-def lines(run: GateRun) -> list[str]:
+def lines(run: GateRun, label: str = "") -> list[str]:
     """At most MOST errors (failures, a machine that can't tell) and MOST warnings (undecided, accepted).
 
-    Notes aren't annotated.
+    Notes aren't annotated, but those about waivers, beside the line of the waiver.
 
-    Under --advisory there are warnings only.
+    Under --advisory there are warnings only. label: of the verdict, where there are several.
     """
     messages: dict[Level, list[Annotation]] = {"error": [], "warning": []}
     for difference in run.refused:
@@ -37,8 +38,15 @@ def lines(run: GateRun) -> list[str]:
         if finding.severity != "note":
             level: Level = "warning" if finding.severity in ("undecided", "accepted") else "error"
             messages[level].append(Annotation(finding.rule, told(finding), changed_file(run, finding)))
+        elif finding.rule == WAIVERS:
+            file, line, _ = f"{finding.message}::".split(":", 2)
+            number = int(line) if line.isdigit() else 0
+            messages["warning"].append(Annotation(finding.rule, told(finding), file if number else "", number))
     if run.advisory:
         messages = {"warning": messages["error"] + messages["warning"]}
+    if label:
+        for found in messages.values():
+            found[:] = [each._replace(message=f"{label}: {each.message}") for each in found]
     return [line for level, found in messages.items() for line in _of(level, found)]
 
 

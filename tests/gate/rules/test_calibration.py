@@ -19,6 +19,17 @@ def test_cases_that_were_never_calibrated_are_counted(
     [finding] = calibration.judge(Evidence("main", (), (known, evidence(), control, undecided)))
     assert finding.severity == "note"
     assert finding.message.startswith("1 of 2 cases have no measured noise: fewer than 5 blocks")
+    # What is assumed of them, and what follows from that.
+    assert "assumed to have a standard deviation of 0.40%" in finding.message
+    assert finding.message.endswith("a case fails if it lost more than 1.00%")
+
+
+def test_a_waiver_or_a_machine_that_is_too_noisy_is_no_margin_that_noise_has_raised(
+    evidence: Callable[..., CaseEvidence], case: Callable[..., Case]
+) -> None:
+    margins = (Margin(0.01, 0.005, 0.009, waived=0.03), Margin(0.01, 0.05, 0.08))
+    cases = tuple(evidence(of=case(n=n), margin=margin) for n, margin in enumerate(margins, 1))
+    assert not [f for f in calibration.judge(Evidence("main", (), cases)) if f.severity == "note"]
 
 
 def test_margins_that_noise_has_raised_are_told_with_the_largest(

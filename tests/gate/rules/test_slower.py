@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from harness.gate import Evidence
-from harness.gate.records import CaseEvidence, Decision
+from harness.gate.records import CaseEvidence, Decision, Margin
 from harness.gate.rules import slower
 
 
@@ -21,13 +21,27 @@ def test_a_loss_fails_and_the_sentence_has_numbers_and_base(evidence: Callable[.
 def test_what_cannot_be_told_is_undecided_and_says_how_many_pairs_would_tell(
     evidence: Callable[..., CaseEvidence],
 ) -> None:
-    decision = Decision("inconclusive", "confirm", -0.01, -0.02, 0.0, 20, p=0.4, pairs_to_tell=70)
+    decision = Decision("inconclusive", "confirm", -0.01, -0.02, 0.0, 20, p=0.4, pairs_to_tell=80)
     [finding] = slower.judge(Evidence("main", (), (evidence(decision=decision),)))
     assert finding.severity == "undecided"
-    assert finding.advice.startswith("about 70 pairs would decide")
-    capped = evidence(decision=replace(decision, pairs_to_tell=200))
+    assert finding.advice.startswith("about 80 pairs would decide: go on with --resume FOLDER --pairs 80")
+    capped = evidence(decision=replace(decision, pairs_to_tell=640))
     [finding] = slower.judge(Evidence("main", (), (capped,)))
-    assert finding.advice.startswith("200 or more pairs would decide")
+    assert finding.advice.startswith("640 or more pairs would decide")
+
+
+def test_a_loss_that_noise_hides_from_any_number_of_pairs_says_so(evidence: Callable[..., CaseEvidence]) -> None:
+    decision = Decision("inconclusive", "confirm", -0.02, -0.025, -0.015, 20, p=0.4)
+    [finding] = slower.judge(Evidence("main", (), (evidence(decision=decision, margin=Margin(0.01, 0.015, 0.025)),)))
+    assert finding.message.endswith("more than the margin of 2.00%, or less, and fails from 2.50% on")
+    assert finding.advice.startswith("pairs can't tell such a loss from noise")
+
+
+def test_a_loss_beyond_its_waiver_fails_as_any_other(evidence: Callable[..., CaseEvidence]) -> None:
+    found = evidence("regressed", loss=0.05, margin=Margin(0.01, waived=0.03))
+    [finding] = slower.judge(Evidence("main", (), (found,)))
+    assert finding.severity == "failure"
+    assert finding.message.endswith("more than the waived 3.00%")
 
 
 def test_a_gain_is_a_note_and_ok_is_nothing(evidence: Callable[..., CaseEvidence]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from harness.gate.records import Finding, GateRun, Severity
-from harness.report.gate.content import CaseRow, findings, revision, rows, table, told
+from harness.report.gate.content import WAIVERS, CaseRow, findings, revision, rows, table, told
 from harness.report.text import as_text
 
 _ELEMENTS: dict[Severity, str] = {
@@ -28,29 +28,31 @@ def write(run: GateRun, folder: Path) -> list[Path]:
     """
     path = folder / "junit.xml"
     root = ET.Element("testsuites")
-    root.append(_suite(run))
+    root.append(suite(run))
     ET.indent(root)
     path.write_bytes(ET.tostring(root, encoding="utf-8", xml_declaration=True) + b"\n")
     return [path]
 
 
-def _suite(run: GateRun) -> ET.Element:
+def suite(run: GateRun) -> ET.Element:
+    """All tests of a gate run."""
     tests = [*_of_the_run(run), *(_test(run, row) for row in rows(run))]
     counts = Counter(child.tag for test in tests for child in test)
-    suite = ET.Element("testsuite", name="gate", tests=str(len(tests)))
+    made = ET.Element("testsuite", name="gate", tests=str(len(tests)))
     for tag, attribute in _COUNTS.items():
-        suite.set(attribute, str(counts[tag]))
-    suite.set("time", f"{run.seconds:.3f}")
+        made.set(attribute, str(counts[tag]))
+    made.set("time", f"{run.seconds:.3f}")
     # UTC, and without saying so, which is all that the usual schema takes.
-    suite.set("timestamp", run.started.partition("+")[0])
-    properties = ET.SubElement(suite, "properties")
+    made.set("timestamp", run.started.partition("+")[0])
+    properties = ET.SubElement(made, "properties")
     facts = {"base": revision(run.base), "now": revision(run.now), "machine": run.machine.name, "seed": str(run.seed)}
-    more = {"repository": run.now.repository, "accepted": ", ".join(run.accept)}
+    waivers = ", ".join(f"{each.place} until {each.until}" for each in run.waivers)
+    more = {"repository": run.now.repository, "accepted": ", ".join(run.accept), "waivers": waivers}
     facts |= {name: value for name, value in more.items() if value}
     for name, value in facts.items():
         ET.SubElement(properties, "property", name=name, value=clean(value))
-    suite.extend(tests)
-    return suite
+    made.extend(tests)
+    return made
 
 
 def _test(run: GateRun, row: CaseRow) -> ET.Element:
@@ -84,6 +86,8 @@ def _add(run: GateRun, test: ET.Element, found: tuple[Finding, ...], numbers: st
     """The gravest finding decides; all of them are told in the text."""
     tag = _ELEMENTS.get(found[0].severity) if found else None
     if tag is None:
+        if found and found[0].rule == WAIVERS:
+            ET.SubElement(test, "system-out").text = clean("\n".join(map(told, found)))
         return
     element = ET.SubElement(test, "skipped" if run.advisory else tag, message=clean(_headed(found[0])))
     if element.tag != "skipped":

@@ -23,9 +23,14 @@ def write(run: GateRun, folder: Path) -> list[Path]:
 
 def append(run: GateRun, summary: Path) -> None:
     """Add the page, without the figure, to a step's summary; as much of it as GitHub takes. Raises OSError."""
+    append_text(page(run), summary)
+
+
+def append_text(text: str, summary: Path) -> None:
+    """Add a text to a step's summary; as much of it as GitHub takes. Raises OSError."""
     there = summary.stat().st_size if summary.exists() else 0
     with summary.open("a", encoding="utf-8") as file:
-        file.write(_within(page(run), LIMIT - there))
+        file.write(_within(text, LIMIT - there))
 
 
 def page(run: GateRun, figure: str = "") -> str:

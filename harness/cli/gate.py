@@ -27,6 +27,7 @@ EXAMPLES = (
     "  harness gate --base main scenarios --ops mine.py --accept missing\n"
     "  harness gate reports/before reports/after     stored, with --repeat 10 each\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
+    "  harness gate ci bench.yaml --ops bench.py     in a CI job, which names no base\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower\n"
     "  1 something is slower, wrong, below its floor or missing\n"
@@ -37,15 +38,19 @@ EXAMPLES = (
 
 
 class GateCommand(TyperCommand):
-    """`gate`, whose first argument may be the command `calibrate`."""
+    """`gate`, whose first argument may be the command `calibrate` or `ci`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """The context of `gate`, or of `gate calibrate`."""
-        if args[:1] != ["calibrate"]:
-            return super().make_context(info_name, args, parent, **extra)
-        from harness.cli import gate_calibrate
+        """The context of `gate`, or of the command that the first argument names."""
+        if args[:1] == ["calibrate"]:
+            from harness.cli import gate_calibrate
 
-        return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
+            return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
+        if args[:1] == ["ci"]:
+            from harness.cli import gate_ci
+
+            return gate_ci.as_command(self).make_context(f"{info_name} ci", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
 
 def command(
@@ -95,7 +100,7 @@ def command(
     With --base, the working tree and that revision are measured now, in pairs of fresh processes in random order: three
     pairs of every case, then more pairs of the cases that are still open. Without --base, two stored runs are compared.
     """
-    with _stopping(output):
+    with stopping(output):
         from harness import gate
         from harness.ops import Catalogue
 
@@ -132,7 +137,7 @@ def command(
 
 
 @contextmanager
-def _stopping(output: Path | None) -> Iterator[None]:
+def stopping(output: Path | None) -> Iterator[None]:
     """If the gate ends by an error, write the files and tell GitHub so, as far as they were asked for."""
     try:
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from harness.gate.case_lists import Cases
 from harness.gate.observer import GateObserver
 from harness.gate.preparing import prepared
 from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, Side, share
-from harness.gate.two_codes import Request, Sides, Start, prepare, run
+from harness.gate.two_codes import Request, Sides, Start, alone, prepare, run
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Case
 
@@ -40,9 +41,14 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
     noise that was known before the first block. Raises what `paired` raises.
     """
     repository = Repository.find(request.plugins, request.files)
-    with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
+    with (
+        repository.worktree(request.base, "base") as base,
+        repository.worktree(request.base, "again") as same,
+        ExitStack() as turn,
+    ):
         again = replace(same, code=replace(same.code, label=f"{request.base} again"))
         codes: dict[Side, Checkout] = {"base": prepared(base, request.prepare), "now": prepared(again, request.prepare)}
+        turn.enter_context(alone(request))
         sides = _same(prepare(request, codes, observer))
         before = noise_store.load(sides.machine, request.noise)
         for block in range(blocks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,6 +29,8 @@ from harness.limits import Needs
 from harness.metrics import METRICS
 from harness.model import Limits, Machine
 from harness.ops import Catalogue
+from harness.processes import lock
+from harness.runner import most_ranks
 from harness.scenario import Selection
 
 _MOST_AHEAD = 4
@@ -105,9 +108,15 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     """
     start = Start.now()
     repository = Repository.find(request.plugins, request.files)
-    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes:
+    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes, alone(request):
         sides = prepare(request, codes, observer, repository)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
+
+
+def alone(request: Request) -> AbstractContextManager[None]:
+    """No other command measures on the devices of the request meanwhile. Raises what `wanted` raises."""
+    jobs = wanted(request.files, Catalogue(request.plugins), request.selection).jobs
+    return lock.held(devices.kinds()[request.selection.device], range(most_ranks(jobs)))
 
 
 def prepare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,6 +33,8 @@ _VERDICTS = {
     Exit.USAGE: "usage",
     Exit.BUG: "bug",
 }
+_MISTAKE: Any = typer.BadParameter.__mro__[1]
+"""Every mistake on a command line; typer has no name for it."""
 _SHARED = ("margin", "device", "only", "ops", "precision", "max_time", "seed", "noise", "prepare")
 """Options of `gate` that calibrating takes, too."""
 
@@ -74,16 +76,34 @@ def command(
     Where no case's noise is known, the machine is calibrated first, which takes minutes; a job of the default branch
     calibrates if any case's noise is missing. Keep the cache folder, or the file of --noise, for the next job.
     """
-    gate: Any = context.obj
-    asked = gate.make_context("harness gate", ["--base", "", *arguments], parent=context.parent)
-    given: dict[str, Any] = asked.params
-    given["output"] = given["output"] or FOLDER
-    with _told(given):
-        from harness.cli.gate import stopping
+    from harness.cli.gate import stopping
 
+    gate: Any = context.obj
+    given: dict[str, Any] = {"base": None, "output": _folder(arguments)}
+    with _told(given):
         with stopping(given["output"]):
+            asked = _parsed(gate, arguments, context)
+            given |= {**asked.params, "output": given["output"]}
+            asked.params = given
             _find(given, target, blocks)
         gate.invoke(asked)
+
+
+def _folder(arguments: Sequence[str]) -> Path:
+    """Where the result goes, also of a command line with mistakes: as --output says, or else to the usual place."""
+    words = [word.partition("=") for word in arguments]
+    for place, (name, equals, value) in enumerate(words):
+        if name == "--output" and (equals or arguments[place + 1 :]):
+            return Path(value if equals else arguments[place + 1])
+    return FOLDER
+
+
+def _parsed(gate: Any, arguments: Sequence[str], context: typer.Context) -> Any:
+    """The command line as `gate` takes it. Raises UsageError for a mistake, which so reaches the report, too."""
+    try:
+        return gate.make_context("harness gate", ["--base", "", *arguments], parent=context.parent)
+    except _MISTAKE as error:
+        raise UsageError(error.format_message(), "'harness gate --help' lists the options") from error
 
 
 def _find(given: dict[str, Any], target: str | None, blocks: int) -> None:

@@ -14,7 +14,7 @@ from harness.gate.case_lists import Cases
 from harness.gate.observer import GateObserver
 from harness.gate.preparing import prepared
 from harness.gate.records import CaseEvidence, GateRun, Margin, Outcome, Side, share
-from harness.gate.two_codes import Request, Sides, Start, alone, prepare, run
+from harness.gate.two_codes import Request, Sides, Start, prepare, run
 from harness.gate.worktree import Checkout, Repository
 from harness.model import Case
 
@@ -48,8 +48,7 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
     ):
         again = replace(same, code=replace(same.code, label=f"{request.base} again"))
         codes: dict[Side, Checkout] = {"base": prepared(base, request.prepare), "now": prepared(again, request.prepare)}
-        turn.enter_context(alone(request))
-        sides = _same(prepare(request, codes, observer))
+        sides = _same(prepare(request, codes, observer, turn))
         before = noise_store.load(sides.machine, request.noise)
         for block in range(blocks):
             seed = None if request.seed is None else request.seed + block

@@ -15,6 +15,7 @@ from harness.gate.observer import GateObserver
 from harness.gate.records import Pair, Side, Stage
 from harness.gate.worktree import Checkout
 from harness.model import Job, Measurement
+from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
 
 Jobs = Mapping[Side, Sequence[Job]]
@@ -36,7 +37,8 @@ class PairMeasurer:
     """Measures pairs, and keeps the measurements and the pairs. device: its kind.
 
     draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
-    measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn.
+    measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn. Where none
+    may start meanwhile, both processes of a pair are forked from one that has loaded torch.
     measurements: of each side by case id, one a process.
     """
 
@@ -64,7 +66,8 @@ class PairMeasurer:
         turns = [turn for turn in self._turns(count) if jobs[turn.side]]
         self.observer.planned(stage, count, sum(len(jobs[turn.side]) for turn in turns))
         with ExitStack() as stack:
-            workers = [stack.enter_context(self._workers(turn.side)) for turn in turns]
+            nurseries = {turn.pair: stack.enter_context(Nursery()) for turn in turns if not self.ahead}
+            workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
                 for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):
                     workers[ahead].begin(jobs[turns[ahead].side][0].case.world)
@@ -74,6 +77,8 @@ class PairMeasurer:
                     self.measurements[turn.side][case].append(measurement)
                 if turn.side != turn.first:
                     self._pair(found, turn, stage)
+                    if turn.pair in nurseries:
+                        nurseries[turn.pair].close()
 
     def _turns(self, count: int) -> Iterator[_Turn]:
         for pair, first in enumerate(islice(self._order, count), self._begun):
@@ -81,8 +86,8 @@ class PairMeasurer:
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
 
-    def _workers(self, side: Side) -> Workers:
-        return self.codes[side].workers(self.device)
+    def _workers(self, side: Side, nursery: Nursery | None) -> Workers:
+        return self.codes[side].workers(self.device, nursery=nursery)
 
     def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
         for job in jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -108,28 +108,31 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     """
     start = Start.now()
     repository = Repository.find(request.plugins, request.files)
-    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes, alone(request):
-        sides = prepare(request, codes, observer, repository)
+    with (
+        two_sides(repository, request.base, request.prepare, request.harness, observer) as codes,
+        ExitStack() as turn,
+    ):
+        sides = prepare(request, codes, observer, turn, repository)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
 
 
-def alone(request: Request) -> AbstractContextManager[None]:
-    """No other command measures on the devices of the request meanwhile. Raises what `wanted` raises."""
-    jobs = wanted(request.files, Catalogue(request.plugins), request.selection).jobs
-    return lock.held(devices.kinds()[request.selection.device], range(most_ranks(jobs)))
-
-
 def prepare(
-    request: Request, codes: Mapping[Side, Checkout], observer: GateObserver, repository: Repository | None = None
+    request: Request,
+    codes: Mapping[Side, Checkout],
+    observer: GateObserver,
+    turn: ExitStack,
+    repository: Repository | None = None,
 ) -> Sides:
     """Find out what there is to measure. Raises what `paired` raises.
 
-    repository: the working tree's, which is compared with its base; None where one revision is compared with itself.
+    turn: until it ends, no other command measures on the devices. repository: the working tree's, which is compared
+    with its base; None where one revision is compared with itself.
     """
     device = devices.kinds()[request.selection.device]
-    shared = device.shared() or ""
     catalogue = Catalogue(request.plugins)
     asked = wanted(request.files, catalogue, request.selection)
+    turn.enter_context(lock.held(device, range(most_ranks(asked.jobs))))
+    shared = device.shared() or ""
     if asked.left_out:
         observer.say(asked.left_out)
     observer.note(f"asking {codes['base'].code.label} what it can measure")

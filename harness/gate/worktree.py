@@ -19,6 +19,7 @@ from harness.gate import left_behind, submodules
 from harness.gate.git import git
 from harness.gate.records import Revision
 from harness.processes import python
+from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
 from harness.processes.surroundings import Surroundings
 
@@ -58,9 +59,12 @@ class Checkout:
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
 
-    def workers(self, device: str, *, listen: tuple[Path, ...] = ()) -> Workers:
-        """Processes of this side. listen: folders of code; the processes tell which files they use."""
-        around = replace(self.around, listen=listen)
+    def workers(self, device: str, *, listen: tuple[Path, ...] = (), nursery: Nursery | None = None) -> Workers:
+        """Processes of this side. listen: folders of code; the processes tell which files they use.
+
+        nursery: from which they are forked, if they can be.
+        """
+        around = replace(self.around, listen=listen, nursery=nursery)
         return Workers(device, self.plugins, self.root, self.digest, around)
 
 

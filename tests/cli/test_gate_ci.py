@@ -48,7 +48,12 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return None
 
     monkeypatch.setattr(gate, "_paired", paired)
-    monkeypatch.setattr(gate, "_finish", lambda _made, folder: requests.append(folder) or 3)
+
+    def finish(_made: Any, folder: Path) -> int:
+        requests.append(folder)
+        return 3
+
+    monkeypatch.setattr(gate, "_finish", finish)
     return requests
 
 

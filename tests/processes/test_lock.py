@@ -108,7 +108,12 @@ def test_locks_are_taken_in_one_order(folder: Path, monkeypatch: pytest.MonkeyPa
     """Two commands that see the same devices in two orders would else wait for each other."""
     taken: list[str] = []
     real = lock._locked
-    monkeypatch.setattr(lock, "_locked", lambda name: (taken.append(name), real(name))[1])
+
+    def locked(name: str) -> int | None:
+        taken.append(name)
+        return real(name)
+
+    monkeypatch.setattr(lock, "_locked", locked)
     for names in (("b", "a", "c"), ("c", "a", "b")):
         with lock.held(device(*names), range(3)):
             pass
@@ -155,7 +160,7 @@ def test_what_stands_in_the_file_is_only_shown(folder: Path, monkeypatch: pytest
         file.write_text(text)
         with file.open() as held:
             fcntl.flock(held, fcntl.LOCK_EX)
-            monkeypatch.setattr(lock.fcntl, "flock", _release_when_waiting(held.fileno()))
+            monkeypatch.setattr(fcntl, "flock", _release_when_waiting(held.fileno()))
             with lock.held(device("GPU a"), [0]):
                 pass
             monkeypatch.undo()

@@ -1,0 +1,112 @@
+"""The script of a process that has torch loaded, and from which others are forked: `python -P hatchery.py SOCKET`.
+
+What it forks goes on as if Python had been started with the command, the environment and the folder that a message
+names. The script imports nothing of the package, since what it forks may import another revision of it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+MOST_BYTES = 1 << 18
+"""The longest message."""
+READY = b"ready"
+_CUSTOM = frozenset({"sitecustomize", "usercustomize"})  # modules that Python imports when it starts
+
+
+def main() -> None:
+    """Fork as often as a message asks for it, until the socket is closed. What is forked returns, too, at its end."""
+    path = list(sys.path)
+    parent = socket.socket(fileno=int(sys.argv[1]))
+    # Nearly all that the import makes stays, and a search for garbage would copy what the forked processes share.
+    gc.disable()
+    import torch
+
+    gc.freeze()
+    gc.enable()
+    loaded = frozenset(name.partition(".")[0] for name in sys.modules) | _CUSTOM
+    parent.send(READY)
+    while True:
+        message, files, _, _ = socket.recv_fds(parent, MOST_BYTES, 3)
+        if not message:
+            return
+        asked = json.loads(message)
+        number = 0
+        if not torch.cuda.is_initialized() and not _shadowed(asked["path"], path, loaded):
+            number = _fork()
+            if number < 0:
+                parent.close()
+                _become(asked, files, path)
+                return
+        for file in files:
+            os.close(file)
+        parent.send(str(number).encode())
+
+
+def _fork() -> int:
+    """The number of a forked process whose parent isn't this process but the next one above; in that process, -1."""
+    read, write = os.pipe()
+    first = os.fork()
+    if first == 0:
+        middle = os.getpid()
+        second = os.fork()
+        if second:
+            os.write(write, str(second).encode())
+            os._exit(0)
+        while os.getppid() == middle:
+            time.sleep(1e-3)
+        for file in (read, write):
+            os.close(file)
+        return -1
+    os.close(write)
+    os.waitpid(first, 0)
+    number = int(os.read(read, 32) or 0)
+    os.close(read)
+    return number
+
+
+def _shadowed(folders: Iterable[str], path: Iterable[str], loaded: Iterable[str]) -> bool:
+    """Whether a folder that only the forked process would look into has a module that is loaded from elsewhere here."""
+    own = {os.path.realpath(entry) for entry in path}
+    added = [Path(folder) for folder in folders if os.path.realpath(folder) not in own]
+    names = [found.name.partition(".")[0] for folder in added if folder.is_dir() for found in folder.iterdir()]
+    return not {*loaded}.isdisjoint(names)
+
+
+def _become(asked: dict[str, Any], files: list[int], path: list[str]) -> None:
+    """Go on as the process that was asked for. files: its standard input, its output, and the pipe of its replies."""
+    os.setsid()
+    stdin, log, replies = files
+    for file, number in ((stdin, 0), (log, 1), (log, 2)):
+        os.dup2(file, number)
+    kept = os.dup(replies)
+    for file in files:
+        os.close(file)
+    os.dup2(kept, asked["replies"])
+    if kept != asked["replies"]:
+        os.close(kept)
+    os.chdir(asked["folder"])
+    os.environ.clear()
+    os.environ.update(asked["environment"])
+    sys.path[:] = [*filter(None, asked["environment"].get("PYTHONPATH", "").split(os.pathsep)), *path]
+    sys.path_importer_cache.clear()
+    importlib.invalidate_caches()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    script, *sys.argv[1:] = asked["arguments"]
+    sys.argv[0] = script
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Processes that are forked from one that has torch loaded, and when they aren't."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from harness.processes import descendants, hatchery, nursery, python
+from harness.processes.nursery import Forked, Nursery
+
+pytestmark = pytest.mark.cold
+ECHO = """
+import json, os, sys
+torch = sys.modules.get("torch")
+said = {"torch": torch is not None, "path": sys.path, "arguments": sys.argv, "folder": os.getcwd(),
+        "mine": os.environ.get("MINE"), "session": os.getsid(0) == os.getpid(), "read": sys.stdin.readline()}
+with os.fdopen(int(sys.argv[1]), "w") as replies:
+    json.dump(said, replies)
+print("printed")
+sys.exit(3)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adopting() -> None:
+    descendants.adopt()  # as every command does
+
+
+@pytest.fixture
+def made() -> Iterator[Nursery]:
+    with Nursery() as one:
+        yield one
+
+
+class Asked:
+    """A process that is asked for: what it is given, and what it says."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        (folder / "echo.py").write_text(ECHO)
+        self.folder = folder
+        self.environment = dict(environment or python.environment())
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(folder), self.environment["PYTHONPATH"]])
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115
+        self.read, self.write = os.pipe()
+
+    def start(self, made: Nursery, module: str = "echo") -> Forked | None:
+        command = python.command(module, [str(self.write)])
+        started = made.start(command, self.environment, str(self.folder), self.log.fileno(), self.write)
+        os.close(self.write)
+        return started
+
+    def said(self) -> str:
+        with os.fdopen(self.read) as replies:
+            return replies.read()
+
+
+def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nursery, tmp_path: Path) -> None:
+    asked = Asked(tmp_path, {**python.environment(), "HARNESS_CACHE": str(tmp_path)})
+    forked = asked.start(made)
+    assert forked
+    forked.stdin.write(b"hello\n")
+    said = json.loads(asked.said())
+    assert forked.wait(60) == 3
+    assert (said["torch"], said["read"], said["session"]) == (True, "hello\n", True)
+    assert (said["folder"], said["arguments"][1:]) == (str(tmp_path), [str(asked.write)])
+    command = [sys.executable, "-P", "-c", "import sys; print(sys.path)"]
+    plain = subprocess.run(command, env=asked.environment, capture_output=True, text=True, check=True).stdout
+    assert {*eval(plain)} <= {*said["path"]}
+    asked.log.seek(0)
+    assert asked.log.read() == b"printed\n"
+    assert forked.poll() == 3
+
+
+def test_signals_and_ends_are_told_as_those_of_a_process_that_was_started(made: Nursery, tmp_path: Path) -> None:
+    forked = Asked(tmp_path).start(made)
+    assert forked
+    assert forked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.01)
+    made.close()  # what was forked goes on
+    assert forked.poll() is None
+    forked.send_signal(signal.SIGTERM)
+    assert forked.wait(60) == -signal.SIGTERM
+    forked.send_signal(signal.SIGTERM)
+
+
+def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, tmp_path: Path) -> None:
+    """Such as a numpy of one side's packages: the forked process would have the numpy that torch was loaded with."""
+    (tmp_path / "numpy").mkdir()
+    asked = Asked(tmp_path)
+    assert asked.start(made) is None
+    assert asked.said() == ""
+    (tmp_path / "numpy").rmdir()
+    assert Asked(tmp_path).start(made)
+    (tmp_path / "sitecustomize.py").touch()
+    assert Asked(tmp_path).start(made) is None
+
+
+def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: Path) -> None:
+    """The loader of libraries and torch have read theirs when the nursery began."""
+    assert Asked(tmp_path).start(made)
+    other = {**python.environment(), "LD_LIBRARY_PATH": "/of/the/base"}
+    assert Asked(tmp_path, other).start(made) is None
+
+
+def test_without_torch_or_who_adopts_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched, Nursery() as made:
+        patched.setattr(nursery, "_parent", lambda _: 1)
+        assert Asked(tmp_path).start(made) is None
+    (tmp_path / "hatchery.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
+    with Nursery() as made:
+        assert Asked(tmp_path).start(made) is None
+
+
+def test_a_nursery_that_was_killed_forks_no_more(made: Nursery, tmp_path: Path) -> None:
+    assert Asked(tmp_path).start(made)
+    assert made._process
+    made._process.kill()
+    made._process.wait()
+    assert Asked(tmp_path).start(made) is None

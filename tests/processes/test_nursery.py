@@ -34,8 +34,9 @@ def adopting() -> None:
     descendants.adopt()  # as every command does
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def made() -> Iterator[Nursery]:
+    """One for all tests that leave it as it is: it takes seconds to start."""
     with Nursery() as one:
         yield one
 
@@ -79,19 +80,6 @@ def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nu
     assert forked.poll() == 3
 
 
-def test_signals_and_ends_are_told_as_those_of_a_process_that_was_started(made: Nursery, tmp_path: Path) -> None:
-    forked = Asked(tmp_path).start(made)
-    assert forked
-    assert forked.poll() is None
-    with pytest.raises(subprocess.TimeoutExpired):
-        forked.wait(0.01)
-    made.close()  # what was forked goes on
-    assert forked.poll() is None
-    forked.send_signal(signal.SIGTERM)
-    assert forked.wait(60) == -signal.SIGTERM
-    forked.send_signal(signal.SIGTERM)
-
-
 def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, tmp_path: Path) -> None:
     """Such as a numpy of one side's packages: the forked process would have the numpy that torch was loaded with."""
     (tmp_path / "numpy").mkdir()
@@ -105,25 +93,40 @@ def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, t
 
 
 def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: Path) -> None:
-    """The loader of libraries and torch have read theirs when the nursery began."""
-    assert Asked(tmp_path).start(made)
-    other = {**python.environment(), "LD_LIBRARY_PATH": "/of/the/base"}
-    assert Asked(tmp_path, other).start(made) is None
+    """The loader of libraries and torch have read theirs when the nursery began. Others are read by nobody so early."""
+    environment = python.environment()
+    assert Asked(tmp_path, {**environment, "PWD": "/of/the/base", "TORCH_EXTENSIONS_DIR": "/of/the/base"}).start(made)
+    for name in ("LD_LIBRARY_PATH", "OMP_NUM_THREADS", "PYTHONUSERBASE"):
+        assert Asked(tmp_path, {**environment, name: "7"}).start(made) is None
 
 
-def test_without_torch_or_who_adopts_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched, Nursery() as made:
-        patched.setattr(nursery, "_parent", lambda _: 1)
+def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_process(tmp_path: Path) -> None:
+    with Nursery() as made:
+        forked = Asked(tmp_path).start(made)
+        assert forked
+        assert made._process
+        made._process.kill()
+        made._process.wait()
         assert Asked(tmp_path).start(made) is None
+    assert forked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.01)
+    forked.send_signal(signal.SIGTERM)
+    assert forked.wait(60) == -signal.SIGTERM
+    forked.send_signal(signal.SIGTERM)
+
+
+def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Nursery() as made:
+        asked = Asked(tmp_path)
+        monkeypatch.setattr(nursery, "_parent", lambda _: 1)
+        assert asked.start(made) is None
+        assert asked.said() == ""
+        assert Asked(tmp_path).start(made) is None
+
+
+def test_without_torch_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hatchery.py").write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
     with Nursery() as made:
         assert Asked(tmp_path).start(made) is None
-
-
-def test_a_nursery_that_was_killed_forks_no_more(made: Nursery, tmp_path: Path) -> None:
-    assert Asked(tmp_path).start(made)
-    assert made._process
-    made._process.kill()
-    made._process.wait()
-    assert Asked(tmp_path).start(made) is None

@@ -13,7 +13,7 @@ from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import Probed
-from harness.gate.worktree import Checkout, Repository
+from harness.gate.worktree import Checkout, Repository, shared_root
 from harness.model import Job
 from harness.ops import Catalogue
 from harness.processes.nursery import Nursery
@@ -71,7 +71,7 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     on_host = devices.kinds()[kind].on_host
     trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
     with (
-        Nursery() as nursery,
+        Nursery(shared_root(codes.values())) as nursery,
         base.workers(kind, listen=trees["base"], nursery=nursery if on_host else None) as of_base,
         now.workers(kind, listen=trees["now"], nursery=nursery if on_host else None) as of_now,
     ):

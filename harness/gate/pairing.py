@@ -13,7 +13,7 @@ from typing import TypeGuard
 
 from harness.gate.observer import GateObserver
 from harness.gate.records import Pair, Side, Stage
-from harness.gate.worktree import Checkout
+from harness.gate.worktree import Checkout, shared_root
 from harness.model import Job, Measurement
 from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
@@ -66,7 +66,8 @@ class PairMeasurer:
         turns = [turn for turn in self._turns(count) if jobs[turn.side]]
         self.observer.planned(stage, count, sum(len(jobs[turn.side]) for turn in turns))
         with ExitStack() as stack:
-            nurseries = {turn.pair: stack.enter_context(Nursery()) for turn in turns if not self.ahead}
+            root = shared_root(self.codes.values())
+            nurseries = {turn.pair: stack.enter_context(Nursery(root)) for turn in turns if not self.ahead}
             workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
                 for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,6 +66,12 @@ class Checkout:
         """
         around = replace(self.around, listen=listen, nursery=nursery)
         return Workers(device, self.plugins, self.root, self.digest, around)
+
+
+def shared_root(codes: Iterable[Checkout]) -> Path | None:
+    """The folder with the harness that measures all of these codes; None if they have several."""
+    roots = {(code.root or python.own_root()).resolve() for code in codes}
+    return roots.pop() if len(roots) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
-"""The script of a process that has torch loaded, and from which others are forked: `python -P hatchery.py SOCKET`.
+"""The script of a process that has torch loaded, and from which others are forked: `python -P hatchery.py SOCKET ROOT`.
 
 What it forks goes on as if Python had been started with the command, the environment and the folder that a message
-names. The script imports nothing of the package, since what it forks may import another revision of it.
+names. ROOT is the folder with the package that all of them import, which is loaded, too; empty if they may import
+several revisions of it.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -16,6 +18,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +36,12 @@ def main() -> None:
     gc.disable()
     import torch
 
+    if root := sys.argv[2]:
+        _load(root)
     gc.freeze()
     gc.enable()
-    loaded = frozenset(name.partition(".")[0] for name in sys.modules) | _CUSTOM
+    # The package is imported by its folder, wherever another one of its name lies.
+    loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"harness"} | _CUSTOM
     parent.send(READY)
     while True:
         message, files, _, _ = socket.recv_fds(parent, MOST_BYTES, 3)
@@ -48,6 +54,7 @@ def main() -> None:
             if number < 0:
                 parent.close()
                 _become(asked, files, path)
+                _run(asked["arguments"])
                 return
         for file in files:
             os.close(file)
@@ -100,12 +107,36 @@ def _become(asked: dict[str, Any], files: list[int], path: list[str]) -> None:
     os.environ.clear()
     os.environ.update(asked["environment"])
     sys.path[:] = [*filter(None, asked["environment"].get("PYTHONPATH", "").split(os.pathsep)), *path]
+    _forget()
     sys.path_importer_cache.clear()
     importlib.invalidate_caches()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    script, *sys.argv[1:] = asked["arguments"]
-    sys.argv[0] = script
-    runpy.run_path(script, run_name="__main__")
+
+
+def _run(arguments: list[str]) -> None:
+    """Run a script of Python with its arguments."""
+    sys.argv[:] = arguments
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _load(root: str) -> None:
+    """Load what a measuring process loads of the package and of its collection, and nothing of a plug-in."""
+    start = runpy.run_path(str(Path(__file__).with_name("start.py")))
+    start["import_package"](os.path.join(root, "harness"))  # noqa: PTH118 - as the forked process does it
+    importlib.import_module("harness.processes.child")
+    del sys.modules["harness.processes.child"]  # what is forked runs it anew
+    discover = importlib.import_module("harness.discover").discover
+    with suppress(ModuleNotFoundError):  # the collection may have been left out
+        discover("harness.collection.ops", ["OP"], nested=True)
+
+
+def _forget() -> None:
+    """Clear what functions of the package have cached: it may depend on the variables, the path and the folder."""
+    for module in [module for name, module in sys.modules.items() if name.partition(".")[0] == "harness"]:
+        spaces = [vars(module), *(vars(kind) for kind in vars(module).values() if isinstance(kind, type))]
+        for function in (function for space in spaces for function in space.values()):
+            if isinstance(function, functools._lru_cache_wrapper):
+                function.cache_clear()
 
 
 if __name__ == "__main__":

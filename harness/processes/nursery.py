@@ -77,9 +77,13 @@ class Forked:
 
 
 class Nursery:
-    """A context in which processes can be forked. It starts with the first one, and ends with the context."""
+    """A context in which processes can be forked. It starts with the first one, and ends with the context.
 
-    def __init__(self) -> None:
+    root: the folder whose `harness` all of them import, so that it is loaded before, too; None if they may differ.
+    """
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = str(root.resolve()) if root else ""
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._early: dict[str, str] = {}
@@ -111,10 +115,10 @@ class Nursery:
         command: as `python.command` gives it. log: the file of its output. replies: a pipe that it finds under the same
         number.
         """
-        if not self._ready(environment):
+        imports = json.loads(environment[start.VARIABLE])
+        if self._root not in ("", imports["root"]) or not self._ready(environment):
             return None
         assert self._socket
-        imports = json.loads(environment[start.VARIABLE])
         path = [entry for entry in (*imports["path"], *environment["PYTHONPATH"].split(os.pathsep)) if entry]
         message = {
             "arguments": list(command[2:]), "environment": dict(environment), "folder": folder or str(Path.cwd()),
@@ -150,7 +154,7 @@ class Nursery:
             variables = {name: value for name, value in environment.items() if name not in _READ_LATER}
             own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with other:
-                command = [sys.executable, "-P", hatchery.__file__, str(other.fileno())]
+                command = [sys.executable, "-P", hatchery.__file__, str(other.fileno()), self._root]
                 null = subprocess.DEVNULL
                 self._process = subprocess.Popen(
                     command, stdin=null, stdout=null, stderr=null, env=variables, pass_fds=[other.fileno()],

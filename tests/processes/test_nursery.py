@@ -20,7 +20,8 @@ pytestmark = pytest.mark.cold
 ECHO = """
 import json, os, sys
 torch = sys.modules.get("torch")
-said = {"torch": torch is not None, "path": sys.path, "arguments": sys.argv, "folder": os.getcwd(),
+said = {"torch": torch is not None, "harness": "harness.measure" in sys.modules,
+        "path": sys.path, "arguments": sys.argv, "folder": os.getcwd(),
         "mine": os.environ.get("MINE"), "session": os.getsid(0) == os.getpid(), "read": sys.stdin.readline()}
 with os.fdopen(int(sys.argv[1]), "w") as replies:
     json.dump(said, replies)
@@ -37,7 +38,7 @@ def adopting() -> None:
 @pytest.fixture(scope="module")
 def made() -> Iterator[Nursery]:
     """One for all tests that leave it as it is: it takes seconds to start."""
-    with Nursery() as one:
+    with Nursery(python.own_root()) as one:
         yield one
 
 
@@ -70,7 +71,7 @@ def test_a_forked_process_is_as_python_would_start_it_with_torch_loaded(made: Nu
     forked.stdin.write(b"hello\n")
     said = json.loads(asked.said())
     assert forked.wait(60) == 3
-    assert (said["torch"], said["read"], said["session"]) == (True, "hello\n", True)
+    assert (said["torch"], said["harness"], said["read"], said["session"]) == (True, True, "hello\n", True)
     assert (said["folder"], said["arguments"][1:]) == (str(tmp_path), [str(asked.write)])
     command = [sys.executable, "-P", "-c", "import sys; print(sys.path)"]
     plain = subprocess.run(command, env=asked.environment, capture_output=True, text=True, check=True).stdout
@@ -92,6 +93,12 @@ def test_a_process_that_would_find_another_module_is_not_forked(made: Nursery, t
     assert Asked(tmp_path).start(made) is None
 
 
+def test_a_process_of_another_harness_is_not_forked_from_one_that_has_loaded_this(
+    made: Nursery, tmp_path: Path
+) -> None:
+    assert Asked(tmp_path, python.environment(tmp_path)).start(made) is None
+
+
 def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: Path) -> None:
     """The loader of libraries and torch have read theirs when the nursery began. Others are read by nobody so early."""
     environment = python.environment()
@@ -101,7 +108,7 @@ def test_a_process_with_other_variables_is_not_forked(made: Nursery, tmp_path: P
 
 
 def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_process(tmp_path: Path) -> None:
-    with Nursery() as made:
+    with Nursery(None) as made:
         forked = Asked(tmp_path).start(made)
         assert forked
         assert made._process
@@ -117,7 +124,7 @@ def test_what_was_forked_goes_on_without_the_nursery_and_ends_as_a_started_proce
 
 
 def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Nursery() as made:
+    with Nursery(None) as made:
         asked = Asked(tmp_path)
         monkeypatch.setattr(nursery, "_parent", lambda _: 1)
         assert asked.start(made) is None
@@ -128,5 +135,5 @@ def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch:
 def test_without_torch_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hatchery.py").write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))
-    with Nursery() as made:
+    with Nursery(None) as made:
         assert Asked(tmp_path).start(made) is None

@@ -67,9 +67,12 @@ class PairMeasurer:
         self.observer.planned(stage, count, sum(len(jobs[turn.side]) for turn in turns))
         with ExitStack() as stack:
             root = shared_root(self.codes.values())
-            nurseries = {turn.pair: stack.enter_context(Nursery(root)) for turn in turns if not self.ahead}
+            alone = set() if self.ahead else {turn.pair for turn in turns}
+            nurseries = {pair: stack.enter_context(Nursery(root)) for pair in alone}
             workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
+                if turn.pair in nurseries and turn.side == turn.first:
+                    self._settle(nurseries[turn.pair])
                 for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):
                     workers[ahead].begin(jobs[turns[ahead].side][0].case.world)
                 found = dict(self._process(turn, workers[index], jobs[turn.side]))
@@ -86,6 +89,11 @@ class PairMeasurer:
             yield _Turn(first, pair, first)
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
+
+    def _settle(self, nursery: Nursery) -> None:
+        """Fork both processes of a pair or none: a forked one isn't to be compared with one that was started."""
+        if not all(nursery.serves(code.environment) for code in self.codes.values()):
+            nursery.close()
 
     def _workers(self, side: Side, nursery: Nursery | None) -> Workers:
         return self.codes[side].workers(self.device, nursery=nursery)

@@ -50,6 +50,11 @@ class Checkout:
         return tuple(place for place in (self.home, self.folder) if place)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return python.environment(self.root, self.around)
+
+    @property
     def digest(self) -> str:
         """The hash that each process of this code must tell, or the code was edited since the gate began; "" for any.
 

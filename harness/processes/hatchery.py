@@ -17,14 +17,12 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 MOST_BYTES = 1 << 18
-"""The longest message."""
-READY = b"ready"
+"""The longest message, which is the longest command with its environment, too."""
 _CUSTOM = frozenset({"sitecustomize", "usercustomize"})  # modules that Python imports when it starts
 
 
@@ -42,14 +40,14 @@ def main() -> None:
     gc.enable()
     # The package is imported by its folder, wherever another one of its name lies.
     loaded = frozenset(name.partition(".")[0] for name in sys.modules) - {"harness"} | _CUSTOM
-    parent.send(READY)
+    parent.send(json.dumps({"path": path, "loaded": sorted(loaded)}).encode())
     while True:
         message, files, _, _ = socket.recv_fds(parent, MOST_BYTES, 3)
         if not message:
             return
         asked = json.loads(message)
         number = 0
-        if not torch.cuda.is_initialized() and not _shadowed(asked["path"], path, loaded):
+        if not torch.cuda.is_initialized():
             number = _fork()
             if number < 0:
                 parent.close()
@@ -81,14 +79,6 @@ def _fork() -> int:
     number = int(os.read(read, 32) or 0)
     os.close(read)
     return number
-
-
-def _shadowed(folders: Iterable[str], path: Iterable[str], loaded: Iterable[str]) -> bool:
-    """Whether a folder that only the forked process would look into has a module that is loaded from elsewhere here."""
-    own = {os.path.realpath(entry) for entry in path}
-    added = [Path(folder) for folder in folders if os.path.realpath(folder) not in own]
-    names = [found.name.partition(".")[0] for folder in added if folder.is_dir() for found in folder.iterdir()]
-    return not {*loaded}.isdisjoint(names)
 
 
 def _become(asked: dict[str, Any], files: list[int], path: list[str]) -> None:

@@ -87,6 +87,8 @@ class Nursery:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._early: dict[str, str] = {}
+        self._path: list[str] = []
+        self._loaded: list[str] = []
         self._works = sys.platform == "linux"
 
     def __enter__(self) -> Self:
@@ -115,14 +117,12 @@ class Nursery:
         command: as `python.command` gives it. log: the file of its output. replies: a pipe that it finds under the same
         number.
         """
-        imports = json.loads(environment[start.VARIABLE])
-        if self._root not in ("", imports["root"]) or not self._ready(environment):
+        if not self.serves(environment):
             return None
         assert self._socket
-        path = [entry for entry in (*imports["path"], *environment["PYTHONPATH"].split(os.pathsep)) if entry]
         message = {
             "arguments": list(command[2:]), "environment": dict(environment), "folder": folder or str(Path.cwd()),
-            "path": path, "replies": replies,
+            "replies": replies,
         }  # fmt: skip
         read, write = os.pipe()
         try:
@@ -142,7 +142,20 @@ class Nursery:
                 os.kill(number, signal.SIGKILL)
         return None
 
-    def _ready(self, environment: Mapping[str, str]) -> bool:
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        """Whether a process with this environment can be forked, as far as that is known before. Starts the nursery.
+
+        What is loaded must be what the process would load: from the same folders, and with the same variables.
+        """
+        imports = json.loads(environment[start.VARIABLE])
+        if self._root not in ("", imports["root"]) or not self._is_ready(environment):
+            return False
+        folders = [entry for entry in (*imports["path"], *environment["PYTHONPATH"].split(os.pathsep)) if entry]
+        added = {Path(os.path.realpath(folder)) for folder in folders} - {*map(Path, self._path)}
+        names = {found.name.partition(".")[0] for folder in added if folder.is_dir() for found in folder.iterdir()}
+        return names.isdisjoint(self._loaded)
+
+    def _is_ready(self, environment: Mapping[str, str]) -> bool:
         """Whether the nursery has torch loaded, with the variables that the process would have."""
         early = {
             name: value
@@ -162,8 +175,11 @@ class Nursery:
                 )  # fmt: skip
             self._socket = own
             own.settimeout(_START_LIMIT)
-            with suppress(OSError):
-                self._works = own.recv(len(hatchery.READY)) == hatchery.READY
+            self._works = False
+            with suppress(OSError, ValueError, KeyError):
+                told = json.loads(own.recv(hatchery.MOST_BYTES))
+                self._path, self._loaded = [os.path.realpath(entry) for entry in told["path"]], told["loaded"]
+                self._works = True
             own.settimeout(_ANSWER_LIMIT)
         return self._works and early == self._early
 

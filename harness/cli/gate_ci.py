@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,6 +157,9 @@ def _told(given: Mapping[str, Any]) -> Iterator[None]:
         raise
     except SystemExit:
         code = Exit.USAGE  # of code of a user
+        raise
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
         raise
     finally:
         verdict = _VERDICTS.get(Exit(code), "stopped") if code in set(Exit) else "stopped"

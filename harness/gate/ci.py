@@ -57,6 +57,8 @@ class Event:
             return cls(request["base"]["ref"], request["base"]["sha"], request["head"]["sha"])
         if group := told.get("merge_group"):
             return cls(group["base_ref"].removeprefix(BRANCH), group["base_sha"])
+        if not ref.startswith(BRANCH):
+            return cls()  # a tag: which commits it adds nobody says
         default = (told.get("repository") or {}).get("default_branch", "")
         on_default = bool(default) and ref == BRANCH + default
         before = told.get("before") or ""

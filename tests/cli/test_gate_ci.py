@@ -144,6 +144,15 @@ def test_a_mistake_leaves_a_report_and_outputs(
     assert not asked
 
 
+def test_a_job_that_is_stopped_is_told(root: Path, outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stops(*_: object) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ci, "base", stops)
+    call(*FOUND, "--target=main")
+    assert (outputs()["exit"], outputs()["verdict"]) == ("130", "stopped")
+
+
 def test_a_bug_is_told(root: Path, outputs: Outputs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ci, "base", lambda *_: 1 / 0)
     call(*FOUND, "--target=main", "--output", "out")

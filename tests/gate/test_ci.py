@@ -163,6 +163,7 @@ def test_a_submodule_is_fetched_at_the_commit_of_the_base(tmp_path: Path) -> Non
         ({"before": "b"}, "refs/heads/main", ci.Event("main", "b", on_default=True)),
         ({"before": "0" * 40}, "refs/heads/main", ci.Event("main", on_default=True)),
         ({"before": "b"}, "refs/heads/other", ci.Event("main")),
+        ({"before": "b"}, "refs/tags/v1", ci.Event()),
         ({"schedule": "0 3 * * *"}, "refs/heads/main", ci.Event("main", on_default=True)),
     ],
 )

@@ -80,10 +80,18 @@ def test_a_target_branch_alone_is_enough(origin: Path, clone: Clone) -> None:
     assert ci.base(clone("change"), ci.Event(), "main") == of(origin, "fork")
 
 
-def test_a_whole_clone_stays_whole(origin: Path, clone: Clone) -> None:
-    root = clone("change", depth=None)
+def test_a_whole_clone_stays_whole(origin: Path, clone: Clone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It lacks the target's last commit, but no history: to fetch that commit alone would cut it."""
+    root, words, real = clone("change", depth=None), list[str](), ci.git
+
+    def asked(folder: Path, *arguments: str, **options: float) -> str:
+        words.extend(arguments)
+        return real(folder, *arguments, **options)
+
+    monkeypatch.setattr(ci, "git", asked)
     assert ci.base(root, request(origin)) == of(origin, "fork")
-    assert git(root, "rev-parse", "--is-shallow-repository").strip() == "false"
+    assert "fetch" in words
+    assert not [word for word in words if word.startswith(("--depth", "--deepen", "--unshallow"))]
 
 
 def test_a_push_is_compared_with_the_commit_before_it_and_a_schedule_with_the_parent(

@@ -132,6 +132,18 @@ def test_a_process_that_nobody_here_adopts_is_ended(tmp_path: Path, monkeypatch:
         assert Asked(tmp_path).start(made) is None
 
 
+def test_on_a_system_that_tells_of_no_process_nothing_is_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", unknown)
+    with Nursery(None) as made:
+        assert Asked(tmp_path).start(made) is None
+        assert not made._process
+
+
 def test_without_torch_nothing_is_forked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "hatchery.py").write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(hatchery, "__file__", str(tmp_path / "hatchery.py"))

@@ -146,6 +146,8 @@ class Sampler:
         session, batch, timing, calls = self._session, self._batch, self._timing, self._rotation.calls
         with session.phase("calls"):
             lowered = session.group.exchange(sorted({*before.reasons, *after.reasons}))
+            # Each rank may have opened each device.
+            others = max(session.group.exchange(max(before.others, after.others))) - session.group.size + 1
             # Calls on little data have many sets of buffers. Where calls are slow, a pass over all would take minutes.
             most = session.group.agree(timing.max_time * batch.calls / max(batch.seconds, 1e-9))
             # Launches that note no outputs: what a graph returned at its capture is compared later.
@@ -160,7 +162,7 @@ class Sampler:
             raise EndedError("wrong", wrong)
         session.report()
         _judge_samples(session, self.samples, timing)
-        _judge_conditions(session, lowered)
+        _judge_conditions(session, lowered, others)
         _judge_timer(session, self.samples, batch)
         return {
             "samples": tuple(self.samples),
@@ -276,8 +278,17 @@ def _judge_timer(session: Session, samples: _Samples, batch: Batch) -> None:
         )
 
 
-def _judge_conditions(session: Session, lowered: list[list[str]]) -> None:
-    """Warn of lowered clocks. lowered: the reasons of each rank, whose device all other ranks may wait for."""
+def _judge_conditions(session: Session, lowered: list[list[str]], others: int) -> None:
+    """Warn of lowered clocks, and of other processes on a device.
+
+    lowered: the reasons of each rank, whose device all other ranks may wait for. others: how many processes.
+    """
+    if others > 0:
+        session.warn(
+            "shared",
+            f"{others} other process{'es' * (others > 1)} computed on the device meanwhile",
+            "end what else runs on it, and measure again",
+        )
     for rank, reasons in enumerate(lowered):
         if reasons:
             which = f"the device of rank {rank}" if session.group.size > 1 else "the device"

@@ -20,6 +20,7 @@ from harness.limits import Needs
 from harness.model import Header, Job, Limits, Machine, Measurement, Run, Scenario, Warning
 from harness.ops.codes import Codes, codes
 from harness.ops.known_cases import recognised_run
+from harness.processes import lock
 from harness.processes.supervisor import Workers
 from harness.scenario import Plan
 from harness.store import Writer, soundness
@@ -114,7 +115,7 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
         observer.planned(total, total - len(todo))
         if todo or not header.finished:
             measurers: Measurers = workers or Workers(device, plugins)
-            with measurers as own:
+            with lock.held(devices.kinds()[device], range(most_ranks(plan.jobs))), measurers as own:
                 request = _Request(header, todo, code_of, needs(plan), fresh)
                 _carry_out(request, writer, own, observer)
     finished = recognised_run(store.load(folder), plan.ops)
@@ -125,7 +126,8 @@ def run(  # noqa: PLR0913 - the command line passes all of it, by name
 
 def measure_limits(device: str, needs: Needs, observer: Observer) -> tuple[Machine, Limits]:
     """The machine and what it can do, without a run. Raises MachineError if that can't be measured."""
-    with Workers(device) as workers:
+    kind = devices.kinds()[device]
+    with lock.held(kind, range(kind.count or 0)), Workers(device) as workers:
         return devices.kinds()[device].machine(), _limits(workers, needs, observer, fresh=True)
 
 
@@ -153,6 +155,11 @@ def check(  # noqa: PLR0913 - the command line passes all of it, by name
             found.append(workers.measure(job, timed=False))
             observer.finished(found[-1])
     return found
+
+
+def most_ranks(jobs: Sequence[Job]) -> int:
+    """How many devices the jobs need at most."""
+    return max((job.case.world for job in jobs), default=1)
 
 
 def needs(plan: Plan) -> Needs:

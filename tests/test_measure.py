@@ -254,6 +254,12 @@ def test_lowered_clocks_are_reported():
     assert result.before == result.after == Conditions(temperature_c=95, reasons=("power cap",))
 
 
+@pytest.mark.parametrize(("others", "text"), [(1, "1 other process computed"), (2, "2 other processes computed")])
+def test_other_processes_on_the_device_are_reported(others, text):
+    (warning,) = run(FakeDevice([1e-6], conditions=Conditions(others=others))).warnings
+    assert (warning.code, warning.message) == ("shared", f"{text} on the device meanwhile")
+
+
 def test_calls_that_take_long_are_issued_until_the_time_is_up(clock):
     def prepare(_: Context) -> Launch:
         def launch(t: Tensors) -> None:

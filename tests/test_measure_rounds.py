@@ -78,7 +78,7 @@ def test_figures_that_cost_more_calls_are_found_after_the_check_of_the_timed_cal
 def test_lowered_clocks_of_any_rank_are_reported(monkeypatch):
     told: list[str] = []
     session: Any = SimpleNamespace(group=SimpleNamespace(size=2), warn=lambda _code, text, _advice: told.append(text))
-    judge_conditions(session, [[], ["power cap", "heat"]])
+    judge_conditions(session, [[], ["power cap", "heat"]], 0)
     assert told == ["the device of rank 1 lowered its clocks: power cap, heat"]
 
 

@@ -186,6 +186,19 @@ def test_a_device_of_another_rank_that_lowers_its_clocks_is_told_of():
     ]
 
 
+@pytest.mark.parametrize(("others", "told"), [(1, []), (2, ["1 other process computed on the device meanwhile"])])
+def test_processes_on_a_device_are_others_if_they_are_more_than_the_ranks(others, told):
+    """Each rank may open each device. The device of rank 1 is watched, too."""
+
+    class Shared(Small):
+        def conditions(self) -> Conditions:
+            return Conditions(others=others)
+
+    sheet = op(lambda _: twice)
+    found, _ = together(lambda g: measured(sheet, g), lambda g: measured(sheet, g, Shared()))
+    assert [w.message for w in found.warnings if w.code == "shared"] == told
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_wrong_rank_ends_the_case_on_every_rank(rank):
     def prepare(ctx: Context) -> Launch:

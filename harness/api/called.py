@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from harness.devices import Device
 from harness.errors import UsageError
 from harness.model import Case, Timer, Warning
 from harness.ops import ITEMSIZE, Context, Expected, Launch, Op, Tensor, Work, complaint
+from harness.processes import lock
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +44,14 @@ class Called:
     has_inputs: bool
     knows_bytes: bool
 
-    def in_use(self) -> AbstractContextManager[Any]:
-        """The device of the arguments is torch's current one meanwhile."""
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The device of the arguments is torch's current one meanwhile, and no other command measures on it."""
         import torch
 
-        return nullcontext() if self.index is None else torch.cuda.device(self.index)
+        index = self.index or 0
+        with lock.held(self.device, [index]), nullcontext() if self.index is None else torch.cuda.device(index):
+            yield
 
 
 def called(  # noqa: PLR0913 - what a user may say of a call

@@ -32,6 +32,7 @@ EXAMPLES = (
     "  harness gate reports/before reports/after     stored, with --repeat 10 each\n"
     "  harness gate merge a/gate.json b/gate.json    of two machines\n"
     "  harness gate calibrate ci --blocks 10         how noisy is this machine?\n"
+    "  harness gate ci bench.yaml --ops bench.py     in a CI job, which names no base\n"
     "\n\b\nExit codes:\n"
     "  0 nothing is slower\n"
     "  1 something is slower, wrong, below its floor or missing\n"
@@ -42,7 +43,7 @@ EXAMPLES = (
 
 
 class GateCommand(TyperCommand):
-    """`gate`, whose first argument may be the command `calibrate` or `merge`."""
+    """`gate`, whose first argument may be the command `calibrate`, `ci` or `merge`."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         """The context of `gate`, or of the command that the first argument names."""
@@ -50,11 +51,15 @@ class GateCommand(TyperCommand):
             from harness.cli import gate_merge
 
             return gate_merge.as_command().make_context(f"{info_name} merge", args[1:], parent, **extra)
-        if args[:1] != ["calibrate"]:
-            return super().make_context(info_name, args, parent, **extra)
-        from harness.cli import gate_calibrate
+        if args[:1] == ["calibrate"]:
+            from harness.cli import gate_calibrate
 
-        return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
+            return gate_calibrate.as_command().make_context(f"{info_name} calibrate", args[1:], parent, **extra)
+        if args[:1] == ["ci"]:
+            from harness.cli import gate_ci
+
+            return gate_ci.as_command(self).make_context(f"{info_name} ci", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
 
 
 def command(
@@ -135,7 +140,7 @@ def command(
     pairs of every case, then more pairs of the cases that are still open. --against does the same with more revisions.
     Without both, two stored runs are compared.
     """
-    with _stopping(output):
+    with stopping(output):
         from harness import gate
         from harness.ops import Catalogue
 
@@ -202,7 +207,7 @@ def _against(requests: Sequence[Request], folder: Path) -> int:
 
 
 @contextmanager
-def _stopping(output: Path | None) -> Iterator[None]:
+def stopping(output: Path | None) -> Iterator[None]:
     """If the gate ends by an error, write the files and tell GitHub so, as far as they were asked for."""
     try:
         yield

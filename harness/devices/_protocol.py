@@ -152,6 +152,13 @@ class Device(Protocol):
         """How many devices there are, one for each rank; None if all ranks share one. Without torch."""
 
     @property
+    def hardware(self) -> tuple[str, ...]:
+        """A name for each device that only one command may measure on at a time; the same name in every process.
+
+        Empty where the devices can't be held, as the host's processor. Without torch.
+        """
+
+    @property
     def clock(self) -> Clock: ...
 
     @property

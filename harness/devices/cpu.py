@@ -41,6 +41,7 @@ class Cpu:
     launch_seconds = 0.0
     counters = ""
     count: int | None = None
+    hardware: tuple[str, ...] = ()  # whoever uses the machine uses the processor
     clock: Clock = HostClock()
 
     @property

@@ -86,6 +86,13 @@ class Cuda:
         return len(cuda.devices())
 
     @property
+    def hardware(self) -> tuple[str, ...]:
+        """The UUIDs of the visible GPUs: their numbers depend on CUDA_VISIBLE_DEVICES."""
+        from harness import cuda
+
+        return tuple(f"GPU {device.uuid.removeprefix('GPU-')}" for device in cuda.devices())
+
+    @property
     def cache_bytes(self) -> int:
         """Size of the L2."""
         from harness import cuda
@@ -162,6 +169,9 @@ class Cuda:
         from harness import cuda
 
         handle = _handle(cuda.device())
+        processes: list[Any] = []
+        with suppress(pynvml.NVMLError):
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
         mask = _scaled(1, pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         return Conditions(
             sm_clock_hz=_hertz(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
@@ -169,6 +179,8 @@ class Cuda:
             temperature_c=_scaled(1, pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
             power_w=_scaled(1e-3, pynvml.nvmlDeviceGetPowerUsage, handle),
             reasons=tuple(text for name, text in _REASONS.items() if int(mask or 0) & getattr(pynvml, name)),
+            # One is this process, whose number may be another one where NVML counts: outside of the container.
+            others=max(0, len(processes) - 1),
         )
 
     def free_bytes(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -44,10 +45,14 @@ def calibrate(request: Request, blocks: int, observer: GateObserver) -> Iterator
     noise that was known before the first block. Raises what `paired` raises.
     """
     repository = Repository.find(request.plugins, request.files)
-    with repository.worktree(request.base, "base") as base, repository.worktree(request.base, "again") as same:
+    with (
+        repository.worktree(request.base, "base") as base,
+        repository.worktree(request.base, "again") as same,
+        ExitStack() as turn,
+    ):
         again = replace(same, code=replace(same.code, label=f"{request.base} again"))
         codes: dict[Side, Checkout] = {"base": prepared(base, request.prepare), "now": prepared(again, request.prepare)}
-        sides = _same(prepare(request, codes, observer))
+        sides = _same(prepare(request, codes, observer, turn))
         before = noise_store.load(sides.machine, request.noise)
         for block in range(blocks):
             seed = None if request.seed is None else request.seed + block

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.errors import MachineError, UsageError
 
-_TIMEOUT = 120
+_TIMEOUT = 120.0
 _LOCATIONS = frozenset({"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR"})
 
 
@@ -17,8 +17,8 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _LOCATIONS}
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """What git prints. Raises UsageError with git's own message, MachineError if git can't be run."""
+def git(folder: Path, *arguments: str, limit: float = _TIMEOUT) -> str:
+    """What git prints. Raises UsageError with git's own message, MachineError if git can't be run within `limit` s."""
     # Without the user's hooks, which may do anything to a new worktree.
     command = ["git", "-C", str(folder), "-c", "core.hooksPath=/dev/null", *arguments]
     try:
@@ -28,15 +28,15 @@ def git(folder: Path, *arguments: str) -> str:
             capture_output=True,
             text=True,
             check=False,
-            timeout=_TIMEOUT,
-            env=environment() | {"LC_ALL": "C"},
+            timeout=limit,
+            env=environment() | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
             start_new_session=True,
         )
     except FileNotFoundError as error:
         raise MachineError("git isn't installed", "install git: --base names one of its revisions") from error
     except subprocess.TimeoutExpired as error:
         raise MachineError(
-            f"git {arguments[0]} took longer than {_TIMEOUT} s", "find out why git hangs, then run the gate again"
+            f"git {arguments[0]} took longer than {limit:g} s", "find out why git hangs, then run the gate again"
         ) from error
     if done.returncode:
         raise UsageError(f"git {arguments[0]} failed: {done.stderr.strip()}", "")

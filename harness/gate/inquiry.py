@@ -6,15 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from harness import devices
 from harness.errors import HarnessError, brief, described
 from harness.gate import judging, measuring, used_code
 from harness.gate.case_lists import Cases, Wanted, common
 from harness.gate.observer import GateObserver
 from harness.gate.records import Judged, Side, UsedCode
 from harness.gate.used_code import Probed
-from harness.gate.worktree import Checkout, Repository
+from harness.gate.worktree import Checkout, Repository, shared_root
 from harness.model import Job
 from harness.ops import Catalogue
+from harness.processes.nursery import Nursery
 from harness.scenario import Selection
 
 
@@ -66,10 +68,12 @@ def _inquire(asking: Asking, repository: Repository, codes: Mapping[Side, Checko
     wanted, files, folders = asking.wanted, asking.files, asking.folders
     old, new = repository.old(base, files, folders), repository.new(base, files, folders)
     scenarios = {file.resolve() for file in (*files, *old)}
+    on_host = devices.kinds()[kind].on_host
     trees = {side: (*code.trees, repository.top) for side, code in codes.items()}
     with (
-        base.workers(kind, listen=trees["base"]) as of_base,
-        now.workers(kind, listen=trees["now"]) as of_now,
+        Nursery(shared_root(codes.values())) as nursery,
+        base.workers(kind, listen=trees["base"], nursery=nursery if on_host else None) as of_base,
+        now.workers(kind, listen=trees["now"], nursery=nursery if on_host else None) as of_now,
     ):
         with used_code.watched(repository, codes.values()) as opened:
             surveyed = of_base.survey((*wanted.files, *wanted.broken, *old), wanted.jobs)

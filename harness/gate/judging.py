@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from harness.gate.records import Judged
 from harness.model import Job
+from harness.processes import scratch
 from harness.processes.supervisor import Workers
 
 
@@ -16,8 +16,8 @@ def judged(base: Workers, now: Workers, jobs: Sequence[Job]) -> tuple[Judged, ..
 
     The base judges its own call first. What it finds wrong there says nothing about the working tree.
     """
-    with TemporaryDirectory(prefix="harness-judging-") as folder:
-        found = [_judge(base, now, job, Path(folder)) for job in jobs]
+    with scratch.folder("judging") as folder:
+        found = [_judge(base, now, job, folder) for job in jobs]
     return tuple(each for each in found if each)
 
 

@@ -13,8 +13,9 @@ from typing import TypeGuard
 
 from harness.gate.observer import GateObserver
 from harness.gate.records import CaseEvidence, Pair, Side, Stage
-from harness.gate.worktree import Checkout
+from harness.gate.worktree import Checkout, shared_root
 from harness.model import Job, Measurement
+from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
 
 Jobs = Mapping[Side, Sequence[Job]]
@@ -36,7 +37,8 @@ class PairMeasurer:
     """Measures pairs, and keeps the measurements and the pairs. device: its kind.
 
     draw: decides which side goes first, as `order` says. ahead: how many of the next processes start while one
-    measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn.
+    measures. Such a process loads torch, which takes seconds, and leaves the device alone before its turn. Where none
+    may start meanwhile, both processes of a pair are forked from one that has loaded torch.
     measurements: of each side by case id, one a process.
     """
 
@@ -73,8 +75,13 @@ class PairMeasurer:
         turns = [turn for turn in self._turns(count) if jobs[turn.side]]
         self.observer.planned(stage, count, sum(len(jobs[turn.side]) for turn in turns))
         with ExitStack() as stack:
-            workers = [stack.enter_context(self._workers(turn.side)) for turn in turns]
+            root = shared_root(self.codes.values())
+            alone = set() if self.ahead else {turn.pair for turn in turns}
+            nurseries = {pair: stack.enter_context(Nursery(root)) for pair in alone}
+            workers = [stack.enter_context(self._workers(turn.side, nurseries.get(turn.pair))) for turn in turns]
             for index, turn in enumerate(turns):
+                if turn.pair in nurseries and turn.side == turn.first:
+                    self._settle(nurseries[turn.pair])
                 for ahead in range(index + 1, min(index + 1 + self.ahead, len(turns))):
                     workers[ahead].begin(jobs[turns[ahead].side][0].case.world)
                 found = dict(self._process(turn, workers[index], jobs[turn.side]))
@@ -83,6 +90,8 @@ class PairMeasurer:
                     self.measurements[turn.side][case].append(measurement)
                 if turn.side != turn.first:
                     self._pair(found, turn, stage)
+                    if turn.pair in nurseries:
+                        nurseries[turn.pair].close()
 
     def _turns(self, count: int) -> Iterator[_Turn]:
         for pair, first in enumerate(islice(self._order, count), self._begun):
@@ -90,8 +99,13 @@ class PairMeasurer:
             yield _Turn("now" if first == "base" else "base", pair, first)
         self._begun += count
 
-    def _workers(self, side: Side) -> Workers:
-        return self.codes[side].workers(self.device)
+    def _settle(self, nursery: Nursery) -> None:
+        """Fork both processes of a pair or none: a forked one isn't to be compared with one that was started."""
+        if not all(nursery.serves(code.environment) for code in self.codes.values()):
+            nursery.close()
+
+    def _workers(self, side: Side, nursery: Nursery | None) -> Workers:
+        return self.codes[side].workers(self.device, nursery=nursery)
 
     def _process(self, turn: _Turn, workers: Workers, jobs: Sequence[Job]) -> Iterator[tuple[str, Measurement]]:
         for job in jobs:

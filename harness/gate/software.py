@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +23,16 @@ _DEPENDS = (
 def changed(files: Iterable[str], base: Path, now: Path) -> list[str]:
     """Those of the changed files by which other software would be installed. base, now: the folders of both sides."""
     return [file for file in files if _names_software(file) or _depends_otherwise(file, base, now)]
+
+
+def differing(base: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Which versions the two sides ran with where they aren't the same, one text each. Software is told by name.
+
+    A side that tells nothing has an earlier harness.
+    """
+    for name in sorted(base.keys() | now.keys()) if base and now else ():
+        if base.get(name) != now.get(name):
+            yield f"{name} {base.get(name, 'none')}, now {now.get(name, 'none')}"
 
 
 def _names_software(file: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,6 +31,8 @@ from harness.limits import Needs
 from harness.metrics import METRICS
 from harness.model import Limits, Machine
 from harness.ops import Catalogue
+from harness.processes import lock
+from harness.runner import most_ranks
 from harness.scenario import Selection
 
 _MOST_AHEAD = 4
@@ -118,24 +121,33 @@ def paired(request: Request, observer: GateObserver) -> GateRun:
     """
     start = Start.now()
     repository = Repository.find(request.plugins, request.files)
-    with two_sides(repository, request.base, request.prepare, request.harness, observer) as codes:
-        sides = prepare(request, codes, observer, repository)
+    with (
+        two_sides(repository, request.base, request.prepare, request.harness, observer) as codes,
+        ExitStack() as turn,
+    ):
+        sides = prepare(request, codes, observer, turn, repository)
         if request.earlier:
             check(request.earlier, sides.codes, sides.machine, sides.cases, sides.used)
         return run(request, sides, noise_store.load(sides.machine, request.noise), start)
 
 
 def prepare(
-    request: Request, codes: Mapping[Side, Checkout], observer: GateObserver, repository: Repository | None = None
+    request: Request,
+    codes: Mapping[Side, Checkout],
+    observer: GateObserver,
+    turn: ExitStack,
+    repository: Repository | None = None,
 ) -> Sides:
     """Find out what there is to measure. Raises what `paired` raises.
 
-    repository: the working tree's, which is compared with its base; None where one revision is compared with itself.
+    turn: until it ends, no other command measures on the devices. repository: the working tree's, which is compared
+    with its base; None where one revision is compared with itself.
     """
     device = devices.kinds()[request.selection.device]
-    shared = device.shared() or ""
     catalogue = Catalogue(request.plugins)
     asked = wanted(request.files, catalogue, request.selection)
+    turn.enter_context(lock.held(device, range(most_ranks(asked.jobs))))
+    shared = device.shared() or ""
     if asked.left_out:
         observer.say(asked.left_out)
     observer.note(f"asking {codes['base'].code.label} what it can measure")

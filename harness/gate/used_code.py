@@ -30,7 +30,8 @@ _HARMLESS = frozenset({"ok", "unsupported", "skipped"})
 class Probed:
     """What the processes of one side said. files: path and digest; opened: files of the trees, by any process.
 
-    fine: whether every case was right, or can't be run here. right: ids of the cases that were right.
+    fine: whether every case was right, or can't be run here. right: ids of the cases that were right. software: name
+    and version.
     """
 
     files: Mapping[Path, str]
@@ -38,23 +39,27 @@ class Probed:
     complete: bool
     fine: bool
     right: frozenset[str]
+    software: Mapping[str, str]
 
 
 def probe(workers: Workers, jobs: Iterable[Job], opened: Opened) -> Probed:
     """Check each case once. workers: they listen."""
     files: dict[Path, str] = {}
     ended: dict[str, str] = {}
+    installed: dict[str, str] = {}
     for job in jobs:
         ended[job.case.id] = workers.measure(job, timed=False).status
         opened.so_far()
         # Each time, since a process that crashes takes with it what it knows.
-        files |= {Path(path): content for path, content in workers.survey().used}
+        surveyed = workers.survey()
+        files |= {Path(path): content for path, content in surveyed.used}
+        installed |= dict(surveyed.software)
     fine = all(status in _HARMLESS for status in ended.values())
     right = frozenset(key for key, status in ended.items() if status == "ok")
     # This process loads modules of its own meanwhile. What the asked process loads of them, it tells itself.
     own = python.own_root() / "harness"
     seen = frozenset(file for file in opened.so_far() if not file.is_relative_to(own))
-    return Probed(files, seen, opened.complete, fine, right)
+    return Probed(files, seen, opened.complete, fine, right, installed)
 
 
 def watched(repository: Repository, codes: Iterable[Checkout]) -> AbstractContextManager[Opened]:
@@ -84,6 +89,7 @@ def compared(
         changed=tuple(name for name in changed if name in used),
         unused=tuple(name for name in changed if name not in used),
         software=tuple(software.changed(changed, codes["base"].folder or top, top)),
+        versions=tuple(software.differing(probed["base"].software, probed["now"].software)),
         complete=all(side.complete for side in probed.values()),
     )
 

@@ -6,8 +6,8 @@ import fcntl
 import hashlib
 import itertools
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
@@ -15,10 +15,11 @@ from typing import IO
 from harness import kept, paths, source
 from harness.discover import entry_points
 from harness.errors import MachineError, UsageError
-from harness.gate import submodules
+from harness.gate import left_behind, submodules
 from harness.gate.git import git
 from harness.gate.records import Revision
 from harness.processes import python
+from harness.processes.nursery import Nursery
 from harness.processes.supervisor import Workers
 from harness.processes.surroundings import Surroundings
 
@@ -49,6 +50,11 @@ class Checkout:
         return tuple(place for place in (self.home, self.folder) if place)
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes."""
+        return python.environment(self.root, self.around)
+
+    @property
     def digest(self) -> str:
         """The hash that each process of this code must tell, or the code was edited since the gate began; "" for any.
 
@@ -58,10 +64,19 @@ class Checkout:
         runs = self.root is None or self.root.resolve() == python.own_root()
         return self.code.digest if runs else ""
 
-    def workers(self, device: str, *, listen: tuple[Path, ...] = ()) -> Workers:
-        """Processes of this side. listen: folders of code; the processes tell which files they use."""
-        around = replace(self.around, listen=listen)
+    def workers(self, device: str, *, listen: tuple[Path, ...] = (), nursery: Nursery | None = None) -> Workers:
+        """Processes of this side. listen: folders of code; the processes tell which files they use.
+
+        nursery: from which they are forked, if they can be.
+        """
+        around = replace(self.around, listen=listen, nursery=nursery)
         return Workers(device, self.plugins, self.root, self.digest, around)
+
+
+def shared_root(codes: Iterable[Checkout]) -> Path | None:
+    """The folder with the harness that measures all of these codes; None if they have several."""
+    roots = {(code.root or python.own_root()).resolve() for code in codes}
+    return roots.pop() if len(roots) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +169,15 @@ class Repository:
         """
         commit = self.commit(rev)
         with _slot(self.top, side) as folder:
-            home = folder.with_name(f"{folder.name}.made")
+            home = left_behind.made(folder)
             try:
-                self._remove(folder, home)  # left by a gate that was killed
+                left_behind.remove(self.top, folder)  # left by a gate that was killed a moment ago
                 git(self.top, "worktree", "add", "--detach", str(folder), commit)
                 submodules.fill(self.top, folder, commit)
                 home.mkdir()
                 yield self._checkout(folder, home, rev, commit)
             finally:
-                self._remove(folder, home)
+                left_behind.remove(self.top, folder)
 
     def _checkout(self, folder: Path, home: Path, rev: str, commit: str) -> Checkout:
         root = None if self.package is None else folder / self.package
@@ -198,13 +213,6 @@ class Repository:
         own = [] if self.package is None else [self.package / "harness", self.package / "kernels"]
         return [*map(str, own), *(str(p.parent) for p in self.plugins if p.is_relative_to(self.top))]
 
-    def _remove(self, folder: Path, home: Path) -> None:
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(home, ignore_errors=True)
-        # Not `prune`, which also drops worktrees whose folders can't be reached for a while. Fails if there was none.
-        with suppress(UsageError):
-            git(self.top, "worktree", "remove", "--force", str(folder))
-
 
 def _variables(home: Path) -> tuple[tuple[str, str], ...]:
     """What keeps each side from what the other one has compiled: torch keeps extensions by their name alone."""
@@ -222,7 +230,9 @@ def _slot(top: Path, side: str) -> Iterator[Path]:
     if problem := kept.distrust(paths.cache()):
         advice = "the code of the base would lie there: name a folder of your own in HARNESS_CACHE"
         raise MachineError(f"the cache folder isn't used: {problem}", advice)
-    home = paths.cache().resolve() / "worktrees" / hashlib.sha256(str(top).encode()).hexdigest()[:12]
+    worktrees = paths.cache().resolve() / "worktrees"
+    left_behind.clean(worktrees)
+    home = worktrees / hashlib.sha256(str(top).encode()).hexdigest()[:12]
     for number in itertools.count():
         folder = home / (side if number == 0 else f"{side}-{number}")
         with _open(folder.with_suffix(".lock")) as lock:
@@ -230,6 +240,9 @@ def _slot(top: Path, side: str) -> Iterator[Path]:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue
+            lock.truncate(0)
+            lock.write(str(top))
+            lock.flush()
             yield folder
             return
 
@@ -238,7 +251,7 @@ def _open(file: Path) -> IO[str]:
     """The file, opened for writing, with its folder. Raises MachineError if it can't be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        return file.open("w")
+        return file.open("a", encoding="utf-8")  # what stands there is of who holds it
     except OSError as error:
         advice = "free some space, or name another folder in HARNESS_CACHE"
         raise MachineError(f"{file}: can't be written: {error.strerror}", advice) from error

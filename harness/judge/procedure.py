@@ -6,7 +6,6 @@ import hashlib
 import json
 import random
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from harness.judge.records import CANDIDATE, Asked, Calls, Judgement, Sheet
 from harness.judge.sources import Source
 from harness.model import FAILED, Case, Job, Measurement, Run
 from harness.ops import Catalogue, Op
+from harness.processes import scratch
 from harness.processes.supervisor import Workers
 from harness.runner import Observer
 from harness.scenario import Definition, Setting
@@ -47,9 +47,8 @@ def judge(asked: Asked, command: Sequence[str], observer: Observer) -> Judgement
     Raises UsageError for a request that can't be carried out, InputError for a manifest, and MachineError where nothing
     can be measured. Whatever the candidate does ends in a judgement.
     """
-    with tempfile.TemporaryDirectory(prefix="judge-") as folder:
+    with scratch.folder("judge") as home:
         observer.note("what the candidate is, and its reference")
-        home = Path(folder)
         ruling = verdict.Ruling(asked, _sha256(asked.candidate), tuple(command))
         try:
             sheet = _settled(asked, home)

@@ -46,10 +46,14 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """State of the device at one moment; None for what the device doesn't tell. reasons: why clocks were lowered."""
+    """State of the device at one moment; None for what the device doesn't tell.
+
+    reasons: why clocks were lowered. others: how many processes computed on the device, beside the one that asks.
+    """
 
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     reasons: tuple[str, ...] = ()
+    others: int = 0

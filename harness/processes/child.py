@@ -105,7 +105,9 @@ class Worker:
                 scenarios = tuple(plan.scenarios if plan else () for plan in plans)
                 ops = {name: op for plan in plans if plan for name, op in plan.ops.items()}
                 used = self._heard.so_far() if self._heard else ()
-                return Surveyed(asked, known, scenarios, used, strictness(ops.values()))
+                machine = self._device.machine()
+                software = (*((("driver", machine.driver),) if machine.driver else ()), *machine.versions)
+                return Surveyed(asked, known, scenarios, used, strictness(ops.values()), software)
 
     def _plan(self, file: Path) -> scenario.Plan | None:
         """What a scenario file asks for, as this code understands it; None if it can't load the file.

@@ -135,7 +135,8 @@ class Surveyed(_Numbered):
     files: the jobs of each scenario file, None for one that this code can't load. known: ids of the jobs' cases that
     this code can measure. scenarios: each file's, with their floors and roles; an earlier harness tells none.
     used: path and SHA-256 of each file that the process has used, if it listens. checks: how strictly the ops of the
-    files are checked; None from an earlier harness, which doesn't tell it.
+    files are checked; None from an earlier harness, which doesn't tell it. software: name and version of the driver and
+    of each package that times rest on, as this process sees them; an earlier harness tells none.
     """
 
     files: tuple[tuple[Job, ...] | None, ...]
@@ -143,6 +144,7 @@ class Surveyed(_Numbered):
     scenarios: tuple[tuple[Scenario, ...], ...] = ()
     used: tuple[tuple[str, str], ...] = ()
     checks: tuple[Strictness, ...] | None = None
+    software: tuple[tuple[str, str], ...] = ()
     kind: Literal["surveyed"] = "surveyed"
 
 

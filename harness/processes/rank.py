@@ -8,13 +8,15 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from harness import ranks
 from harness.processes import descendants, python
+from harness.processes.nursery import Forked
 from harness.processes.surroundings import Surroundings
 
 GRACE = 2.0
@@ -90,19 +92,10 @@ class Rank:
         os.set_blocking(replies, False)
         self._replies = io.FileIO(replies)
         local = number if begin.local is None else begin.local
-        environment = {"RANK": str(number), "LOCAL_RANK": str(local)}
+        environment = python.environment(begin.root, begin.around) | begin.meeting.environment()
+        environment |= {"RANK": str(number), "LOCAL_RANK": str(local)}
         try:
-            self._process = subprocess.Popen(
-                _command(begin, sink),
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=self._log,
-                stderr=self._log,
-                pass_fds=[sink],
-                env={**python.environment(begin.root, begin.around), **begin.meeting.environment(), **environment},
-                start_new_session=True,
-                cwd=begin.around.working_folder() if begin.around else None,
-            )
+            self._process = _started(begin, environment, self._log, sink)
         finally:
             os.close(sink)
 
@@ -192,6 +185,28 @@ class Rank:
         # Python lists every extension module at the end of a fatal error, which pushes out what matters.
         lines = [line for line in text.splitlines() if line.strip() and not line.startswith("Extension modules:")]
         return "\n".join(lines[-_TAIL_LINES:])
+
+
+def _started(
+    begin: Beginning, environment: Mapping[str, str], log: IO[bytes], sink: int
+) -> subprocess.Popen[bytes] | Forked:
+    """The process, forked where that can be. sink: the pipe of its replies."""
+    command = _command(begin, sink)
+    folder = begin.around.working_folder() if begin.around else None
+    nursery = begin.around.nursery if begin.around and begin.meeting.size == 1 else None
+    if nursery and (forked := nursery.start(command, environment, folder, log.fileno(), sink)):
+        return forked
+    return subprocess.Popen(
+        command,
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        pass_fds=[sink],
+        env=environment,
+        start_new_session=True,
+        cwd=folder,
+    )
 
 
 def _command(begin: Beginning, replies: int) -> list[str]:

@@ -28,12 +28,15 @@ def main() -> None:
     path = [entry or root for entry in imports["path"]]
     more = [entry for entry in sys.path if entry not in path and os.path.realpath(entry) != refused]
     sys.path[:] = path + more
-    _import_package(os.path.join(root, "harness"))  # noqa: PTH118 - pathlib would be loaded before the package
+    import_package(os.path.join(root, "harness"))  # noqa: PTH118 - pathlib would be loaded before the package
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 
 
-def _import_package(folder: str) -> None:
+def import_package(folder: str) -> None:
+    """Import the package in a folder, unless it is imported already."""
+    if getattr(sys.modules.get("harness"), "__path__", None) == [folder]:
+        return
     file = os.path.join(folder, "__init__.py")  # noqa: PTH118
     spec = importlib.util.spec_from_file_location("harness", file, submodule_search_locations=[folder])
     assert spec

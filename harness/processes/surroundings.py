@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.processes.nursery import Nursery
+
 _ROOM = 16384
 _FILLER = "HARNESS_FILLER"
 
@@ -18,12 +20,14 @@ class Surroundings:
     site: a folder with packages, which come before all others; None for none. moved: pairs of folders: what the
     environment and the path of modules name below the first is taken from the second, if it is there. variables: more
     environment variables. listen: if there are any, the process tells which files it uses. The folders hold its code.
+    nursery: from which the process is forked, if it can be.
     """
 
     site: Path | None = None
     moved: tuple[tuple[Path, Path], ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     listen: tuple[Path, ...] = ()
+    nursery: Nursery | None = None
 
     def place(self, path: str) -> str:
         """The path, moved if it lies in the folder that is moved and is there in the other one."""

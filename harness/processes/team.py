@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal, TypeVar
 
 from pydantic import ValidationError
@@ -30,7 +29,8 @@ from harness.processes.messages import (
     Reply,
     Surveyed,
 )
-from harness.processes.rank import GRACE, PREFIX, Beginning, Meeting, Rank
+from harness.processes.rank import GRACE, Beginning, Meeting, Rank
+from harness.processes.scratch import Scratch
 from harness.processes.surroundings import Surroundings
 from harness.processes.torchrun import RankHandle, leader
 
@@ -85,11 +85,10 @@ class Team:
         self._ranks: list[RankHandle] = []
         leads = leader() if size > 1 else None
         one_host = leads.has_on_its_host(size) if leads else size > 1
-        # The folder of a temporary directory is its user's alone.
-        self._folder = TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) if one_host else None
+        self._folder = Scratch("ranks") if one_host else None
         try:
             address = leads.address if leads and not self._folder else "127.0.0.1"
-            folder = Path(self._folder.name) if self._folder else None
+            folder = self._folder.path if self._folder else None
             meeting = Meeting(size, size, address, _free_port(address), folder)
             begin = Beginning(device, tuple(plugins), meeting, root, around=around)
             for number in range(size):
@@ -167,7 +166,7 @@ class Team:
         for rank in self._ranks:
             rank.kill()
         if self._folder:
-            self._folder.cleanup()
+            self._folder.remove()
 
     def _answers(self, kind: type[Answer], limit: float, report: Report | None = None) -> dict[int, Answer]:
         deadline = time.monotonic() + limit

@@ -24,11 +24,16 @@ from harness import paths
 _OWN = Path(__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _SYSTEM = tuple(
-    Path(f"/{name}") for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run"]
-)
-# What torch compiled is kept there by its content, so that no side can get what another one made.
-_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-_KEPT_BY_TORCH = ("torchinductor_", ".triton")
+    Path(f"/{name}")
+    for name in ["usr", "lib", "lib32", "lib64", "bin", "sbin", "etc", "proc", "sys", "dev", "run", "snap", "nix/store",
+                 "var/lib", "var/cache", "opt/cuda", "opt/nvidia", "opt/conda"]
+)  # fmt: skip
+_INSTALLATIONS = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CONDA_PREFIX", "NVHPC_ROOT")
+"""Variables that name folders of software which is installed for both sides, outside of the system's folders."""
+# What libraries and the driver compiled is kept there by its content, so no side can get what another one made.
+_BY_CONTENT = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "CUPY_CACHE_DIR")
+_KEPT_BY_CONTENT = ("torchinductor_", ".triton", ".nv", ".cupy")
+"""How the names of the usual folders begin."""
 _LONGEST_PATH = 4096
 _STARTS = frozenset({"subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"})
 
@@ -86,7 +91,7 @@ class UsedFiles:
         tree = self._tree(path)
         pythons = [*map(Path, (sys.prefix, sys.base_prefix))]
         if tree is None:
-            kept = [Path(folder) for name in _BY_CONTENT if (folder := os.environ.get(name))]
+            kept = [Path(folder) for name in (*_BY_CONTENT, *_INSTALLATIONS) if (folder := _named_by(name))]
             own = (_OWN, _OWN.parent / "pyproject.toml", paths.data("kernels"), paths.data("scenarios"))
             left_out = [*pythons, *kept, *own, paths.cache().resolve(), *_SYSTEM]
         else:
@@ -97,7 +102,7 @@ class UsedFiles:
             "__pycache__" not in path.parts
             and not _INSTALLED & {*inside.parts}
             and ".git" not in inside.parts
-            and (tree is not None or not any(part.startswith(_KEPT_BY_TORCH) for part in path.parts))
+            and (tree is not None or not any(part.startswith(_KEPT_BY_CONTENT) for part in path.parts))
             and not any(path.is_relative_to(folder) for folder in left_out)
         )
 
@@ -129,6 +134,12 @@ def digest(file: Path) -> str:
             return hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError:
         return ""
+
+
+def _named_by(variable: str) -> str:
+    """The folder that a variable names, without links; "" for none, and for the folder of all files."""
+    folder = os.path.realpath(os.environ.get(variable) or "/")
+    return "" if folder == "/" else folder
 
 
 def _words(event: str, arguments: tuple[Any, ...]) -> Iterator[str]:

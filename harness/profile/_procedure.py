@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from harness import store
+from harness import devices, store
 from harness.errors import MachineError, UsageError
 from harness.model import Attachment, Job
-from harness.processes import python
+from harness.processes import lock, python
 from harness.profile import Tool, Ways, _request, tools
 from harness.profile._request import CaseRan, ProfileRequest
 
@@ -72,8 +72,24 @@ def profile(  # noqa: PLR0913 - the command line passes all of it, by name
     what comes later; after an interrupt, what a tool with a file a case has found until then. Raises MachineError if
     the tool can't be used here, or leaves nothing to read.
     """
+    tools()[name].refuse()
+    # What runs under a tool would disturb whoever measures.
+    ranks = max((job.case.world for job in jobs), default=0)
+    with lock.held(devices.kinds()[device], range(ranks)):
+        return _profile(name, jobs, device, plugins, folder, told, options, keep)
+
+
+def _profile(  # noqa: PLR0913, PLR0917 - as above
+    name: str,
+    jobs: Sequence[Job],
+    device: str,
+    plugins: Sequence[Path],
+    folder: Path,
+    told: Told,
+    options: Mapping[str, int] | None,
+    keep: Callable[[Sequence[Attachment]], None],
+) -> Profiled:
     tool = tools()[name]
-    tool.refuse()
     todo, found = list(jobs), Profiled()
     while todo:
         part = prepared(name, todo, device=device, plugins=plugins, folder=folder, options=options)

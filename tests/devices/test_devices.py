@@ -195,6 +195,26 @@ def test_others_on_any_visible_gpu_are_seen(gpus):
     assert Cuda().shared() == "1 other process on the GPU"
 
 
+def test_others_on_the_gpu_in_use_are_counted_without_this_process(gpus, monkeypatch):
+    """In a container its number may be another one, or the list is empty."""
+    visible, busy = gpus
+    monkeypatch.setattr("harness.cuda.device", lambda: visible[1])
+    for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature",
+                 "nvmlDeviceGetPowerUsage"):  # fmt: skip
+        monkeypatch.setattr(f"pynvml.{name}", lambda *_: 0)
+    assert Cuda().conditions().others == 1
+    busy[1][:] = [4711]
+    assert Cuda().conditions().others == 0
+    busy[1].clear()
+    assert Cuda().conditions().others == 0
+
+
+def test_gpus_are_held_by_their_uuids(gpus):
+    assert Cuda().hardware == ("GPU 0", "GPU 1")
+    gpus[0].reverse()
+    assert Cuda().hardware == ("GPU 1", "GPU 0")
+
+
 def test_the_survey_tells_of_each_gpu(gpus):
     facts = list(islice(environment._devices({"cuda": None}), 2))
     assert [fact.name for fact in facts] == ["cuda 0", "cuda 1"]

@@ -6,6 +6,7 @@ Its clock is simulated, so that every time is exact: bytes over a bandwidth.
 from __future__ import annotations
 
 import csv
+import fcntl
 import importlib
 import os
 import subprocess
@@ -24,6 +25,7 @@ from harness.errors import UsageError
 from harness.model import Code, Job, Timing
 from harness.ops import Catalogue, Variant, declarations
 from harness.ops.codes import codes
+from harness.processes import lock
 
 PACKAGE = Path(__file__).parents[1] / "plugins" / "simulated"
 OPS = f"--ops={PACKAGE / 'doubled.py'}"
@@ -71,6 +73,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return Measured(folder / "run", done.stdout)
+
+
+def test_a_command_waits_for_whoever_measures_on_the_device(tmp_path: Path) -> None:
+    name = f"simulated-{os.getpid()}"
+    file = lock.folder() / f"harness-{name}.lock"
+    command = [sys.executable, "-m", "harness", "peak", "--device=simulated"]
+    path = os.pathsep.join(map(str, (PACKAGE, Path(devices.__file__).parents[2])))
+    environment = os.environ | {"PYTHONPATH": path, "SIMULATED_HARDWARE": name}
+    try:
+        with file.open("w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+                assert process.stderr
+                lines = iter(process.stderr.readline, "")
+                assert any(line.startswith(f"waiting for {name}: another command measures on it") for line in lines)
+                fcntl.flock(held, fcntl.LOCK_UN)
+                process.communicate(timeout=240)
+        assert process.returncode == 0
+    finally:
+        file.unlink(missing_ok=True)
 
 
 def test_it_is_listed_ahead_of_the_host_s_processor_and_surveyed() -> None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from harness import devices, store
 from harness.cuda.compile import compile_verbose
@@ -185,17 +184,6 @@ def is_right(plugin: Path, case: Case) -> None:
     with Session(case, Catalogue((plugin,))[case.op], devices.kinds()["cuda"]) as session:
         session.prepare()
         assert session.check() is None
-
-
-def test_the_workflow_s_commands_exist() -> None:
-    workflow = yaml.safe_load((EXAMPLES / "gate.yml").read_text())
-    steps = workflow["jobs"]["gate"]["steps"]
-    (gate,) = [step["run"] for step in steps if step.get("name") == "Gate"]
-    script = ROOT / gate.split()[0]
-    assert os.access(script, os.X_OK)
-    named = {name for step in steps for name in step.get("env", {})}
-    assert named
-    assert all(name in script.read_text() for name in named)
 
 
 def test_every_example_is_listed_and_short() -> None:

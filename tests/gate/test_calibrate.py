@@ -50,7 +50,7 @@ def calibrate(
         found = (evidence(pairs=(*pairs, confirm)), evidence(None, of=case(n=2), pairs=()))
         return GateRun("paired", CODE.code, CODE.code, machine, (), found, (), request.seed, 0.01, "", 1.0)
 
-    def prepare(request: Request, codes: Any, observer: Any) -> Sides:
+    def prepare(request: Request, codes: Any, observer: Any, turn: Any) -> Sides:
         assert codes["now"].code.label == "HEAD again"
         both, alone = Job(case()), Job(case(n=3))
         jobs = {"base": (both,), "now": (both, alone)} if request.files else {"base": (), "now": (alone,)}

@@ -280,7 +280,7 @@ def test_what_cannot_be_compared_is_refused(repository: Path, gate: Gate) -> Non
 def test_a_base_that_speaks_otherwise_is_measured_by_the_working_tree_alone(repository: Path, gate: Gate) -> None:
     messages = repository / "harness" / "processes" / "messages.py"
     messages.write_text(messages.read_text().replace(f"VERSION = {VERSION}\n", "VERSION = 99\n"))
-    done = gate("--base=HEAD", "steady", *ON_CPU, "--output=out")
+    done = gate("--base=HEAD", "steady", *ON_CPU, WIDE, "--output=out")
     assert done.returncode == 3, done.stderr
     told = " ".join(done.stdout.split())
     assert "undecided (measuring): the code that measures both sides changed: harness/processes/messages.py" in told

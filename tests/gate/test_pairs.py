@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 
@@ -18,6 +19,7 @@ from harness.gate.pairing import PairMeasurer
 from harness.gate.records import Revision, Side
 from harness.gate.worktree import Checkout
 from harness.model import Case, Job, Measurement, Work
+from harness.processes import python, start
 
 CODE = Revision("main", "0" * 40, False, "0" * 64)
 CODES: dict[Side, Checkout] = {"base": Checkout(CODE, Path("/base"), ()), "now": Checkout(CODE, Path("/now"), ())}
@@ -47,6 +49,8 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
                 told.append(("now", f"code {digest}"))
             root = root or Path("/now")
             self.side = root.name
+            if around.nursery:
+                around.nursery.sides.append(self.side)
 
         def __enter__(self) -> Self:
             return self
@@ -69,7 +73,36 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
             return Measurement(job.case, "ok", samples=(seconds,), work=work, process=process)
 
     monkeypatch.setattr(worktree, "Workers", Fake)
+    monkeypatch.setattr(pairing, "Nursery", FakeNursery)
+    FakeNursery.made.clear()
     return told
+
+
+class FakeNursery:
+    """Notes for which sides processes may be forked, which it was asked about, and when it was closed."""
+
+    made: ClassVar[list[FakeNursery]] = []
+    unserved: ClassVar[set[str]] = set()
+
+    def __init__(self, root: Path | None) -> None:
+        self.root, self.closed = root, 0
+        self.sides: list[str] = []
+        self.asked: list[str] = []
+        self.made.append(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def serves(self, environment: Mapping[str, str]) -> bool:
+        root: str = json.loads(environment[start.VARIABLE])["root"]
+        self.asked.append(Path(root).name)
+        return Path(root).name not in self.unserved
+
+    def close(self) -> None:
+        self.closed += 1
 
 
 def jobs(*ops: str, world: int = 1) -> list[Job]:
@@ -101,6 +134,35 @@ def test_of_any_ten_pairs_in_sequence_each_side_goes_first_in_five(seed: int) ->
     assert {firsts[i : i + 10].count("base") for i in range(len(firsts) - 9)} == {5}
     # The pairs of a screen never have one order.
     assert {firsts[i : i + 3].count("base") for i in range(len(firsts) - 2)} <= {1, 2}
+
+
+def test_a_pair_is_forked_from_a_nursery_of_its_own(log: list[tuple[str, str]]) -> None:
+    """Not where processes start ahead: a GPU's do, and its time is none of the host's."""
+    both = jobs("a")
+    pairs()[0].measure("screen", 3, {"base": both, "now": both})
+    assert [(sorted(each.sides), sorted(each.asked), each.closed) for each in FakeNursery.made] == [
+        (["base", "now"], ["base", "now"], 1)
+    ] * 3
+    assert {each.root for each in FakeNursery.made} == {None}, "each side has a harness of its own"
+    FakeNursery.made.clear()
+    pairs(ahead=2)[0].measure("screen", 3, {"base": both, "now": both})
+    assert not FakeNursery.made
+
+
+def test_a_forked_process_is_not_compared_with_one_that_was_started(
+    log: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeNursery, "unserved", {"now"})
+    both = jobs("a")
+    pairs()[0].measure("screen", 1, {"base": both, "now": both})
+    # Closed before anything was measured, and again when the pair was complete.
+    assert [each.closed for each in FakeNursery.made] == [2]
+
+
+def test_one_harness_that_measures_both_sides_is_loaded_once() -> None:
+    same = Checkout(CODE, None, ())
+    assert worktree.shared_root([same, Checkout(CODE, python.own_root(), ())]) == python.own_root()
+    assert worktree.shared_root(CODES.values()) is None
 
 
 def test_the_order_is_random() -> None:

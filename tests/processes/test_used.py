@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,10 +36,15 @@ def top(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def used_by(top: Path, code: str) -> list[str]:
+def used_by(top: Path, code: str, **variables: str) -> list[str]:
     """Files that the code uses, after `early` was imported; relative to the top where they lie below."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(top), code], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-c", PROGRAM, str(top), code],
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return [str(Path(file).relative_to(top)) if file.startswith(str(top)) else file for file in json.loads(done.stdout)]
 
@@ -120,3 +126,45 @@ def test_files_outside_and_what_commands_name_are_told(
     outside.write_text("")
     found = used_by(top, f"import subprocess; {code.format(outside=str(outside))}")
     assert found == sorted(["early.py", *(file.format(outside=outside) for file in more)], key=lambda f: str(top / f))
+
+
+def test_what_a_gpu_brings_along_is_no_code_that_both_sides_share(
+    top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Software that is installed for all, and what was compiled by its content. What is kept by its name counts."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    alike = [
+        "cuda-13/lib64/libnvrtc.so.13",  # CUDA_HOME is a link to it
+        "cuda-13/include/cuda_fp16.h",
+        "home/.triton/cache/AB12/softmax.cubin",
+        "home/.nv/ComputeCache/0/1/index",
+        "home/.cupy/kernel_cache/ab12.cubin",
+        "tmp/torchinductor_me/ab/cab.py",
+        "inductor/fxgraph/ab/f.py",
+        "triton/CD34/softmax.json",
+        "driver/ComputeCache/2",
+    ]
+    by_name = ["home/.cache/mine/fast.cubin", "tmp/fast.ptx", "cuda-12/lib64/mine.so"]
+    for name in (*alike, *by_name):
+        file = elsewhere / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    (elsewhere / "cuda").symlink_to("cuda-13")
+    folders = {
+        "CUDA_HOME": "cuda", "TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton",
+        "CUDA_CACHE_PATH": "driver",
+    }  # fmt: skip
+    code = "\n".join(f"open({str(elsewhere / name)!r}).read()" for name in (*alike, *by_name))
+    dlopen = (
+        f"\nimport ctypes\ntry:\n    ctypes.CDLL({str(elsewhere / 'cuda' / alike[0][8:])!r})\nexcept OSError:\n    pass"
+    )
+    found = used_by(top, code + dlopen, **{name: str(elsewhere / folder) for name, folder in folders.items()})
+    assert found == sorted(["early.py", *(str(elsewhere / name) for name in by_name)], key=lambda f: str(top / f))
+
+
+def test_a_variable_that_names_everything_leaves_nothing_out(
+    top: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("kept") / "fast.so"
+    outside.write_text("")
+    assert str(outside) in used_by(top, f"open({str(outside)!r}).read()", CUDA_HOME="/", CUDA_PATH="")

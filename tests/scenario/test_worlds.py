@@ -30,7 +30,13 @@ def planned(file: Path, device: str, folder: Path) -> Plan:
 
 
 def test_the_files_are_those_of_several_devices() -> None:
-    assert [file.stem for file in FILES] == ["collectives", "scaling", "scaling_autotune", "scaling_llama", "scaling_small"]
+    assert [file.stem for file in FILES] == [
+        "collectives",
+        "scaling",
+        "scaling_autotune",
+        "scaling_llama",
+        "scaling_small",
+    ]
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -11,7 +11,11 @@ from harness.model import Case, Measurement
 
 _ALONE = "end what else runs on the device, and run the gate again"
 _PASSES: tuple[Outcome, ...] = ("ok", "improved")
-_COOL = "let the device cool, check its power limit and what else runs on it, and run the gate again"
+_DISTURBANCES = {
+    "throttled": "let the device cool, check its power limit and what else runs on it, and run the gate again",
+    "shared": _ALONE,
+}
+"""Codes of warnings that say that the machine made a time longer, and what to do."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -27,7 +31,9 @@ def review(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[Finding]
         severity: Severity = "environment" if resting else "note"
         yield Finding("environment", severity, f"the device was shared: {evidence.shared}", _ALONE)
     for found in evidence.cases:
-        yield from _throttled(found, [finding for finding in resting if finding.case == found.case])
+        about = [finding for finding in resting if finding.case == found.case]
+        for code, advice in _DISTURBANCES.items():
+            yield from _disturbed(found, about, code, advice)
 
 
 def _nothing_measured(evidence: Evidence) -> Iterator[Finding]:
@@ -69,31 +75,31 @@ def _control(case: Case, grave: bool, graver: str, text: str) -> Finding:
     return Finding("environment", "environment" if grave else "note", graver if grave else text, _ALONE, case)
 
 
-def _throttled(found: CaseEvidence, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """A finding if clocks were lowered; it is graver if the case's verdict rests on them.
+def _disturbed(found: CaseEvidence, findings: Sequence[Finding], code: str, advice: str) -> Iterator[Finding]:
+    """A finding if times have a warning of this code; it is graver if the case's verdict rests on such times.
 
-    Verdicts are what other rules found, and that the case passes: a base with lowered clocks hides a loss.
+    Verdicts are what other rules found, and that the case passes: a base that was disturbed hides a loss.
     """
-    before, after = _times_throttled(found.base), _times_throttled(found.now)
+    before, after = _times_disturbed(found.base, code), _times_disturbed(found.now, code)
     if not before and not after:
         return
     passes = found.decision is not None and found.decision.outcome in _PASSES and not found.control
     hidden = passes and _clearly_more(before, after)
     rests = hidden or any(_rests(finding, found, before, after) for finding in findings)
-    reasons = next(w.message for m in (*found.now, *found.base) for w in m.warnings if w.code == "throttled")
+    reasons = next(w.message for m in (*found.now, *found.base) for w in m.warnings if w.code == code)
     message = f"{reasons} ({before} of {len(found.base)} processes of the base, {after} of {len(found.now)} of now)"
     message += ": a loss may be hidden" if hidden else ""
-    yield Finding("environment", "environment" if rests else "note", message, _COOL, found.case)
+    yield Finding("environment", "environment" if rests else "note", message, advice, found.case)
 
 
 def _rests(finding: Finding, found: CaseEvidence, before: int, after: int) -> bool:
-    """Whether a finding rests on lowered clocks. before, after: processes of the base and of now that had them."""
+    """Whether a finding rests on disturbed times. before, after: processes of the base and of now that have such."""
     if finding.severity == "undecided":
         return True
     if finding.rests_on == ("now",):
-        # If some processes ran at full clocks and show the same, lowered clocks aren't the reason.
+        # If some processes weren't disturbed and show the same, that isn't the reason.
         return after == len(found.now)
-    # If the base had lowered clocks about as often, both sides lost alike, and what is left is a loss of the code.
+    # If the base was disturbed about as often, both sides lost alike, and what is left is a loss of the code.
     return _clearly_more(after, before)
 
 
@@ -102,5 +108,5 @@ def _clearly_more(one: int, other: int) -> bool:
     return one - other > math.sqrt(one + other)
 
 
-def _times_throttled(measurements: Sequence[Measurement]) -> int:
-    return sum(any(warning.code == "throttled" for warning in m.warnings) for m in measurements)
+def _times_disturbed(measurements: Sequence[Measurement], code: str) -> int:
+    return sum(any(warning.code == code for warning in m.warnings) for m in measurements)

@@ -11,7 +11,7 @@ ACCEPT = "files that say which software is installed changed, but both sides ran
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """One undecided finding that names the files."""
+    """An undecided finding that names the files, and one that names the versions with which the sides differ."""
     if evidence.used and evidence.used.software:
         named = ", ".join(evidence.used.software)
         text = f"the software to install changed, but both sides ran with what is installed here: {named}"
@@ -19,4 +19,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
             "install the software of each revision, measure it with harness run --repeat 10, and compare: harness gate "
             "REF RUN; if no time depends on it: --accept software"
         )
+        yield Finding("software", "undecided", text, advice)
+    if evidence.used and evidence.used.versions:
+        text = f"{evidence.base} ran with other software than the working tree: {'; '.join(evidence.used.versions)}"
+        advice = "give both sides the same software; if the change means to compare this software: --accept software"
         yield Finding("software", "undecided", text, advice)

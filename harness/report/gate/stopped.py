@@ -81,14 +81,18 @@ def publish(stopped: Stopped, environ: Mapping[str, str], top: Path) -> None:
 
 
 def annotation(stopped: Stopped, top: Path) -> str:
-    """The annotation of a workflow, beside the file and line that the message begins with, if it does."""
+    """The annotation of a workflow, beside the file and line that the message begins with, if it does.
+
+    Of an error in Python the message names the line later, beside the name of the file alone.
+    """
     found = _PLACE.match(stopped.message.removeprefix("--ops "))
     path = Path(found["file"]) if found else None
-    if path is None or (path.is_absolute() and not path.is_relative_to(top)):
+    if found is None or path is None or path.is_dir() or (path.is_absolute() and not path.is_relative_to(top)):
         return github.command("error", stopped.word, stopped.text)
     file = str(path.relative_to(top) if path.is_absolute() else path)
-    line = int(found["line"] or 0) if found else 0
-    return github.command("error", stopped.word, stopped.text, file, line)
+    raised = re.search(rf"\({re.escape(path.name)}:(\d+) in ", stopped.message)
+    line = found["line"] or (raised[1] if raised else 0)
+    return github.command("error", stopped.word, stopped.text, file, int(line))
 
 
 def page(stopped: Stopped) -> str:

@@ -101,7 +101,7 @@ def test_operators_are_called_for_every_layer(tools):
 
 
 def loaded(model: llama.Llama) -> llama.Llama:
-    made = llama.Llama(TOY).double()
+    made: llama.Llama = llama.Llama(TOY).double()
     made.load_state_dict(model.state_dict())
     return made
 

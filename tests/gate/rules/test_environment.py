@@ -85,6 +85,18 @@ def test_lowered_clocks_make_a_verdict_invalid_that_rests_on_them(
         assert f"{before} of 4 processes of the base, {after} of 4 of now" in found[0].message
 
 
+@pytest.mark.parametrize(("outcome", "severity"), [("ok", "note"), ("regressed", "environment")])
+def test_another_process_that_came_later_makes_a_loss_invalid(
+    evidence: Callable[..., CaseEvidence], measured: Callable[..., Measurement], outcome: Outcome, severity: str
+) -> None:
+    """Nobody shared the device at the beginning; a process of the working tree's side saw another one on it."""
+    shared = Warning("shared", "1 other process computed on the device meanwhile", "end it")
+    now = tuple(measured(warnings=(shared,) if index < 2 else ()) for index in range(4))
+    [found] = of_the_machine(Evidence("main", (), (evidence(outcome, loss=0.05, now=now),)))
+    assert (found.severity, found.advice) == (severity, "end what else runs on the device, and run the gate again")
+    assert found.message.startswith("1 other process computed on the device meanwhile (0 of 4")
+
+
 @pytest.mark.parametrize(("throttled", "severity"), [(3, "note"), (4, "environment")])
 def test_a_floor_rests_on_lowered_clocks_only_where_all_processes_had_them(
     evidence: Callable[..., CaseEvidence],

@@ -48,3 +48,19 @@ def test_a_project_counts_if_it_depends_on_something_else(now: str | None, count
             (tmp_path / side / "pyproject.toml").write_text(text)
     found = files.changed(["pyproject.toml"], tmp_path / "base", tmp_path / "now")
     assert found == (["pyproject.toml"] if counts else [])
+
+
+def test_versions_with_which_the_sides_differ_are_named() -> None:
+    before, now = {"driver": "570.1", "torch": "2.12", "gone": "1"}, {"driver": "575.2", "torch": "2.12"}
+    versions = tuple(files.differing(before, now))
+    assert versions == ("driver 570.1, now 575.2", "gone 1, now none")
+    used = UsedCode((("a.py", "1"),), (("a.py", "1"),), complete=True, versions=versions)
+    [finding] = software.judge(Evidence("main", (), (), used=used))
+    assert finding.severity == "undecided"
+    assert "main ran with other software than the working tree: driver 570.1, now 575.2" in finding.message
+    assert not used.same
+
+
+def test_a_side_that_tells_no_software_is_of_an_earlier_harness() -> None:
+    assert not list(files.differing({}, {"torch": "2.12"}))
+    assert not list(files.differing({"torch": "2.12"}, {"torch": "2.12"}))

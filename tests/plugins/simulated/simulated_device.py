@@ -54,6 +54,7 @@ class Simulated:
     counters = "stopwatch"
     count: int | None = 1
     cache_bytes = 2**16
+    hardware = tuple(os.environ.get("SIMULATED_HARDWARE", "").split())
 
     def __init__(self) -> None:
         self.clock = SimulatedClock()

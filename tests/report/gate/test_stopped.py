@@ -45,7 +45,9 @@ def test_an_annotation_stands_beside_the_line_that_is_named() -> None:
     assert annotation(inside, here).startswith("::error file=bench/mine.py,line=7,")
     missing = Stopped(2, "--ops bench/ops.py: no such file", "")
     assert annotation(missing, here).startswith("::error file=bench/ops.py,title=")
-    for message in ("/elsewhere/mine.py:7: SyntaxError", "git isn't installed"):
+    raised = Stopped(2, "/repo/bench/mine.py: NameError: name 'a' (mine.py:7 in <module>: a)", "")
+    assert annotation(raised, here).startswith("::error file=bench/mine.py,line=7,")
+    for message in ("/elsewhere/mine.py:7: SyntaxError", "git isn't installed", f"{Path.cwd()}: git knows no 'x'"):
         assert annotation(Stopped(2, message, ""), here).startswith("::error title=")
 
 

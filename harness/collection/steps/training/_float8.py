@@ -82,4 +82,5 @@ def _function() -> Callable[..., Any]:
             dweight = _product((dy.t().contiguous(), scale), of_x, fast=False)
             return dx.to(x.dtype), dweight.to(weight.dtype)
 
-    return Float8Product.apply
+    function: Callable[..., Any] = Float8Product.apply
+    return function

@@ -177,7 +177,7 @@ def keep_little(model: torch.nn.Module) -> None:
     from torch.utils.checkpoint import checkpoint
 
     for block in blocks_of(model).values():
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False)  # type: ignore[method-assign]
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
 def _built(rung: Rung, setup: Setup) -> torch.nn.Module:

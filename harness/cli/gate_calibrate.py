@@ -117,7 +117,7 @@ def _print(rows: Sequence[CaseNoise]) -> None:
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("case", overflow="fold")
-    for title in ("blocks", "median difference", "offset", "noise", "decided"):
+    for title in ("blocks", "median", "offset", "noise", "decided"):
         table.add_column(title, justify="right")
     for row in rows:
         decided = ", ".join(f"{count} {name}" for name, count in Counter(row.outcomes).most_common())

@@ -85,9 +85,9 @@ def more(run: Run, lines: Sequence[Line], markup: Markup) -> dict[str, Any]:
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line.case.group, []).append(line)
-    sources = Sources(run.header)
+    sources, about = Sources(run.header), details.About(run)
     return {
-        "html": [markup.blocks(list(details.blocks(line, groups[line.case.group], run)), 3) for line in lines],
+        "html": [markup.blocks(list(details.blocks(line, groups[line.case.group], about)), 3) for line in lines],
         "histogram": [details.histogram(line.result) for line in lines],
         "sources": [sources.of(line.case.op, line.case.variant) for line in lines],
         "files": sources.files,

@@ -40,9 +40,8 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         "<main>",
         first.answer(summary, markup),
         _changes(run, before, markup),
-        f"<div class='two'>{first.ops(summary, markup)}{first.worst(run, summary, markup)}</div>",
-        first.behind(summary, markup),
-        first.trust(summary, ahead, markup),
+        f"<div class='two'><div>{first.behind(summary, markup)}{first.ops(summary, markup)}</div>",
+        f"<div>{first.trust(summary, ahead, markup)}{first.worst(run, summary, markup)}</div></div>",
         _EXPLORER,
         "<section id='all'><h2>All tables and figures</h2>",
         *_folded(sections, markup),
@@ -121,5 +120,5 @@ _EXPLORER = """<section id="cases"><h2>Cases</h2>
 <div id="chart"></div><p id="hover" role="status"></p></div>
 <div id="table"></div></section>"""
 _DRAWER = """<dialog id="drawer" aria-labelledby="drawer-title"><div class="top"><h2 id="drawer-title"></h2>
-<button id="close" type="button">Close</button></div>
+<button id="close" type="button">Close</button><nav id="drawer-parts" aria-label="parts of the details"></nav></div>
 <div id="drawer-body"></div></dialog>"""

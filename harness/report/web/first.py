@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness import units
 from harness.metrics import METRICS
 from harness.model import Run
 from harness.report import build, front, overview, plotting, preface
-from harness.report.summary import Standing, Standings, Summary
-from harness.report.tree import Figure, Items, Note, Table
+from harness.report.frame import Line
+from harness.report.plotting import Plot
+from harness.report.summary import Standing, Standings, Summary, summarise
+from harness.report.tree import Block, Details, Figure, Items, Note, Table
 from harness.report.web.markup import Markup, text
 
 _MOST_BEHIND = 8
@@ -48,7 +51,8 @@ def answer(summary: Summary, markup: Markup) -> str:
     told = " ".join(overview.headline(summary))
     found = _cards(summary, markup)
     cards = "".join(f"<div><dt>{label}</dt><dd>{value}</dd><dd>{about}</dd></div>" for label, value, about in found)
-    return f"<section id='answer'><h2>The answer</h2><p>{text(told)}</p><dl class='cards'>{cards}</dl></section>"
+    title = "<h2 class='unseen'>The answer</h2>"
+    return f"<section id='answer'>{title}<p>{text(told)}</p><dl class='cards'>{cards}</dl></section>"
 
 
 def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
@@ -67,9 +71,9 @@ def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
         share = units.percent(whole.lowest.values["of_ceiling"] or 0.0)
         cards.append(("lowest share of the ceiling", f"<b>{share}</b>", markup.code(whole.lowest.case.id)))
     if summary.noise is not None and summary.noisiest:
-        noise = METRICS["noise"].written
-        widest = f"at most {noise(summary.noisiest.values['noise'] or 0.0)}"
-        cards.append(("noise of a time", f"<b>{noise(summary.noise)}</b>", f"in the median case, {widest}"))
+        noise, widest = METRICS["noise"].written, summary.noisiest
+        most = markup.link(widest.case.id, noise(widest.values["noise"] or 0.0))
+        cards.append(("noise of a time", f"<b>{noise(summary.noise)}</b>", f"in the median case, at most {most}"))
     return cards
 
 
@@ -99,28 +103,44 @@ def _folded(title: str, table: Table, found: Sequence[Standing], markup: Markup)
 
 
 def trust(summary: Summary, notes: Sequence[Note], markup: Markup) -> str:
-    """What to know before a number is believed: each warning once with its count."""
-    items = (*notes, *overview.warnings(summary))
-    body = markup.blocks([Items(items)], 3) if items else "<p>No warnings.</p>"
-    return _part("trust", "Can it be believed?", body)
+    """What to know before a number is believed: each warning once with its count, and folded what to do about it."""
+    items = (*notes, *summary.warnings)
+    if not items:
+        return _part("trust", "Can it be believed?", "<p>No warnings.</p>")
+    blocks: list[Block] = [Items(tuple(replace(note, advice=None) for note in items))]
+    if advice := [Note(note.advice, label=note.label.partition(" in ")[0]) for note in items if note.advice]:
+        blocks.append(Details("What to do about the warnings", (Items(tuple(advice)),)))
+    return _part("trust", "Can it be believed?", markup.blocks(blocks, 3))
+
+
+def worst_plot(run: Run) -> Plot | None:
+    """The times of all variants in the worst comparison, which no plot of a whole op shows as well."""
+    line = _worst_case(summarise(run).worst_op)
+    return plotting.of_group(run, line.case.group) if line else None
 
 
 def worst(run: Run, summary: Summary, markup: Markup) -> str:
-    """The figure of the op that is farthest behind, or farthest from the ceiling."""
+    """The worst comparison, and the figure of the op that is farthest behind, or farthest from the ceiling."""
     op = summary.worst_op
-    figure = _figure(run, op) if op else None
-    if op is None or figure is None or figure.path not in markup.pictures:
-        return ""
-    return _part("worst", f"The worst op: {op.op}", markup.figure(figure))
+    plots = filter(None, [worst_plot(run), _plot(run, op) if op else None])
+    figures = [markup.figure(Figure(plot.path, plot.alt)) for plot in plots if plot.path in markup.pictures]
+    return _part("worst", f"The worst op: {op.op}", "".join(figures)) if op and figures else ""
 
 
-def _figure(run: Run, op: Standings) -> Figure | None:
-    """The figure with the op's worst case, else its first one."""
+def _plot(run: Run, op: Standings) -> Plot | None:
+    """The plot with the op's worst case, else its first one."""
     of_op = {scenario.name for scenario in run.header.scenarios if scenario.op == op.op}
     own = [plot for plot in plotting.plan(run)[0] if plot.scenario in of_op and plot.sort == "usual"]
-    line = op.worst.ours if op.worst else op.lowest
+    line = _worst_case(op)
     shows = [plot for plot in own if line and line.case.id in set(plot.rows["case"])]
-    return next((Figure(plot.path, plot.alt) for plot in [*shows, *own]), None)
+    return next(iter([*shows, *own]), None)
+
+
+def _worst_case(op: Standings | None) -> Line | None:
+    """The case of ours that is farthest behind, else the one farthest from the ceiling."""
+    if op is None:
+        return None
+    return op.worst.ours if op.worst else op.lowest
 
 
 def _part(name: str, title: str, body: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.model import Run
+from harness.model import Measurement, Run
+from harness.ops import Catalogue
 from harness.report.formats import json as results
 
 pytestmark = pytest.mark.browser
@@ -44,7 +45,20 @@ def test_the_first_screen_answers_who_is_behind(
     assert "4 of 12" in page.inner_text("#answer")
     assert page.locator("#behind tbody tr").count() == 4
     assert page.locator("#bar").is_visible()
-    assert page.locator("#trust li").count() == 2
+    (warning,) = page.locator("#trust > ul > li").all()
+    assert warning.inner_text().startswith("noisy in 4 cases")
+    page.click("#trust summary")
+    assert page.inner_text("#trust details li") == "noisy: sample for longer."
+
+
+def test_every_answer_begins_on_the_first_screen(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms), viewport={"width": 1280, "height": 800})
+    for part in ("#answer", "#behind tbody tr:last-child", "#ops tbody tr", "#trust li", "#worst img"):
+        box = page.locator(part).first.bounding_box()
+        # Of the picture, which is as tall as it has variants, the beginning.
+        assert box["y"] + min(100, box["height"]) <= 800, part
 
 
 def test_a_filter_leaves_what_has_all_words_and_stands_in_the_fragment(
@@ -149,6 +163,32 @@ def test_a_permalink_opens_the_details_of_a_case(
     page.click("#close")
     assert not page.locator("#drawer").is_visible()
     assert case_in_fragment(page) is None
+
+
+def test_buttons_lead_to_the_parts_of_the_details(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms), f"#case={OURS}")
+    page.click("#drawer-parts button >> text=How it was measured")
+    head, top = (page.locator(part).bounding_box() for part in ("#drawer-body h3 >> text=How it", "#drawer .top"))
+    assert top["y"] == 0
+    assert top["height"] <= head["y"] <= 900 - head["height"]
+
+
+def test_the_button_of_the_source_opens_the_kernel(
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    page_file: Callable[..., Path],
+    opened: Callable[..., Any],
+) -> None:
+    Catalogue()
+    ours = measured("tuned", "float32", (("M", 8), ("N", 64)), 0.5, op="softmax")
+    page = opened(page_file(make_run([ours])), f"#case={ours.case.id}")
+    page.click("#drawer-parts button >> text=Source")
+    source = page.locator("#drawer-body .source").first
+    assert "__global__" in source.inner_text()
+    assert "softmax.cu" in source.get_attribute("aria-label")
+    assert source.is_visible()
 
 
 def test_a_case_that_the_run_lacks_is_told(

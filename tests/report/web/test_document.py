@@ -16,7 +16,7 @@ from harness import report
 from harness.explain import rulebook
 from harness.model import Run
 from harness.report import summary
-from harness.report.web import cases, parts, sources
+from harness.report.web import cases, first, parts, sources
 from harness.report.web.document import Before, document
 
 
@@ -149,6 +149,18 @@ def test_the_worst_figure_is_the_one_of_the_op_that_is_farthest_behind(norms: Ru
     }
     content = document(norms, (), pictures).partition("<section id='worst'>")[2].partition("</section>")[0]
     assert base64.b64encode(b"<svg>norm</svg>").decode() in content
+
+
+def test_the_worst_comparison_is_drawn_for_the_page_alone(norms: Run, tmp_path: Path) -> None:
+    plot = first.worst_plot(norms)
+    assert plot
+    assert plot.title == "norm float32, M1000-N49"
+    assert list(plot.rows["series"]) == ["compile", "eager", "tuned"]
+    report.write(norms, tmp_path, ["html"])
+    content = (tmp_path / "report.html").read_text(encoding="utf-8")
+    worst = content.partition("<section id='worst'>")[2].partition("</section>")[0]
+    assert worst.index(f'alt="{plot.alt}"') < worst.index('alt="norm float32: ')
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
 
 
 def test_scripts_are_read_as_they_are_and_none_ends_its_element() -> None:

@@ -78,6 +78,7 @@ Page.drawer.show = async (id) => {
   Page.drawer.wanted = id;
   if (!dialog.open) dialog.showModal();
   if (index < 0) {
+    Page.at("drawer-parts").replaceChildren();
     Page.at("drawer-body").replaceChildren(Page.make("p", {}, "This run has no case of this name."));
     return;
   }
@@ -85,8 +86,21 @@ Page.drawer.show = async (id) => {
   if (Page.drawer.wanted !== id) return;
   const drawn = more.histogram[index] ? [samples(more.histogram[index])] : [];
   Page.at("drawer-body").replaceChildren(siblings(index), ready(more.html[index]), ...drawn, sources(more, index));
+  Page.at("drawer-parts").replaceChildren(...partLinks());
   dialog.scrollTop = 0;
 };
+
+// A button for each part. The one of the source opens its first file.
+const partLinks = () =>
+  [...Page.at("drawer-body").querySelectorAll("h3")].map((head) => {
+    const button = Page.make("button", { type: "button" }, head.textContent);
+    button.addEventListener("click", () => {
+      const folded = head.nextElementSibling?.matches("details") && head.nextElementSibling;
+      if (folded) folded.open = true;
+      head.scrollIntoView();
+    });
+    return button;
+  });
 
 Page.drawer.start = () => {
   const dialog = Page.at("drawer");

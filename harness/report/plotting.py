@@ -122,12 +122,12 @@ def _plan(run: Run, variants: tuple[str, ...]) -> tuple[list[Plot], int]:
 
 
 def of_group(run: Run, group: str) -> Plot | None:
-    """The plot of one comparison, a row for each variant, the best one first; None where nothing can be drawn."""
+    """The plot of one comparison, a row for each variant, the best one first; None where nothing is compared."""
     every = frame(run)
     for scenario, lines in by_scenario(run):
         own = [line for line in lines if line.case.group == group]
         metric = _metric(own, asked(scenario))
-        if metric is None:
+        if metric is None or len(own) < 2:
             continue
         table = every[(every["scenario"] == scenario.name) & every["case"].isin([line.case.id for line in own])]
         rows = _with_settings(table, own).assign(series=table["variant"])

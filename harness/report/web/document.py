@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from harness.differences import Compared, compare, mismatches
 from harness.model import Difference, Run
-from harness.report import build, comparison
+from harness.report import build, comparison, preface
 from harness.report.summary import summarise
 from harness.report.tree import Block, Details, Note, Section
 from harness.report.web import cases, first, parts
@@ -40,8 +40,11 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         "<main>",
         first.answer(summary, markup),
         _changes(run, before, markup),
-        f"<div class='two'><div>{first.behind(summary, markup)}{first.ops(summary, markup)}</div>",
-        f"<div>{first.trust(summary, ahead, markup)}{first.worst(run, summary, markup)}</div></div>",
+        "<div class='two'><div>",
+        *(first.behind(summary, markup), first.ops(summary, markup), first.figures(run, summary, markup)),
+        "</div><div>",
+        *(first.trust(summary, ahead, markup), first.worst(run, markup)),
+        "</div></div>",
         _EXPLORER,
         "<section id='all'><h2>All tables and figures</h2>",
         *_folded(sections, markup),
@@ -49,7 +52,7 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         _DRAWER,
     ]
     data = {"rows": cases.rows(run, lines, summary), "more": cases.more(run, lines, markup)}
-    return "\n".join(_whole(first.title(run), body, {name: cases.packed(found) for name, found in data.items()}))
+    return "\n".join(_whole(preface.title(run), body, {name: cases.packed(found) for name, found in data.items()}))
 
 
 def _whole(title: str, body: Sequence[str], data: Mapping[str, str]) -> Iterator[str]:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from harness import units
 from harness.metrics import METRICS
 from harness.model import Run
-from harness.report import build, front, overview, plotting, preface
-from harness.report.frame import Line
+from harness.report import build, front, overview, plotting, preface, sections
+from harness.report.frame import Line, by_scenario
 from harness.report.plotting import Plot
 from harness.report.summary import Standing, Standings, Summary, summarise
-from harness.report.tree import Block, Details, Figure, Items, Note, Table
+from harness.report.tree import Block, Details, Figure, Items, Note, Table, figures_in
 from harness.report.web.markup import Markup, text
 
 _MOST_BEHIND = 8
 """Comparisons that the first screen names; the rest is a click away."""
+_MOST_FIGURES = 2
 TOLD = frozenset({front.TITLE, front.EACH, build.WARNINGS})
 """Sections of a report that the first screen tells in its own way."""
-_MOST_SCENARIOS = 5
 _REVISION = 12
 
 
@@ -36,14 +36,7 @@ def header(run: Run) -> str:
         preface.outcome(run),
     ]
     items = "".join(f"<li>{text(fact)}</li>" for fact in facts)
-    return f"<h1>{text(title(run))}</h1><ul class='facts'>{items}</ul>"
-
-
-def title(run: Run) -> str:
-    """The names of the run's scenarios, as many as a line has room for."""
-    names = [scenario.name for scenario in run.header.scenarios] or [run.header.name]
-    more = len(names) - _MOST_SCENARIOS
-    return ", ".join(names[:_MOST_SCENARIOS]) + (f" and {more} more" if more > 0 else "")
+    return f"<h1>{text(preface.title(run))}</h1><ul class='facts'>{items}</ul>"
 
 
 def answer(summary: Summary, markup: Markup) -> str:
@@ -107,7 +100,7 @@ def trust(summary: Summary, notes: Sequence[Note], markup: Markup) -> str:
     items = (*notes, *summary.warnings)
     if not items:
         return _part("trust", "Can it be believed?", "<p>No warnings.</p>")
-    blocks: list[Block] = [Items(tuple(replace(note, advice=None) for note in items))]
+    blocks: list[Block] = [Items(tuple(replace(note, advice="") for note in items))]
     if advice := [Note(note.advice, label=note.label.partition(" in ")[0]) for note in items if note.advice]:
         blocks.append(Details("What to do about the warnings", (Items(tuple(advice)),)))
     return _part("trust", "Can it be believed?", markup.blocks(blocks, 3))
@@ -119,21 +112,38 @@ def worst_plot(run: Run) -> Plot | None:
     return plotting.of_group(run, line.case.group) if line else None
 
 
-def worst(run: Run, summary: Summary, markup: Markup) -> str:
-    """The worst comparison, and the figure of the op that is farthest behind, or farthest from the ceiling."""
+def worst(run: Run, markup: Markup) -> str:
+    """The picture of the worst comparison."""
+    return _pictures("worst", "The worst comparison", filter(None, [worst_plot(run)]), markup)
+
+
+def figures(run: Run, summary: Summary, markup: Markup) -> str:
+    """Figures of the op that is farthest behind, or farthest from the ceiling: its own, then plots of its worst case.
+
+    A plot of one comparison alone is left out: it looks like the picture of the worst comparison.
+    """
     op = summary.worst_op
-    plots = filter(None, [worst_plot(run), _plot(run, op) if op else None])
-    figures = [markup.figure(Figure(plot.path, plot.alt)) for plot in plots if plot.path in markup.pictures]
-    return _part("worst", f"The worst op: {op.op}", "".join(figures)) if op and figures else ""
+    if op is None:
+        return ""
+    lines = [lines for scenario, lines in by_scenario(run) if scenario.op == op.op]
+    found: list[Figure | Plot] = []
+    for each in lines:
+        found += figures_in([*sections.figures(each), *sections.sections(each)])
+    found += [plot for plot in _plots(run, op) if plot.layout != "ranking"]
+    return _pictures("figures", f"The worst op: {op.op}", found[:_MOST_FIGURES], markup)
 
 
-def _plot(run: Run, op: Standings) -> Plot | None:
-    """The plot with the op's worst case, else its first one."""
+def _pictures(name: str, title: str, found: Iterable[Figure | Plot], markup: Markup) -> str:
+    drawn = [markup.figure(Figure(one.path, one.alt)) for one in found if one.path in markup.pictures]
+    return _part(name, title, "".join(drawn)) if drawn else ""
+
+
+def _plots(run: Run, op: Standings) -> list[Plot]:
+    """The plots of an op, the ones with its worst case first."""
     of_op = {scenario.name for scenario in run.header.scenarios if scenario.op == op.op}
     own = [plot for plot in plotting.plan(run)[0] if plot.scenario in of_op and plot.sort == "usual"]
     line = _worst_case(op)
-    shows = [plot for plot in own if line and line.case.id in set(plot.rows["case"])]
-    return next(iter([*shows, *own]), None)
+    return sorted(own, key=lambda plot: line is None or line.case.id not in set(plot.rows["case"]))
 
 
 def _worst_case(op: Standings | None) -> Line | None:

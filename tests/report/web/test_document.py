@@ -15,7 +15,8 @@ import pytest
 from harness import report
 from harness.explain import rulebook
 from harness.model import Run
-from harness.report import summary
+from harness.report import sections, summary
+from harness.report.tree import Figure, Section
 from harness.report.web import cases, first, parts, sources
 from harness.report.web.document import Before, document
 
@@ -147,7 +148,7 @@ def test_the_worst_figure_is_the_one_of_the_op_that_is_farthest_behind(norms: Ru
     pictures = {
         f"plots/{op}-{dtype}.svg": f"<svg>{op}</svg>".encode() for op in ("norm", "scale") for dtype in ("float32",)
     }
-    content = document(norms, (), pictures).partition("<section id='worst'>")[2].partition("</section>")[0]
+    content = document(norms, (), pictures).partition("<section id='figures'>")[2].partition("</section>")[0]
     assert base64.b64encode(b"<svg>norm</svg>").decode() in content
 
 
@@ -158,9 +159,29 @@ def test_the_worst_comparison_is_drawn_for_the_page_alone(norms: Run, tmp_path: 
     assert list(plot.rows["series"]) == ["compile", "eager", "tuned"]
     report.write(norms, tmp_path, ["html"])
     content = (tmp_path / "report.html").read_text(encoding="utf-8")
-    worst = content.partition("<section id='worst'>")[2].partition("</section>")[0]
-    assert worst.index(f'alt="{plot.alt}"') < worst.index('alt="norm float32: ')
+    worst, figures = (
+        content.partition(f"<section id='{name}'>")[2].partition("</section>")[0] for name in ("worst", "figures")
+    )
+    assert f'alt="{plot.alt}"' in worst
+    assert 'alt="norm float32: ' in figures
     assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_variant_alone_is_no_comparison(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:
+    run = make_run([measured("tuned", "float32", (("N", 64),), 0.5)])
+    assert summary.summarise(run).worst_op
+    assert first.worst_plot(run) is None
+
+
+def test_an_op_has_its_own_figures_first(norms: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Figure("plots/own.svg", "its own")
+    monkeypatch.setattr(
+        sections, "sections", lambda lines: [Section("s", (own,))] if lines[0].case.op == "norm" else []
+    )
+    plots = ["plots/norm-float32.svg", "plots/norm-float16.svg", own.path]
+    content = document(norms, (), dict.fromkeys(plots, b"<svg/>"))
+    figures = content.partition("<section id='figures'>")[2].partition("</section>")[0]
+    assert re.findall('alt="([^":]*)', figures) == ["its own", "norm float32"]
 
 
 def test_scripts_are_read_as_they_are_and_none_ends_its_element() -> None:

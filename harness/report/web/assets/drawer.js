@@ -95,9 +95,11 @@ const partLinks = () =>
   [...Page.at("drawer-body").querySelectorAll("h3")].map((head) => {
     const button = Page.make("button", { type: "button" }, head.textContent);
     button.addEventListener("click", () => {
-      const folded = head.nextElementSibling?.matches("details") && head.nextElementSibling;
-      if (folded) folded.open = true;
-      head.scrollIntoView();
+      const folded = head.nextElementSibling?.matches("details:not([open])") && head.nextElementSibling;
+      if (!folded) return head.scrollIntoView();
+      // What it holds is there after the event.
+      folded.addEventListener("toggle", () => head.scrollIntoView(), { once: true });
+      folded.open = true;
     });
     return button;
   });

@@ -21,7 +21,7 @@ Page.changed = () => {
   for (const key of ["q", ...SELECTS]) if (Page.at(key).value !== state[key]) Page.at(key).value = state[key];
   if (differs("theme")) dress(state.theme);
   if (rewritten && !first) Page.table.rewrite();
-  if (filtered) Page.found = Page.table.show(state);
+  if (filtered || rewritten) Page.found = Page.table.show(state);
   if (filtered || rewritten || differs("metric", "theme")) Page.plot.show(Page.found, state);
   if (differs("case")) Page.drawer.show(state.case);
   last = state;

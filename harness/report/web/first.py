@@ -71,8 +71,8 @@ def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
 
 
 def ops(summary: Summary, markup: Markup) -> str:
-    """A row for each op."""
-    return _part("ops", front.EACH, markup.table(overview.by_op(summary.ops), "each op"))
+    """A row for each op; nothing where no case has a result."""
+    return _part("ops", front.EACH, markup.table(overview.by_op(summary.ops), "each op")) if summary.ops else ""
 
 
 def behind(summary: Summary, markup: Markup) -> str:
@@ -100,7 +100,11 @@ def trust(summary: Summary, notes: Sequence[Note], markup: Markup) -> str:
     items = (*notes, *summary.warnings)
     if not items:
         return _part("trust", "Can it be believed?", "<p>No warnings.</p>")
-    blocks: list[Block] = [Items(tuple(replace(note, advice="") for note in items))]
+    alike = {note.label: [other for other in items if other.label == note.label] for note in items}
+    blocks: list[Block] = [Items(tuple(replace(own[0], advice="") for own in alike.values()))]
+    for label, (_, *rest) in alike.items():
+        if rest:
+            blocks.append(Details(f"{label}: {len(rest)} more", (Items(tuple(rest)),)))
     if advice := [Note(note.advice, label=note.label.partition(" in ")[0]) for note in items if note.advice]:
         blocks.append(Details("What to do about the warnings", (Items(tuple(advice)),)))
     return _part("trust", "Can it be believed?", markup.blocks(blocks, 3))

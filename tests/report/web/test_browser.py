@@ -67,7 +67,7 @@ def test_a_filter_leaves_what_has_all_words_and_stands_in_the_fragment(
     page = opened(page_file(norms))
     page.fill("#q", "float16 N4096 norm")
     assert variants(page) == ["tuned", "compile", "eager"]
-    told = "the fastest is tuned, 18.21 us; compile takes 1.125x as long"
+    told = "the fastest is tuned, 4.551 us; compile takes 1.125x as long"
     assert page.inner_text("#count") == f"3 of 37 cases, in 1 comparison: {told}"
     assert page.evaluate("location.hash") == "#q=float16+N4096+norm"
     page.click("#reset")
@@ -87,6 +87,15 @@ def test_a_choice_shows_some_of_the_cases(
     page = opened(page_file(norms), f"#show={show}")
     assert page.input_value("#show") == show
     assert page.inner_text("#count").startswith(f"{count} of 37 cases")
+
+
+def test_a_link_with_a_filter_leads_to_the_cases(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    file = page_file(norms)
+    assert opened(file, "#unit=ms").evaluate("scrollY") == 0
+    page = opened(file, "#q=float16")
+    assert page.evaluate("document.getElementById('cases').getBoundingClientRect().top") < 200
 
 
 def test_a_click_on_an_op_filters(norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]) -> None:

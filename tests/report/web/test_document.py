@@ -122,8 +122,20 @@ def test_a_second_run_stands_first_with_what_changed(norms: Run) -> None:
 
 def test_an_empty_run_has_a_page(norms: Run) -> None:
     content = document(replace(norms, measurements=()), (), {})
-    assert "No variant of ours was compared with a rival." in content
+    assert "No case has a time." in content
+    assert "<section id='ops'>" not in content
     assert held(content, "rows")["id"] == []
+
+
+def test_what_was_lost_is_told_once_with_the_rest_folded(norms: Run) -> None:
+    lost = tuple(f"results.jsonl:{line}: one result is lost" for line in range(3))
+    content = (
+        document(replace(norms, losses=lost), (), {}).partition("<section id='trust'>")[2].partition("</section>")[0]
+    )
+    shown, _, folded = content.partition("<details>")
+    assert shown.count("is lost") == 1
+    assert "<summary>Lost: 2 more</summary>" in folded
+    assert folded.count("is lost") == 2
 
 
 def test_the_page_of_500_cases_is_small(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:

@@ -2,6 +2,7 @@
 "use strict";
 
 const SELECTS = ["op", "dtype", "show", "unit"];
+const FILTERS = ["q", "op", "dtype", "show"];
 
 const fill = (id, all, values) => {
   const names = [...new Set(values)];
@@ -16,7 +17,7 @@ Page.changed = () => {
   const state = Page.state();
   const differs = (...keys) => keys.some((key) => state[key] !== last[key]);
   const first = last.q === undefined;
-  const [filtered, rewritten] = [differs("q", "op", "dtype", "show"), differs("unit")];
+  const [filtered, rewritten] = [differs(...FILTERS), differs("unit")];
   Page.unit = state.unit;
   for (const key of ["q", ...SELECTS]) if (Page.at(key).value !== state[key]) Page.at(key).value = state[key];
   if (differs("theme")) dress(state.theme);
@@ -95,6 +96,8 @@ const opLinks = () => {
   listen();
   unfold();
   Page.changed();
+  // A link with a filter leads to what the filter finds.
+  if (FILTERS.some((key) => Page.state()[key])) Page.at("cases").scrollIntoView();
   performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
 })();

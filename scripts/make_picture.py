@@ -43,7 +43,7 @@ def _screen(page: Path) -> bytes:
         shown = browser.new_page(viewport={"width": _SIZE[0], "height": _SIZE[1]}, color_scheme="light")
         shown.goto(page.as_uri())
         shown.wait_for_function("() => document.documentElement.dataset.ready === 'yes'")
-        made = shown.screenshot()
+        made: bytes = shown.screenshot()
         browser.close()
     return made
 

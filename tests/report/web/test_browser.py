@@ -127,6 +127,14 @@ def test_units_are_a_switch(norms: Run, page_file: Callable[..., Path], opened: 
     assert page.evaluate("location.hash").endswith("unit=ms")
 
 
+def test_a_rate_has_the_prefix_that_suits_it(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms))
+    rates = [984.7, 1526.0, 533.9e9, 0.0]
+    assert page.evaluate("rates => rates.map(Page.words.rate)", rates) == ["984.7", "1.526 k", "533.9 G", "0"]
+
+
 def test_hovering_over_a_point_tells_value_interval_and_clocks(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:

@@ -72,6 +72,15 @@ def test_every_case_is_in_the_data_once_the_fastest_of_a_comparison_first(norms:
     assert columns["speedup"]["head"] == "vs baseline"
 
 
+def test_a_rate_is_written_by_the_page_and_its_head_has_no_prefix(
+    measured: Callable[..., Any], make_run: Callable[..., Run]
+) -> None:
+    one = measured("eager", "float32", (("N", 64),))
+    run = make_run([replace(one, work=replace(one.work, items=64_000_000, item="rows"))])
+    (items,) = (own for own in held(document(run, (), {}), "rows")["columns"] if own["name"] == "items")
+    assert (items["head"], items["kind"], items["texts"]) == ("rows/s", "rate", None)
+
+
 def test_a_number_that_no_json_has_is_left_out() -> None:
     assert cases._number(float("nan")) is cases._number(float("inf")) is cases._number(None) is None
     assert cases._number(1 / 3) == 0.3333333

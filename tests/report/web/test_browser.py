@@ -17,6 +17,7 @@ from harness.report.formats import json as results
 pytestmark = pytest.mark.browser
 
 OURS = "norm/tuned/float32/M1000-N49"
+OPEN_ALL = "() => document.querySelectorAll('details').forEach(one => { one.open = true })"
 HOVERED = "() => document.getElementById('hover').textContent"
 
 
@@ -183,6 +184,22 @@ def test_a_permalink_opens_the_details_of_a_case(
     assert case_in_fragment(page) is None
 
 
+def test_dozens_of_variants_are_folded_with_the_place_of_the_case(
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    page_file: Callable[..., Path],
+    opened: Callable[..., Any],
+) -> None:
+    many = [measured(f"v{number:02}", "float32", (("N", 64),), 0.9 - number / 50) for number in range(11)]
+    page = opened(page_file(make_run(many)), f"#case={many[2].case.id}")
+    folded = page.locator("#drawer-body details").first
+    assert folded.locator("summary").inner_text() == "11 variants, of which this is number 3; v00 is the first"
+    assert not folded.locator("table").is_visible()
+    page.click("#drawer-parts button >> text=All variants")
+    assert folded.locator("tbody tr").count() == 11
+    assert folded.locator("table").is_visible()
+
+
 def test_buttons_lead_to_the_parts_of_the_details(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
 ) -> None:
@@ -268,8 +285,10 @@ def test_on_paper_there_are_no_controls_and_no_dark(
 def test_the_page_is_never_wider_than_the_screen(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any], width: int
 ) -> None:
-    page = opened(page_file(norms), f"#case={OURS}", viewport={"width": width, "height": 700})
+    run = replace(norms, header=replace(norms.header, git_revision="0123456789" * 9))
+    page = opened(page_file(run), f"#case={OURS}", viewport={"width": width, "height": 700})
     page.wait_for_selector("#drawer-body h3")
+    page.evaluate(OPEN_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.getElementById('drawer').scrollWidth") <= width
 
@@ -341,6 +360,6 @@ def test_axe_finds_nothing(
     page = opened(page_file(norms), fragment, color_scheme=scheme)
     if fragment:
         page.wait_for_selector("#drawer-body h3")
-    page.evaluate("() => document.querySelectorAll('details').forEach(one => { one.open = true })")
+    page.evaluate(OPEN_ALL)
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert page.evaluate(FINDINGS) == []

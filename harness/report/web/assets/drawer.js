@@ -5,6 +5,7 @@ Page.drawer = {};
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 480;
 const TALL = 90;
+const MOST_VARIANTS = 10;
 
 const shape = (name, fields) => {
   const made = document.createElementNS(SVG, name);
@@ -46,7 +47,15 @@ const siblings = (index) => {
   });
   const heads = ["variant", "time", "over this", "bar"].map((head) => Page.make("th", { scope: "col" }, head));
   const table = Page.make("table", {}, Page.make("thead", {}, Page.make("tr", {}, ...heads)), Page.make("tbody", {}, ...body));
-  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), Page.region("all variants", table));
+  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), folded(group, index, table));
+};
+
+// Dozens of variants are folded, so that the first screen says why the case takes so long.
+const folded = (group, index, table) => {
+  const whole = Page.region("all variants", table);
+  if (group.length <= MOST_VARIANTS) return whole;
+  const told = `${group.length} variants, of which this is number ${group.indexOf(index) + 1}; ${Page.rows.variant[group[0]]} is the first`;
+  return Page.make("details", {}, Page.make("summary", {}, told), whole);
 };
 
 // HTML that the report made: every text in it was escaped there.

@@ -19,7 +19,7 @@ ACCOUNTED = 0.5
 """An effect stands behind a cause that saves at least this share of what the effect does."""
 
 
-class Rule(Protocol):
+class CauseRule(Protocol):
     """What the file of a rule offers.
 
     SUMMARY: what it looks at, in a few words. EFFECT_OF: rules whose reasons are the cause of what this one finds.
@@ -32,13 +32,13 @@ class Rule(Protocol):
         """The reasons of this rule, in a case that has a time."""
 
 
-def all_rules() -> dict[str, Rule]:
+def all_rules() -> dict[str, CauseRule]:
     """Every rule by name. Raises UsageError for a file in rules/ that isn't one."""
     found = discover("harness.explain.rules", ["SUMMARY", "EFFECT_OF", "judge"])
-    return {name: cast(Rule, module) for name, module in found.items()}
+    return {name: cast(CauseRule, module) for name, module in found.items()}
 
 
-def explain(known: Known, rules: Mapping[str, Rule] | None = None) -> tuple[Reason, ...]:
+def explain(known: Known, rules: Mapping[str, CauseRule] | None = None) -> tuple[Reason, ...]:
     """The reasons of all rules: what could save most first, an effect behind its cause, asides last.
 
     rules: what `all_rules` gives, for a caller that explains many cases and so looks for the rules once.

@@ -47,7 +47,8 @@ def _pictures(run: Run, folder: Path) -> dict[str, bytes]:
         place = folder if (folder / plotting.FOLDER).is_dir() else Path(draft)
         if place != folder:
             plots.write(run, place)
-        found = [place / name for name in names]
+        found = {name: place / name for name in names}
         if worst := first.worst_plot(run):
-            found += plots.draw_one(run, worst, Path(draft))
-        return {f"{plotting.FOLDER}/{path.name}": path.read_bytes() for path in found if path.is_file()}
+            plots.draw_one(run, worst, Path(draft))
+            found[worst.path] = Path(draft) / worst.path
+        return {name: path.read_bytes() for name, path in found.items() if path.is_file()}

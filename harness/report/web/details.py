@@ -30,7 +30,7 @@ class About:
 
     run: Run
     kinds: Mapping[str, Device] = field(default_factory=devices.kinds)
-    rules: Callable[[], Mapping[str, explain.Rule]] = field(default_factory=lambda: cache(explain.all_rules))
+    rules: Callable[[], Mapping[str, explain.CauseRule]] = field(default_factory=lambda: cache(explain.all_rules))
 
 
 def blocks(line: Line, group: Sequence[Line], about: About) -> Iterator[Block]:

@@ -18,6 +18,7 @@ from harness.report.web.markup import Markup, text
 _MOST_BEHIND = 8
 """Comparisons that the first screen names; the rest is a click away."""
 _MOST_FIGURES = 2
+"""Figures of the worst op; the section of figures has all of them."""
 TOLD = frozenset({front.TITLE, front.EACH, build.WARNINGS})
 """Sections of a report that the first screen tells in its own way."""
 _REVISION = 12
@@ -111,7 +112,7 @@ def trust(summary: Summary, notes: Sequence[Note], markup: Markup) -> str:
 
 
 def worst_plot(run: Run) -> Plot | None:
-    """The times of all variants in the worst comparison, which no plot of a whole op shows as well."""
+    """The plot of the worst comparison, with a bar for each variant; None where nothing is compared."""
     line = _worst_case(summarise(run).worst_op)
     return plotting.of_group(run, line.case.group) if line else None
 

@@ -45,7 +45,7 @@ def planned(run: Run, variants: Sequence[str] = ()) -> Iterator[tuple[str, Calla
         yield name, partial(_dated, run, draw)
 
 
-def draw_one(run: Run, plot: Plot, folder: Path) -> list[Path]:
+def draw_one(run: Run, plot: Plot, folder: Path) -> None:
     """Draw one plot of the run into `folder`/plots, as SVG, without the peak of copies.
 
     Next to the peak, the bars of a small case couldn't be seen.
@@ -55,7 +55,7 @@ def draw_one(run: Run, plot: Plot, folder: Path) -> list[Path]:
 
     path = folder / plot.path
     path.parent.mkdir(exist_ok=True)
-    return drawn(plot.path, partial(_dated, run, partial(charts.draw, plot, None)), path)
+    drawn(plot.path, partial(_dated, run, partial(charts.draw, plot, None)), path)
 
 
 def _dated(run: Run, draw: Callable[[Path], list[Path]], path: Path) -> list[Path]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote
 
-from harness.differences import Compared, compare, mismatches
+from harness.differences import Compared, Verdict, compare, mismatches
 from harness.model import Difference, Run
 from harness.report import build, comparison, preface
 from harness.report.summary import summarise
@@ -78,7 +79,9 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
     found = compare(before.run, run)
     changed = sorted((d for d in found if d.verdict in ("faster", "slower")), key=lambda d: d.ratio or 0.0)
     missing = [d for d in found if d.verdict == "missing"]
-    told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}."
+    counts = Counter(d.verdict for d in found)
+    told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}: "
+    told += ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)) + ". Above 1 this run is faster."
     blocks: list[Block] = [Note(told), *(Note(f"{note}.", "warning") for note in mismatches(before.run, run))]
     blocks += _differences(before, changed) if changed else [Note("No time differs by more than its noise.", "good")]
     if missing:

@@ -122,7 +122,7 @@ def test_a_second_run_stands_first_with_what_changed(norms: Run) -> None:
     ]
     old = replace(norms, measurements=tuple(slower[:-1]))
     changes = document(norms, (), {}, Before("old", old)).partition("<section id='changes'>")[2].partition("<details>")
-    assert "Compared with old" in changes[0]
+    assert "Compared with old, measured 2026-01-01T10:00:00+00:00 on A GPU: 1 faster, 0 slower, " in changes[0]
     assert "2.000x" in changes[0]
     assert "1 without a time in one of the runs" in changes[2]
     same = document(norms, (), {}, Before("old", norms))

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from harness import paths
@@ -82,11 +82,24 @@ def to_read(*files: Path) -> list[Path]:
 
 
 def at_revision(revision: str, path: Path) -> str | None:
-    """The text of a file of this checkout at a commit; None if git doesn't know the commit, or the file there."""
+    """The text of a file of this checkout at a commit; None if git doesn't know the commit, or the file there.
+
+    A file that lay in another folder then is found by its name, if one file alone had it.
+    """
     root = _PACKAGE.parent
     if not _COMMIT.fullmatch(revision) or not path.is_relative_to(root):
         return None
-    return _git("show", f"{revision}:./../{path.relative_to(root).as_posix()}")
+    found = _git("show", f"{revision}:./../{path.relative_to(root).as_posix()}")
+    if found is not None:
+        return found
+    named = [name for name in _files_of(revision) if Path(name).name == path.name]
+    return _git("show", f"{revision}:{named[0]}") if len(named) == 1 else None
+
+
+@lru_cache(maxsize=4)
+def _files_of(revision: str) -> tuple[str, ...]:
+    """Every file of a commit, from the top of the repository."""
+    return tuple((_git("ls-tree", "-r", "--name-only", "--full-tree", revision) or "").splitlines())
 
 
 def _hash(files: Iterable[tuple[str, bytes]]) -> str:

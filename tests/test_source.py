@@ -119,6 +119,26 @@ def test_git_tells_revision_and_changes_of_the_code(package: Path) -> None:
     assert source.revision() == (commit, True)
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_a_file_at_a_commit_is_found_where_it_lay_then(package: Path) -> None:
+    git(package, "init", "--quiet")
+    git(package, "add", ".")
+    git(package, "commit", "--quiet", "--message", "first")
+    commit = git(package, "rev-parse", "HEAD").strip()
+    file = package / "harness" / "ops" / "copy.py"
+    file.write_text("OP = 2\n")
+    assert source.at_revision(commit, file) == "OP = 1\n"
+    assert source.at_revision(commit, package / "harness" / "collection" / "copy.py") == "OP = 1\n"
+    assert source.at_revision(commit, package / "harness" / "ops" / "other.py") is None
+    # Two files of a name: it isn't known which one it was.
+    (package / "kernels" / "copy.py").write_text("")
+    git(package, "add", ".")
+    git(package, "commit", "--quiet", "--message", "second")
+    commit = git(package, "rev-parse", "HEAD").strip()
+    assert source.at_revision(commit, package / "harness" / "collection" / "copy.py") is None
+    assert source.at_revision("no commit", file) is None
+
+
 def test_without_git_there_is_no_revision(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(package))
     assert source.revision() == ("", False)

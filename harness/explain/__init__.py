@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from harness.explain.knowledge import Newest, command, known, known_of, newest
 from harness.explain.records import Known, Reason, Seen, Sibling
-from harness.explain.rulebook import all_rules, explain, verdict
+from harness.explain.rulebook import CauseRule, all_rules, explain, verdict
 
 __all__ = [
+    "CauseRule",
     "Known",
     "Newest",
     "Reason",

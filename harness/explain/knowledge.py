@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from harness import devices
+from harness.devices import Device
 from harness.errors import UsageError
 from harness.explain.records import Known, Seen, Sibling, counts
 from harness.metrics import Subject
@@ -70,7 +71,8 @@ def known(run: Run, case_id: str) -> Known:
         )
     scenario = next((one.name for one in run.header.scenarios if case_id in one.cases), result.case.op)
     subject = Subject.of(result, run.limits)
-    return known_of(run, scenario, result, subject, by_group(results)[result.case.group], run.attachments)
+    group, kind = by_group(results)[result.case.group], devices.kinds().get(result.case.device)
+    return known_of(run, scenario, result, subject, group, run.attachments, kind)
 
 
 def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all cases knows already
@@ -80,10 +82,11 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
     subject: Subject,
     group: Iterable[Result],
     attachments: Iterable[Attachment],
+    kind: Device | None,
 ) -> Known:
     """What is known of a case that has a time.
 
-    group: all results of its group. attachments: what tools found of these, or of the whole run.
+    group: all results of its group. attachments: what tools found of these, or of the whole run. kind: of its device.
     """
     time = result.time or 0.0
     tool, kernels = _kernels(attachments, result.case.id, time)
@@ -97,7 +100,7 @@ def known_of(  # noqa: PLR0913, PLR0917 - what a caller that goes through all ca
         kernels=kernels,
         facts=tuple(dict.fromkeys(subject.kernels)),
         siblings=_siblings(result, group, attachments),
-        kind=devices.kinds().get(result.case.device),
+        kind=kind,
     )
 
 

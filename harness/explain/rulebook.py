@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol, cast
 
@@ -19,7 +19,7 @@ ACCOUNTED = 0.5
 """An effect stands behind a cause that saves at least this share of what the effect does."""
 
 
-class _Rule(Protocol):
+class CauseRule(Protocol):
     """What the file of a rule offers.
 
     SUMMARY: what it looks at, in a few words. EFFECT_OF: rules whose reasons are the cause of what this one finds.
@@ -32,15 +32,18 @@ class _Rule(Protocol):
         """The reasons of this rule, in a case that has a time."""
 
 
-def all_rules() -> dict[str, _Rule]:
+def all_rules() -> dict[str, CauseRule]:
     """Every rule by name. Raises UsageError for a file in rules/ that isn't one."""
     found = discover("harness.explain.rules", ["SUMMARY", "EFFECT_OF", "judge"])
-    return {name: cast(_Rule, module) for name, module in found.items()}
+    return {name: cast(CauseRule, module) for name, module in found.items()}
 
 
-def explain(known: Known) -> tuple[Reason, ...]:
-    """The reasons of all rules: what could save most first, an effect behind its cause, asides last."""
-    rules = all_rules()
+def explain(known: Known, rules: Mapping[str, CauseRule] | None = None) -> tuple[Reason, ...]:
+    """The reasons of all rules: what could save most first, an effect behind its cause, asides last.
+
+    rules: what `all_rules` gives, for a caller that explains many cases and so looks for the rules once.
+    """
+    rules = all_rules() if rules is None else rules
     found = [reason for rule in rules.values() for reason in _told(list(rule.judge(known)), known)]
     ordered = sorted(found, key=lambda reason: (not reason.aside, _saves(reason)), reverse=True)
     for effect in tuple(ordered):

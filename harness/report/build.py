@@ -78,10 +78,9 @@ def page(run: Run, notes: Sequence[str] = ()) -> Page:
         parts.append(Section("How to read the tables", (terms,)))
     origin = (preface.machine(run.header.machine), CommandLine(preface.command(run)), Note(preface.provenance(run)))
     parts.append(Section("Machine and command", origin))
-    title = ", ".join(scenario.name for scenario in run.header.scenarios) or run.header.name
     first = Section(front.TITLE, tuple(front.blocks(run)))
     contents = Contents(tuple(part.title for part in parts))
-    return Page(title, (*_ahead(run, notes), first, contents, *parts))
+    return Page(preface.title(run), (*_ahead(run, notes), first, contents, *parts))
 
 
 def _figures(scenarios: Sequence[tuple[Scenario, list[Line]]], plots: Sequence[Plot], left_out: int) -> list[Section]:

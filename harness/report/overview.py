@@ -27,6 +27,8 @@ def headline(summary: Summary) -> list[str]:
 
 
 def _behind(whole: Standings) -> str:
+    if not whole.every:
+        return "No case has a time."
     if not whole.compared:
         return "No variant of ours was compared with a rival."
     names = list(dict.fromkeys(s.ours.case.variant for s in whole.compared if s.ours))

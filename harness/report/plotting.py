@@ -88,12 +88,16 @@ class Plot:
         return f"{FOLDER}/{self.name}.svg"
 
 
-@lru_cache(maxsize=1)
 def plan(run: Run, variants: tuple[str, ...] = ()) -> tuple[list[Plot], int]:
     """The plots of a run, and how many more there would be without a limit.
 
     variants: only these; all if empty. Where there are too many plots, each scenario keeps its first ones.
     """
+    return _plan(run, variants)
+
+
+@lru_cache(maxsize=1)
+def _plan(run: Run, variants: tuple[str, ...]) -> tuple[list[Plot], int]:
     wanted: list[Plot] = []
     every = frame(run)
     for scenario, all_lines in by_scenario(run):
@@ -115,6 +119,24 @@ def plan(run: Run, variants: tuple[str, ...] = ()) -> tuple[list[Plot], int]:
     sorts = {plot.sort for plot in wanted}
     kept = {plot.name for sort in sorts for plot in [p for p in ordered if p.sort == sort][:MOST_FIGURES]}
     return [plot for plot in wanted if plot.name in kept], len(wanted) - len(kept)
+
+
+def of_group(run: Run, group: str) -> Plot | None:
+    """The plot of one comparison, a row for each variant, the best one first; None where nothing is compared."""
+    every = frame(run)
+    for scenario, lines in by_scenario(run):
+        own = [line for line in lines if line.case.group == group]
+        metric = _metric(own, asked(scenario))
+        if metric is None or len(own) < 2:
+            continue
+        table = every[(every["scenario"] == scenario.name) & every["case"].isin([line.case.id for line in own])]
+        rows = _with_settings(table, own).assign(series=table["variant"])
+        rows = rows.sort_values(metric.name, ascending=metric.better == "lower", kind="stable").head(_MOST_RANKED)
+        plot = _plot(scenario, (own[0].case.dtype, own[0].case.cache), rows, settings_of(own))
+        title = ", ".join(filter(None, [plot.title, *plot.labels]))
+        role = today(scenario, [line.case.variant for line in lines])
+        return replace(plot, name=f"{plot.name}-worst", title=title, layout="ranking", metric=metric, roles=role)
+    return None
 
 
 def _of_scenario(scenario: Scenario, table: pd.DataFrame, lines: list[Line]) -> Iterator[Plot]:

@@ -15,6 +15,14 @@ from harness.stats import range_over_median, relative_width
 
 DIGEST = 12
 """Characters of a hash that are shown: enough to tell two apart."""
+_MOST_SCENARIOS = 5
+
+
+def title(run: Run) -> str:
+    """The names of the run's scenarios, as many as a line has room for; scenarios of one file have the file's name."""
+    names = list(dict.fromkeys(scenario.name.partition(".")[0] for scenario in run.header.scenarios))
+    more = len(names) - _MOST_SCENARIOS
+    return (", ".join(names[:_MOST_SCENARIOS]) or run.header.name) + (f" and {more} more" if more > 0 else "")
 
 
 def machine(facts: Machine) -> Facts:

@@ -53,7 +53,7 @@ def texts(path: Path) -> list[str]:
 def test_the_same_run_gives_the_same_files(run: Run, tmp_path: Path) -> None:
     first = report.write(run, tmp_path / "a", ["plots"])
     frame.frame.cache_clear()
-    plotting.plan.cache_clear()
+    plotting._plan.cache_clear()
     second = report.write(run, tmp_path / "b", ["plots"])
     assert [path.name for path in first] == [path.name for path in second]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
@@ -201,7 +201,7 @@ def test_little_s_law_has_the_latency_at_the_fewest_bytes(in_flight: Callable[..
     report.write(in_flight(), tmp_path, ["plots"])
     shown = texts(tmp_path / "plots" / "prelu-float32")
     assert {"V=4", "V=16", "bytes in flight", "Little's law, 500 ns", "ceiling"} <= set(shown)
-    plotting.plan.cache_clear()
+    plotting._plan.cache_clear()
     report.write(in_flight(replace(IN_FLIGHT, littles_law=False)), tmp_path, ["plots"])
     assert not any("Little" in text for text in texts(tmp_path / "plots" / "prelu-float32"))
 

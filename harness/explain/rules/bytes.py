@@ -48,10 +48,13 @@ def beyond(known: Known) -> float:
     if not need.moved or not found:
         return 1.0
     read, written, _ = found
+    extra = max(0.0, read - need.read) + max(0.0, written - need.written)
+    if not extra:
+        return 1.0
     busy = max(_share(known, read, written), *(known.memory_busy(kernel) or 0.0 for kernel in known.major), 0.0)
     if known.subject.bound_by_compute and busy < MEMORY_BUSY:
         return 1.0
-    return 1 + (max(0.0, read - need.read) + max(0.0, written - need.written)) / need.moved
+    return 1 + extra / need.moved
 
 
 def _share(known: Known, read: float, written: float) -> float:

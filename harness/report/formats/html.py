@@ -34,13 +34,21 @@ def write(run: Run, folder: Path, notes: Sequence[str] = (), before: Before | No
 
 
 def _pictures(run: Run, folder: Path) -> dict[str, bytes]:
-    """The pictures of the run by their path in its folder, those there or else drawn for this page alone."""
+    """The pictures of the run by their path in its folder, the ones there or else drawn for this page alone.
+
+    The picture of the worst comparison is drawn for the page alone.
+    """
     from harness.report import plotting
     from harness.report.formats import plots
+    from harness.report.web import first
 
     names = [name for name, _ in plots.planned(run)]
     with TemporaryDirectory() as draft:
         place = folder if (folder / plotting.FOLDER).is_dir() else Path(draft)
         if place != folder:
             plots.write(run, place)
-        return {name: (place / name).read_bytes() for name in names if (place / name).is_file()}
+        found = {name: place / name for name in names}
+        if worst := first.worst_plot(run):
+            plots.draw_one(run, worst, Path(draft))
+            found[worst.path] = Path(draft) / worst.path
+        return {name: path.read_bytes() for name, path in found.items() if path.is_file()}

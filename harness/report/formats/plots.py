@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.model import Run
+
+if TYPE_CHECKING:
+    from harness.report.plotting import Plot
 
 PICTURES = True
 SUMMARY = "plots/*.svg: bandwidth or another metric by variant and shape, and the ceilings"
@@ -37,16 +41,28 @@ def planned(run: Run, variants: Sequence[str] = ()) -> Iterator[tuple[str, Calla
 
     Pictures name the device and the day of the run. variants: only these; all if empty.
     """
+    for name, draw in _planned(run, tuple(variants)):
+        yield name, partial(_dated, run, draw)
+
+
+def draw_one(run: Run, plot: Plot, folder: Path) -> None:
+    """Draw one plot of the run into `folder`/plots, as SVG, without the peak of copies.
+
+    Next to the peak, the bars of a small case couldn't be seen.
+    """
+    from harness.report import charts
+    from harness.report.pictures import drawn
+
+    path = folder / plot.path
+    path.parent.mkdir(exist_ok=True)
+    drawn(plot.path, partial(_dated, run, partial(charts.draw, plot, None)), path)
+
+
+def _dated(run: Run, draw: Callable[[Path], list[Path]], path: Path) -> list[Path]:
     from harness.report import canvas
 
-    origin = f"{run.header.machine.name}, {run.header.started[:10]}"
-
-    def dated(draw: Callable[[Path], list[Path]], path: Path) -> list[Path]:
-        with canvas.origin(origin):
-            return draw(path)
-
-    for name, draw in _planned(run, tuple(variants)):
-        yield name, partial(dated, draw)
+    with canvas.origin(f"{run.header.machine.name}, {run.header.started[:10]}"):
+        return draw(path)
 
 
 def _planned(run: Run, variants: tuple[str, ...]) -> Iterator[tuple[str, Callable[[Path], list[Path]]]]:

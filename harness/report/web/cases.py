@@ -24,8 +24,15 @@ from harness.units import Unit
 
 _LEAST_RANK = 5
 """The rank from which on a metric has a column; the details of a case have all metrics."""
-_KINDS: dict[Unit, str] = {units.SECONDS: "time", units.MICROSECONDS: "time", units.BANDWIDTH: "bandwidth"}
-"""Units that the page can switch. It shows all other values as they are written here."""
+_KINDS: dict[Unit, str] = {
+    units.SECONDS: "time",
+    units.MICROSECONDS: "time",
+    units.BANDWIDTH: "bandwidth",
+    units.ITEMS: "rate",
+    units.TOKENS: "rate",
+}
+"""Units that the page writes itself: times in the unit that the reader chose, rates each with its own prefix, since a
+page has cases that are many decades apart. It shows all other values as they are written here."""
 _DIGITS = 7
 """Significant digits of a number: more than any table shows."""
 
@@ -85,9 +92,9 @@ def more(run: Run, lines: Sequence[Line], markup: Markup) -> dict[str, Any]:
     groups: dict[str, list[Line]] = {}
     for line in lines:
         groups.setdefault(line.case.group, []).append(line)
-    sources = Sources(run.header)
+    sources, about = Sources(run.header), details.About(run)
     return {
-        "html": [markup.blocks(list(details.blocks(line, groups[line.case.group], run)), 3) for line in lines],
+        "html": [markup.blocks(list(details.blocks(line, groups[line.case.group], about)), 3) for line in lines],
         "histogram": [details.histogram(line.result) for line in lines],
         "sources": [sources.of(line.case.op, line.case.variant) for line in lines],
         "files": sources.files,
@@ -112,7 +119,8 @@ def _column(metric: Metric, lines: Sequence[Line]) -> dict[str, Any]:
     values = [_number(_shown(metric, line)) for line in lines]
     kind = _KINDS.get(metric.unit, "")
     noun = next((line.result.work.item for line in lines if line.result.work and line.result.work.item), "")
-    name, write = metric.unit.column([value for value in values if value is not None], noun)
+    known = [1.0] if kind == "rate" else [value for value in values if value is not None]
+    name, write = metric.unit.column(known, noun)
     head = metric.head.replace("{over}", "baseline")
     for place in (" ({unit})", "{unit}"):
         head = head.replace(place, "" if kind == "time" or not name else place.replace("{unit}", name))

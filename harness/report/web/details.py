@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 
-from harness import explain, units
+from harness import devices, explain, units
+from harness.devices import Device
 from harness.errors import brief, described
 from harness.metrics import named
 from harness.model import Conditions, KernelFacts, Result, Run
@@ -21,7 +24,16 @@ _TOLD = frozenset({"time", "low", "high", "noise", "speedup"})
 """Metrics that are told in words of their own."""
 
 
-def blocks(line: Line, group: Sequence[Line], run: Run) -> Iterator[Block]:
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the cases of a page have in common. rules: looks for the rules of `harness explain` when it is called."""
+
+    run: Run
+    kinds: Mapping[str, Device] = field(default_factory=devices.kinds)
+    rules: Callable[[], Mapping[str, explain.CauseRule]] = field(default_factory=lambda: cache(explain.all_rules))
+
+
+def blocks(line: Line, group: Sequence[Line], about: About) -> Iterator[Block]:
     """The blocks of a case. group: the lines of all variants of its comparison."""
     result = line.result
     if summary := _summary(line):
@@ -34,8 +46,9 @@ def blocks(line: Line, group: Sequence[Line], run: Run) -> Iterator[Block]:
     again = [f"harness run {shlex.quote(line.scenario.name.partition('.')[0])} --only {shlex.quote(line.case.id)}"]
     if result.time is not None:
         results, found = [own.result for own in group], [one for own in group for one in own.attachments]
-        known = explain.known_of(run, line.scenario.name, result, line.subject, results, found)
-        yield Section("Why it takes so long", tuple(_reasons(known)))
+        kind = about.kinds.get(line.case.device)
+        known = explain.known_of(about.run, line.scenario.name, result, line.subject, results, found, kind)
+        yield Section("Why it takes so long", tuple(_reasons(known, about)))
         again += filter(None, [explain.command(known)])
     yield Section("Its figures", (Facts(tuple(_figures(line))),))
     if compiled := tuple(dict.fromkeys(kernel for m in result.measurements for kernel in m.kernels)):
@@ -76,10 +89,10 @@ def told_time(line: Line) -> str:
     return f"{units.seconds(time)}, 95% interval {units.seconds(bounds[0])} to {units.seconds(bounds[1])}"
 
 
-def _reasons(known: explain.Known) -> Iterator[Note | Section]:
+def _reasons(known: explain.Known, about: About) -> Iterator[Note | Section]:
     """What `harness explain` says of the case."""
     try:
-        found = explain.explain(known)
+        found = explain.explain(known, about.rules())
         verdict = explain.verdict(known, found)
     except Exception as error:  # a rule that fails costs its own words, not the page
         yield Note(f"no reason can be given: {brief(described(error))}", "warning")

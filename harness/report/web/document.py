@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 from urllib.parse import quote
 
-from harness.differences import Compared, compare, mismatches
+from harness.differences import Compared, Verdict, compare, mismatches
 from harness.model import Difference, Run
-from harness.report import build, comparison
+from harness.report import build, comparison, preface
 from harness.report.summary import summarise
 from harness.report.tree import Block, Details, Note, Section
 from harness.report.web import cases, first, parts
@@ -40,9 +41,11 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         "<main>",
         first.answer(summary, markup),
         _changes(run, before, markup),
-        f"<div class='two'>{first.ops(summary, markup)}{first.worst(run, summary, markup)}</div>",
-        first.behind(summary, markup),
-        first.trust(summary, ahead, markup),
+        "<div class='two'><div>",
+        *(first.behind(summary, markup), first.ops(summary, markup), first.figures(run, summary, markup)),
+        "</div><div>",
+        *(first.trust(summary, ahead, markup), first.worst(run, markup)),
+        "</div></div>",
         _EXPLORER,
         "<section id='all'><h2>All tables and figures</h2>",
         *_folded(sections, markup),
@@ -50,7 +53,7 @@ def document(run: Run, notes: Sequence[str], pictures: Mapping[str, bytes], befo
         _DRAWER,
     ]
     data = {"rows": cases.rows(run, lines, summary), "more": cases.more(run, lines, markup)}
-    return "\n".join(_whole(first.title(run), body, {name: cases.packed(found) for name, found in data.items()}))
+    return "\n".join(_whole(preface.title(run), body, {name: cases.packed(found) for name, found in data.items()}))
 
 
 def _whole(title: str, body: Sequence[str], data: Mapping[str, str]) -> Iterator[str]:
@@ -76,7 +79,9 @@ def _changes(run: Run, before: Before | None, markup: Markup) -> str:
     found = compare(before.run, run)
     changed = sorted((d for d in found if d.verdict in ("faster", "slower")), key=lambda d: d.ratio or 0.0)
     missing = [d for d in found if d.verdict == "missing"]
-    told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}."
+    counts = Counter(d.verdict for d in found)
+    told = f"Compared with {before.name}, measured {before.run.header.started} on {before.run.header.machine.name}: "
+    told += ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)) + ". Above 1 this run is faster."
     blocks: list[Block] = [Note(told), *(Note(f"{note}.", "warning") for note in mismatches(before.run, run))]
     blocks += _differences(before, changed) if changed else [Note("No time differs by more than its noise.", "good")]
     if missing:
@@ -121,5 +126,5 @@ _EXPLORER = """<section id="cases"><h2>Cases</h2>
 <div id="chart"></div><p id="hover" role="status"></p></div>
 <div id="table"></div></section>"""
 _DRAWER = """<dialog id="drawer" aria-labelledby="drawer-title"><div class="top"><h2 id="drawer-title"></h2>
-<button id="close" type="button">Close</button></div>
+<button id="close" type="button">Close</button><nav id="drawer-parts" aria-label="parts of the details"></nav></div>
 <div id="drawer-body"></div></dialog>"""

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from harness import units
 from harness.metrics import METRICS
 from harness.model import Run
-from harness.report import build, front, overview, plotting, preface
-from harness.report.summary import Standing, Standings, Summary
-from harness.report.tree import Figure, Items, Note, Table
+from harness.report import build, front, overview, plotting, preface, sections
+from harness.report.frame import Line, by_scenario
+from harness.report.plotting import Plot
+from harness.report.summary import Standing, Standings, Summary, summarise
+from harness.report.tree import Block, Details, Figure, Items, Note, Table, figures_in
 from harness.report.web.markup import Markup, text
 
 _MOST_BEHIND = 8
 """Comparisons that the first screen names; the rest is a click away."""
+_MOST_FIGURES = 2
+"""Figures of the worst op; the section of figures has all of them."""
 TOLD = frozenset({front.TITLE, front.EACH, build.WARNINGS})
 """Sections of a report that the first screen tells in its own way."""
-_MOST_SCENARIOS = 5
 _REVISION = 12
 
 
@@ -33,14 +37,7 @@ def header(run: Run) -> str:
         preface.outcome(run),
     ]
     items = "".join(f"<li>{text(fact)}</li>" for fact in facts)
-    return f"<h1>{text(title(run))}</h1><ul class='facts'>{items}</ul>"
-
-
-def title(run: Run) -> str:
-    """The names of the run's scenarios, as many as a line has room for."""
-    names = [scenario.name for scenario in run.header.scenarios] or [run.header.name]
-    more = len(names) - _MOST_SCENARIOS
-    return ", ".join(names[:_MOST_SCENARIOS]) + (f" and {more} more" if more > 0 else "")
+    return f"<h1>{text(preface.title(run))}</h1><ul class='facts'>{items}</ul>"
 
 
 def answer(summary: Summary, markup: Markup) -> str:
@@ -48,7 +45,8 @@ def answer(summary: Summary, markup: Markup) -> str:
     told = " ".join(overview.headline(summary))
     found = _cards(summary, markup)
     cards = "".join(f"<div><dt>{label}</dt><dd>{value}</dd><dd>{about}</dd></div>" for label, value, about in found)
-    return f"<section id='answer'><h2>The answer</h2><p>{text(told)}</p><dl class='cards'>{cards}</dl></section>"
+    title = "<h2 class='unseen'>The answer</h2>"
+    return f"<section id='answer'>{title}<p>{text(told)}</p><dl class='cards'>{cards}</dl></section>"
 
 
 def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
@@ -67,15 +65,15 @@ def _cards(summary: Summary, markup: Markup) -> list[tuple[str, str, str]]:
         share = units.percent(whole.lowest.values["of_ceiling"] or 0.0)
         cards.append(("lowest share of the ceiling", f"<b>{share}</b>", markup.code(whole.lowest.case.id)))
     if summary.noise is not None and summary.noisiest:
-        noise = METRICS["noise"].written
-        widest = f"at most {noise(summary.noisiest.values['noise'] or 0.0)}"
-        cards.append(("noise of a time", f"<b>{noise(summary.noise)}</b>", f"in the median case, {widest}"))
+        noise, widest = METRICS["noise"].written, summary.noisiest
+        most = markup.link(widest.case.id, noise(widest.values["noise"] or 0.0))
+        cards.append(("noise of a time", f"<b>{noise(summary.noise)}</b>", f"in the median case, at most {most}"))
     return cards
 
 
 def ops(summary: Summary, markup: Markup) -> str:
-    """A row for each op."""
-    return _part("ops", front.EACH, markup.table(overview.by_op(summary.ops), "each op"))
+    """A row for each op; nothing where no case has a result."""
+    return _part("ops", front.EACH, markup.table(overview.by_op(summary.ops), "each op")) if summary.ops else ""
 
 
 def behind(summary: Summary, markup: Markup) -> str:
@@ -99,28 +97,65 @@ def _folded(title: str, table: Table, found: Sequence[Standing], markup: Markup)
 
 
 def trust(summary: Summary, notes: Sequence[Note], markup: Markup) -> str:
-    """What to know before a number is believed: each warning once with its count."""
-    items = (*notes, *overview.warnings(summary))
-    body = markup.blocks([Items(items)], 3) if items else "<p>No warnings.</p>"
-    return _part("trust", "Can it be believed?", body)
+    """What to know before a number is believed: each warning once with its count, and folded what to do about it."""
+    items = (*notes, *summary.warnings)
+    if not items:
+        return _part("trust", "Can it be believed?", "<p>No warnings.</p>")
+    alike = {note.label: [other for other in items if other.label == note.label] for note in items}
+    blocks: list[Block] = [Items(tuple(replace(own[0], advice="") for own in alike.values()))]
+    for label, (_, *rest) in alike.items():
+        if rest:
+            blocks.append(Details(f"{label}: {len(rest)} more", (Items(tuple(rest)),)))
+    if advice := [Note(note.advice, label=note.label.partition(" in ")[0]) for note in items if note.advice]:
+        blocks.append(Details("What to do about the warnings", (Items(tuple(advice)),)))
+    return _part("trust", "Can it be believed?", markup.blocks(blocks, 3))
 
 
-def worst(run: Run, summary: Summary, markup: Markup) -> str:
-    """The figure of the op that is farthest behind, or farthest from the ceiling."""
+def worst_plot(run: Run) -> Plot | None:
+    """The plot of the worst comparison, with a bar for each variant; None where nothing is compared."""
+    line = _worst_case(summarise(run).worst_op)
+    return plotting.of_group(run, line.case.group) if line else None
+
+
+def worst(run: Run, markup: Markup) -> str:
+    """The picture of the worst comparison."""
+    return _pictures("worst", "The worst comparison", filter(None, [worst_plot(run)]), markup)
+
+
+def figures(run: Run, summary: Summary, markup: Markup) -> str:
+    """Figures of the op that is farthest behind, or farthest from the ceiling: its own, then plots of its worst case.
+
+    A plot of one comparison alone is left out: it looks like the picture of the worst comparison.
+    """
     op = summary.worst_op
-    figure = _figure(run, op) if op else None
-    if op is None or figure is None or figure.path not in markup.pictures:
+    if op is None:
         return ""
-    return _part("worst", f"The worst op: {op.op}", markup.figure(figure))
+    lines = [lines for scenario, lines in by_scenario(run) if scenario.op == op.op]
+    found: list[Figure | Plot] = []
+    for each in lines:
+        found += figures_in([*sections.figures(each), *sections.sections(each)])
+    found += [plot for plot in _plots(run, op) if plot.layout != "ranking"]
+    return _pictures("figures", f"The worst op: {op.op}", found[:_MOST_FIGURES], markup)
 
 
-def _figure(run: Run, op: Standings) -> Figure | None:
-    """The figure with the op's worst case, else its first one."""
+def _pictures(name: str, title: str, found: Iterable[Figure | Plot], markup: Markup) -> str:
+    drawn = [markup.figure(Figure(one.path, one.alt)) for one in found if one.path in markup.pictures]
+    return _part(name, title, "".join(drawn)) if drawn else ""
+
+
+def _plots(run: Run, op: Standings) -> list[Plot]:
+    """The plots of an op, the ones with its worst case first."""
     of_op = {scenario.name for scenario in run.header.scenarios if scenario.op == op.op}
     own = [plot for plot in plotting.plan(run)[0] if plot.scenario in of_op and plot.sort == "usual"]
-    line = op.worst.ours if op.worst else op.lowest
-    shows = [plot for plot in own if line and line.case.id in set(plot.rows["case"])]
-    return next((Figure(plot.path, plot.alt) for plot in [*shows, *own]), None)
+    line = _worst_case(op)
+    return sorted(own, key=lambda plot: line is None or line.case.id not in set(plot.rows["case"]))
+
+
+def _worst_case(op: Standings | None) -> Line | None:
+    """The case of ours that is farthest behind, else the one farthest from the ceiling."""
+    if op is None:
+        return None
+    return op.worst.ours if op.worst else op.lowest
 
 
 def _part(name: str, title: str, body: str) -> str:

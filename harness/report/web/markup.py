@@ -81,8 +81,14 @@ class Markup:
 
     def code(self, found: str) -> str:
         """A code, which is a link where it leads somewhere."""
-        shown = f"<code>{text(found)}</code>"
-        return f'<a href="#{text(self.links[found])}">{shown}</a>' if found in self.links else shown
+        return self._linked(found, f"<code>{text(found)}</code>")
+
+    def link(self, code: str, shown: str) -> str:
+        """A text that leads where a code does."""
+        return self._linked(code, text(shown))
+
+    def _linked(self, code: str, shown: str) -> str:
+        return f'<a href="#{text(self.links[code])}">{shown}</a>' if code in self.links else shown
 
     def figure(self, figure: Figure, alt: str = "") -> str:
         """A picture inside of the page; what it shows where there is none."""

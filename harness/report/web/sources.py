@@ -66,14 +66,15 @@ class Sources:
 
 
 def _paths(op: str, variant: str) -> list[Path]:
-    """The files of a variant; none if its op isn't loaded, or has no such variant any more."""
+    """The files of a variant, its op's kernel first; none if its op isn't loaded, or has no such variant any more."""
     known = LOADED.get(op)
     if known is None or not known.file or variant not in known.variants:
         return []
     try:
-        return source.to_read(*known.files_of(variant))
+        found = source.to_read(*known.files_of(variant))
     except OSError:
         return []
+    return sorted(found, key=lambda path: path.name != f"{op}.cu")
 
 
 def highlighted(name: str, content: str) -> str:

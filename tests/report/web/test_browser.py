@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from harness.model import Run
+from harness.model import Measurement, Run
+from harness.ops import Catalogue
 from harness.report.formats import json as results
 
 pytestmark = pytest.mark.browser
 
 OURS = "norm/tuned/float32/M1000-N49"
+OPEN_ALL = "() => document.querySelectorAll('details').forEach(one => { one.open = true })"
 HOVERED = "() => document.getElementById('hover').textContent"
 
 
@@ -44,7 +46,20 @@ def test_the_first_screen_answers_who_is_behind(
     assert "4 of 12" in page.inner_text("#answer")
     assert page.locator("#behind tbody tr").count() == 4
     assert page.locator("#bar").is_visible()
-    assert page.locator("#trust li").count() == 2
+    (warning,) = page.locator("#trust > ul > li").all()
+    assert warning.inner_text().startswith("noisy in 4 cases")
+    page.click("#trust summary")
+    assert page.inner_text("#trust details li") == "noisy: sample for longer."
+
+
+def test_every_answer_begins_on_the_first_screen(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms), viewport={"width": 1280, "height": 800})
+    for part in ("#answer", "#behind tbody tr:last-child", "#ops tbody tr", "#trust li", "#worst img"):
+        box = page.locator(part).first.bounding_box()
+        # Of the picture, which is as tall as it has variants, the beginning.
+        assert box["y"] + min(100, box["height"]) <= 800, part
 
 
 def test_a_filter_leaves_what_has_all_words_and_stands_in_the_fragment(
@@ -53,7 +68,8 @@ def test_a_filter_leaves_what_has_all_words_and_stands_in_the_fragment(
     page = opened(page_file(norms))
     page.fill("#q", "float16 N4096 norm")
     assert variants(page) == ["tuned", "compile", "eager"]
-    assert page.inner_text("#count") == "3 of 37 cases, in 1 comparison"
+    told = "the fastest is tuned, 4.551 us; compile takes 1.125x as long"
+    assert page.inner_text("#count") == f"3 of 37 cases, in 1 comparison: {told}"
     assert page.evaluate("location.hash") == "#q=float16+N4096+norm"
     page.click("#reset")
     assert page.inner_text("#count") == "37 of 37 cases, in 13 comparisons"
@@ -72,6 +88,15 @@ def test_a_choice_shows_some_of_the_cases(
     page = opened(page_file(norms), f"#show={show}")
     assert page.input_value("#show") == show
     assert page.inner_text("#count").startswith(f"{count} of 37 cases")
+
+
+def test_a_link_with_a_filter_leads_to_the_cases(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    file = page_file(norms)
+    assert opened(file, "#unit=ms").evaluate("scrollY") == 0
+    page = opened(file, "#q=float16")
+    assert page.evaluate("document.getElementById('cases').getBoundingClientRect().top") < 200
 
 
 def test_a_click_on_an_op_filters(norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]) -> None:
@@ -101,6 +126,14 @@ def test_units_are_a_switch(norms: Run, page_file: Callable[..., Path], opened: 
     page.select_option("#unit", "ms")
     assert column(page, 5) == ["0.03641 ms"]
     assert page.evaluate("location.hash").endswith("unit=ms")
+
+
+def test_a_rate_has_the_prefix_that_suits_it(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms))
+    rates = [984.7, 1526.0, 533.9e9, 0.0]
+    assert page.evaluate("rates => rates.map(Page.words.rate)", rates) == ["984.7", "1.526 k", "533.9 G", "0"]
 
 
 def test_hovering_over_a_point_tells_value_interval_and_clocks(
@@ -149,6 +182,48 @@ def test_a_permalink_opens_the_details_of_a_case(
     page.click("#close")
     assert not page.locator("#drawer").is_visible()
     assert case_in_fragment(page) is None
+
+
+def test_dozens_of_variants_are_folded_with_the_place_of_the_case(
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    page_file: Callable[..., Path],
+    opened: Callable[..., Any],
+) -> None:
+    many = [measured(f"v{number:02}", "float32", (("N", 64),), 0.9 - number / 50) for number in range(11)]
+    page = opened(page_file(make_run(many)), f"#case={many[2].case.id}")
+    folded = page.locator("#drawer-body details").first
+    assert folded.locator("summary").inner_text() == "11 variants, of which this is number 3; v00 is the first"
+    assert not folded.locator("table").is_visible()
+    page.click("#drawer-parts button >> text=All variants")
+    assert folded.locator("tbody tr").count() == 11
+    assert folded.locator("table").is_visible()
+
+
+def test_buttons_lead_to_the_parts_of_the_details(
+    norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any]
+) -> None:
+    page = opened(page_file(norms), f"#case={OURS}")
+    page.click("#drawer-parts button >> text=How it was measured")
+    head, top = (page.locator(part).bounding_box() for part in ("#drawer-body h3 >> text=How it", "#drawer .top"))
+    assert top["y"] == 0
+    assert top["height"] <= head["y"] <= 900 - head["height"]
+
+
+def test_the_button_of_the_source_opens_the_kernel(
+    measured: Callable[..., Measurement],
+    make_run: Callable[..., Run],
+    page_file: Callable[..., Path],
+    opened: Callable[..., Any],
+) -> None:
+    Catalogue()
+    ours = measured("tuned", "float32", (("M", 8), ("N", 64)), 0.5, op="softmax")
+    page = opened(page_file(make_run([ours])), f"#case={ours.case.id}")
+    page.click("#drawer-parts button >> text=Source")
+    source = page.locator("#drawer-body .source").first
+    assert "__global__" in source.inner_text()
+    assert "softmax.cu" in source.get_attribute("aria-label")
+    assert source.is_visible()
 
 
 def test_a_case_that_the_run_lacks_is_told(
@@ -210,8 +285,10 @@ def test_on_paper_there_are_no_controls_and_no_dark(
 def test_the_page_is_never_wider_than_the_screen(
     norms: Run, page_file: Callable[..., Path], opened: Callable[..., Any], width: int
 ) -> None:
-    page = opened(page_file(norms), f"#case={OURS}", viewport={"width": width, "height": 700})
+    run = replace(norms, header=replace(norms.header, git_revision="0123456789" * 9))
+    page = opened(page_file(run), f"#case={OURS}", viewport={"width": width, "height": 700})
     page.wait_for_selector("#drawer-body h3")
+    page.evaluate(OPEN_ALL)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("document.getElementById('drawer').scrollWidth") <= width
 
@@ -283,6 +360,6 @@ def test_axe_finds_nothing(
     page = opened(page_file(norms), fragment, color_scheme=scheme)
     if fragment:
         page.wait_for_selector("#drawer-body h3")
-    page.evaluate("() => document.querySelectorAll('details').forEach(one => { one.open = true })")
+    page.evaluate(OPEN_ALL)
     page.evaluate(AXE.read_text(encoding="utf-8"))
     assert page.evaluate(FINDINGS) == []

@@ -15,8 +15,9 @@ import pytest
 from harness import report
 from harness.explain import rulebook
 from harness.model import Run
-from harness.report import summary
-from harness.report.web import cases, parts, sources
+from harness.report import sections, summary
+from harness.report.tree import Figure, Section
+from harness.report.web import cases, first, parts, sources
 from harness.report.web.document import Before, document
 
 
@@ -71,6 +72,15 @@ def test_every_case_is_in_the_data_once_the_fastest_of_a_comparison_first(norms:
     assert columns["speedup"]["head"] == "vs baseline"
 
 
+def test_a_rate_is_written_by_the_page_and_its_head_has_no_prefix(
+    measured: Callable[..., Any], make_run: Callable[..., Run]
+) -> None:
+    one = measured("eager", "float32", (("N", 64),))
+    run = make_run([replace(one, work=replace(one.work, items=64_000_000, item="rows"))])
+    (items,) = (own for own in held(document(run, (), {}), "rows")["columns"] if own["name"] == "items")
+    assert (items["head"], items["kind"], items["texts"]) == ("rows/s", "rate", None)
+
+
 def test_a_number_that_no_json_has_is_left_out() -> None:
     assert cases._number(float("nan")) is cases._number(float("inf")) is cases._number(None) is None
     assert cases._number(1 / 3) == 0.3333333
@@ -112,7 +122,7 @@ def test_a_second_run_stands_first_with_what_changed(norms: Run) -> None:
     ]
     old = replace(norms, measurements=tuple(slower[:-1]))
     changes = document(norms, (), {}, Before("old", old)).partition("<section id='changes'>")[2].partition("<details>")
-    assert "Compared with old" in changes[0]
+    assert "Compared with old, measured 2026-01-01T10:00:00+00:00 on A GPU: 1 faster, 0 slower, " in changes[0]
     assert "2.000x" in changes[0]
     assert "1 without a time in one of the runs" in changes[2]
     same = document(norms, (), {}, Before("old", norms))
@@ -121,8 +131,20 @@ def test_a_second_run_stands_first_with_what_changed(norms: Run) -> None:
 
 def test_an_empty_run_has_a_page(norms: Run) -> None:
     content = document(replace(norms, measurements=()), (), {})
-    assert "No variant of ours was compared with a rival." in content
+    assert "No case has a time." in content
+    assert "<section id='ops'>" not in content
     assert held(content, "rows")["id"] == []
+
+
+def test_what_was_lost_is_told_once_with_the_rest_folded(norms: Run) -> None:
+    lost = tuple(f"results.jsonl:{line}: one result is lost" for line in range(3))
+    content = (
+        document(replace(norms, losses=lost), (), {}).partition("<section id='trust'>")[2].partition("</section>")[0]
+    )
+    shown, _, folded = content.partition("<details>")
+    assert shown.count("is lost") == 1
+    assert "<summary>Lost: 2 more</summary>" in folded
+    assert folded.count("is lost") == 2
 
 
 def test_the_page_of_500_cases_is_small(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:
@@ -147,8 +169,40 @@ def test_the_worst_figure_is_the_one_of_the_op_that_is_farthest_behind(norms: Ru
     pictures = {
         f"plots/{op}-{dtype}.svg": f"<svg>{op}</svg>".encode() for op in ("norm", "scale") for dtype in ("float32",)
     }
-    content = document(norms, (), pictures).partition("<section id='worst'>")[2].partition("</section>")[0]
+    content = document(norms, (), pictures).partition("<section id='figures'>")[2].partition("</section>")[0]
     assert base64.b64encode(b"<svg>norm</svg>").decode() in content
+
+
+def test_the_worst_comparison_is_drawn_for_the_page_alone(norms: Run, tmp_path: Path) -> None:
+    plot = first.worst_plot(norms)
+    assert plot
+    assert plot.title == "norm float32, M1000-N49"
+    assert list(plot.rows["series"]) == ["compile", "eager", "tuned"]
+    report.write(norms, tmp_path, ["html"])
+    content = (tmp_path / "report.html").read_text(encoding="utf-8")
+    worst, figures = (
+        content.partition(f"<section id='{name}'>")[2].partition("</section>")[0] for name in ("worst", "figures")
+    )
+    assert f'alt="{plot.alt}"' in worst
+    assert 'alt="norm float32: ' in figures
+    assert [file.name for file in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_variant_alone_is_no_comparison(measured: Callable[..., Any], make_run: Callable[..., Run]) -> None:
+    run = make_run([measured("tuned", "float32", (("N", 64),), 0.5)])
+    assert summary.summarise(run).worst_op
+    assert first.worst_plot(run) is None
+
+
+def test_an_op_has_its_own_figures_first(norms: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Figure("plots/own.svg", "its own")
+    monkeypatch.setattr(
+        sections, "sections", lambda lines: [Section("s", (own,))] if lines[0].case.op == "norm" else []
+    )
+    plots = ["plots/norm-float32.svg", "plots/norm-float16.svg", own.path]
+    content = document(norms, (), dict.fromkeys(plots, b"<svg/>"))
+    figures = content.partition("<section id='figures'>")[2].partition("</section>")[0]
+    assert re.findall('alt="([^":]*)', figures) == ["its own", "norm float32"]
 
 
 def test_scripts_are_read_as_they_are_and_none_ends_its_element() -> None:

@@ -5,6 +5,7 @@ Page.drawer = {};
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 480;
 const TALL = 90;
+const MOST_VARIANTS = 10;
 
 const shape = (name, fields) => {
   const made = document.createElementNS(SVG, name);
@@ -46,7 +47,15 @@ const siblings = (index) => {
   });
   const heads = ["variant", "time", "over this", "bar"].map((head) => Page.make("th", { scope: "col" }, head));
   const table = Page.make("table", {}, Page.make("thead", {}, Page.make("tr", {}, ...heads)), Page.make("tbody", {}, ...body));
-  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), Page.region("all variants", table));
+  return Page.make("section", {}, Page.make("h3", {}, "All variants of this comparison"), folded(group, index, table));
+};
+
+// Dozens of variants are folded, so that the first screen says why the case takes so long.
+const folded = (group, index, table) => {
+  const whole = Page.region("all variants", table);
+  if (group.length <= MOST_VARIANTS) return whole;
+  const told = `${group.length} variants, of which this is number ${group.indexOf(index) + 1}; ${Page.rows.variant[group[0]]} is the first`;
+  return Page.make("details", {}, Page.make("summary", {}, told), whole);
 };
 
 // HTML that the report made: every text in it was escaped there.
@@ -78,6 +87,7 @@ Page.drawer.show = async (id) => {
   Page.drawer.wanted = id;
   if (!dialog.open) dialog.showModal();
   if (index < 0) {
+    Page.at("drawer-parts").replaceChildren();
     Page.at("drawer-body").replaceChildren(Page.make("p", {}, "This run has no case of this name."));
     return;
   }
@@ -85,8 +95,23 @@ Page.drawer.show = async (id) => {
   if (Page.drawer.wanted !== id) return;
   const drawn = more.histogram[index] ? [samples(more.histogram[index])] : [];
   Page.at("drawer-body").replaceChildren(siblings(index), ready(more.html[index]), ...drawn, sources(more, index));
+  Page.at("drawer-parts").replaceChildren(...partLinks());
   dialog.scrollTop = 0;
 };
+
+// A button for each part. The one of the source opens its first file.
+const partLinks = () =>
+  [...Page.at("drawer-body").querySelectorAll("h3")].map((head) => {
+    const button = Page.make("button", { type: "button" }, head.textContent);
+    button.addEventListener("click", () => {
+      const folded = head.nextElementSibling?.matches("details:not([open])") && head.nextElementSibling;
+      if (!folded) return head.scrollIntoView();
+      // What it holds is there after the event.
+      folded.addEventListener("toggle", () => head.scrollIntoView(), { once: true });
+      folded.open = true;
+    });
+    return button;
+  });
 
 Page.drawer.start = () => {
   const dialog = Page.at("drawer");

@@ -2,6 +2,7 @@
 "use strict";
 
 const SELECTS = ["op", "dtype", "show", "unit"];
+const FILTERS = ["q", "op", "dtype", "show"];
 
 const fill = (id, all, values) => {
   const names = [...new Set(values)];
@@ -16,12 +17,12 @@ Page.changed = () => {
   const state = Page.state();
   const differs = (...keys) => keys.some((key) => state[key] !== last[key]);
   const first = last.q === undefined;
-  const [filtered, rewritten] = [differs("q", "op", "dtype", "show"), differs("unit")];
+  const [filtered, rewritten] = [differs(...FILTERS), differs("unit")];
   Page.unit = state.unit;
   for (const key of ["q", ...SELECTS]) if (Page.at(key).value !== state[key]) Page.at(key).value = state[key];
   if (differs("theme")) dress(state.theme);
   if (rewritten && !first) Page.table.rewrite();
-  if (filtered) Page.found = Page.table.show(state);
+  if (filtered || rewritten) Page.found = Page.table.show(state);
   if (filtered || rewritten || differs("metric", "theme")) Page.plot.show(Page.found, state);
   if (differs("case")) Page.drawer.show(state.case);
   last = state;
@@ -95,6 +96,8 @@ const opLinks = () => {
   listen();
   unfold();
   Page.changed();
+  // A link with a filter leads to what the filter finds.
+  if (FILTERS.some((key) => Page.state()[key])) Page.at("cases").scrollIntoView();
   performance.mark("ready");
   document.documentElement.dataset.ready = "yes";
 })();

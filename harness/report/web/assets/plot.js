@@ -66,7 +66,7 @@ const axes = (shown, column) => {
   const style = getComputedStyle(Page.at("chart"));
   const common = { stroke: style.color, grid: { stroke: style.borderTopColor, width: 1 }, ticks: { stroke: style.borderTopColor, width: 1 } };
   const every = Math.ceil(shown.labels.length / MOST_LABELS);
-  const written = (value) => (column.kind === "time" ? Page.words.time(value) : String(+value.toPrecision(4)));
+  const written = (value) => (column.kind === "time" || column.kind === "rate" ? Page.words[column.kind](value) : String(+value.toPrecision(4)));
   return [
     {
       ...common,

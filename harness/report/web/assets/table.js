@@ -118,8 +118,18 @@ Page.table.show = (state) => {
   const found = Page.rows.id.map((_, i) => i).filter(fits);
   const comparisons = new Set(found.map((i) => Page.rows.group[i])).size;
   const where = `${comparisons} comparison${comparisons === 1 ? "" : "s"}`;
-  Page.at("count").textContent = `${found.length} of ${Page.rows.id.length} cases, in ${where}`;
+  const fastest = comparisons === 1 ? fastestOf(found[0]) : "";
+  Page.at("count").textContent = `${found.length} of ${Page.rows.id.length} cases, in ${where}${fastest}`;
   return found;
+};
+
+// The answer for one comparison: which variant is the fastest, whatever the filters leave of it.
+const fastestOf = (index) => {
+  const { group, time, variant } = Page.rows;
+  const [first, second] = time.map((_, i) => i).filter((i) => group[i] === group[index] && time[i]).sort((a, b) => time[a] - time[b]);
+  if (first === undefined) return ": none has a time";
+  const next = second === undefined ? "" : `; ${variant[second]} takes ${(time[second] / time[first]).toFixed(3)}x as long`;
+  return `: the fastest is ${variant[first]}, ${Page.words.time(time[first])}${next}`;
 };
 
 // Another unit: the cells that are drawn are drawn again.

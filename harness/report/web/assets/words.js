@@ -20,6 +20,13 @@ Page.words.bandwidth = (value) => {
   return scaled >= 1000 ? scaled.toFixed(0) : scaled >= 10 ? scaled.toFixed(1) : Page.words.significant(scaled, 3);
 };
 
+const PREFIXES = { T: 1e12, G: 1e9, M: 1e6, k: 1e3 };
+
+Page.words.rate = (value) => {
+  const prefix = Object.keys(PREFIXES).find((name) => value >= PREFIXES[name]);
+  return prefix ? `${Page.words.significant(value / PREFIXES[prefix])} ${prefix}` : Page.words.significant(value);
+};
+
 Page.words.cell = (column, index) => {
   const value = column.values[index];
   if (value === null) return column.name === "time" ? Page.rows.status[index] : "";

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -31,6 +31,8 @@ _OPERATORS: dict[type, Callable[[], Any]] = {
 }
 _RELUS = (functional.relu, torch.relu)
 _ADDS = (operator.add, operator.iadd, torch.add)
+_FORWARDS: dict[Any, Callable[..., Any]] = {}
+"""Forwards by their code: blocks that are alike share one, and so one class, which a compiler compiles once."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -40,7 +42,7 @@ def operators(model: nn.Module) -> Iterator[Found]:
     for name, module in list(model.named_modules()):
         given = getattr(module, "operators", None)
         make = _OPERATORS.get(type(given))
-        if make and given == type(given)():
+        if make and given == cast(Any, type(given))():
             module.operators = made.setdefault(type(given), make())
             yield name, type(module).__name__, "nn's operators", _undo_operators(module, given)
 
@@ -85,7 +87,7 @@ def dense_dropout_add(dense: Any, dropped: Any, x: Tensor, residual: Tensor) -> 
 # ---- Where they fit.
 
 
-class _Tracer(fx.Tracer):  # type: ignore[misc] # torch has no types
+class _Tracer(fx.Tracer):
     """Traces one module's forward: every module inside is called as it is."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002 - torch calls it so
@@ -210,7 +212,9 @@ def _put(graph: Any, node: Any, ours: Callable[..., Any], targets: tuple[str, ..
 def _forward(graph: Any) -> Callable[..., Any]:
     """The function that torch.fx writes for a graph."""
     code = graph.python_code("self")
-    names = dict(code.globals)
-    exec(code.src, names)
-    made: Callable[..., Any] = names["forward"]
-    return made
+    key = code.src, tuple(sorted((name, id(value)) for name, value in code.globals.items()))
+    if key not in _FORWARDS:
+        names = dict(code.globals)
+        exec(code.src, names)
+        _FORWARDS[key] = names["forward"]
+    return _FORWARDS[key]

@@ -88,7 +88,7 @@ def untouchable(module: nn.Module) -> str:
 
 def swap(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
     """Give a module this forward. What is returned gives it its class back."""
-    before = type(module)
+    before: Any = type(module)
     module.__class__ = _with_forward(before, forward)
 
     def undo() -> None:
@@ -98,7 +98,7 @@ def swap(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
 
 
 @cache
-def _with_forward(kind: type, forward: Callable[..., Any]) -> type:
+def _with_forward(kind: Any, forward: Callable[..., Any]) -> type:
     """A class like `kind` with another forward. Modules of one class share it, so that a compiler sees one class."""
     return type(kind.__name__, (kind,), {"forward": forward, "is_ours": True, "__module__": kind.__module__})
 
@@ -125,7 +125,7 @@ def _why_no_rms_norm(module: Any) -> str:
     return _why_not_alike(module, nn.RMSNorm, lambda x, w: functional.rms_norm(x, x.shape[-1:], w, epsilon_of(module)))
 
 
-def _why_not_alike(module: Any, base: type, like: Callable[..., Tensor]) -> str:
+def _why_not_alike(module: Any, base: Any, like: Callable[..., Tensor]) -> str:
     """Why a module doesn't compute what torch's function does, by a try with random numbers; '' if it does."""
     if isinstance(module, base) and type(module).forward is base.forward:
         return ""
@@ -187,7 +187,7 @@ _WHY: dict[str, Callable[[Any], str]] = {
 def calls(model: nn.Module) -> Iterator[Found]:
     """Let functions of torch that a module's own forward calls be ours, where ours does the same."""
     for name, module in list(model.named_modules()):
-        kind = type(module)
+        kind: Any = type(module)
         if _is_of_torch(kind.__module__) or getattr(kind, "is_ours", False):
             continue
         if named := sorted(_called(kind) & _FUNCTIONS.keys()):
@@ -207,7 +207,7 @@ def _with_ours(forward: Callable[..., Any]) -> Callable[..., Any]:
     return with_ours
 
 
-def _called(kind: type) -> set[str]:
+def _called(kind: Any) -> set[str]:
     """Names of functions and methods that a forward uses, with what it calls by name: functions, methods of its own."""
     code = getattr(kind.forward, "__code__", None)
     if code is None:

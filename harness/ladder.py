@@ -5,14 +5,14 @@ Who makes an op of such a step stands in the entry point group `harness.ladders`
 - PREFIX, with which the names of its ops begin, and PAGES, the module of what reports say of them;
 - survey(request): what is known of the step once it was run; it is called in a process that may die;
 - plugin(answer): the text of a plug-in that declares the op; it runs no code of the user where it is loaded;
-- definition(answer): fields of the scenario: title, op, shape, dtypes, variants, baseline, shows, source, tags.
+- definition(answer): fields of the scenario: title, op, shape, dtypes, baseline, shows, source, tags.
 
 The first entry point is taken.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -42,12 +42,13 @@ class Laddered:
     said: str
     answer: Mapping[str, Any]
 
-    def planned(self, plugin: Path, selection: Selection) -> tuple[Plan, Catalogue]:
-        """The plan of its rungs, and the catalogue with its op. plugin: the file with its text."""
-        catalogue = Catalogue((plugin,))
+    def planned(self, plugins: Sequence[Path], selection: Selection) -> tuple[Plan, Catalogue]:
+        """The plan of its rungs, and the catalogue with its op. plugins: files; the first one has its text."""
+        catalogue = Catalogue(plugins)
         fields = dict(_module().definition(self.answer))
+        fields["variants"] = tuple(catalogue[fields["op"]].variants)  # with those that other plug-ins add
         setting = Setting(tuple(fields.pop("shape")))
-        one = Definition(name=self.name, file=plugin, settings=(setting,), timing=_TIMING, **fields)
+        one = Definition(name=self.name, file=plugins[0], settings=(setting,), timing=_TIMING, **fields)
         return plan([one], catalogue, selection), catalogue
 
 

@@ -309,8 +309,7 @@ def repeated(tmp_path_factory: pytest.TempPathFactory, job: MakeJob, run_jobs: R
 
 def test_repeating_takes_a_fresh_process_each_time_and_goes_back_the_way_it_came(repeated: Repeated) -> None:
     found = [(m.case.id, m.process) for m in repeated.found.measurements]
-    one, other = (j.case.id for j in repeated.jobs)
-    assert found == [(one, 0), (other, 0), (other, 1), (one, 1)]
+    assert found == [(repeated.jobs[number].case.id, process) for number, process in ((0, 0), (1, 0), (1, 1), (0, 1))]
     first, also_first, second, also_second = (pid for _, pid in log(repeated.home))
     assert first == also_first != second == also_second
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +15,7 @@ from typer.core import TyperCommand
 
 from harness.cli import resuming, values
 from harness.cli import run as running
-from harness.cli.options import Device, MaxTime, Only, Precision
+from harness.cli.options import Device, MaxTime, Only, Ops, Precision
 from harness.errors import Exit, UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def command(
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the run. Default: a new one in reports/.")
     ] = None,
+    ops: Ops = None,
     precision: Precision = None,
     max_time: MaxTime = None,
     profile: Annotated[
@@ -110,7 +112,8 @@ def command(
         max_time=max_time,
     )
     plugin = _plugin(found, folder, resumes=resume is not None, keeps=not dry_run)
-    plan, catalogue = found.planned(plugin, selection)
+    plugins = (plugin, *(ops or ()))  # which may add rungs to its op
+    plan, catalogue = found.planned(plugins, selection)
     if not quiet:
         typer.echo(f"harness.nn.patch: {found.said}", err=True)
     if dry_run:
@@ -118,10 +121,10 @@ def command(
         return
     added = [] if resume is not None else [*([] if output else [f"--output={folder}"]), "--resume"]
     again = shlex.join(["harness", *sys.argv[1:], *added])
-    request = {"name": found.name, "device": kind, "plugins": (plugin,), "repeat": repeat, "resume": resume is not None}
+    request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
     run = running.measured(plan, again, folder=folder, fresh=False, quiet=quiet, json=None, **request)
     if profile:
-        _profile(folder, plugin)
+        _profile(folder, plugins)
     _end(run, folder, plugin, quiet=quiet)
 
 
@@ -144,14 +147,14 @@ def _plugin(found: Laddered, folder: Path, *, resumes: bool, keeps: bool) -> Pat
     return plugin
 
 
-def _profile(folder: Path, plugin: Path) -> None:
+def _profile(folder: Path, plugins: Sequence[Path]) -> None:
     """Let `harness profile torch` record the rungs' kernels, which the report shows by family.
 
     If it fails, a message says so, and nothing else is lost.
     """
     from harness.processes import python
 
-    arguments = ["profile", "torch", "--run", str(folder), "--ops", str(plugin)]
+    arguments = ["profile", "torch", "--run", str(folder), *(f"--ops={plugin}" for plugin in plugins)]
     process = subprocess.run(
         python.command("harness", arguments), stdout=subprocess.DEVNULL, env=python.environment(), check=False
     )

@@ -12,6 +12,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 
+import harness
 from harness.profile import _steps
 
 PROGRAM = Path(__file__).with_name("steps_recorded.py")
@@ -51,3 +52,42 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ):
         raise RuntimeError("the program's")
     assert (profile._prepare_trace, dict(optimizer._global_optimizer_post_hooks)) == before
+
+
+def test_a_program_may_say_itself_where_its_steps_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its optimizer makes two steps in each of them; the first one counts until the program speaks."""
+    marks: list[tuple[str, int]] = []
+    calls: list[None] = []
+    monkeypatch.setattr(torch.profiler, "profile", MagicMock())
+    monkeypatch.setattr(_steps.Recorder, "_mark", lambda _, name: marks.append((name, len(calls))))
+    weight = torch.ones(2, requires_grad=True)
+    weight.grad = torch.ones(2)
+    optimizer = torch.optim.SGD([weight])
+    harness.step()  # nobody listens
+    with _steps.recording(tmp_path / "trace.json", _steps.Window(3, 2)):
+        for _ in range(7):
+            calls.append(None)
+            optimizer.step()
+            optimizer.step()
+            harness.step()
+    assert marks == [(_steps.BEGIN, 3), (_steps.END, 5)]
+    assert capsys.readouterr().err == "recorded: steps 4 to 5 by harness.step(); others by --wait and --active\n"
+    assert harness._watching == []
+
+
+def test_a_program_that_speaks_too_late_keeps_its_optimizers_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(torch.profiler, "profile", MagicMock())
+    monkeypatch.setattr(_steps.Recorder, "_mark", lambda _, name: marks.append(name))
+    with _steps.recording(tmp_path / "trace.json", _steps.Window(1, 2)):
+        recorder = harness._watching[0].func.__self__
+        for _ in range(2):
+            recorder.step(7)
+        harness.step()
+        assert marks == [_steps.BEGIN]
+        recorder.step(7)
+    assert marks == [_steps.BEGIN, _steps.END]

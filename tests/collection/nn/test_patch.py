@@ -105,7 +105,8 @@ def test_a_patched_model_computes_the_same_also_its_gradients_and_statistics(kin
     plain, also = copy.deepcopy(model), copy.deepcopy(model)
     names = list(model.state_dict())
     done = ours.patch(model)
-    assert done.swapped and list(model.state_dict()) == names
+    assert done.swapped
+    assert list(model.state_dict()) == names
     copied = copy.deepcopy(model)
     alike(results(model, x), results(plain, x))
     alike(results(copied, x), results(also, x))
@@ -118,8 +119,9 @@ def test_what_is_swapped_is_ours_and_undone():
     kinds = [type(module) for module in model.modules()]
     done = ours.patch(model)
     assert swapped(done) >= {
-        ("first", "nn.bias_dropout_residual"), ("second", "nn.bias_dropout_residual"), ("first.LayerNorm", "nn.layer_norm"),
-        ("norm", "nn.rms_norm"), ("soft", "nn.softmax"), ("head", "the same functions of nn"),
+        ("first", "nn.bias_dropout_residual"), ("second", "nn.bias_dropout_residual"),
+        ("first.LayerNorm", "nn.layer_norm"), ("norm", "nn.rms_norm"), ("soft", "nn.softmax"),
+        ("head", "the same functions of nn"),
     }  # fmt: skip
     assert type(model.first) is type(model.second)
     assert all(isinstance(module, kind) for module, kind in zip(model.modules(), kinds, strict=True))
@@ -193,7 +195,8 @@ def test_what_is_left_has_a_reason():
         "replaced": "its forward was replaced by somebody",
         "optimizer": "our optimizer is AdamW",
     }
-    assert "9 x" not in str(done) and "left: it works in place (inplace)" in str(done)
+    assert "9 x" not in str(done)
+    assert "left: it works in place (inplace)" in str(done)
 
 
 def test_hooks_ties_and_subclasses_stay():
@@ -243,7 +246,8 @@ def test_an_optimizer_and_a_scaler_go_on_from_their_state_and_back():
 
     step(optimizer, scaler)
     done = ours.patch(model, optimizer, scaler)
-    assert isinstance(done.optimizer, ours.AdamW) and isinstance(done.scaler, ours.GradScaler)
+    assert isinstance(done.optimizer, ours.AdamW)
+    assert isinstance(done.scaler, ours.GradScaler)
     assert [group["lr"] for group in done.optimizer.param_groups] == [0.1, 0.2]
     assert done.scaler.get_scale() == 4.0
     step(done.optimizer, done.scaler)
@@ -257,9 +261,9 @@ def test_an_optimizer_and_a_scaler_go_on_from_their_state_and_back():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (dict(amsgrad=True), "our AdamW has no amsgrad"),
-        (dict(maximize=True), "our AdamW has no maximize"),
-        (dict(lr=torch.tensor(0.1)), "its rate is a tensor, our AdamW takes a number"),
+        ({"amsgrad": True}, "our AdamW has no amsgrad"),
+        ({"maximize": True}, "our AdamW has no maximize"),
+        ({"lr": torch.tensor(0.1)}, "its rate is a tensor, our AdamW takes a number"),
     ],
 )
 def test_an_adamw_with_other_options_is_left(change, why):

@@ -33,7 +33,7 @@ def plugin(answer: Mapping[str, Any]) -> str:
 
 
 def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the scenario: what a report begins with, the size, the dtypes, the variants, the baseline."""
+    """Fields of the scenario, but for its variants. answer: what `survey` gave."""
     sheet = _sheet(answer)
     source = Path(sheet.source).name
     left = sheet.patched.partition("\n")[0]
@@ -42,7 +42,6 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
         "op": sheet.name,
         "shape": (("B", sheet.size),),
         "dtypes": DTYPES,
-        "variants": tuple(rung.name for rung in _rungs.of_sheet(sheet)),
         "baseline": BASELINE,
         "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {left}.",
         "source": source,

@@ -138,7 +138,7 @@ def why_not(rung: LadderRung, sheet: StepSheet, dtype: str) -> str:
     reasons = {
         f"torch has no fused {sheet.optimizer}": rung.optimizer == "fused" and not sheet.fused,
         f"torch has no foreach {sheet.optimizer}": rung.optimizer == "foreach" and not sheet.foreach,
-        "the model has no convolution of images": rung.channels_last and not sheet.convolutions,
+        "the model has fewer than two convolutions of images": rung.channels_last and not sheet.convolutions,
         "the model never calls scaled_dot_product_attention": rung.attention and not sheet.attention,
         "the model has no list of blocks of one class": rung.checkpoint and not sheet.blocks,
         "the model has no linear layer": rung.streams and not sheet.linear,

@@ -13,8 +13,9 @@ class StepSheet:
     content; '' for a library's model. size: of the batch, as the first tensor has it. gives: the names that the file
     defines of those that are asked for. flops: of a step, by torch's counter; 0 where it can't count. optimizer: the
     name of its class. fused, foreach: whether that class has such calls. adamw: why our AdamW can't stand for it; '' if
-    it can. convolutions, batch_norm, linear, attention (scaled_dot_product_attention), blocks (that repeat): whether
-    the model has some. patched: what `nn.patch` says of the model.
+    it can. convolutions (two or more: one alone embeds patches), batch_norm, linear, attention
+    (scaled_dot_product_attention), blocks (that repeat): whether the model has some. patched: what `nn.patch` says of
+    the model.
     """
 
     name: str

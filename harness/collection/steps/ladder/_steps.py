@@ -218,7 +218,7 @@ def _gradient_complaints(rung: LadderRung, setup: StepSetup) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedGradients:
     """What the first step's gradients must be: by name, in the host's memory.
 
     names: of the weights whose gradient is more than what rounding makes. spread: how far chance puts each.
@@ -230,7 +230,7 @@ class Wanted:
 
 
 @lru_cache(maxsize=1)
-def _reference_gradients(calm: StepSetup) -> Wanted:
+def _reference_gradients(calm: StepSetup) -> WantedGradients:
     with math_modes(tf32=False):
         found, _ = _made(_reference_trainer(calm))
         others = _made(_reference_trainer(replace(calm, chance=1)))[0] if _draws(calm) else found
@@ -238,7 +238,7 @@ def _reference_gradients(calm: StepSetup) -> Wanted:
     count = sum(one.numel() for one in found.values())
     typical = math.sqrt(sum(size**2 * found[name].numel() for name, size in sizes.items()) / max(1, count))
     names = frozenset(name for name, size in sizes.items() if size > FLAT * typical)
-    return Wanted(found, names, {name: _distance(others[name], found[name]) for name in names})
+    return WantedGradients(found, names, {name: _distance(others[name], found[name]) for name in names})
 
 
 @lru_cache(maxsize=8)

@@ -61,7 +61,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
             fused=fused,
             foreach=has_option(trainer.optimizer, "foreach"),
             adamw=why_no_adamw(trainer.optimizer),
-            convolutions=any(isinstance(one, torch.nn.Conv2d) for one in modules),
+            convolutions=sum(isinstance(one, torch.nn.Conv2d) for one in modules) > 1,
             batch_norm=any(isinstance(one, torch.nn.modules.batchnorm._BatchNorm) for one in modules),
             linear=any(type(one) is torch.nn.Linear for one in modules),
             attention=attends,

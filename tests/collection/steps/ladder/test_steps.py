@@ -62,7 +62,7 @@ def test_a_cpu_says_why_rungs_are_for_gpus():
     assert why("compile_autotune") == "a CPU has nothing to tune"
     assert why("sdpa_flash") == "a CPU has one kernel of attention alone"
     assert why("patched_streams") == "a CPU has no CUDA graphs"
-    assert why("channels_last") == "the model has no convolution of images"
+    assert why("channels_last") == "the model has fewer than two convolutions of images"
     assert why("amp") is None
 
 

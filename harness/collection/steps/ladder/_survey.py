@@ -47,7 +47,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
     modules = [*trainer.model.modules()]
     repeats = bool(blocks_of(trainer.model))  # before our kernels are in them
     flops, attends = _one_step(trainer)
-    patched = nn.patch(trainer.model)
+    patched = nn.patch(trainer.model, trainer.optimizer)
     fused = has_option(trainer.optimizer, "fused")
     return asdict(
         StepSheet(

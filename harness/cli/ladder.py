@@ -171,9 +171,8 @@ def _end(run: Run, folder: Path, plugin: Path, *, quiet: bool) -> None:
     for text in found:
         typer.echo(text)
     if not quiet:
-        typer.echo(
-            f"other tools: harness explain {folder}; harness profile ncu --run {folder} --ops {plugin}", err=True
-        )
+        typer.echo(f"why a rung takes so long: harness explain '*' --run {folder}", err=True)
+        typer.echo(f"what its kernels do: harness profile nsys --run {folder} --ops {plugin}", err=True)
     baseline = {scenario.baseline for scenario in run.header.scenarios}
     if not any(result.time is not None for result in run.results if result.case.variant in baseline):
         typer.echo("the first rung has no time, so nothing can be compared", err=True)

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
@@ -14,6 +14,7 @@ import torch
 
 import harness
 from harness.profile import _steps
+from harness.profile._trace import BEGIN, END
 
 PROGRAM = Path(__file__).with_name("steps_recorded.py")
 
@@ -72,7 +73,7 @@ def test_a_program_may_say_itself_where_its_steps_end(
             optimizer.step()
             optimizer.step()
             harness.step()
-    assert marks == [(_steps.BEGIN, 3), (_steps.END, 5)]
+    assert marks == [(BEGIN, 3), (END, 5)]
     assert capsys.readouterr().err == "recorded: steps 4 to 5 by harness.step(); others by --wait and --active\n"
     assert harness._watching == []
 
@@ -84,10 +85,10 @@ def test_a_program_that_speaks_too_late_keeps_its_optimizers_steps(
     monkeypatch.setattr(torch.profiler, "profile", MagicMock())
     monkeypatch.setattr(_steps.Recorder, "_mark", lambda _, name: marks.append(name))
     with _steps.recording(tmp_path / "trace.json", _steps.Window(1, 2)):
-        recorder = harness._watching[0].func.__self__
+        recorder = cast(Any, harness._watching[0]).func.__self__
         for _ in range(2):
             recorder.step(7)
         harness.step()
-        assert marks == [_steps.BEGIN]
+        assert marks == [BEGIN]
         recorder.step(7)
-    assert marks == [_steps.BEGIN, _steps.END]
+    assert marks == [BEGIN, END]

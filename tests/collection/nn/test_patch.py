@@ -21,7 +21,7 @@ def one(one_thread):
     torch.manual_seed(0)
 
 
-class Head(nn.Module):
+class Head(nn.Module):  # type: ignore[misc] # torch has no types
     """Functions of torch in its forward, which is a method below it, too."""
 
     def __init__(self):
@@ -35,7 +35,7 @@ class Head(nn.Module):
         return functional.layer_norm(x, (8,), self.scale, self.scale)
 
 
-class Residual(nn.Module):
+class Residual(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self):
         super().__init__()
         self.dense, self.dropout, self.LayerNorm = nn.Linear(8, 8), nn.Dropout(1e-12), nn.LayerNorm(8)
@@ -46,7 +46,7 @@ class Residual(nn.Module):
         return self.LayerNorm(x + residual)
 
 
-class Words(nn.Module):
+class Words(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self):
         super().__init__()
         self.first, self.second = Residual(), Residual()
@@ -56,7 +56,7 @@ class Words(nn.Module):
         return self.soft(self.norm(self.head(self.second(self.first(x, x), x))))
 
 
-class Conv(nn.Module):
+class Conv(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self):
         super().__init__()
         self.conv, self.bn, self.bn2, self.relu = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.ReLU()

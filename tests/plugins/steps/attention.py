@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.proj = nn.LayerNorm(16), nn.Linear(16, 48), nn.Linear(16, 16)
@@ -16,7 +16,7 @@ class Block(nn.Module):
         return x + self.drop(self.proj(functional.scaled_dot_product_attention(q, k, v)))
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self) -> None:
         super().__init__()
         self.blocks, self.head = nn.ModuleList([Block(), Block()]), nn.Linear(16, 4)

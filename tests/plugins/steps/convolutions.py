@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)

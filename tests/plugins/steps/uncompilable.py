@@ -19,7 +19,7 @@ def _(x):
 twice.register_autograd(lambda ctx, dy: 2 * dy)
 
 
-class Model(nn.Module):
+class Model(nn.Module):  # type: ignore[misc] # torch has no types
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 4)

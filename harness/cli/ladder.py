@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +22,8 @@ from harness.errors import Exit, UsageError
 if TYPE_CHECKING:
     from harness.ladder import Laddered
     from harness.model import Run
+    from harness.ops import Op
+    from harness.scenario import Plan
 
 EXAMPLES = (
     "\b\nExamples:\n"
@@ -85,7 +88,7 @@ def command(
     optimizer(parameters). Each rung's losses and gradients are checked against float32. A rung that fails costs only
     itself. The file's code runs in processes of its own.
     """
-    from harness import devices, ladder
+    from harness import devices, ladder, store
     from harness.cli import dry_run as preview
     from harness.scenario import Selection
 
@@ -95,8 +98,6 @@ def command(
         )
     if step is not None and not step.is_file():
         raise UsageError(f"{step}: there is no such file", "name a file that gives model, batch and loss")
-    if model is not None and model.partition(":")[0] not in ("timm", "transformers"):
-        raise UsageError(f"--model {model}: names no library that is known", "write timm:NAME or transformers:NAME")
     if resume is not None:
         output = running.resumed(resume, output)
     kind = devices.choose(device)
@@ -111,14 +112,19 @@ def command(
         precision=precision,
         max_time=max_time,
     )
-    plugin = _plugin(found, folder, resumes=resume is not None, keeps=not dry_run)
-    plugins = (plugin, *(ops or ()))  # which may add rungs to its op
-    plan, catalogue = found.planned(plugins, selection)
     if not quiet:
         typer.echo(f"harness.nn.patch: {found.said}", err=True)
     if dry_run:
+        with tempfile.TemporaryDirectory(prefix="ladder-") as home:
+            plan, catalogue = found.planned((_plugin(found, Path(home)), *(ops or ())), selection)
+        _show(plan, catalogue)
         preview.show(plan, catalogue, kind, repeat)
         return
+    if (folder / store.HEADER).exists() and resume is None:
+        raise UsageError(f"{folder}: holds a run already", "go on with it by --resume, or choose another --output")
+    plugin = _plugin(found, folder)
+    plugins = (plugin, *(ops or ()))  # which may add rungs to its op
+    plan, catalogue = found.planned(plugins, selection)
     added = [] if resume is not None else [*([] if output else [f"--output={folder}"]), "--resume"]
     again = shlex.join(["harness", *sys.argv[1:], *added])
     request = {"name": found.name, "device": kind, "plugins": plugins, "repeat": repeat, "resume": resume is not None}
@@ -128,23 +134,30 @@ def command(
     _end(run, folder, plugin, quiet=quiet)
 
 
-def _plugin(found: Laddered, folder: Path, *, resumes: bool, keeps: bool) -> Path:
-    """The plug-in of the step, in the folder of its run; if nothing is to be kept, in a temporary one.
+def _plugin(found: Laddered, folder: Path) -> Path:
+    """The plug-in of the step, written into a folder."""
+    from harness import ladder
 
-    Raises UsageError where the folder holds a run that isn't gone on with.
-    """
-    from harness import ladder, store
-
-    if not keeps:
-        import tempfile
-
-        folder = Path(tempfile.mkdtemp(prefix="ladder-"))
-    elif (folder / store.HEADER).exists() and not resumes:
-        raise UsageError(f"{folder}: holds a run already", "go on with it by --resume, or choose another --output")
     folder.mkdir(parents=True, exist_ok=True)
     plugin = folder / ladder.FILE
     plugin.write_text(found.text, encoding="utf-8")
     return plugin
+
+
+def _show(plan: Plan, ops: Mapping[str, Op]) -> None:
+    """Print what each rung changes, or why it is none here."""
+    from rich.table import Table
+
+    from harness.cli.console import open_console
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("rung", no_wrap=True)
+    table.add_column("what it changes")
+    for case in (job.case for job in plan.jobs):
+        variant = ops[case.op].variants[case.variant]
+        reason = variant.unsupported(case) if variant.unsupported else None
+        table.add_row(case.variant, f"not here: {reason}" if reason else variant.summary)
+    open_console().print(table)
 
 
 def _profile(folder: Path, plugins: Sequence[Path]) -> None:

@@ -78,7 +78,7 @@ def test_a_ladder_is_gone_on_with_and_its_report_needs_no_plug_in(
     [
         ([], "name either a file or --model"),
         (["nowhere.py"], "nowhere.py: there is no such file"),
-        (["--model=mine:vit"], "--model mine:vit: names no library that is known"),
+        (["--model=mine:vit"], "mine:vit: names no library that is known"),
         (["--model=timm:no_such_model"], "timm"),
         (["empty.py"], "defines no function model and no function batch"),
         (["fails.py"], "the step can't be run: ValueError: no data"),
@@ -102,6 +102,9 @@ def test_a_dry_run_shows_the_rungs_and_leaves_nothing(harness: Harness, folder: 
     done = harness("ladder", STEP, "--device=cpu", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert "ladder_step/patched_compile/bfloat16/B32" in done.stdout
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if line.startswith(("amp ", "graph ")))
+    assert told["amp"].startswith("mixed precision: autocast")
+    assert told["graph"].strip() == "not here: a CPU has no CUDA graphs"
     assert {*folder.iterdir()} == before
 
 

@@ -45,7 +45,12 @@ def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
         "baseline": BASELINE,
         "shows": f"What each rung gains for this model. Our kernels in it, by harness.nn.patch: {left}.",
         "source": source,
-        "tags": ("ladder", *(f"gives:{name}" for name in sheet.gives), f"optimizer:{sheet.optimizer}"),
+        # From these a report without the plug-in knows what the code of a rung begins with.
+        "tags": (
+            "ladder",
+            *(f"gives:{name}" for name in sheet.gives),
+            *(["ours:adamw"] if _rungs.has_ours(sheet) else []),
+        ),
     }
 
 

@@ -81,13 +81,21 @@ def rungs(*, channels_last: bool = False, optimizer: str = "fused", ours: bool =
 def of_sheet(sheet: StepSheet) -> tuple[LadderRung, ...]:
     """The ladder of a user's step."""
     has = "fused" if sheet.fused else "foreach" if sheet.foreach else ""
-    return rungs(channels_last=sheet.convolutions, optimizer=has, ours=not sheet.adamw and not sheet.has_step)
+    return rungs(channels_last=sheet.convolutions, optimizer=has, ours=has_ours(sheet))
 
 
-def of_names(names: Collection[str]) -> tuple[LadderRung, ...]:
-    """The ladder of a run, by the names of the rungs that have a time: a model without some parts lacks their rungs."""
+def has_ours(sheet: StepSheet) -> bool:
+    """Whether our AdamW and our scaler can stand for the step's."""
+    return not sheet.adamw and not sheet.has_step
+
+
+def of_names(names: Collection[str], *, ours: bool = True) -> tuple[LadderRung, ...]:
+    """The ladder of a run, by the names of the rungs that have a time: a model without some parts lacks their rungs.
+
+    ours: as `rungs` has it.
+    """
     optimizer = next((name for name in ("fused", "foreach") if f"{name}_optimizer" in names), "")
-    return rungs(channels_last="channels_last" in names, optimizer=optimizer)
+    return rungs(channels_last="channels_last" in names, optimizer=optimizer, ours=ours)
 
 
 def _rungs(channels_last: bool, optimizer: str, ours: bool) -> Iterator[LadderRung]:

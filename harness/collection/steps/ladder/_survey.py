@@ -38,6 +38,8 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
 
     source = str(request["source"])
     if not _given.is_library(source):
+        if not Path(source).is_file():
+            raise UsageError(f"{source}: names no library that is known", "write timm:NAME or transformers:NAME")
         source = str(Path(source).resolve())
     given = _given.given(source, request["size"])
     trainer = StepTrainer(FLOAT32, StepSetup(source, request["size"], 1, torch.device(request["device"]), "bfloat16"))

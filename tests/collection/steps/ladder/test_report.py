@@ -11,7 +11,7 @@ from harness.report.frame import by_scenario
 from harness.report.tree import CommandLine, Figure, Note, Table, tables
 
 STEPS = {"float32": 0.2, "amp": 0.1, "fused_optimizer": 0.09, "graph": 0.05, "compile": 0.06, "patched": 0.04}
-TAGS = ("ladder", "gives:model", "gives:batch", "gives:loss", "optimizer:AdamW")
+TAGS = ("ladder", "gives:model", "gives:batch", "gives:loss", "ours:adamw")
 
 
 def case(variant):
@@ -50,6 +50,15 @@ def test_the_fastest_rung_that_is_right_is_to_be_used_as_code(lines):
     assert "import step as user" in code.text
     assert "nn.patch(model, optimizer, scaler)" in code.text
     assert "torch.autocast(device.type, torch.bfloat16)" in code.text
+
+
+def test_an_optimizer_that_ours_cant_stand_for_stays_fused(lines, make_run):
+    measured = [timed(variant, seconds) for variant, seconds in STEPS.items()]
+    run = make_run(measured, baseline="float32", tags=TAGS[:-1], source="step.py")
+    ((_, found),) = by_scenario(run)
+    code = sections.sections(found)[0].blocks[-1]
+    assert "nn.patch(model)\n" in code.text
+    assert "'fused': True" in code.text
 
 
 def test_the_ladder_and_its_families_stand_below(lines):

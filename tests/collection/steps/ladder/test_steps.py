@@ -12,14 +12,10 @@ from harness.model import Case
 from tests.collection.steps.ladder.conftest import answered, op_of
 
 HONEST = [
-    *(
-        ("convolutions", rung)
-        for rung in ("float32", "amp", "amp_other_half", "channels_last", "checkpoint", "patched")
-    ),
-    *(("attention", rung) for rung in ("float32", "foreach_optimizer", "fused_optimizer", "accumulate", "checkpoint")),
-    *(("attention", rung) for rung in ("patched", "compile", "patched_compile")),
-    *(("custom", rung) for rung in ("float32", "amp", "fused_optimizer", "patched")),
-    *(("uncompilable", rung) for rung in ("float32", "patched")),
+    *(("convolutions", rung) for rung in ("float32", "amp_other_half", "channels_last", "checkpoint", "patched")),
+    *(("attention", rung) for rung in ("foreach_optimizer", "fused_optimizer", "accumulate", "patched_compile")),
+    *(("custom", rung) for rung in ("float32", "amp", "patched")),
+    ("uncompilable", "patched"),
 ]
 
 

@@ -9,17 +9,17 @@ from harness.collection.steps.ladder._rungs import LadderRung
 from harness.collection.steps.training._trainer import SCALE
 
 
-def code(rung: LadderRung, dtype: str, source: str, gives: Sequence[str]) -> str:
+def code(rung: LadderRung, dtype: str, source: str, gives: Sequence[str], size: int) -> str:
     """A program that makes ten steps as the rung does.
 
     dtype: the case's. source: the name of the file, as `step.py`, or a library's model. gives: the functions that the
-    file defines.
+    file defines. size: of the batch of a library's model.
     """
-    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives)))
+    return "\n".join(_lines(rung, rung.dtype(dtype), source, tuple(gives), size))
 
 
-def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...]) -> Iterator[str]:
-    yield from _imports(rung, source)
+def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...], size: int) -> Iterator[str]:
+    yield from _imports(rung, source, size)
     yield 'device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'
     if rung.tf32:
         yield 'torch.set_float32_matmul_precision("high")'
@@ -52,7 +52,7 @@ def _lines(rung: LadderRung, half: str, source: str, gives: tuple[str, ...]) -> 
     yield from _loop(rung)
 
 
-def _imports(rung: LadderRung, source: str) -> Iterator[str]:
+def _imports(rung: LadderRung, source: str, size: int) -> Iterator[str]:
     if rung.checkpoint:
         yield "from functools import partial"
         yield ""
@@ -72,7 +72,7 @@ def _imports(rung: LadderRung, source: str) -> Iterator[str]:
     else:
         yield "from harness.collection.steps.ladder._given import given"
         yield ""
-        yield f"user = given({source!r})"
+        yield f"user = given({source!r}, {size})"
     yield ""
 
 

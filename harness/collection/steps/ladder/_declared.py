@@ -35,7 +35,7 @@ def plugin(answer: Mapping[str, Any]) -> str:
 def definition(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of the scenario, but for its variants. answer: what `survey` gave."""
     sheet = _sheet(answer)
-    source = Path(sheet.source).name
+    source = Path(sheet.source).name if sheet.digest else sheet.source
     left = sheet.patched.partition("\n")[0]
     return {
         "title": f"Training steps of {source}, rung by rung",

@@ -75,7 +75,7 @@ def survey(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def name_of(source: str) -> str:
     """A name that an id can hold: the file's without its suffix, or the model's."""
-    last = source.partition(":")[2] if ":" in source else Path(source).stem.removeprefix("ladder_")
+    last = Path(source.partition(":")[2]).name if ":" in source else Path(source).stem.removeprefix("ladder_")
     return re.sub(r"[^a-z0-9_]+", "_", last.lower()).strip("_")[-_LONGEST:] or "step"
 
 

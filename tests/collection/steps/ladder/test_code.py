@@ -30,7 +30,7 @@ def sheet_of(step):
 def code_of(step, name, dtype="bfloat16"):
     sheet = sheet_of(step)
     rung = next(one for one in _rungs.of_sheet(sheet) if one.name == name)
-    return ladder.code(rung, dtype, f"{step}.py", sheet.gives)
+    return ladder.code(rung, dtype, f"{step}.py", sheet.gives, sheet.size)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_the_code_in_float16_scales_the_loss_and_updates(run):
 def test_the_code_of_rungs_for_a_gpu_is_python(name):
     sheet = replace(sheet_of("attention"), convolutions=True)
     rung = next(one for one in _rungs.of_sheet(sheet) if one.name == name)
-    text = ladder.code(rung, "bfloat16", "step.py", ("model", "batch", "loss"))
+    text = ladder.code(rung, "bfloat16", "step.py", ("model", "batch", "loss"), 8)
     compile(text, "faster.py", "exec")
     assert ("graph.replay()" in text) is rung.graph
     assert ("torch.compile(" in text) is bool(rung.compiled)
@@ -72,10 +72,17 @@ def test_the_code_of_rungs_for_a_gpu_is_python(name):
     assert ("sdpa_kernel(" in text) is bool(rung.attention)
 
 
+def test_the_code_of_a_librarys_model_has_its_batch():
+    text = ladder.code(_rungs.FLOAT32, "bfloat16", "timm:vit_base_patch16_224", (), 64)
+    assert "user = given('timm:vit_base_patch16_224', 64)" in text
+    assert "loss = user.loss(model, *given, **named)" in text
+    compile(text, "faster.py", "exec")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", GPU)
 def test_the_code_of_a_rung_runs_on_the_gpu(run, name):
     sheet = sheet_of("attention")
     rung = next(one for one in _rungs.of_sheet(sheet) if one.name == name)
-    losses = run(ladder.code(rung, "bfloat16", "attention.py", sheet.gives))
+    losses = run(ladder.code(rung, "bfloat16", "attention.py", sheet.gives, sheet.size))
     assert losses[-1] < losses[0]

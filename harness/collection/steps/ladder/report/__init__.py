@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from harness import units
 from harness.collection.steps.ladder import _rungs
@@ -47,7 +46,7 @@ def program(lines: Sequence[Line], best: Line) -> str:
     ours = "ours:adamw" in scenario.tags
     rung = next((one for one in _rungs.of_names(timed, ours=ours) if one.name == best.case.variant), None)
     gives = [tag.partition(":")[2] for tag in scenario.tags if tag.startswith("gives:")]
-    return code(rung, best.case.dtype, scenario.source, gives) if rung else ""
+    return code(rung, best.case.dtype, scenario.source, gives, best.case.symbols["B"]) if rung else ""
 
 
 def _groups(lines: Sequence[Line]) -> list[list[Line]]:
@@ -63,8 +62,10 @@ def _advice(group: Sequence[Line]) -> Iterator[Block]:
         return
     yield Note(_told(group, best), "strong")
     yield from _failures(group)
+    source = best.scenario.source
+    beside = f", to be kept beside {source}" if source.endswith(".py") else ""
     if text := program(group, best):
-        yield Note(f"The code of {best.case.variant}, to be kept beside {Path(best.scenario.source).name}:")
+        yield Note(f"The code of {best.case.variant}{beside}:")
         yield CommandLine(text)
 
 
